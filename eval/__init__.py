@@ -1,4 +1,4 @@
-"""Rankings to numbers to reports: collections, measures, baselines, results."""
+"""Evaluation of retrievers: collections, measures, baselines, results and reports."""
 
 import lazy_loader
 

@@ -1,9 +1,11 @@
-"""Averages over collections, by the rules of the benchmarks: a group counts once, and a mean that lacks a member is no mean.
+"""Averages of scores over data sets, by the rules of the benchmarks.
 
-A group is whole where as many different collections of one split are there as it has parts: parts of different splits are never
-averaged, and one that comes twice counts once.
+A group of collections counts as one data set, and an average is None if the score of one of its data sets is missing.
 
-Source: BEIR, arXiv:2104.08663, where CQADupStack is the unweighted mean of its twelve forums and one of the data sets.
+A group is complete if it has as many different collections of one split as its ``group_size`` says. Collections of different splits are
+never averaged, and a collection that is given twice counts once.
+
+Source: BEIR, arXiv:2104.08663. There CQADupStack is one data set, scored by the unweighted mean of its twelve forums.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """One collection, as far as averages are concerned.
+    """One collection and its score, as input to an average.
 
     Attributes:
-        name: The collection.
-        split: Its split.
-        group: The data set that it is a part of; None where it stands for itself.
-        group_size: How many parts the group has.
-        value: Its score; None where it was not scored.
+        name: Name of the collection.
+        split: Split of the judgements.
+        group: Data set that the collection is a part of; None if it is a data set of its own.
+        group_size: Number of collections in the group.
+        value: Score of the collection; None if it was not scored.
     """
 
     name: str
@@ -33,18 +35,18 @@ class Part:
 
     @property
     def key(self) -> str:
-        """The collection with its split: ``scifact.test``."""
+        """Collection and split: ``scifact.test``."""
         return f"{self.name}.{self.split}"
 
 
 @dataclass(frozen=True)
 class Average:
-    """A mean over data sets.
+    """An average over data sets.
 
     Attributes:
-        value: The mean; None where a member is missing.
-        known: Members that have a score.
-        members: Members in all.
+        value: The average; None if the score of a data set is missing.
+        known: Number of data sets with a score.
+        members: Number of data sets in the average.
     """
 
     value: float | None
@@ -53,10 +55,10 @@ class Average:
 
 
 def grouped(parts: Iterable[Part]) -> dict[str, list[Part]]:
-    """Data set -> its parts, each once, in the order of their first.
+    """Group collections into data sets: data set name -> its parts, each part once, in the order of the first parts.
 
-    A group's name is that of the data set where its parts are of one split; where they are of several, each split is a data set of its
-    own and its name is in the name.
+    A group gives one data set with the group's name if all its parts are of the same split. Otherwise each split gives a data set of its
+    own, named ``group.split``.
 
     Example:
         >>> android, english = Part("android", "test", "forums", 2), Part("english", "dev", "forums", 2)
@@ -76,18 +78,18 @@ def grouped(parts: Iterable[Part]) -> dict[str, list[Part]]:
             found[part.key] = [part]
         else:
             name = part.group if len(splits[part.group]) == 1 else f"{part.group}.{part.split}"
-            # A collection and a group may share a name: they are two data sets all the same.
+            # A collection and a group may share a name. They are still two data sets.
             found.setdefault(name if name not in unique else f"{name} (group)", []).append(part)
     return found
 
 
 def is_whole(parts: Sequence[Part]) -> bool:
-    """Whether a data set of `grouped` has all its parts."""
+    """Whether a data set returned by `grouped` has all its parts."""
     return {part.group_size for part in parts} == {len(parts)}
 
 
 def data_sets(parts: Iterable[Part]) -> dict[str, float | None]:
-    """The score of every data set, in the order of their first parts; None where one lacks a part, or a part its score.
+    """Score of each data set, in the order of the first parts; None if a part of the data set or its score is missing.
 
     Example:
         >>> parts = [Part("a", "test", value=0.5), Part("x", "test", "g", 2, 0.1), Part("y", "test", "g", 2, 0.3)]
@@ -104,11 +106,11 @@ def data_sets(parts: Iterable[Part]) -> dict[str, float | None]:
 
 
 def average(scores: Mapping[str, float | None], members: Sequence[str]) -> Average:
-    """The unweighted mean over named data sets, blank where one of them is missing.
+    """Unweighted mean over the named data sets; its value is None if the score of one of them is missing.
 
     Args:
         scores: Data set -> score.
-        members: The data sets the mean is over.
+        members: Names of the data sets to average.
 
     Example:
         >>> average({"a": 0.5, "b": None}, ["a", "b"])

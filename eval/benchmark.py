@@ -1,7 +1,7 @@
-"""What is evaluated: a collection, its split, and the policy that its published numbers follow.
+"""Benchmarks: a collection, its split, and the policy that its published results follow.
 
-A policy is data. It is applied in one place, ``cut``, which returns a new run and changes none: harnesses that pop ids
-from the caller's run score it differently the second time.
+A policy is data. Only ``cut`` applies it, and ``cut`` returns a new run: evaluation code that removes ids from the caller's run would
+score that run differently the second time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Policy:
-    """How a collection is scored.
+    """Rules for ranking and scoring a collection.
 
     Attributes:
-        exclude_self: A document with the id of the query is no answer to it, and is dropped before the cut.
-        use_title: Titles are part of the documents' text.
+        exclude_self: Drop the document whose id equals the query's id before the run is cut.
+        use_title: Include titles in the text of the documents.
     """
 
     exclude_self: bool = False
@@ -40,17 +40,17 @@ class Policy:
 
 
 class CollectionReader(Protocol):
-    """Where a collection comes from."""
+    """Reads a collection from its source."""
 
     def load(self) -> Collection:
-        """Read and check it.
+        """Read and check the collection.
 
         Raises:
-            InputError: It is not there, or malformed; names file and line.
+            InputError: The collection is missing or malformed; names file and line.
         """
 
     def __str__(self) -> str:
-        """The folder it lies in, for messages."""
+        """Folder of the collection, for messages."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LocalFolder:
     split: str
 
     def load(self) -> Collection:
-        """Read and check it.
+        """Read and check the collection.
 
         Raises:
             InputError: A file is missing or malformed; names file and line.
@@ -74,14 +74,14 @@ class LocalFolder:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One split of a collection and how it is scored.
+    """One split of a collection, with the policy for scoring it.
 
     Attributes:
-        name: What tables and files call it.
-        split: Which judgements.
-        policy: How its runs are made and scored.
-        metadata: What is known of it.
-        source: Reads it.
+        name: Name in tables and files.
+        split: Split of the relevance judgements.
+        policy: Rules for ranking and scoring.
+        metadata: Facts about the collection.
+        source: Reader of the collection.
     """
 
     name: str
@@ -94,18 +94,18 @@ class Benchmark:
     def of_folder(cls, folder: Path, split: str | None = None, *, name: str | None = None, policy: Policy | None = None) -> Benchmark:
         """The benchmark of a local BEIR folder.
 
-        A folder that is called what BEIR calls a collection (``msmarco``, ``cqadupstack/android``), in whatever case, is taken for it:
-        its name, its policy, its licence, the group that it is a part of and the split that its published numbers are on. Which version
-        it is, nobody knows. Of any other folder nothing is known but what it holds.
+        A folder with the name of a BEIR collection (``msmarco``, ``cqadupstack/android``; case does not matter) is assumed to hold that
+        collection. It gets the collection's name, policy, licence and group, and the split of the published results. Its revision stays
+        unknown. A folder with any other name has no metadata.
 
         Args:
-            folder: ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``; its name is the one given (a link keeps its
-                own).
-            split: Which judgements; None means the published ones where the folder has them, otherwise ``test``.
-            name: Another name.
-            policy: Another policy.
+            folder: Folder with ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``. The name is taken from this path;
+                symbolic links are not followed.
+            split: Split of the judgements. None: the split of the published results if the folder has it, otherwise ``test``.
+            name: Name to use instead of the folder's.
+            policy: Policy to use instead of the collection's.
         """
-        # Of the path as it was given: a link called arguana may lead to a folder of any name, and the policy goes with the collection.
+        # Use the path as given: a link called arguana may point to a folder with any name, and the policy belongs to the collection.
         own = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the link
         entry = _beir_entry(own)
         if entry is None:
@@ -119,14 +119,14 @@ class Benchmark:
 
     @property
     def key(self) -> str:
-        """The collection with its split, as files and tables name it: ``scifact.test``."""
+        """Collection and split, as in files and tables: ``scifact.test``."""
         return f"{self.name}.{self.split}"
 
     def load(self) -> Collection:
         """Read and check the collection.
 
         Raises:
-            InputError: It is not there, or a file is missing or malformed; names file and line.
+            InputError: The collection or a file is missing, or a file is malformed; names file and line.
         """
         return self.source.load()
 
@@ -134,19 +134,20 @@ class Benchmark:
 def resolve(
     data: str | Path, split: str | None = None, *, offline: bool = False, cache: Path | None = None, progress: bool = False
 ) -> list[Benchmark]:
-    """The benchmarks that a folder or a name stands for; a named one that is not in the cache is fetched first.
+    """The benchmarks of a folder or of a registered name; a named collection that is not in the cache is downloaded first.
 
     Args:
-        data: A local BEIR folder, or a name of the registry: one collection (``beir/scifact``), a group (``beir/cqadupstack``) or a
-            family (``beir``). A folder of such a name is taken if it holds a corpus.
-        split: Which judgements; None means the published ones of each, and ``test`` for a folder of no published collection's name.
-        offline: Fetch nothing.
-        cache: Folder of the fetched collections, if not ``$QUIVER_CACHE/collections`` or one in the user's cache folder.
-        progress: Show how far fetching is.
+        data: A local BEIR folder, or a registered name: one collection (``beir/scifact``), a group (``beir/cqadupstack``) or a family
+            (``beir``). A folder with a registered name takes precedence if it holds a corpus.
+        split: Split of the judgements. None: the split of the published results, or ``test`` for a folder whose name is not that of a
+            published collection.
+        offline: Download nothing.
+        cache: Folder of the downloaded collections. Default: ``$QUIVER_CACHE/collections`` or a folder in the user's cache folder.
+        progress: Show a progress bar while downloading.
 
     Raises:
-        InputError: There is no such folder, name or split, or the split is empty; or something is missing and must not or cannot be
-            fetched (names all that is missing, and the command that fetches it).
+        InputError: The folder, name or split does not exist, or the split is empty; or collections are missing and must not or cannot be
+            downloaded (names all of them, and the command that downloads them).
     """
     if split is not None and not split.strip():
         raise InputError("the split is empty; name one, such as test, or leave it away")
@@ -169,7 +170,7 @@ def resolve(
             f"quiver collections fetch {' '.join(shortest(absent))}"
         )
     for entry in absent:
-        if held(entry, here) is None:  # an archive may hold several
+        if held(entry, here) is None:  # one archive may hold several collections
             here.fetch(entry.source, progress=progress)
     return [_published(entry, split or entry.split, here) for entry in entries]
 
@@ -186,7 +187,7 @@ def _published(entry: Entry, split: str, cache: Cache) -> Benchmark:
 
 
 def _beir_entry(folder: Path) -> Entry | None:
-    """The collection of BEIR that a folder has the name of: its own or, for a forum of CQADupStack, with that of the folder around it."""
+    """The BEIR collection that a folder is named after, by its own name or (forums of CQADupStack) its parent's name and its own."""
     *_, group, own = ("", *folder.parts)
     names = (f"beir/{own}", f"beir/{group}/{own}")
     return next((registry()[name.lower()] for name in names if name.lower() in registry()), None)
@@ -197,12 +198,12 @@ def _policy_of(entry: Entry) -> Policy:
 
 
 def depth(k: int, policy: Policy) -> int:
-    """How many documents to retrieve so that k are left after ``cut``."""
+    """Number of documents to retrieve so that ``cut`` can keep k."""
     return k + policy.exclude_self
 
 
 def cut(run: Run, k: int, policy: Policy) -> dict[str, dict[str, float]]:
-    """The first k documents of every query, best first, after the policy has had its say; the given run stays as it is.
+    """The first k documents of every query after applying the policy, best first; the given run is not changed.
 
     Example:
         >>> run = {"a": {"a": 3.0, "b": 2.0, "c": 1.0}}

@@ -1,8 +1,8 @@
-"""JSON to frozen dataclasses, strictly: unknown, missing and mistyped fields are errors that name their place.
+"""Strict decoding of JSON to frozen dataclasses: an unknown, missing or mistyped field is an error that names its place.
 
-A number must be finite: JSON knows no infinity, but ``1e999`` is read as one.
-This module knows nothing of results; the types of a dataclass's fields are the schema. Supported are str, int, float, bool,
-None, literals, unions, ``tuple[T, ...]``, ``Mapping[str, T]`` and dataclasses of these.
+Numbers must be finite: JSON has no infinity, but Python reads ``1e999`` as one.
+The types of a dataclass's fields are the schema. Supported are str, int, float, bool, None, literals, unions, ``tuple[T, ...]``,
+``Mapping[str, T]`` and dataclasses of these.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Record = TypeVar("Record")
 
 
 def encode(record: Any, schema: str) -> dict[str, object]:
-    """A dataclass as parsed JSON, with the name and version of its format under ``schema``."""
+    """Convert a dataclass to parsed JSON; the field ``schema`` holds the name and version of the format."""
     return json.loads(json.dumps({"schema": schema, **dataclasses.asdict(record)}))  # type: ignore[no-any-return]
 
 
 def read_record(record: type[Record], path: Path, *, schema: str, command: str) -> Record:
-    """Read a file of what `encode` gave.
+    """Read a JSON file that holds the result of `encode`.
 
     Args:
-        record: The dataclass.
-        path: The file.
-        schema: The format that is read.
-        command: What writes the file, for the error.
+        record: Dataclass to build.
+        path: File to read.
+        schema: Expected value of the field ``schema``.
+        command: Command that writes such files, named in the error.
 
     Raises:
-        InputError: The file is missing, damaged, or of another program or version.
+        InputError: The file is missing, damaged, or written by another program or version.
     """
     content = read_json(path)
     found = content.pop("schema", None)
@@ -49,12 +49,12 @@ def decode(record: type[Record], data: object, where: str) -> Record:
     """Build a dataclass from parsed JSON.
 
     Args:
-        record: The dataclass.
-        data: What ``json.loads`` returned.
-        where: The place to name in errors; fields are appended with dots.
+        record: Dataclass to build.
+        data: Value returned by ``json.loads``.
+        where: Place to name in errors; field names are appended to it with dots.
 
     Raises:
-        InputError: A field is unknown, missing, of another type or not finite; names the first such field.
+        InputError: A field is unknown, missing, of the wrong type or not finite; names the first such field.
 
     Example:
         >>> Point = dataclasses.make_dataclass("Point", [("x", int), ("tags", tuple[str, ...])], frozen=True)
@@ -93,14 +93,14 @@ def _value(hint: Any, data: object, where: str) -> object:
 
 
 def _one_of(hints: tuple[Any, ...], data: object, where: str) -> object:
-    """The member that is the data's very type takes it; otherwise the first has to."""
+    """Decode with the member of the union that equals the data's type, or else with the first member."""
     return _value(type(data) if type(data) in hints else hints[0], data, where)
 
 
 def _scalar(hint: Any, data: object, where: str) -> object:
-    if hint is float and type(data) in (int, float):  # JSON has one kind of number, and other writers drop the ".0"
+    if hint is float and type(data) in (int, float):  # JSON does not distinguish them, and other writers drop the ".0"
         return _finite(data, where)
-    if type(data) is not hint:  # not isinstance: True is an int to Python, and a mistake here
+    if type(data) is not hint:  # not isinstance: True is an int in Python, but here it is an error
         raise _mismatch(where, {str: "a string", bool: "true or false", int: "an integer", float: "a number"}[hint], data)
     return data
 

@@ -1,8 +1,8 @@
-"""The score of a model while it trains: nDCG@10 on a development collection, as ``evaluate`` gives it.
+"""Development score of a model during training: nDCG@10 on a development collection, computed as ``evaluate`` does.
 
-The collection is read and checked once, when the scorer is made, so that a bad line is found before the first update. Each score walks
-the path of ``quiver.eval.evaluation``: exact search over every document, each distinct text encoded once. Vectors are kept for one score
-alone, since the next comes with other weights.
+The collections are read and checked once, when the scorer is made, so that a malformed line is reported before the first update. Each
+score uses the path of ``quiver.eval.evaluation``: exact search over every document, each distinct text encoded once. Vectors are kept for
+one score only, because the next score comes with other weights.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.training.sections import DevelopmentSection
 
 DEPTH = 10
-"""Documents kept for a query: nDCG@10 looks no further, and an exact search gives the same ten however many it is asked for."""
+"""Documents retrieved per query: nDCG@10 uses the first ten only, and exact search returns the same ten at any larger depth."""
 
 
 @dataclass(frozen=True)
 class DevelopmentScorer:
-    """Scores models on collections that are at hand.
+    """Scores models on collections that have already been read.
 
     Attributes:
-        collections: Each with its benchmark, whose policy it is scored by; at least one.
+        collections: Pairs of benchmark and collection, at least one; the benchmark's policy applies.
     """
 
     collections: tuple[tuple[Benchmark, Collection], ...]
 
     def __call__(self, model: BiEncoder | ColBERT) -> float:
-        """nDCG@10, a fraction; over several collections the mean over data sets, where a group such as CQADupStack counts once.
+        """nDCG@10 as a fraction; with several collections, the mean over data sets, where a group such as CQADupStack counts once.
 
-        The model is left as it was: dropout is off in between, and no random number is drawn.
+        The model is unchanged afterwards: dropout is switched off during scoring only, and no random number is drawn.
 
         Raises:
-            InputError: The model gives vectors that are not finite.
+            InputError: The model returns vectors that are not finite.
         """
         with _evaluating((model.encoder, model.projections)):
             parts = [self._part(model, benchmark, collection) for benchmark, collection in self.collections]
         return _mean([_mean([value for part in members if (value := part.value) is not None]) for members in grouped(parts).values()])
 
     def _part(self, model: BiEncoder | ColBERT, benchmark: Benchmark, collection: Collection) -> Part:
-        # A store of its own for every score: it knows vectors by the model's fingerprint, and a model remembers the one it had first.
+        # Open a new store for every score: a store finds vectors by the model's fingerprint, which a model computes only once.
         with open_embedding_store(None) as store:
             ranking = ModelRanker(model, store)(collection, benchmark.policy, DEPTH)
         value = score(collection.qrels, ranking.run, [HEADLINE]).means[HEADLINE]
@@ -61,15 +61,15 @@ class DevelopmentScorer:
 
 
 def development_scorer(section: DevelopmentSection, *, progress: bool = False) -> DevelopmentScorer:
-    """Read and check what a recipe is watched on.
+    """Read and check the development collections of a recipe.
 
     Args:
-        section: A recipe's ``development``: a BEIR folder or a name of the registry, and the split.
-        progress: Show how far the fetching of a published collection is.
+        section: The recipe's ``development`` section: a BEIR folder or registered name, and the split.
+        progress: Show a progress bar while a published collection is downloaded.
 
     Raises:
-        InputError: There is no such collection or split, it cannot be fetched, a file is malformed (names file and line), or nothing
-            is judged relevant there.
+        InputError: The collection or split does not exist or cannot be downloaded, a file is malformed (names file and line), or no
+            document is judged relevant.
     """
     benchmarks = resolve(section.data, section.split, progress=progress)
     collections = tuple((benchmark, benchmark.load()) for benchmark in benchmarks)
@@ -82,7 +82,7 @@ def development_scorer(section: DevelopmentSection, *, progress: bool = False) -
 
 @contextmanager
 def _evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Dropout off; each module goes back to the mode it was in, since a frozen part of a model is in another than the rest."""
+    """Switch dropout off, and restore each module's own mode afterwards: frozen parts of a model are in another mode than the rest."""
     modes = [(module, module.training) for part in parts for module in part.modules()]
     for part in parts:
         part.eval()

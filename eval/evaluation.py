@@ -1,7 +1,7 @@
 """Evaluation of one system on one or more collections: collection -> index -> run -> scores -> results.
 
-A model and BM25 take the same path; they differ in how a collection is ranked. All mistakes of the caller are found before the first text
-is encoded, and an interrupted evaluation can be resumed.
+Models and BM25 use the same code path and differ only in the ranker. All errors in the arguments are reported before the first text is
+encoded, and an interrupted evaluation can be resumed.
 """
 
 from __future__ import annotations
@@ -69,21 +69,17 @@ logger = logging.getLogger(__name__)
 def bm25_run(
     collection: Collection, *, k: int = 1000, use_title: bool = True, exclude_self: bool = False, limits: BlockLimits | None = None
 ) -> dict[str, dict[str, float]]:
-    """Rank the collection's documents for its queries; of a large collection a block is in memory, and k documents a query.
+    """Rank the collection's documents for its queries with BM25; the corpus is processed in blocks, so a large one needs little memory.
 
     Args:
         collection: Documents and queries.
-        k: Documents a query, at most; a k beyond the collection is no error.
-        use_title: Titles are part of the text.
-        exclude_self: A document with the query's own id is dropped before the cut.
-        limits: Size of the blocks that the corpus is read in.
+        k: Documents per query, at most; k may exceed the size of the collection.
+        use_title: Include titles in the text of the documents.
+        exclude_self: Drop the document with the query's own id before the run is cut.
+        limits: Size of the blocks in which the corpus is read.
 
     Returns:
-        A run with every query in it; only documents that share a word with the query are found.
-
-    Raises:
-        InputError: bm25s is not installed.
-        ValueError: k < 1.
+        A run with every query in it. It holds only documents that share a word with the query.
     """
     k = check_k(k)
     policy = Policy(exclude_self=exclude_self, use_title=use_title)
@@ -97,15 +93,15 @@ def bm25_run(
 
 
 OVERLAPS = (10, 100)
-"""Depths at which an index is compared with exact search, as far as they are kept."""
+"""Depths of the overlap of an index with exact search; depths beyond ``k`` are left out."""
 
 TIE = 1e-6
-"""Two scores closer than this, relatively, are one: float32 products in another order differ by so much."""
+"""Relative tolerance for equal scores: float32 sums in another order differ by about this much."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """A collection's run, already cut by its policy, and how it came about; the fields are those of ``CollectionResult``."""
+    """Run of one collection, cut by its policy, with its index, truncation and timing; see the fields of ``CollectionResult``."""
 
     run: dict[str, dict[str, float]]
     index: IndexUsed
@@ -115,21 +111,21 @@ class Ranking:
 
 
 class Ranker(Protocol):
-    """Ranks collections."""
+    """Ranks the documents of a collection for its queries."""
 
     def __call__(self, collection: Collection, policy: Policy, k: int) -> Ranking:
-        """The first k documents of every query."""
+        """The first k documents of every query, after applying the policy."""
 
 
 @dataclass
 class Stopwatch:
-    """Wall clock by step, in seconds."""
+    """Wall-clock time per step, in seconds."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _last: float = field(default_factory=time.perf_counter)
 
     def lap(self, step: str) -> None:
-        """What has passed since the last lap went into this step."""
+        """Add the time since the last lap to ``step``."""
         now = time.perf_counter()
         self.seconds[step] = self.seconds.get(step, 0.0) + now - self._last
         self._last = now
@@ -137,14 +133,14 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class ModelRanker:
-    """Ranks by a model's vectors.
+    """Ranks documents by the vectors of a model.
 
     Attributes:
-        model: Encodes texts.
-        store: Where the vectors go.
+        model: Model that encodes the texts.
+        store: Store for the vectors.
         engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engine_table.parse_engine`.
         effort: Search effort: a preset, or search parameters of the engine by name.
-        progress: Show how far the encoding is.
+        progress: Show a progress bar while encoding.
     """
 
     model: DenseModel | TokenModel
@@ -154,13 +150,13 @@ class ModelRanker:
     progress: bool = False
 
     def __call__(self, collection: Collection, policy: Policy, k: int) -> Ranking:
-        """The first k documents of every query.
+        """The first k documents of every query, after applying the policy.
 
         Raises:
             InputError: The index cannot be built for this model or collection.
         """
         watch, card = Stopwatch(), self.model.card
-        # Queries first: they take seconds, and what is wrong with the model shows on them.
+        # Queries first: they take seconds, and a faulty model fails on them already.
         queries = self._encode([query.text for query in collection.queries], "query", len(collection.queries))
         vectors = query_vectors(queries)
         watch.lap("encode_queries")
@@ -178,7 +174,7 @@ class ModelRanker:
             run=cut(hits.to_run([query.id for query in collection.queries]), k, policy),
             index=IndexUsed(
                 kind=EXACT if exact else index.kind,
-                # The work of an approximate search also depends on the number of documents that are asked for.
+                # The work of an approximate search also depends on the number of requested documents.
                 parameters={**index.parameters} if exact else {**index.parameters, **index.search_params(self.effort, wanted), "k": wanted},
                 recall={_name(cut): 1.0 for cut in overlaps} if exact else self._overlaps(ids, documents, vectors, hits, overlaps),
                 bytes=index.nbytes,
@@ -200,20 +196,20 @@ class ModelRanker:
 
 
 def rank_with_bm25(collection: Collection, policy: Policy, k: int) -> Ranking:
-    """The first k documents of every query by BM25."""
+    """The first k documents of every query by BM25, after applying the policy."""
     started = time.perf_counter()
     run = bm25_run(collection, k=k, use_title=policy.use_title, exclude_self=policy.exclude_self)
     return Ranking(run, IndexUsed("bm25", PARAMETERS), Truncated(0, 0), {"search": time.perf_counter() - started})
 
 
 BASELINES: Mapping[str, Callable[[Collection, Policy, int], Ranking]] = {"bm25": rank_with_bm25}
-"""Baseline name -> how it ranks; each is a system of its own as well, ``model="bm25"``."""
+"""Baseline name -> ranker. Each baseline can also be evaluated as the system itself: ``model="bm25"``."""
 
 
 def overlap(exact: Hits, hits: Hits, k: int) -> float:
-    """Share of the exact search's first k documents that another search has among its own, a mean over queries.
+    """Share of the first k documents of exact search that another search also returns among its first k, mean over queries.
 
-    A document that scores as much as the k-th of the exact search is as good: which of equals are kept is a matter of ids.
+    A document whose exact score ties with that of the k-th document also counts: the order of tied documents is arbitrary.
 
     Example:
         >>> scores = [np.array([2.0, 1.0], np.float32)]
@@ -225,7 +221,7 @@ def overlap(exact: Hits, hits: Hits, k: int) -> float:
         best = {*wanted[:k]}
         least = float(bar[len(best) - 1]) if best else 0.0
         tied = TIE * max(1.0, abs(least))
-        # Not "at least as much": scores of compressed vectors may be too high.
+        # Compare with a tolerance, not with >=: scores of compressed vectors may be too high.
         good = sum(document in best or abs(score - least) <= tied for document, score in zip(found[:k], scores[:k].tolist(), strict=True))
         shares.append(min(good, len(best)) / len(best) if best else 1.0)
     return sum(shares) / len(shares)
@@ -234,12 +230,12 @@ def overlap(exact: Hits, hits: Hits, k: int) -> float:
 def _searched(index: Index, queries: Any, k: int, card: ModelCard, effort: str | Mapping[str, Setting]) -> Hits:
     try:
         return index.search(queries, k, effort=effort)
-    except ValueError as error:  # the shapes are ours: what is left is what the model's vectors are
+    except ValueError as error:  # the shapes are known to be right, so the cause is in the model's vectors
         raise InputError(f"{card.source}: its vectors cannot be searched: {error}") from error
 
 
 def query_vectors(stored: StoredVectors) -> Any:
-    """Vectors of queries as an index wants them: (Q, d), or for a ColBERT a list of (n_i, d)."""
+    """Query vectors in the form that an index expects: (Q, d), or for a ColBERT a list of (T_i, d)."""
     rows = stored.rows.span(0, stored.rows.shape[0])
     if stored.lengths is None:
         return rows
@@ -251,25 +247,25 @@ def _name(k: int) -> str:
 
 
 def _contents(collection: Collection, policy: Policy, ids: list[str]) -> Iterator[str]:
-    """The documents' texts as they are encoded; their ids are collected on the way, so that the corpus is read once."""
+    """Yield the text of each document and collect the ids in ``ids``, so that the corpus is read once."""
     for document in collection.documents:
         ids.append(document.id)
         yield document.content(use_title=policy.use_title)
 
 
 QUERIES = 10
-"""Queries that a result keeps."""
+"""Number of worst queries in a result."""
 
 SHOWN = 3
-"""Documents found, and documents wanted, that it keeps of each."""
+"""Number of retrieved documents, and of relevant documents, shown per worst query."""
 
 Explain = Callable[[str, str], Sequence[TokenMatch]]
-"""Text of a query and of a document to what each token of the query met."""
+"""Maps the texts of a query and a document to the best match of each query token."""
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A query with the documents to show, by id."""
+    """A query with the ids of the documents to show."""
 
     query: str
     found: Sequence[str]
@@ -278,23 +274,23 @@ class _Case:
 
     @property
     def explained(self) -> set[str]:
-        """The document found first and the best one wanted: where a ColBERT's choice is looked into."""
+        """The top retrieved and the best relevant document: token matches are computed for these."""
         return {*self.found[:1], *self.wanted[:1]}
 
 
 def worst_queries(
     collection: Collection, policy: Policy, run: Run, scores: Scores, *, explain: Explain | None = None
 ) -> tuple[WorstQuery, ...]:
-    """The queries with the lowest nDCG@10, the worst first and equals by id.
+    """The queries with the lowest nDCG@10, lowest first; ties are ordered by id.
 
-    The corpus is read once more for the documents shown: their texts were not kept.
+    The corpus is read a second time for the texts of the documents shown.
 
     Args:
         collection: Queries, judgements and documents.
-        policy: Whether titles are part of the texts.
-        run: What was found.
-        scores: By query.
-        explain: For a ColBERT.
+        policy: Decides whether titles are part of the texts.
+        run: Scores of the retrieved documents per query.
+        scores: Measures per query.
+        explain: Computes token matches; for ColBERT models only.
     """
     headline = {query: values[HEADLINE] for query, values in scores.per_query.items()}
     cases = [_case(query, collection.qrels[query], run) for query in sorted(headline, key=lambda query: (headline[query], query))[:QUERIES]]
@@ -342,17 +338,17 @@ def _snippet(text: str) -> str:
 
 
 BM25 = System(source="bm25", kind="bm25", library="bm25s")
-"""The system that ``model="bm25"`` is."""
+"""System record of ``model="bm25"``."""
 
 MODULES: Mapping[str, str] = {"bm25": "bm25s"}
-"""Baseline name -> the module of the extra ``eval`` that it imports."""
+"""Baseline name -> module that it imports, from the extra ``eval``."""
 
 
 def require_baselines(names: Sequence[str]) -> None:
-    """Say before anything is encoded that a baseline cannot be scored.
+    """Check before anything is encoded that all baselines can be scored.
 
     Raises:
-        InputError: There is no such baseline, or the module it needs is not installed.
+        InputError: A baseline is unknown, or the module it needs is not installed.
     """
     if unknown := [name for name in names if name not in BASELINES]:
         raise InputError(f"unknown baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
@@ -362,7 +358,7 @@ def require_baselines(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Choices:
-    """How collections are scored, beyond what each one's own policy says; the fields are arguments of ``evaluate``."""
+    """Settings of an evaluation that apply to all collections; the fields are arguments of ``evaluate``."""
 
     k: int
     engine: str
@@ -393,36 +389,38 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
 ) -> Results:
     """Score a system on collections, by default with exact search over every document.
 
-    Stopped half-way, the same call goes on: collections that were finished are taken over, and with ``cache`` no text is encoded twice.
+    An interrupted evaluation can be resumed with the same call: finished collections are kept, and with ``cache`` no text is encoded
+    twice.
 
     Args:
-        model: A loaded model, the folder or hub id of one, or ``"bm25"`` (a folder of that name is ``"./bm25"``).
-        data: BEIR folders, or names of the registry such as ``"beir/scifact"`` or ``"beir"``; a ``Benchmark`` where the policy or the split
-            of one is not the usual.
-        split: Which judgements; None is each collection's published split, ``test`` for a folder that is none of the registry's.
-        out: Folder for ``results.json``, the TREC runs and the scores of every query; None writes nothing.
-        k: Documents kept for a query; measures that look further down are left out, but for nDCG@10. MAP is over these documents.
+        model: A loaded model, its folder or Hugging Face Hub id, or ``"bm25"`` (for a folder of that name pass ``"./bm25"``).
+        data: BEIR folders, or registered names such as ``"beir/scifact"`` or ``"beir"``. Pass a ``Benchmark`` to set the policy or split
+            of one collection.
+        split: Split of the judgements. None: each collection's published split, or ``test`` for a folder that is not a registered
+            collection.
+        out: Folder for ``results.json``, the TREC runs and the scores per query; None writes nothing.
+        k: Documents kept per query. Measures with a deeper cut are left out, except nDCG@10. MAP is computed over these documents.
         engine: Index engine with settings, such as ``ivf-dense:nlist=64`` or ``faiss-dense:factory=HNSW32,Flat``; see
-            `quiver.retrieval.index.engine_table.parse_engine`. The overlap of an approximate engine with exact search is measured and
+            `quiver.retrieval.index.engine_table.parse_engine`. For an approximate engine, the overlap with exact search is measured and
             reported beside the score.
         effort: Search effort: ``exact``, ``balanced`` or ``fast``, or search parameters of the engine by name.
-        baselines: Names in ``quiver.eval.evaluation.BASELINES`` to score beside the system.
-        in_domain: Names of collections, or of their groups, whose training data the model has seen.
-        library: What opens and runs the model, where ``model`` is a folder or hub id.
-        precision: ``int8`` quantises the matrices of such a model, on a CPU; of Quiver's own models only.
-        cache: Folder that keeps vectors by model and text; None keeps them for this call alone.
-        executor: Who encodes documents; workers run Quiver's own models only.
-        offline: Never fetch a collection; one that is not there is an error that says how to get it.
-        progress: Show how far the encoding is.
-        command: The command line to record.
-        overwrite: Replace the results that ``out`` holds.
+        baselines: Baselines to score beside the system; names in ``quiver.eval.evaluation.BASELINES``.
+        in_domain: Names of collections or groups whose training data the model was trained on.
+        library: Library that loads and runs the model, if ``model`` is a folder or hub id.
+        precision: ``int8`` quantises the weight matrices of such a model; for Quiver's own models on a CPU only.
+        cache: Folder that keeps vectors by model and text; None keeps them during this call only.
+        executor: Executor that encodes the documents; remote workers can run Quiver's own models only.
+        offline: Never download a collection; a missing one raises an error that names the download command.
+        progress: Show a progress bar while encoding.
+        command: Command line to record in the results.
+        overwrite: Replace existing results in ``out``.
 
     Returns:
-        The results, equal to what ``read_results(out)`` gives.
+        The results, equal to those that ``read_results(out)`` returns.
 
     Raises:
-        InputError: The data, a baseline, the index, the model or the output folder cannot be used. Bad data is found before anything is
-            encoded or written; of several collections all are read once to see that they are sound.
+        InputError: The data, a baseline, the index, the model or the output folder cannot be used. All collections are read and checked
+            once before anything is encoded or written.
     """
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
@@ -449,7 +447,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
 
 @dataclass(frozen=True)
 class _Walk:
-    """What stays the same from one collection to the next; ``stage`` is where its files go, if anywhere."""
+    """Scores one collection after the other with the same system and settings; ``stage`` receives the files, if any are written."""
 
     system: System
     rank: Ranker
@@ -458,7 +456,7 @@ class _Walk:
     stage: Stage | None
 
     def score(self, checked: _Checked) -> CollectionResult:
-        """One collection; taken over where an evaluation that was stopped has finished it."""
+        """Score one collection, or return its result if an interrupted evaluation has finished it."""
         key = checked.benchmark.key
         done = self.stage.finished(key, _conditions(checked)) if self.stage is not None else None
         if done is None:
@@ -477,7 +475,7 @@ class _Walk:
         ranking = self.rank(collection, policy, self.choices.k)
         scores = self._scores(collection, ranking)
         baselines = tuple(self._baseline(name, benchmark, collection) for name in self.choices.baselines)
-        # A baseline's time is nobody's overhead: it is a system that was ranked too.
+        # Count the baselines' time under their own names, so that it is not part of "other".
         seconds = {**ranking.seconds, **{name: taken for name, (_, taken) in zip(self.choices.baselines, baselines, strict=True)}}
         return CollectionResult(
             name=benchmark.name,
@@ -511,12 +509,12 @@ class _Walk:
         )
 
     def _scores(self, collection: Collection, ranking: Ranking) -> Scores:
-        # Recall@1000 of the first 100 documents would be recall@100 under another name.
+        # Skip measures with a cut above k: recall@1000 of 100 documents would be recall@100 under another name.
         names = [name for name, measure in MEASURES.items() if name == HEADLINE or measure.cut is None or measure.cut <= self.choices.k]
         return score(collection.qrels, ranking.run, names)
 
     def _baseline(self, name: str, benchmark: Benchmark, collection: Collection) -> tuple[Baseline, float]:
-        """What a baseline scored, and the seconds it took."""
+        """Scores of a baseline, and the seconds it took."""
         started = time.perf_counter()
         ranking: Ranking = BASELINES[name](collection, benchmark.policy, self.choices.k)
         scores = self._scores(collection, ranking)
@@ -532,7 +530,7 @@ class _Walk:
         return baseline, time.perf_counter() - started
 
     def _write_run(self, run: Run, key: str, source: str) -> FileReference | None:
-        # The tag is one word by the format: the last part of the model's folder or hub id.
+        # The format allows one word as tag: use the last part of the model's folder or hub id.
         tag = "_".join(PurePath(source).name.split()) or "quiver"
         return self._file(Path("runs") / f"{key}.trec", lambda path: write_run(run, path, tag=tag))
 
@@ -564,7 +562,7 @@ def _explanation(model: object) -> Explain | None:
 
 
 def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, precision: Precision, engine: str) -> None:
-    """Refuse choices that this model cannot follow, before anything is read."""
+    """Reject settings that the given model does not support, before anything is read."""
     if model == "bm25" and (library, precision, engine) != ("quiver", "float", "exact"):
         raise InputError("bm25 has no engine, precision or library; leave out those options")
     if library != "quiver" and precision != "float":
@@ -574,7 +572,7 @@ def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, 
 
 
 def _load(model: str | Path | DenseModel | TokenModel, library: Library, precision: Precision) -> DenseModel | TokenModel | None:
-    """The model to score; None is BM25, which has none."""
+    """Load the model to score; None stands for BM25."""
     if not isinstance(model, (str, Path)):
         return model
     if model == "bm25":
@@ -602,7 +600,7 @@ def _stage(out: str | Path | None, system: System, choices: _Choices, *, overwri
     if out is None:
         yield None
         return
-    # Versions are part of the plan: numbers may differ from one to the next, and a folder of results states one.
+    # Versions are part of the plan: scores may differ between versions, and results.json states only one.
     plan = {"schema": SCHEMA, "system": asdict(system), "choices": asdict(choices), "versions": dict(provenance(None).versions)}
     with results_folder(Path(out), plan, overwrite=overwrite) as stage:
         yield stage
@@ -633,13 +631,13 @@ def _benchmarks(
 
 @dataclass(frozen=True)
 class _Checked:
-    """A collection that has been read from end to end; its documents are still in their files.
+    """A collection that has been read completely once; its documents are read from their files again when needed.
 
     Attributes:
-        benchmark: Where it comes from.
-        collection: What was read.
-        sha256: Checksum over its data.
-        seconds: What reading took.
+        benchmark: Benchmark of the collection.
+        collection: The collection.
+        sha256: Checksum of documents, queries and judgements.
+        seconds: Time for reading and checking.
     """
 
     benchmark: Benchmark
@@ -649,7 +647,7 @@ class _Checked:
 
 
 def _check(benchmark: Benchmark, *, written: bool) -> _Checked:
-    """Read a collection: that it is broken is known before hours of encoding, not after."""
+    """Read a collection completely, so that errors in its files are reported before hours of encoding."""
     started = time.perf_counter()
     collection = benchmark.load()
     queries, shared = collection.qrels.keys(), 0
@@ -668,7 +666,7 @@ def _check(benchmark: Benchmark, *, written: bool) -> _Checked:
 
 
 def _conditions(checked: _Checked) -> dict[str, object]:
-    """What a finished result of this collection must say for it to be taken over: the data, and how they are scored."""
+    """Values that the finished result of this collection must have to be reused: data checksum, policy and metadata."""
     benchmark = checked.benchmark
     return {"data_sha256": checked.sha256, **asdict(benchmark.policy)} | {
         name: value for name, value in asdict(benchmark.metadata).items() if name in ("group", "group_size", "licence", "revision")

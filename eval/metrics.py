@@ -1,13 +1,13 @@
 """Measures of a ranking against judgements, with the semantics of trec_eval.
 
-A measure is a value: ``ndcg@10`` is at once its name, its key in every table and what the command line takes. The rules:
+A measure is identified by its name, such as ``ndcg@10``: in code, in tables and on the command line. The rules:
 
 - gains are the grades themselves (linear), discounted by log2(rank + 1), and the ideal ranking is over all judged documents;
-- a document is relevant from grade 1 on, and a negative grade counts as 0;
+- a document is relevant if its grade is at least 1, and a negative grade counts as 0;
 - scores are compared as float32, and equal scores are ordered by document id, descending;
-- the mean is over the judged queries: one that the run does not answer scores 0.
+- the mean is over the judged queries; a query that is missing from the run scores 0.
 
-This module knows nothing of models, files or collections, and it never changes the run it is given.
+Functions of this module never change the run that they are given.
 
 Source: trec_eval 9 (m_ndcg_cut, m_map, m_recip_rank, m_recall, m_P and its -c flag); linear gain is that of
 Järvelin and Kekäläinen 2002, doi 10.1145/582415.582418.
@@ -31,12 +31,12 @@ from quiver.retrieval.records import Qrels, Run
 
 @dataclass(frozen=True)
 class Found:
-    """Where one query's relevant documents were found.
+    """Relevant documents of one query and their ranks in a run.
 
     Attributes:
         ranks: Ranks of the relevant documents in the run, 1-based and ascending.
-        gains: Their grades, in the same places.
-        ideal: The grades of all relevant documents, found or not, descending.
+        gains: Grades of these documents, in the order of ``ranks``.
+        ideal: Grades of all relevant documents, found or not, descending.
     """
 
     ranks: list[int]
@@ -44,7 +44,7 @@ class Found:
     ideal: list[int]
 
     def within(self, cut: int | None) -> int:
-        """How many relevant documents are among the first ``cut`` (None: in the whole run)."""
+        """Number of relevant documents among the first ``cut`` documents (None: in the whole run)."""
         return len(self.ranks) if cut is None else bisect_right(self.ranks, cut)
 
 
@@ -74,7 +74,7 @@ def _recall(found: Found, cut: int | None) -> float:
 def _precision(found: Found, cut: int | None) -> float:
     if cut is None:
         raise ValueError("precision needs a cut: p@10")
-    return found.within(cut) / cut  # by the cut even where the run is shorter, as trec_eval has it
+    return found.within(cut) / cut  # divide by the cut even if the run is shorter, as trec_eval does
 
 
 FAMILIES: Mapping[str, Callable[[Found, int | None], float]] = {
@@ -89,11 +89,11 @@ FAMILIES: Mapping[str, Callable[[Found, int | None], float]] = {
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure: a family and the rank it looks down to.
+    """One measure: a family and a cut-off rank.
 
     Attributes:
         family: A key of ``FAMILIES``.
-        cut: Only the first ``cut`` documents count; None is the whole run, as MAP has it.
+        cut: Only the first ``cut`` documents count; None is the whole run, as for MAP.
     """
 
     family: str
@@ -101,11 +101,11 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """The measure as it is written in tables and files: ``ndcg@10``, ``map``."""
+        """Name in tables and files: ``ndcg@10``, ``map``."""
         return self.family if self.cut is None else f"{self.family}@{self.cut}"
 
     def value(self, found: Found) -> float:
-        """The measure of one query, a fraction; 0 where no document is relevant or none was found.
+        """Value for one query, a fraction; 0 if no document is relevant or no relevant document was found.
 
         Example:
             >>> parse_measure("map").value(Found(ranks=[2, 4], gains=[1, 1], ideal=[1, 1]))
@@ -115,10 +115,10 @@ class Measure:
 
 
 def parse_measure(name: str) -> Measure:
-    """The measure of a name, ``family@cut``; only ``map`` may stand without a cut.
+    """Parse the name of a measure, ``family@cut``; only ``map`` is allowed without a cut.
 
     Raises:
-        InputError: No such family, or the cut is missing or not a positive number.
+        InputError: The family is unknown, or the cut is missing or not a positive number.
 
     Example:
         >>> parse_measure("recall@100")
@@ -132,7 +132,7 @@ def parse_measure(name: str) -> Measure:
 
 
 DEFAULT: tuple[str, ...] = ("ndcg@10", "map", "mrr@10", "recall@10", "recall@100", "recall@1000", "p@10")
-"""The measures of every report; the first is the headline."""
+"""Measures of every report; the first is the headline measure."""
 
 MEASURES: Mapping[str, Measure] = {name: parse_measure(name) for name in DEFAULT}
 """The default measures by name."""
@@ -140,7 +140,7 @@ MEASURES: Mapping[str, Measure] = {name: parse_measure(name) for name in DEFAULT
 
 @dataclass(frozen=True)
 class Scores:
-    """What a run scored, as fractions at full precision.
+    """Scores of a run, as fractions at full precision.
 
     Attributes:
         per_query: Query id -> measure name -> value, for every judged query in the order of the judgements.
@@ -152,15 +152,15 @@ class Scores:
 
 
 def score(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT) -> Scores:
-    """Score a run; every judged query counts, and queries that nobody judged are left out.
+    """Score a run over the judged queries; queries without judgements are ignored.
 
     Args:
-        qrels: Judgements; a query whose documents are all irrelevant scores 0, as in trec_eval.
-        run: Scores of the documents found, any length; it is ranked here and not changed.
-        measures: Names that ``parse_measure`` knows.
+        qrels: Judgements; a query without relevant documents scores 0, as in trec_eval.
+        run: Scores of the retrieved documents, any number per query. They are ranked here; the run is not changed.
+        measures: Names of measures; see `parse_measure`.
 
     Raises:
-        InputError: Nothing is judged, no measure is asked for, a name is unknown, or a judged query's run holds NaN.
+        InputError: There are no judgements or no measures, a name is unknown, or the run of a judged query holds NaN.
 
     Example:
         >>> qrels = {"q1": {"a": 1, "b": 0}, "q2": {"c": 1}}
@@ -181,23 +181,24 @@ def score(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT) -> Scores:
 
 
 def judged_at(qrels: Qrels, run: Run, k: int = 10) -> float:
-    """Share of the first k documents that were judged, whatever their grade: where it is low, a score says little.
+    """Share of the first k documents that have a judgement of any grade, mean over the judged queries.
 
-    Fewer than k documents found: the share of those. Nothing found: 0, as for every measure here.
+    If this share is low, the scores say little, since unjudged documents count as irrelevant. With fewer than k retrieved documents it is
+    the share of those, and with none it is 0.
 
     Args:
         qrels: Judgements.
-        run: Scores of the documents found; it is ranked here and not changed.
-        k: Documents looked at, at most.
+        run: Scores of the retrieved documents. They are ranked here; the run is not changed.
+        k: Number of top documents to check, at most.
 
     Returns:
-        The mean over the judged queries.
+        The mean over the judged queries, a fraction.
 
     Raises:
-        InputError: Nothing is judged, or a judged query's run holds NaN.
+        InputError: There are no judgements, or the run of a judged query holds NaN.
         ValueError: k < 1.
 
-    Source: ``Judged@k`` of ir_measures, https://ir-measur.es, which has the same rules but orders equal scores by id, ascending.
+    Source: ``Judged@k`` of ir_measures, https://ir-measur.es. It has the same rules but orders equal scores by id, ascending.
 
     Example:
         >>> judged_at({"q": {"a": 1, "b": 0}}, {"q": {"a": 4.0, "x": 3.0, "b": 2.0, "y": 1.0}}, k=3)
@@ -216,7 +217,7 @@ def _judged_share(query: str, grades: Mapping[str, int], scores: Mapping[str, fl
     if len(values) <= k:
         return sum(document in grades for document in scores) / len(values)
     documents, threshold = list(scores), np.partition(values, len(values) - k)[len(values) - k]
-    # What is above the k-th score is among the first k; of what equals it, the greatest ids are.
+    # All documents above the k-th score are among the first k; of those with the k-th score, the ones with the greatest ids.
     first = [documents[place] for place in np.flatnonzero(values > threshold).tolist()]
     first += heapq.nlargest(k - len(first), (documents[place] for place in np.flatnonzero(values == threshold).tolist()))
     return sum(document in grades for document in first) / k
@@ -228,7 +229,7 @@ def _check_judged(qrels: Qrels) -> None:
 
 
 def _found(query: str, grades: Mapping[str, int], scores: Mapping[str, float]) -> Found:
-    """The ranks of the relevant documents, without sorting the ids: only theirs are looked up in the sorted scores."""
+    """Ranks of the relevant documents, by looking up their scores in the sorted scores; the ids are not sorted."""
     relevant = {document: grade for document, grade in grades.items() if grade >= 1}
     values = _values(query, scores)
     hits = [document for document in relevant if document in scores]
@@ -244,7 +245,7 @@ def _found(query: str, grades: Mapping[str, int], scores: Mapping[str, float]) -
 
 
 def _values(query: str, scores: Mapping[str, float]) -> NDArray[np.float32]:
-    """The scores as they are compared, in the order of the mapping."""
+    """Scores as float32, in the order of the mapping."""
     values = _as_float32(scores.values())
     if np.isnan(values).any():
         unranked = next(document for document, value in scores.items() if math.isnan(value))
@@ -253,24 +254,17 @@ def _values(query: str, scores: Mapping[str, float]) -> NDArray[np.float32]:
 
 
 def _as_float32(values: Collection[float]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # a score beyond float32 is infinite, as a C cast has it
+    with np.errstate(over="ignore"):  # a score beyond float32 becomes infinite, as in a C cast
         return np.fromiter(values, np.float32, len(values))
 
 
 def _tied_before(
     hits: Sequence[str], first: Sequence[int], last: Sequence[int], documents: Sequence[str], ascending: NDArray[np.int64]
 ) -> list[int]:
-    """For each hit, how many of the documents with its score come before it: those with the greater id.
+    """For each hit, the number of documents with the same score and a greater id; these come before it.
 
-    Code points order strings as the bytes of their UTF-8 do, so this is trec_eval's strcmp. Each group of equals is sorted once,
-    so that a run of nothing but ties costs a sort and not one pass a hit.
-
-    Args:
-        hits: Documents asked for.
-        first: Where the group of each hit begins in ``ascending``.
-        last: Where it ends.
-        documents: Ids of the run.
-        ascending: Places in ``documents`` by score, ascending.
+    Comparing strings by code points gives the order of their UTF-8 bytes, so this is trec_eval's strcmp. Each group of equal scores is
+    sorted once, so that a run with nothing but ties costs one sort instead of one pass per hit.
     """
     groups: dict[int, list[str]] = {}
     before = []

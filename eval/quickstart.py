@@ -1,12 +1,12 @@
-"""The whole path on one page: mine, split, train, index, score, report, ask; no network and no file needed.
+"""The quickstart: mine pairs, split, train, index, evaluate, report and search, without network or input files.
 
-What lands in the output folder:
+Contents of the output folder:
 
-    data/train.jsonl.gz   training pairs          data/held_out/   a BEIR folder of functions never seen in training
+    data/train.jsonl.gz   training pairs          data/held_out/   a BEIR folder of functions not used in training
     untrained/            the random model        trained/         the model, and run.json
     results/*/            results.json, runs      index/           the held-out functions, searchable
     report.md             the table, with provenance
-    .quiver-quickstart    says that the names above are ours: without it nothing in the folder is replaced
+    .quiver-quickstart    marks the folder as output of a quickstart: without it nothing in the folder is replaced
 
 Source of the task: CodeSearchNet, arXiv:1909.09436 (docstring -> function).
 """
@@ -47,19 +47,19 @@ QUESTIONS = (
     "send a mail message",
     "draw a circle",
 )
-"""What is asked at the end; not taken from the collection."""
+"""Questions to search for at the end; they are not part of the collection."""
 
 ANSWERS = 3
 """Functions shown for each question."""
 
 BASELINES = ("bm25",)
-"""What both models are scored beside."""
+"""Baselines that both models are compared with."""
 
 MADE = ("data", "untrained", "trained", "results", "index", "report.md")
-"""What a quickstart makes in its folder, and all that it ever moves or removes there."""
+"""Names that a quickstart creates in its folder; it moves or removes nothing else there."""
 
 MARKER = ".quiver-quickstart"
-"""The file that says the folder's ``MADE`` come from a quickstart."""
+"""Marker file: the folder's ``MADE`` come from a quickstart."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """What was made and how well it does.
+    """Outcome of a quickstart.
 
     Attributes:
-        train_pairs: Pairs trained on.
-        held_out: Functions indexed and queries asked, as many of each.
+        train_pairs: Number of training pairs.
+        held_out: Number of indexed functions, and of queries.
         untrained: Results of the random model.
-        trained: Results of the same model after training, with BM25 beside it.
-        answers: For each question the functions found.
-        seconds: Wall time of each stage, by name.
+        trained: Results of the same model after training, and of BM25.
+        answers: Question -> functions found.
+        seconds: Stage -> wall-clock time.
         report: The Markdown report.
     """
 
@@ -104,23 +104,23 @@ def quickstart(
     command: str | None = None,
     say: Callable[[str], None] = logger.info,
 ) -> QuickstartResult:
-    """Train and score a small code search model from nothing.
+    """Train and evaluate a small code search model from scratch.
 
-    What can be found wrong is found before ``out`` is touched. A run that fails later takes away what it made and puts an
-    earlier quickstart back; a process that is killed outright leaves the earlier one, whole, in a hidden ``.replaced-...``.
+    Errors in the arguments are reported before ``out`` is changed. A run that fails later removes its own files and restores an earlier
+    quickstart. If the process is killed, the earlier quickstart remains, complete, in a hidden folder ``.replaced-...``.
 
     Args:
-        out: Folder for everything; see the module's docstring.
-        packages: Installed packages to mine beside the standard library.
+        out: Output folder; see the module's docstring for its contents.
+        packages: Installed packages to mine in addition to the standard library.
         overrides: Changes to the shipped recipe, as ``section.setting=value``.
-        overwrite: Replace an earlier quickstart there once this one is complete; nothing but a quickstart is ever replaced.
-        progress: Show bars.
-        command: The command line to record.
-        say: Takes one line as each stage begins.
+        overwrite: Replace an earlier quickstart in ``out`` once this one is complete. Nothing but a quickstart is ever replaced.
+        progress: Show progress bars.
+        command: Command line to record in the results.
+        say: Receives one line at the beginning of each stage.
 
     Raises:
-        InputError: ``out`` is taken or cannot be written, a package is not installed, an override is wrong, or an extra is
-            missing.
+        InputError: ``out`` is in use or cannot be written, a package is not installed, an override is invalid, or an extra is not
+            installed.
     """
     recipe = load_recipe("quickstart", overrides)
     _refuse_existing(out, overwrite=overwrite)
@@ -169,12 +169,12 @@ def _train(recipe: Recipe, rows: TrainingRows, model: BiEncoder | ColBERT, out: 
     try:
         train_and_save(recipe, rows, model, out, progress=progress, command=command)
     except RunStoppedError as stopped:
-        # A quickstart is short, and has no --resume: its folder goes back to what it was.
+        # A quickstart is short and has no --resume, so the caller restores the folder.
         raise KeyboardInterrupt from stopped
 
 
 def _refuse_existing(out: Path, *, overwrite: bool) -> None:
-    """Say early that the output cannot go there."""
+    """Check early that the output folder can be used."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: a file; --out names a folder")
     taken = [name for name in MADE if (out / name).exists()]
@@ -186,9 +186,9 @@ def _refuse_existing(out: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def _making_room(out: Path) -> Iterator[None]:
-    """Move an earlier quickstart aside while a new one is made in its place; whichever is not wanted in the end is removed.
+    """Move an earlier quickstart aside while a new one is made; remove the old one on success, the new one on failure.
 
-    The new one is not made elsewhere and moved, since its records and reports name the folders that they lie in.
+    The new one is made in place because its records and reports name their folders.
     """
     created = not out.exists()
     try:
@@ -196,7 +196,7 @@ def _making_room(out: Path) -> Iterator[None]:
         old = Path(mkdtemp(prefix=".replaced-", dir=out))
     except OSError as error:
         raise InputError(f"{out}: cannot be written ({error.strerror})") from error
-    with ExitStack() as undo:  # in reverse: remove the new, put back the old, remove what held it
+    with ExitStack() as undo:  # undone in reverse: remove the new files, put back the old ones, remove their folder
         if created:
             undo.callback(_remove_empty, out)
         undo.callback(old.rmdir)
@@ -232,7 +232,7 @@ def _ask(index: Index, model: DenseModel | TokenModel) -> dict[str, list[Answer]
 
 
 class _Clock:
-    """Wall time by stage."""
+    """Wall-clock time per stage."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -240,13 +240,13 @@ class _Clock:
         self._stage: tuple[str, float] | None = None
 
     def start(self, stage: str, message: str) -> None:
-        """End the stage before and begin this one."""
+        """End the current stage and begin a new one."""
         self.stop()
         self._say(message)
         self._stage = (stage, time.perf_counter())
 
     def stop(self) -> dict[str, float]:
-        """End the stage; all of them so far."""
+        """End the current stage and return the seconds of all stages so far."""
         if self._stage is not None:
             name, began = self._stage
             self._seconds[name] = time.perf_counter() - began

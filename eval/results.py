@@ -1,4 +1,4 @@
-"""Results of an evaluation: the fields of ``results.json``, where they come from, and the folder that holds them.
+"""Results of an evaluation: the fields of ``results.json``, their provenance, and the folder that holds them.
 
 All measures are fractions at full precision; reports convert them to points and round.
 
@@ -46,21 +46,21 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "safetensors": ("safetensors",),
     "bm25s": ("bm25s",),
 }
-"""Name in the report -> distributions that provide it; the first one installed is recorded."""
+"""Name in the report -> distributions that provide the package; the first installed one is recorded."""
 
 _MODULUS = 1 << 256
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where and how a result was made.
+    """How, when and on which machine a result was computed.
 
     Attributes:
-        command: The command line that makes it again; None when a program called the library.
-        date: When the evaluation ended: UTC, ISO 8601, to the second.
-        versions: Package -> version, Python's among them; packages that are not installed are left out.
-        platform: Operating system, processor and, where torch sees one, accelerator.
-        threads: Threads torch computes with on the CPU.
+        command: Command line that reproduces the result; None if the library was called from Python.
+        date: End of the evaluation: UTC, ISO 8601, to the second.
+        versions: Package -> version, Python included; packages that are not installed are left out.
+        platform: Operating system, processor and, if torch sees one, accelerator.
+        threads: Number of CPU threads that torch uses.
     """
 
     command: str | None
@@ -71,10 +71,10 @@ class Provenance:
 
 
 def provenance(command: str | None) -> Provenance:
-    """The provenance of what this process has computed.
+    """Provenance of a result that this process has computed.
 
     Args:
-        command: The command line to record, if there is one.
+        command: Command line to record, if any.
     """
     accelerators = {torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())}
     return Provenance(
@@ -87,12 +87,12 @@ def provenance(command: str | None) -> Provenance:
 
 
 class DataChecksum:
-    """Checksum over a collection's content, for whoever goes through the documents anyway.
+    """Checksum of a collection's content, computed while the documents are read for another purpose.
 
-    The order of documents, queries and judgements does not matter: the same collection has its rows in one order in an archive and in
-    another on the hub. Every row is hashed, the hashes of each kind are added modulo 2^256, and the three sums are hashed with their
-    counts; nothing is held of a row. That tells apart data that differ by mistake; it is no seal against somebody who forges rows to
-    make a sum come out (such sums want a much longer modulus).
+    The order of documents, queries and judgements does not matter: the same collection may have its rows in different orders in an
+    archive and on the Hugging Face Hub. Every row is hashed, the hashes of each kind are added modulo 2^256, and the three sums are
+    hashed with their counts; no row is kept. This detects accidental differences. It does not protect against rows forged to give a
+    certain sum, which would need a much longer modulus.
 
     Source: Bellare and Micciancio 1997, doi 10.1007/3-540-69053-0_13 (AdHASH).
 
@@ -106,17 +106,17 @@ class DataChecksum:
     """
 
     def __init__(self) -> None:
-        """The checksum of a collection without documents."""
+        """Start with no documents."""
         self._sum = 0
         self._count = 0
 
     def add_document(self, document: Document) -> None:
-        """Take a document in; each is added once."""
+        """Add a document; add each document once."""
         self._sum += _row_hash((document.id, document.text, document.title))
         self._count += 1
 
     def hexdigest(self, queries: Iterable[Query], qrels: Mapping[str, Mapping[str, int]]) -> str:
-        """The sha256 over the documents added so far, the queries and the judgements, in hexadecimal.
+        """SHA-256 of the documents added so far, the queries and the judgements, in hexadecimal.
 
         Args:
             queries: The queries of the split.
@@ -138,31 +138,31 @@ def _versions() -> dict[str, str]:
 
 
 HEADLINE = "ndcg@10"
-"""The measure that stands for a result."""
+"""The headline measure of a result."""
 
 Parameter: TypeAlias = str | int | float | bool | None
-"""A setting of an index or a baseline."""
+"""A setting of an index or of a baseline."""
 
 Library: TypeAlias = Literal["quiver", "sentence-transformers", "pylate", "bm25s"]
-"""What ran the system."""
+"""Library that ran the system."""
 
 
 @dataclass(frozen=True)
 class System:
-    """What was evaluated: the fields of a model card, None or empty where a system has no such thing.
+    """The evaluated system: the fields of a model card; None or empty if they do not apply.
 
     Attributes:
         source: Folder or hub id that the model was loaded from, or ``bm25``.
         kind: ``dense``, ``colbert`` or ``bm25``.
-        library: What ran it.
-        fingerprint: sha256 over weights, tokenizer and settings.
-        dim: Width of a vector.
+        library: Library that ran the system.
+        fingerprint: SHA-256 of weights, tokenizer and settings.
+        dim: Vector width.
         similarity: ``cosine``, ``dot`` or ``maxsim``.
-        query_length: Tokens a query is cut to, special tokens included.
-        document_length: Tokens a document is cut to, special tokens included.
+        query_length: Maximum tokens per query, special tokens included.
+        document_length: Maximum tokens per document, special tokens included.
         query_prompt: Text put before every query.
         document_prompt: Text put before every document.
-        precision: How the model's matrices were multiplied.
+        precision: Precision of the model's matrix products: ``float`` or ``int8``.
     """
 
     source: str
@@ -179,7 +179,7 @@ class System:
 
     @classmethod
     def of(cls, card: ModelCard) -> System:
-        """The system of a model card."""
+        """The system described by a model card."""
         return cls(**asdict(card))
 
 
@@ -188,7 +188,7 @@ class FileReference:
     """A file beside ``results.json``.
 
     Attributes:
-        file: Its path from the folder of results, with forward slashes.
+        file: Path relative to the results folder, with forward slashes.
         sha256: Checksum of its bytes.
     """
 
@@ -198,11 +198,11 @@ class FileReference:
 
 @dataclass(frozen=True)
 class Truncated:
-    """How many texts lost tokens because they were longer than the model reads.
+    """Number of texts that lost tokens because they exceed the model's maximum length.
 
     Attributes:
-        documents: Documents cut.
-        queries: Queries cut.
+        documents: Number of truncated documents.
+        queries: Number of truncated queries.
     """
 
     documents: int
@@ -211,15 +211,16 @@ class Truncated:
 
 @dataclass(frozen=True)
 class IndexUsed:
-    """The index a run came from.
+    """The index that produced a run.
 
     Attributes:
-        kind: What it is: ``exact``, ``faiss`` or ``bm25``.
-        parameters: Its settings; with ``k``, the documents it was asked for, where how well it searches depends on that.
-        recall: Share of the documents an exact search finds that it finds too, ``overlap@10`` and ``overlap@100`` as far as
-            so many are kept, means over the judged queries; None for BM25, 1 by definition for an exact index.
-        bytes: Size of what is searched; None for BM25.
-        query_milliseconds: Wall clock of the search without the encoding of the queries, a query, all of them searched in one call.
+        kind: ``exact``, ``bm25``, or the name of an approximate engine.
+        parameters: Settings of the index; for an approximate engine also the search parameters and ``k``, the number of requested
+            documents, on which its recall depends.
+        recall: Share of exact search's top documents that the index returns, mean over the judged queries: ``overlap@10`` and
+            ``overlap@100``, without depths above the number of documents kept. None for BM25, 1 by definition for an exact index.
+        bytes: Size of the searched data in bytes; None for BM25.
+        query_milliseconds: Wall-clock search time per query in milliseconds, without encoding; all queries are searched in one call.
     """
 
     kind: str
@@ -234,10 +235,10 @@ class Interval:
     """Bootstrap interval of a mean over queries.
 
     Attributes:
-        low: Its lower end.
-        high: Its upper end.
-        level: Share of the resamples inside, such as 0.95.
-        resamples: Resamples drawn.
+        low: Lower end.
+        high: Upper end.
+        level: Confidence level, such as 0.95.
+        resamples: Number of resamples drawn.
     """
 
     low: float
@@ -248,12 +249,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class TokenMatch:
-    """What one token of a query met in a document: a term of MaxSim's sum.
+    """Best match of one query token in a document: one term of the MaxSim sum.
 
     Attributes:
-        query_token: The token as text.
-        document_token: The token of the document with the highest similarity, as text.
-        similarity: Theirs, -1 to 1.
+        query_token: The query token as text.
+        document_token: The document token with the highest similarity, as text.
+        similarity: Similarity of the two tokens, -1 to 1.
     """
 
     query_token: str
@@ -263,15 +264,15 @@ class TokenMatch:
 
 @dataclass(frozen=True)
 class ShownDocument:
-    """A document as a report shows it.
+    """A document as shown in a report.
 
     Attributes:
-        id: Its id.
-        text: Its first characters, at most `SNIPPET`.
-        grade: What the judges gave it; None where they did not judge it.
-        rank: Where it was found, from 1; None where it is not among the documents kept.
-        score: What it scored; None with ``rank``.
-        matches: For a ColBERT, the query's tokens in order with what each met; empty otherwise.
+        id: Document id.
+        text: First characters of the text, at most `SNIPPET`.
+        grade: Relevance grade; None if the document was not judged.
+        rank: Rank in the run, from 1; None if the document is not among those kept.
+        score: Score in the run; None if ``rank`` is None.
+        matches: For a ColBERT, the query's tokens in order with the best match of each; empty otherwise.
     """
 
     id: str
@@ -283,7 +284,7 @@ class ShownDocument:
 
 
 SNIPPET = 400
-"""Characters of a document that a report shows."""
+"""Maximum number of characters of a document in a report."""
 
 
 @dataclass(frozen=True)
@@ -291,12 +292,12 @@ class WorstQuery:
     """One of the queries with the lowest nDCG@10.
 
     Attributes:
-        query: Its id.
-        text: Its text.
-        score: Its nDCG@10.
-        found: The documents found first, at most three, best first; empty where nothing was found.
-        wanted: Relevant documents, at most three, the best grade first.
-        relevant: How many documents are relevant.
+        query: Query id.
+        text: Text of the query.
+        score: nDCG@10 of the query.
+        found: Top retrieved documents, at most three, best first; empty if nothing was found.
+        wanted: Relevant documents, at most three, highest grade first.
+        relevant: Number of relevant documents.
     """
 
     query: str
@@ -309,15 +310,15 @@ class WorstQuery:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a baseline scored on the same collection, under the same policy and cut.
+    """Scores of a baseline on the same collection, with the same policy and k.
 
     Attributes:
         name: ``bm25``.
-        parameters: Its settings.
+        parameters: Settings of the baseline.
         measures: Measure -> mean over the judged queries.
-        interval: Of its nDCG@10.
-        run: Its TREC run; None when no folder was written.
-        per_query: The scores of every query, as for the system; None when no folder was written.
+        interval: Bootstrap interval of nDCG@10.
+        run: TREC run; None if no folder was written.
+        per_query: Scores per query, in the system's format; None if no folder was written.
     """
 
     name: str
@@ -330,40 +331,40 @@ class Baseline:
 
 @dataclass(frozen=True)
 class CollectionResult:
-    """What a system scored on one split of a collection, and how.
+    """Scores of a system on one split of a collection, with the conditions of the evaluation.
 
     Attributes:
-        name: The collection, such as ``scifact`` or ``cqadupstack-android``.
-        split: Its split.
-        group: The data set that it is one of several parts of, such as ``cqadupstack``; None where it stands for itself.
-        group_size: How many parts the group has; 1 without a group. The group's score is their unweighted mean, and it counts once.
-        in_domain: Whoever evaluated says that the model was trained on this collection's training data; False is out of domain.
-        licence: Of the data, as its publisher states it; None where that is not known.
-        revision: Of the data: a commit, a version or a checksum of the archive; None for a local folder.
-        documents: Documents searched, which is all of them.
-        queries: Judged queries: the number that every mean is over.
-        judgements: Judgements of the split, of any grade.
-        use_title: Titles were part of the documents' text.
-        exclude_self: A document with the query's own id was dropped before the cut.
-        k: Documents kept for a query, at most.
+        name: Name of the collection, such as ``scifact`` or ``cqadupstack-android``.
+        split: Split of the judgements.
+        group: Data set that the collection is a part of, such as ``cqadupstack``; None if it is a data set of its own.
+        group_size: Number of collections in the group; 1 without a group. The group counts once, by their unweighted mean.
+        in_domain: Whether the model was trained on this collection's training data, according to the caller; False means out of domain.
+        licence: Licence of the data as stated by its publisher; None if unknown.
+        revision: Revision of the data: a commit, a version or a checksum of the archive; None for a local folder.
+        documents: Number of documents searched, which is all documents of the collection.
+        queries: Number of judged queries; every mean is over these.
+        judgements: Number of judgements in the split, of any grade.
+        use_title: Whether titles were part of the documents' text.
+        exclude_self: Whether a document with the query's own id was dropped before the run was cut.
+        k: Maximum number of documents kept per query.
         measures: Measure -> mean over the judged queries.
-        interval: Of nDCG@10.
-        judged: Share of the first ten documents that were judged, mean over the judged queries: where it is low, the score says
-            little, for what nobody judged counts as wrong.
-        unanswered: Judged queries for which nothing was found; each scores 0.
-        truncated: Texts that were longer than the model reads.
-        empty_texts: Documents without a text.
-        index: What was searched.
-        cached: Documents whose vectors were there already, from an earlier evaluation.
-        seconds: Wall clock of ``encode_documents``, ``index``, ``encode_queries`` and ``search`` for a model, of ``search`` alone
-            (indexing included) for BM25, of each baseline, of ``check``, reading and checking the data beforehand, and of ``other``:
-            reading again, scoring, writing.
-        run: The TREC run; None when no folder was written.
-        per_query: The scores of every query, ``{query: {measure: value}}``; None when no folder was written.
-        query_texts: The judged queries, ``{query: text}``; None when no folder was written.
-        data_sha256: Checksum over documents, queries and judgements: equal checksums are the same data.
-        worst: The queries with the lowest nDCG@10, at most ten, the worst first and equals by id.
-        baselines: What the baselines scored.
+        interval: Bootstrap interval of nDCG@10.
+        judged: Share of the first ten documents that have a judgement, mean over the judged queries. If it is low, the score says little,
+            since unjudged documents count as irrelevant.
+        unanswered: Number of judged queries without any retrieved document; each scores 0.
+        truncated: Number of texts that exceed the model's maximum length.
+        empty_texts: Number of documents without text.
+        index: The index that was searched.
+        cached: Number of documents whose vectors came from an earlier evaluation.
+        seconds: Wall-clock time per step, in seconds. For a model: ``encode_documents``, ``index``, ``encode_queries`` and ``search``;
+            for BM25: ``search``, indexing included. Also one entry per baseline, ``check`` (reading and checking the data beforehand)
+            and ``other`` (reading again, scoring, writing).
+        run: TREC run; None if no folder was written.
+        per_query: Scores per query, ``{query: {measure: value}}``; None if no folder was written.
+        query_texts: Texts of the judged queries, ``{query: text}``; None if no folder was written.
+        data_sha256: Checksum of documents, queries and judgements; equal checksums mean equal data.
+        worst: Queries with the lowest nDCG@10, at most ten, lowest first; ties are ordered by id.
+        baselines: Scores of the baselines.
     """
 
     name: str
@@ -397,26 +398,26 @@ class CollectionResult:
 
     @property
     def key(self) -> str:
-        """The collection with its split, as files and tables name it: ``scifact.test``."""
+        """Collection and split, as in files and tables: ``scifact.test``."""
         return f"{self.name}.{self.split}"
 
     def part(self, value: float | None = None) -> Part:
-        """What ``quiver.eval.averages`` has to know of it.
+        """The collection as input to ``quiver.eval.averages``.
 
         Args:
-            value: The score that is averaged; None where only the grouping matters, or there is none.
+            value: Score to average; None if only the grouping matters, or if there is no score.
         """
         return Part(self.name, self.split, self.group, self.group_size, value)
 
 
 @dataclass(frozen=True)
 class Results:
-    """One system on one or more collections.
+    """Results of one system on one or more collections.
 
     Attributes:
-        system: What was evaluated.
-        collections: What it scored, in the order the collections were given in.
-        provenance: Where and how.
+        system: The evaluated system.
+        collections: Results per collection, in the order the collections were given in.
+        provenance: How, when and on which machine the results were computed.
     """
 
     system: System
@@ -425,28 +426,28 @@ class Results:
 
     @property
     def headline(self) -> float | None:
-        """The mean nDCG@10 over the data sets, a group counting once; None if there are none, or a group lacks a part."""
+        """Mean nDCG@10 over the data sets, where a group counts once; None if there are no data sets or a group lacks a part."""
         scores = data_sets(self.parts(HEADLINE))
         return average(scores, list(scores)).value
 
     def parts(self, measure: str) -> list[Part]:
-        """What ``quiver.eval.averages`` has to know of the collections.
+        """The collections as input to ``quiver.eval.averages``.
 
         Args:
-            measure: Name of a measure; a collection that was not scored by it has no value.
+            measure: Name of a measure; a collection without it has the value None.
         """
         return [each.part(each.measures.get(measure)) for each in self.collections]
 
 
 def check_results(results: Results, where: str) -> None:
-    """Check what the types of the fields cannot say, see `check_collection`, and that no collection is there twice.
+    """Check constraints that the field types do not express: those of `check_collection`, and that no collection occurs twice.
 
     Args:
-        results: As they were read.
-        where: The file to name in errors.
+        results: Results as read from a file.
+        where: File to name in errors.
 
     Raises:
-        InputError: Something cannot be; names the first such field.
+        InputError: A value is impossible; names the first such field.
     """
     keys: set[str] = set()
     for place, collection in enumerate(results.collections):
@@ -457,14 +458,14 @@ def check_results(results: Results, where: str) -> None:
 
 
 def check_collection(collection: CollectionResult, where: str) -> None:
-    """Check that the numbers are possible: fractions within 0 and 1, nothing counted or timed below 0, intervals in order.
+    """Check that the numbers are possible: fractions within 0 and 1, counts and times >= 0, intervals in order.
 
     Args:
-        collection: As it was read.
-        where: The place to name in errors.
+        collection: Result as read from a file.
+        where: Place to name in errors.
 
     Raises:
-        InputError: Something cannot be; names the first such field.
+        InputError: A value is impossible; names the first such field.
     """
     _check_measures(collection.measures, collection.interval, where)
     for place, baseline in enumerate(collection.baselines):
@@ -491,7 +492,7 @@ _COUNTS = ("documents", "queries", "judgements", "k", "unanswered", "empty_texts
 
 _DAMAGED = "the file is damaged or was changed by hand"
 
-# A mean of ones may be a rounding above one.
+# A mean of ones may exceed 1 by a rounding error.
 _ROUNDING = 1e-9
 
 
@@ -510,15 +511,15 @@ def _check_fraction(fraction: float, where: str) -> None:
 
 
 SCHEMA = "quiver-results/2"
-"""Name and version of the format, the value of ``schema`` in the file."""
+"""Name and version of the format: the value of ``schema`` in the file."""
 
 FILE = "results.json"
-"""The file whose presence says that a folder of results is complete."""
+"""File whose presence means that a results folder is complete."""
 
 REPORTS = ("report.md", "report.html")
 """Reports that ``quiver evaluate`` writes beside the results."""
 
-# Where results are made before they are published: a hidden folder inside the target.
+# Results are written to a hidden folder inside the target before they are published.
 _STAGE = ".unfinished"
 _PLAN = "plan.json"
 _FINISHED = "finished"
@@ -526,10 +527,10 @@ _LOCK = "lock"
 
 
 def write_results(results: Results, folder: Path) -> Path:
-    """Write ``results.json`` into an existing folder, whole or not at all; what it names must be there already.
+    """Write ``results.json`` into an existing folder, atomically; the files that it names must exist already.
 
     Returns:
-        The file.
+        Path of the written file.
     """
     content = {"schema": SCHEMA, HEADLINE: results.headline, **asdict(results)}
     write_json(folder / FILE, content)
@@ -537,11 +538,11 @@ def write_results(results: Results, folder: Path) -> Path:
 
 
 def read_results(folder: str | Path) -> Results:
-    """Read a folder of results and check that it is whole: format, types, headline, and the checksum of every file.
+    """Read a results folder and check that it is complete: format, types, headline, and the checksum of every file.
 
     Raises:
-        InputError: There is no ``results.json`` (the evaluation did not finish, or its output is elsewhere), it is damaged or
-            of another program, or a file it names is missing or has changed.
+        InputError: There is no ``results.json`` (the evaluation did not finish, or its output is elsewhere), the file is damaged or was
+            written by another program, or a file that it names is missing or has changed.
     """
     path = Path(folder) / FILE
     if not path.is_file():
@@ -564,11 +565,11 @@ def read_results(folder: str | Path) -> Results:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """The JSON object of a file, of which nothing else is known yet; empty where it is something else."""
+    """The JSON object in a file, without further checks; an empty dictionary if the file holds another JSON value."""
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text, parse_constant=partial(_refuse_constant, path))
-        if "\\ud" in text.lower():  # half of a surrogate pair is legal JSON and no text: every report would fail on it
+        if "\\ud" in text.lower():  # an unpaired surrogate is legal JSON, but writing it into a report would fail
             json.dumps(content, ensure_ascii=False).encode("utf-8")
     except InputError:
         raise
@@ -576,16 +577,16 @@ def _content(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg}); the file is damaged, run quiver evaluate again") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8; the file is damaged, run quiver evaluate again") from error
-    except (ValueError, RecursionError) as error:  # an unpaired surrogate, a number of 5,000 digits, a thousand brackets
+    except (ValueError, RecursionError) as error:  # an unpaired surrogate, a number with 5,000 digits, deeply nested brackets
         raise InputError(f"{path}: cannot be read ({str(error)[:80]}); the file is damaged, run quiver evaluate again") from error
     return content if isinstance(content, dict) else {}
 
 
 class Stage:
-    """Results that are being made: the private folder their files go into, and the collections that are finished.
+    """Results in progress: the private folder for their files, and the finished collections.
 
     Attributes:
-        folder: Where runs and scores by query are written, under the names that ``results.json`` gives them.
+        folder: Folder for runs and scores per query, with the file names used in ``results.json``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -593,19 +594,18 @@ class Stage:
         self._finished = folder / _FINISHED
 
     def keep(self, result: CollectionResult) -> None:
-        """Note a collection as finished: after a kill it is not scored again."""
+        """Record a collection as finished, so that a resumed evaluation does not score it again."""
         write_json(self._finished / f"{result.key}.json", asdict(result))
 
     def finished(self, key: str, conditions: Mapping[str, object]) -> CollectionResult | None:
-        """A collection that an evaluation with the same plan finished before it was stopped.
+        """The result of a collection that an interrupted evaluation with the same plan has finished.
 
         Args:
-            key: The collection with its split.
-            conditions: Fields of the result with the values they would have now: the data's checksum, the policy. Under others the
-                result is not this one.
+            key: Collection and split.
+            conditions: Field -> value that the result must have to be reused, such as the data checksum and the policy.
 
         Returns:
-            Its result, if it is there and its files are whole.
+            The result, or None if there is none, its files are damaged, or ``conditions`` do not hold.
         """
         path = self._finished / f"{key}.json"
         if not path.is_file():
@@ -624,25 +624,29 @@ class Stage:
         return None if changed else result
 
     def any_finished(self) -> bool:
-        """Whether there is something to take over."""
+        """Whether at least one collection is finished."""
         return any(self._finished.glob("*.json"))
 
 
 @contextmanager
 def results_folder(folder: Path, plan: Mapping[str, object], *, overwrite: bool = False) -> Iterator[Stage]:
-    """A private folder to write results into; its files appear in ``folder`` when the block ends without an error.
+    """A private folder to write results into; its files move to ``folder`` when the block ends without an error.
 
-    ``results.json`` moves last, and an old one goes first: after a kill at any instruction a reader finds the old results,
-    the new ones, or none, never a mixture. Whatever else the folder holds stays. What was finished when the block ends with an
-    error, or the process is killed, waits in ``.unfinished`` for the next evaluation with an equal plan.
+    An old ``results.json`` is removed first and the new one is moved last. A process killed at any point leaves the old results, the new
+    ones or none, never a mixture. Other files in the folder are kept. If the block ends with an error or the process is killed, finished
+    collections stay in ``.unfinished`` for the next evaluation with an equal plan.
 
     Args:
-        folder: Where the results will be.
-        plan: Everything but the data that decides them, as JSON; another plan starts anew.
-        overwrite: Replace the results that are there.
+        folder: Folder for the results.
+        plan: All settings that decide the results, except the data, as JSON; an evaluation with another plan starts from the beginning.
+        overwrite: Replace existing results.
+
+    Yields:
+        The stage to write into.
 
     Raises:
-        InputError: ``refuse_existing`` has an objection, or the folder cannot be written.
+        InputError: ``refuse_existing`` raises, another evaluation is writing there or was interrupted there with another plan, or the
+            folder cannot be written.
     """
     refuse_existing(folder, overwrite=overwrite)
     created = not folder.exists()
@@ -665,7 +669,7 @@ def results_folder(folder: Path, plan: Mapping[str, object], *, overwrite: bool 
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """The stage, made if it is not there, for one process alone; the lock goes with the process, however that ends."""
+    """Hold an exclusive lock on the stage, creating its folder first; the operating system releases the lock if the process ends."""
     lock = FileLock(root / _LOCK)
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -675,7 +679,7 @@ def _locked(root: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"{root.parent}: cannot be written ({error.strerror})") from error
     try:
-        if not (root / _LOCK).exists():  # the stage of another evaluation, which was cleared between the two steps
+        if not (root / _LOCK).exists():  # another evaluation removed its stage between the two steps
             raise InputError(f"{root.parent}: another evaluation was writing here until now; run this one again")
         yield
     finally:
@@ -683,11 +687,7 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> None:
-    """Go on with a stage of the same plan; start anew otherwise, but never at the price of what another has finished.
-
-    Raises:
-        InputError: Another plan has finished collections here and ``overwrite`` is off, or the folder cannot be written.
-    """
+    """Resume a stage with the same plan, otherwise start a new one; finished collections of another plan need ``overwrite``."""
     content = json.dumps(plan, indent=2, sort_keys=True)
     path = stage.folder / _PLAN
     before = path.read_text(encoding="utf-8") if path.is_file() else None
@@ -710,7 +710,7 @@ def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> No
 
 
 def _differing(before: str, plan: Mapping[str, object]) -> str:
-    """The parts of a plan that an older one has otherwise."""
+    """Names of the entries of a plan that differ from an older plan."""
     try:
         old = json.loads(before)
     except ValueError:
@@ -720,17 +720,17 @@ def _differing(before: str, plan: Mapping[str, object]) -> str:
 
 
 def _remove(root: Path) -> None:
-    """Clear a stage: out of the way in one step, so that the next evaluation never meets half of it."""
+    """Remove a stage; renaming it first ensures that another evaluation never sees a half-deleted folder."""
     gone = root.with_name(f"{root.name}-{uuid.uuid4().hex[:12]}")
     root.rename(gone)
     shutil.rmtree(gone)
 
 
 def refuse_existing(folder: Path, *, overwrite: bool) -> None:
-    """Say early that the output cannot go there.
+    """Check early that results can be written to ``folder``.
 
     Raises:
-        InputError: It is not a folder, or it holds results already and ``overwrite`` is off.
+        InputError: ``folder`` is not a folder, or it holds results already and ``overwrite`` is off.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: cannot hold results, it is a file; name a folder")
@@ -742,7 +742,7 @@ def _publish(stage: Path, folder: Path) -> None:
     old = _named_files(folder)
     (folder / FILE).unlink(missing_ok=True)
     sync_folder(folder)
-    # What only the old results name, and the reports of them, would otherwise stand beside the new ones.
+    # Remove files that only the old results name, and the old reports; they would otherwise stay beside the new results.
     for path in (*old, *(folder / name for name in REPORTS)):
         path.unlink(missing_ok=True)
     own = {stage / _PLAN, stage / _LOCK, *(stage / _FINISHED).iterdir()}
@@ -755,7 +755,7 @@ def _publish(stage: Path, folder: Path) -> None:
 
 
 def _named_files(folder: Path) -> list[Path]:
-    """The files that the results in a folder name; none where there are no sound results."""
+    """Files named by the results in a folder; empty if there are no valid results."""
     if not (folder / FILE).is_file():
         return []
     try:

@@ -1,22 +1,20 @@
-"""How sure a mean over queries is, and whether two systems differ by more than the luck of which queries were asked.
+"""Confidence intervals of means over queries, and significance tests of the difference between two systems.
 
-The unit is the query: two systems answer the same ones, so a comparison is paired and needs no assumption on how scores are
-distributed, only that the queries are a sample of those people ask. A result says nothing about other collections, nor about
-another training run of the same recipe.
+The unit is the query. Both systems answer the same queries, so a comparison is paired. It makes no assumption about the distribution of
+scores, only that the queries are a sample of those that users ask. A result says nothing about other collections or about another
+training run of the same recipe.
 
-A collection may come in parts (the forums of CQADupStack), and an average is over collections: there the score is the unweighted
-mean of means, queries are drawn and flipped inside their part, and one part weighs as much as another however many queries it has.
-Parts and their weights are fixed, not sampled.
+A collection may have parts (the forums of CQADupStack), and an average is over collections. The score is then the unweighted mean of the
+parts' means: queries are resampled, and signs flipped, within their part, and all parts have the same weight whatever their number of
+queries. Parts and weights are fixed, not sampled.
 
-Every number is a function of the scores and the seed: the order of the queries does not matter, nor which system comes first.
-Memory is a few times the number of resamples or permutations, 2 MB at the defaults, however many queries there are.
+Every number is a function of the scores and the seed. It depends neither on the order of the queries nor on which system comes first.
+Memory is a few times the number of resamples or permutations (2 MB at the defaults), independent of the number of queries.
 
-This module knows nothing of files, collections or reports.
-
-Sources: Smucker, Allan and Carterette 2007, doi 10.1145/1321440.1321528 (the randomisation test on means over queries, and why not
-Wilcoxon's or the sign test); Efron 1979, doi 10.1214/aos/1176344552 (the bootstrap; the percentile interval is in Efron 1981,
+Sources: Smucker, Allan and Carterette 2007, doi 10.1145/1321440.1321528 (the randomisation test on means over queries, and the case
+against Wilcoxon's and the sign test); Efron 1979, doi 10.1214/aos/1176344552 (the bootstrap; the percentile interval is in Efron 1981,
 doi 10.2307/3314608); Holm 1979, Scandinavian Journal of Statistics 6(2), 65-70; Phipson and Smyth 2010, doi 10.2202/1544-6115.1585
-(why a sampled p is (b + 1) / (m + 1)).
+(a sampled p is (b + 1) / (m + 1)).
 """
 
 from __future__ import annotations
@@ -31,32 +29,32 @@ from numpy.typing import ArrayLike, NDArray
 from quiver.eval.results import Interval
 
 LEVEL = 0.95
-"""Confidence of an interval."""
+"""Confidence level of an interval."""
 
 RESAMPLES = 10_000
-"""Samples of the queries, with replacement, behind an interval."""
+"""Number of bootstrap resamples of the queries for an interval."""
 
 PERMUTATIONS = 100_000
-"""Assignments of signs behind a p: no smaller p than 1 in this many comes out of a sample."""
+"""Maximum number of sign assignments for a p value; 1 / (PERMUTATIONS + 1) is the smallest p that a random sample can give."""
 
 TIE = 1e-12
-"""Scores no further apart than this are a tie. Rounding is below 1e-14; the smallest step of a measure is MAP's, some 1e-9."""
+"""Scores that differ by at most this are a tie. Rounding is below 1e-14; the smallest step of a measure is that of MAP, about 1e-9."""
 
 CHANGED = 10
-"""Queries that a comparison names in each direction."""
+"""Number of queries with the largest changes that a comparison lists in each direction."""
 
 
 def bootstrap_interval(values: ArrayLike, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-    """The percentile bootstrap interval of a mean over queries.
+    """Percentile bootstrap interval of a mean over queries.
 
     Args:
-        values: One score a query.
-        level: Share of the resampled means inside, 0 < level < 1.
-        resamples: Samples drawn with replacement.
-        seed: Of the draws.
+        values: One score per query.
+        level: Confidence level, 0 < level < 1.
+        resamples: Number of samples drawn with replacement.
+        seed: Random seed of the draws.
 
     Raises:
-        ValueError: There are no values, one is not finite, or an option is out of range.
+        ValueError: ``values`` is empty or holds a value that is not finite, or an option is out of range.
 
     Example:
         >>> bootstrap_interval([0.5, 0.5, 0.5])
@@ -73,17 +71,17 @@ def stratified_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The percentile bootstrap interval of a mean of means; queries are drawn inside their part.
+    """Percentile bootstrap interval of a weighted mean of the parts' means; queries are resampled within their part.
 
     Args:
-        parts: The scores of each part.
-        weights: Of the parts; they sum to 1. None weighs all alike.
-        level: Share of the resampled means inside, 0 < level < 1.
-        resamples: Samples drawn with replacement.
-        seed: Of the draws.
+        parts: Scores of each part.
+        weights: Weights of the parts, with sum 1; None gives all parts the same weight.
+        level: Confidence level, 0 < level < 1.
+        resamples: Number of samples drawn with replacement.
+        seed: Random seed of the draws.
 
     Raises:
-        ValueError: There are no parts, one is empty, a value is not finite, or an option is out of range.
+        ValueError: There are no parts, a part is empty, a value is not finite, or an option is out of range.
 
     Example:
         >>> stratified_interval([[0.0, 0.0, 0.0], [1.0]], weights=[0.25, 0.75])
@@ -96,13 +94,13 @@ def stratified_interval(
     checked = [_finite(values) for values in parts]
     shares = _weights(weights, len(checked))
     centre = math.fsum(share * (math.fsum(values) / len(values)) for share, values in zip(shares, checked, strict=True))
-    # Sorted and with a mean >= 0, so that the draws meet the same values whatever the order of the queries, and two systems that
-    # change places have the same interval with the other sign.
+    # Sort, and make the mean >= 0: the draws then select the same values for any order of the queries, and exchanging the two systems
+    # gives the mirrored interval.
     side = -1.0 if centre < 0 else 1.0
     rng = np.random.default_rng(seed)
     deviations = np.zeros(resamples)
     for share, values in zip(shares, checked, strict=True):
-        # Around the mean, so that equal scores give an interval without width instead of one of rounding errors.
+        # Resample deviations from the mean: equal scores then give an interval of width 0, free of rounding errors.
         ordered = np.sort(side * (values - math.fsum(values) / len(values)))
         deviations += share / len(values) * _resampled_sums(ordered, resamples, rng)
     low, high = sorted((side * np.quantile(deviations, [(1 - level) / 2, (1 + level) / 2])).tolist())
@@ -110,7 +108,7 @@ def stratified_interval(
 
 
 def _resampled_sums(values: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Sums of ``len(values)`` values drawn with replacement; all resamples draw at once, so no matrix of draws is ever held."""
+    """Sums of ``len(values)`` values drawn with replacement, without ever holding a matrix of all draws."""
     sums = np.zeros(resamples)
     for _ in range(len(values)):
         sums += values[rng.integers(len(values), size=resamples)]
@@ -118,23 +116,23 @@ def _resampled_sums(values: NDArray[np.float64], resamples: int, rng: np.random.
 
 
 def sign_flip(differences: ArrayLike, *, permutations: int = PERMUTATIONS, seed: int = 0) -> float:
-    """The two-sided p of the paired randomisation test: how often a sum at least this far from 0 comes of random signs.
+    """Two-sided p value of the paired randomisation test: the probability that random signs give a sum at least this far from 0.
 
-    If it made no difference which system answered, each query's difference would have either sign with equal chance. All
-    assignments of signs are enumerated where there are no more than ``permutations``, and otherwise so many are drawn; then the
-    observed one counts as one of them, so that p is never 0 and the test keeps its level.
+    Under the null hypothesis the two systems are exchangeable, so each query's difference has either sign with equal probability. If
+    there are at most ``permutations`` sign assignments, all are enumerated. Otherwise ``permutations`` random ones are drawn, and the
+    observed one is counted as well, so that p is never 0 and the test keeps its level.
 
     Args:
-        differences: One a query, second system minus first; scaled by the weights of their parts for a mean of means. Zeros cannot
-            change a sum and are left out, so that few queries that differ are enumerated even among many that do not.
-        permutations: Assignments of signs, at most.
-        seed: Of the draws; nothing is drawn where they are enumerated.
+        differences: One per query, second system minus first; for a weighted mean of means, scaled by the weight of the query's part.
+            Zeros do not change a sum and are dropped first, so a few nonzero differences are enumerated even among many zeros.
+        permutations: Maximum number of sign assignments.
+        seed: Random seed of the draws; unused if all assignments are enumerated.
 
     Returns:
-        p, 0 < p <= 1; 1 where all differences are zero.
+        p, 0 < p <= 1; 1 if all differences are zero.
 
     Raises:
-        ValueError: There are no differences, one is not finite, or ``permutations`` < 1.
+        ValueError: ``differences`` is empty or holds a value that is not finite, or ``permutations`` < 1.
 
     Example:
         Of the eight sums of +-1, +-2 and +-3, two are as far from 0 as 6.
@@ -145,10 +143,10 @@ def sign_flip(differences: ArrayLike, *, permutations: int = PERMUTATIONS, seed:
     if permutations < 1:
         raise ValueError(f"permutations must be >= 1, got {permutations}")
     given = _finite(differences)
-    # Random signs make the sign of a difference irrelevant; without it and sorted, p depends on neither the order of the queries nor
-    # on which system comes first.
+    # The random signs make the sign of a difference irrelevant. With sorted absolute values, p depends neither on the order of the
+    # queries nor on which system comes first.
     sizes = np.sort(np.abs(given[given != 0]))
-    # Sums that are equal on paper differ by rounding, and have to count as equal.
+    # Sums that are mathematically equal differ by rounding, and must count as equal.
     reached = abs(math.fsum(given)) - 1e-12 * math.fsum(sizes)
     if len(sizes) < permutations.bit_length():  # 2**len(sizes) <= permutations
         return float(np.mean(np.abs(_enumerated_sums(sizes)) >= reached))
@@ -176,9 +174,10 @@ def _random_sums(sizes: NDArray[np.float64], permutations: int, rng: np.random.G
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Each p corrected for being one of several, in the order given: below alpha where Holm's step-down test at alpha rejects.
+    """P values after Holm's step-down correction for multiple tests, in the given order.
 
-    The chance of one false rejection or more among them is at most alpha, however the tests depend on each other.
+    A corrected p is below alpha exactly if Holm's test at level alpha rejects. The probability of at least one false rejection is at most
+    alpha, whatever the dependence between the tests.
 
     Raises:
         ValueError: A value is not between 0 and 1.
@@ -199,13 +198,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Change:
-    """What two systems scored on one query.
+    """Scores of two systems on one query.
 
     Attributes:
-        part: The part the query belongs to; a collection with its split in a report.
-        query: Its id.
-        first: What the first system scored.
-        second: What the second system scored.
+        part: Part that the query belongs to; in a report, a collection with its split.
+        query: Id of the query.
+        first: Score of the first system.
+        second: Score of the second system.
     """
 
     part: str
@@ -215,25 +214,25 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """Second minus first."""
+        """Second score minus first score."""
         return self.second - self.first
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """One measure of two systems on the same queries.
+    """Comparison of two systems by one measure on the same queries.
 
     Attributes:
-        first: Mean of the first system; of its means where there are parts.
-        second: The same of the second.
+        first: Mean score of the first system; with several parts, the mean of their means.
+        second: Mean score of the second system, computed in the same way.
         difference: ``second - first``.
         interval: Bootstrap interval of the difference.
-        p: Of the two-sided sign-flip test that the difference is 0, not corrected for other comparisons.
-        wins: Queries on which the second system scores higher, by more than ``TIE``.
-        ties: Queries on which neither does.
-        losses: Queries on which the first system scores higher.
-        gained: The queries that gain most by the second system, the greatest gain first and equals by part and id.
-        lost: Those that lose most, in the same way.
+        p: p value of the two-sided sign-flip test of difference 0, not corrected for multiple comparisons.
+        wins: Number of queries on which the second system scores higher by more than ``TIE``.
+        ties: Number of queries on which the scores differ by at most ``TIE``.
+        losses: Number of queries on which the first system scores higher by more than ``TIE``.
+        gained: Queries with the largest gains of the second system, largest first; ties are ordered by part and id.
+        lost: Queries with the largest losses of the second system, in the same order.
     """
 
     first: float
@@ -253,12 +252,12 @@ def compare_queries(first: Mapping[str, float], second: Mapping[str, float], *, 
 
     Args:
         first: Query id -> score of the first system.
-        second: The same of the second.
-        changed: Queries to name in each direction, at most.
-        seed: Of interval and test.
+        second: Query id -> score of the second system.
+        changed: Maximum number of queries to list in each direction.
+        seed: Random seed of the interval and the test.
 
     Raises:
-        ValueError: The queries differ, there are none, or a score is not finite.
+        ValueError: The systems have different queries or none, or a score is not finite.
 
     Example:
         >>> result = compare_queries({"q1": 0.5, "q2": 0.5, "q3": 1.0}, {"q1": 0.75, "q2": 1.0, "q3": 1.0})
@@ -278,17 +277,17 @@ def compare_parts(
     changed: int = CHANGED,
     seed: int = 0,
 ) -> PairedComparison:
-    """Compare two systems by the means of several parts.
+    """Compare two systems by the weighted mean of their means over several parts.
 
     Args:
         first: Part -> query id -> score of the first system.
-        second: The same of the second.
-        weights: Of the parts, in the order of ``first``; they sum to 1. None weighs all alike.
-        changed: Queries to name in each direction, at most.
-        seed: Of interval and test.
+        second: Part -> query id -> score of the second system.
+        weights: Weights of the parts, in the order of ``first``, with sum 1; None gives all parts the same weight.
+        changed: Maximum number of queries to list in each direction.
+        seed: Random seed of the interval and the test.
 
     Raises:
-        ValueError: Parts or queries differ, there are none, or a score is not finite.
+        ValueError: The systems have different parts or queries, there are none, or a score is not finite.
     """
     if first.keys() != second.keys() or any(first[part].keys() != second[part].keys() for part in first):
         raise ValueError("two systems can only be compared on the same queries")
@@ -296,11 +295,11 @@ def compare_parts(
         raise ValueError("there is nothing to compare: a part has no queries")
     shares = _weights(weights, len(first))
     changes = [[Change(part, query, score, second[part][query]) for query, score in first[part].items()] for part in first]
-    # Ties count as zero everywhere: rounding is no evidence.
+    # Ties count as zero everywhere: a rounding error is not evidence.
     differences = [np.array([0.0 if abs(c.difference) <= TIE else c.difference for c in part]) for part in changes]
     scaled = np.concatenate([share / len(values) * values for share, values in zip(shares, differences, strict=True)])
     means = [_mean_of_means([scores[part].values() for part in first], shares) for scores in (first, second)]
-    # Rounded, so that gains that are equal on paper are ordered by id.
+    # Round, so that mathematically equal gains are ordered by id.
     ordered = sorted(
         (c for part in changes for c in part if abs(c.difference) > TIE), key=lambda c: (-round(abs(c.difference), 12), c.part, c.query)
     )

@@ -1,8 +1,8 @@
-"""Child processes that measure one backend each: ``python -m quiver.eval.bench.child``, and the parent's side of it.
+"""Child processes that each measure one backend (``python -m quiver.eval.bench.child``), and the parent's side of the protocol.
 
-A fresh process has a memory peak of its own, and may run out of memory without ending the benchmark. The protocol is JSON, one object per
-line. The first line names a function of an importable module and its arguments; the function loads a backend and returns what answers the
-further lines:
+A fresh process has its own memory peak, and can run out of memory without ending the benchmark. The protocol is JSON, one object per line.
+The first line names a function of an importable module and its arguments. The function loads a backend, and returns the function that
+answers the following lines:
 
     {"target": "quiver.eval.bench.encoder:open_token_ids", "arguments": {...}}   -> {"weights": 4096}
     {"batches": [[512, 512], [512]]}                                             -> {"before": 1, "above": 2, "reserved": null}
@@ -36,22 +36,22 @@ Answer: TypeAlias = Mapping[str, Any]
 Target: TypeAlias = Callable[..., tuple[Callable[[dict[str, Any]], Answer], Answer]]
 """Loads a backend; returns the function that answers requests, and the answer to the first line."""
 
-# Blocks above 64 KiB become mappings of their own, which go back to the system when they are freed, so that the resident set is the memory
-# in use. By default glibc keeps freed blocks of up to 32 MiB. Other C libraries ignore the variable.
+# malloc serves blocks above this threshold (64 KiB) by separate mappings, which return to the system when they are freed, so that the
+# resident set equals the memory in use. By default glibc keeps freed blocks of up to 32 MiB. Other C libraries ignore the variable.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "TOKENIZERS_PARALLELISM": "false"}
 
 STATUS = Path("/proc/self/status")
 
-# Messages of torch where it raises no OutOfMemoryError: its CPU allocator, the CUDA runtime, cuBLAS.
+# Out-of-memory messages of torch errors that are not OutOfMemoryError: from its CPU allocator, the CUDA runtime and cuBLAS.
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class ChildError(RuntimeError):
-    """A child process failed, for another reason than a signal; the message is the last line of its output."""
+    """A child process failed for another reason than a signal; the message is the last line of its output."""
 
 
 class KilledError(Exception):
-    """A signal ended the child process; on Linux that is how running out of memory ends."""
+    """A signal ended the child process; on Linux, running out of memory ends this way."""
 
 
 class Child:
@@ -88,12 +88,12 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            # The folder of our package: "-m" looks in the working folder first, which may hold another "quiver".
+            # Use the parent of this package as working folder: "-m" looks there first, and another folder may hold another "quiver".
             cwd=Path(quiver.__file__).resolve().parents[1],
             env={**os.environ, **environment},
             text=True,
             encoding="utf-8",
-            # A process group of its own: a grandchild would keep the pipe open after its parent was killed.
+            # Start a new process group: after the child was killed, a surviving grandchild would keep the pipe open.
             start_new_session=timeout is not None,
         )
         try:
@@ -139,7 +139,7 @@ class Child:
             timer.daemon = True
             timer.start()
         try:
-            with suppress(BrokenPipeError):  # the child has ended; the empty answer says so
+            with suppress(BrokenPipeError):  # the child has ended, and readline below returns an empty line
                 self._process.stdin.write(request + "\n")
                 self._process.stdin.flush()
             return self._process.stdout.readline()
@@ -214,21 +214,21 @@ def main() -> None:
 
 
 def _private_stdout() -> TextIO:
-    """Keep standard output for answers; what libraries print goes to standard error."""
+    """Reserve standard output for answers, and redirect what libraries print to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
 
 
 def _prefer_to_be_killed() -> None:
-    """When memory runs out, let Linux end this process rather than another."""
+    """Make Linux end this process first if the system runs out of memory."""
     score = Path("/proc/self/oom_score_adj")
     if score.is_file():
         score.write_text("1000", encoding="ascii")
 
 
 def _one_line_last(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback, and last the line that the parent quotes: torch ends many messages with general advice."""
+    """Print the traceback, then one line for the parent to quote: torch ends many messages with general advice."""
     traceback.print_exception(kind, error, trace)
     lines = str(error).strip().splitlines()
     sys.stderr.write(f"{kind.__name__}: {lines[0] if lines else 'no message'}\n")

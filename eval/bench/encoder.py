@@ -1,10 +1,11 @@
-"""Encoder benchmark: speed and memory of an encoder beside other libraries with the same weights.
+"""Encoder benchmark: speed and memory of an encoder, compared with other libraries that run the same weights.
 
-Cases are sets of token ids: the four synthetic sets of the ModernBERT paper, six small ones for CPUs, or lengths given by the user. With
-texts, tokenizing is included and every library forms its own batches. Differences between the outputs are part of the result.
+A case is a set of token ids: one of the four synthetic sets of the ModernBERT paper, one of six small ones for CPUs, or documents with
+lengths given by the user. With texts, tokenizing is included and every library forms its own batches. Differences between the outputs are
+part of the result.
 
-The lengths of the paper's variable sets are exact: drawn from torch's CPU generator with seed 42, truncated and clamped, they give the
-totals and extremes of Table 10. A smaller set is the beginning of the whole one.
+The lengths of the paper's variable sets are reproduced exactly: drawn from torch's CPU generator with seed 42, truncated and clamped, they
+give the totals and extremes of Table 10. A smaller set consists of the first documents of the whole set.
 
 Shapes: B documents, N real tokens of a batch, D model width, V vocabulary.
 Source: ModernBERT, arXiv:2412.13663, section 4 and appendix F.
@@ -83,23 +84,23 @@ PAPER_DOCUMENTS = 8_192
 """Documents in each set of the paper."""
 
 BATCH_TOKENS: Mapping[str, int] = {"cpu": 8_192, "cuda": 131_072}
-"""Device -> default for the average tokens per batch."""
+"""Device -> default average number of tokens per batch."""
 
 CPU_TABLE = ("512x8", "variable-256x16", "512x2+32x14", "2048x2", "4096+2500", "8192")
-"""Cases that a CPU finishes within a minute, as `parse_lengths` reads them."""
+"""Cases that take less than a minute on a CPU, in the syntax of `parse_lengths`."""
 
 LARGEST_BATCH = "largest batch"
 """Name of the case with the largest batches."""
 
-# The search for the largest batch: largest number of documents, and precision as a share of the result.
+# Search for the largest batch: maximum number of documents, and precision as a share of the result.
 _CEILING = 1 << 20
 _TOLERANCE = 1 / 64
 
 _OVER_BUDGET = "over the budget"
 _LENGTH_SEED = 42
-# Range of the paper's random token ids; a smaller vocabulary gives fewer.
+# Range of the paper's random token ids; a smaller vocabulary restricts it.
 _FIRST_ID, _LAST_ID = 100, 16_000
-# Rows of the paper's Table 2 in the chart: the base models that read 8,192 tokens, and BERT.
+# Rows of the paper's Table 2 in the chart: the base models that support 8,192 tokens, and BERT.
 _CHARTED = ("ModernBERT", "GTE-en-MLM xformers", "NomicBERT", "BERT")
 
 
@@ -109,7 +110,7 @@ class LengthDistribution:
 
     Attributes:
         mean: Mean of a normal distribution.
-        deviation: Its standard deviation; 0 for a fixed length.
+        deviation: Standard deviation; 0 for a fixed length.
         shortest: Shorter draws are raised to this.
         longest: Longer draws are cut to this.
     """
@@ -120,9 +121,9 @@ class LengthDistribution:
     longest: int
 
     def draw(self, documents: int) -> tuple[int, ...]:
-        """Lengths of the first ``documents`` documents of a set."""
+        """Draw the lengths of the first ``documents`` documents of a set."""
         generator = torch.Generator().manual_seed(_LENGTH_SEED)
-        # Always draw the whole set: torch's generator gives other numbers for another count.
+        # Always draw the whole set: torch's generator gives different numbers for a different count.
         drawn = torch.normal(float(self.mean), float(self.deviation), (PAPER_DOCUMENTS,), generator=generator)
         return tuple(drawn.clamp(self.shortest, self.longest).long()[:documents].tolist())
 
@@ -179,10 +180,10 @@ _TERM = re.compile(r"(?P<what>.+?)(?:x(?P<count>\d+))?")
 
 
 def parse_lengths(text: str) -> Workload:
-    """Read lengths: terms joined by ``+``, each a number of tokens or the name of a set, times an optional count.
+    """Parse lengths: terms joined by ``+``, each a number of tokens or the name of a set, with an optional count.
 
     Args:
-        text: Such as ``512x8``, ``512x2+32x14``, ``4096+2500`` or ``variable-256x16``.
+        text: Text such as ``512x8``, ``512x2+32x14``, ``4096+2500`` or ``variable-256x16``.
 
     Raises:
         InputError: A term is malformed, or a length or count is 0; names the term.
@@ -209,7 +210,7 @@ def parse_lengths(text: str) -> Workload:
 
 
 def batch_documents(workload: Workload, *, batch_size: int | None, batch_tokens: int) -> int:
-    """Return the documents per batch, at least one: ``batch_size``, or so many that batches hold about ``batch_tokens`` tokens.
+    """Return the documents per batch, at least one: ``batch_size``, or as many as hold about ``batch_tokens`` tokens.
 
     Example:
         >>> batch_documents(Workload("set", (300,) * 30), batch_size=None, batch_tokens=4000)  # 9,000 tokens: two batches
@@ -222,7 +223,7 @@ def batch_documents(workload: Workload, *, batch_size: int | None, batch_tokens:
 
 
 def default_documents(name: str, settings: Settings) -> int:
-    """Return the documents of one of the paper's sets that make one batch of the default size.
+    """Return how many documents of one of the paper's sets make one batch of the default size.
 
     Raises:
         InputError: There is no such set.
@@ -231,7 +232,7 @@ def default_documents(name: str, settings: Settings) -> int:
 
 
 def batches(documents: Sequence[Document], size: int) -> list[Sequence[Document]]:
-    """Split documents into batches of neighbours, as the paper does: not sorted; the last batch may be smaller.
+    """Split documents into batches of consecutive ones, without sorting, as in the paper; the last batch may be smaller.
 
     Example:
         >>> batches([512, 32, 64], 2)
@@ -241,11 +242,11 @@ def batches(documents: Sequence[Document], size: int) -> list[Sequence[Document]
 
 
 def random_documents(lengths: Sequence[int], config: EncoderConfig, *, seed: int) -> Iterator[list[int]]:
-    """Yield one list of random token ids per document; never the padding token, from which some models derive positions.
+    """Yield one list of random token ids per document, without the padding token, from which some models derive positions.
 
     Args:
         lengths: Tokens of each document.
-        config: Gives the vocabulary.
+        config: Configuration with the vocabulary.
         seed: Equal seeds give equal ids.
     """
     size = config.vocab_size
@@ -271,11 +272,11 @@ def bench_token_ids(
     Args:
         model: Preset (random weights), folder or Hugging Face Hub id.
         workloads: The cases; those with documents longer than the model's positions are left out.
-        settings: How to run.
-        backends: Names beside Quiver; None for all other libraries that can run.
+        settings: Settings of the benchmark.
+        backends: Names besides Quiver; None for all other libraries that can run.
         command: Command line to record.
         progress: Show progress bars.
-        available: Name -> backend; ``quiver`` is one of them.
+        available: Name -> backend; must contain ``quiver``.
 
     Returns:
         One case per workload, with Quiver as the first row.
@@ -296,7 +297,7 @@ def bench_token_ids(
         if not chosen:
             raise InputError(f"{model} has {config.max_positions:,} positions, and every set has a longer document; give --lengths")
         loaded = {name: available[name].load(encoder) for name in names}
-        # A round to compare the outputs, which warms up; in training another one that does.
+        # One round compares the outputs and serves as warm-up; training needs another warm-up round.
         passes = len(names) * (settings.rounds + 1 + settings.train) * len(chosen)
         with progress_bar("timing", passes, enabled=progress) as advance:
             cases = [_time_case(loaded, config, workload, settings, advance) for workload in chosen]
@@ -342,7 +343,7 @@ def _batch_size(workload: Workload, settings: Settings) -> int:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A backend with the batches of a case."""
+    """A backend with the prepared batches of a case."""
 
     loaded: LoadedEncoder
     batches: Sequence[Batch]
@@ -374,9 +375,9 @@ class _Prepared:
 
 
 def _backward(batch: Batch) -> None:
-    """Forward and backward through the mean square of each state's component along a fixed direction.
+    """Backpropagate the mean square of each state's component along a fixed direction.
 
-    The mean square of whole states would not do: a final LayerNorm makes it constant, and all gradients would be rounding errors.
+    The mean square of whole states is unsuitable: a final LayerNorm makes it constant, and all gradients would be rounding errors.
     """
     states = batch.real(batch.forward()).float()
     direction = torch.linspace(-1, 1, states.shape[-1], device=states.device)
@@ -444,7 +445,7 @@ def _case(
 
 @torch.no_grad()
 def _state_differences(prepared: Mapping[str, _Prepared], where: str) -> dict[str, float]:
-    """The largest absolute difference of each backend's hidden states from Quiver's, over all real tokens of all batches."""
+    """Largest absolute difference of each backend's hidden states from Quiver's, over all real tokens of all batches."""
     differences = dict.fromkeys(prepared, 0.0)
     for place in range(len(prepared[OWN].batches)):
         reference = _states(OWN, prepared[OWN], place, where)
@@ -459,13 +460,13 @@ def _states(name: str, prepared: _Prepared, place: int, where: str) -> Tensor:
     batch = prepared.batches[place]
     with naming_out_of_memory(name, where):
         states = batch.real(batch.forward()).float()
-    if not states.isfinite().all():  # a maximum of differences would hide a NaN
+    if not states.isfinite().all():  # a maximum of differences does not reveal a NaN
         raise RuntimeError(f"{name}: non-finite hidden states on {where}")
     return states
 
 
 def _gradient_differences(prepared: Mapping[str, _Prepared], where: str) -> dict[str, float]:
-    """The largest difference of each backend's embedding gradient from Quiver's, relative to Quiver's largest; first batch."""
+    """Largest difference of each backend's embedding gradient from Quiver's on the first batch, relative to Quiver's largest value."""
     gradients = {}
     for name, each in prepared.items():
         with naming_out_of_memory(name, where):
@@ -490,18 +491,19 @@ def bench_texts(
     Args:
         model: Folder or Hugging Face Hub id of a bi-encoder.
         texts: Documents.
-        settings: How to run.
+        settings: Settings of the benchmark.
         name: Name of the texts.
-        backends: Names beside Quiver; None for all other libraries that can run.
+        backends: Names besides Quiver; None for all other libraries that can run.
         command: Command line to record.
         progress: Show progress bars.
-        available: Name -> backend; ``quiver`` is one of them and loads Quiver's model.
+        available: Name -> backend; must contain ``quiver``, which loads Quiver's model.
 
     Returns:
         One case, with Quiver as the first row.
 
     Raises:
-        InputError: There are no texts, a setting is for token ids, a backend is unknown or cannot run, or the model is not a bi-encoder.
+        InputError: There are no texts, a setting applies to token ids only, a backend is unknown or cannot run, or the model is not a
+            bi-encoder.
         ValueError: rounds < 1.
     """
     _check_settings(settings)
@@ -554,7 +556,7 @@ def _time_texts(
     progress: bool,
 ) -> Case:
     with progress_bar("timing", len(loaded) * (settings.rounds + 1), enabled=progress) as advance:
-        # Every backend's first round warms up and gives the vectors.
+        # Every backend's first round is the warm-up and gives the vectors to compare.
         vectors = {}
         for each, backend in loaded.items():
             with naming_out_of_memory(each, name):
@@ -586,12 +588,12 @@ def open_token_ids(backend: str, model: str, settings: dict[str, Any]) -> tuple[
         settings: The fields of `Settings`.
 
     Returns:
-        Requests are ``{"batches": [[tokens of a document, ...], ...]}``; the first answer has the bytes of the weights.
+        The function for requests ``{"batches": [[tokens of a document, ...], ...]}``, and the first answer: the bytes of the weights.
     """
     chosen = _child_settings(settings)
     encoder = open_encoder(model, chosen)
     config, loaded = encoder.config, BACKENDS[backend].load(encoder)
-    # The other backends have their own copy of the weights; ours would count as their memory.
+    # The other backends have their own copy of the weights; without this, Quiver's copy would count as their memory.
     del encoder
 
     def make(lengths_of_batches: Sequence[Sequence[int]]) -> Pass:
@@ -599,8 +601,8 @@ def open_token_ids(backend: str, model: str, settings: dict[str, Any]) -> tuple[
         prepared = _Prepared(loaded, [loaded.prepare(batch) for batch in documents])
         return lambda: prepared.encode(train=chosen.train)
 
-    # Warm up with a single document and with a batch that keeps every thread busy: they take different kernels, whose libraries are loaded
-    # at their first batch and are not activations.
+    # Warm up with a single document and with a batch that keeps every thread busy. They use different kernels, whose libraries are loaded
+    # at the first batch and must not count as activations.
     short = min(8, config.max_positions)
     busy = -(-MIN_TOKENS_PER_THREAD * torch.get_num_threads() // short)
     make([[short], [short] * busy])()
@@ -615,7 +617,7 @@ def open_texts(backend: str, model: str, settings: dict[str, Any], texts: list[s
         backend: A key of `TEXT_BACKENDS`.
         model: Folder or Hugging Face Hub id.
         settings: The fields of `Settings`.
-        texts: Texts to calibrate int8 on.
+        texts: Texts for the calibration of int8.
     """
     chosen = _child_settings(settings)
     encode = TEXT_BACKENDS[backend].load(model, chosen, texts).encode
@@ -624,7 +626,7 @@ def open_texts(backend: str, model: str, settings: dict[str, Any], texts: list[s
 
 
 def _child_settings(settings: dict[str, Any]) -> Settings:
-    """The settings of a child; its threads and memory are limited accordingly."""
+    """Settings of a child process; also limits its threads and GPU memory accordingly."""
     chosen = Settings(**settings)
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
@@ -635,15 +637,15 @@ def _child_settings(settings: dict[str, Any]) -> Settings:
 
 
 def search_largest(refusal: Callable[[int], str | None], *, ceiling: int, tolerance: float = 0.0) -> tuple[int, int | None, str | None]:
-    """Find the largest batch that fits: double until one does not fit, then bisect.
+    """Find the largest batch that fits: double the size until one does not fit, then bisect.
 
     Args:
-        refusal: Number of documents -> why they do not fit; None if they do. A larger batch must not fit where a smaller one does not.
-        ceiling: Largest number that is tried.
+        refusal: Maps a number of documents to the reason why they do not fit; None if they do. If a number does not fit, no larger one may.
+        ceiling: Largest number to try.
         tolerance: Stop when the bounds differ by this share of the lower one; 0 for the exact limit.
 
     Returns:
-        The largest number that fits (0 for none), the smallest that does not (None if the ceiling fits), and why not.
+        The largest number that fits (0 for none), the smallest that does not (None if the ceiling fits), and the reason.
 
     Example:
         >>> search_largest(lambda documents: "too many" if documents > 37 else None, ceiling=1000)
@@ -670,22 +672,22 @@ def search_largest(refusal: Callable[[int], str | None], *, ceiling: int, tolera
 def largest_batch(
     open_child: Callable[[], Child], length: int, *, memory_gib: float | None, ceiling: int = _CEILING, tolerance: float = _TOLERANCE
 ) -> dict[str, int | str | None]:
-    """Search for the largest batch of documents of one length that fits.
+    """Search for the largest batch of documents of one length that fits into memory.
 
-    On CUDA a batch fits unless torch runs out of memory. On a CPU it fits if the weights and what the run takes beyond the loaded process
-    stay within ``memory_gib`` at the peak; the libraries' code is not counted, as it is not on a GPU. A limit on the process (RLIMIT_AS,
-    RLIMIT_DATA) would count reserved memory too, and some kernels crash at it or choose slower algorithms. A killed child is a batch that
-    does not fit. After that, or when torch ran out of memory, the next run uses a new child.
+    On CUDA a batch fits unless torch runs out of memory. On a CPU it fits if the weights plus the memory that the run adds to the loaded
+    process stay within ``memory_gib`` at the peak; the libraries' code is not counted, as on a GPU. A limit on the process (RLIMIT_AS,
+    RLIMIT_DATA) would also count reserved memory, and some kernels crash at it or choose slower algorithms. If a child is killed, the batch
+    does not fit. After that, or after torch ran out of memory, the next run uses a new child.
 
     Args:
         open_child: Starts a child with the target `open_token_ids`.
         length: Tokens of each document.
-        memory_gib: The budget in GiB; None for no budget.
+        memory_gib: Memory budget in GiB; None for no budget.
         ceiling: See `search_largest`.
         tolerance: See `search_largest`.
 
     Returns:
-        ``length``, ``documents`` that fit, ``failed`` that did not, and ``reason``.
+        ``length``, ``documents`` (the largest number that fits), ``failed`` (the smallest that does not), and ``reason``.
 
     Raises:
         ChildError: A run failed for another reason than memory.
@@ -724,7 +726,7 @@ def _refusal(child: Child, request: dict[str, Any], budget: float | None) -> str
 def _largest_batches(
     model: str, names: Sequence[str], workloads: Sequence[Workload], settings: Settings, *, progress: bool
 ) -> tuple[Case, list[NotRun]]:
-    """The largest batch of every backend at every fixed length of the workloads."""
+    """Largest batch of every backend at every fixed length of the workloads."""
     free_memory()
     lengths = sorted({each.lengths[0] for each in workloads if len(set(each.lengths)) == 1})
     rows, failed = [], []
@@ -771,7 +773,7 @@ LARGEST_COLUMNS = (
 
 
 def report(benchmark: Benchmark) -> Report:
-    """Make the report of an encoder benchmark, with the paper's figures if its sets were measured."""
+    """Make the report of an encoder benchmark, with the paper's figures if some of its sets were measured."""
     sections = [Section(case.title, (rows_table("", SPEED_COLUMNS, case.rows),)) for case in _speed_cases(benchmark)]
     budget = benchmark.settings["memory_gib"]
     memory = "the GPU" if budget is None else f"{budget:g} GiB"
@@ -803,7 +805,7 @@ def draw(benchmark: Benchmark) -> Drawing:
 
 
 def _draw_published(axes: Any) -> None:
-    """The paper's Table 2; in other colours than the run's backends, which are other models on another machine."""
+    """Draw the paper's Table 2, in other colours than the measured backends: these are other models on another machine."""
     rows = {each.model: each for each in ENCODER_EFFICIENCY if each.size == "base" and each.model in _CHARTED}
 
     def draw_bar(group: str, name: str, x: float, width: float) -> None:
@@ -832,7 +834,7 @@ def _speed_cases(benchmark: Benchmark) -> list[Case]:
 
 
 def _has_paper_sets(benchmark: Benchmark) -> bool:
-    """Whether a set of the paper was measured; the paper has no training steps."""
+    """Whether a set of the paper was measured for inference; the paper has no figures for training."""
     return not benchmark.settings["train"] and any(case.name in EFFICIENCY_SETS for case in benchmark.cases)
 
 

@@ -1,10 +1,10 @@
 """Backends of the encoder benchmark: Quiver, variants of it, transformers, and sentence-transformers on torch, ONNX Runtime and OpenVINO.
 
-Backends for token ids get the same documents in the same batches. What a caller prepares beforehand (padded or packed tensors on the host)
-is prepared outside of the timed part; what a library derives from it in its forward pass is inside.
+Backends for token ids get the same documents in the same batches. Work that a caller does beforehand (padding or packing tensors on the
+host) is not timed. Work that a library does in its forward pass to derive other inputs from these tensors is timed.
 
 Backends for texts tokenize and form batches themselves. The int8 models of ONNX Runtime and OpenVINO are made by sentence-transformers' own
-exporters with their defaults, in a folder that is deleted again.
+exporters with their defaults, in a temporary folder.
 
 Shapes: B documents, N their tokens, S the longest of them, D model width, V vocabulary, d vector width.
 """
@@ -46,7 +46,7 @@ Documents: TypeAlias = Sequence[Sequence[int]]
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Name -> dtype of the weights."""
 
-# The first transformers whose from_config takes dtype; .to(bfloat16) would convert RoPE's frequencies too, from_config keeps float32.
+# The first transformers version whose from_config accepts dtype. Unlike .to(bfloat16), from_config keeps RoPE's frequencies in float32.
 _TRANSFORMERS = (4, 56)
 
 
@@ -83,11 +83,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch in the form that one backend takes.
+    """A batch in the form that one backend expects.
 
     Attributes:
-        forward: The timed work: host tensors to the library's own output.
-        real: Selects the real tokens of that output, (N, D) in the documents' order.
+        forward: The timed work: takes host tensors to the library's own output.
+        real: Selects the real tokens of that output: (N, D), in the documents' order.
     """
 
     forward: Callable[[], Tensor]
@@ -100,8 +100,8 @@ class LoadedEncoder:
 
     Attributes:
         module: The model, for train(), eval() and gradients.
-        embedding: Weights of its token embedding, (V, D).
-        prepare: Makes a batch of documents.
+        embedding: Weights of the token embedding, (V, D).
+        prepare: Makes a batch from documents.
     """
 
     module: nn.Module
@@ -114,8 +114,8 @@ class Backend:
     """A way to run an encoder on token ids.
 
     Attributes:
-        load: Makes it from Quiver's encoder, with the same weights, device and dtype.
-        unsupported_reason: Why it cannot run an architecture under these settings; None if it can.
+        load: Makes the backend from Quiver's encoder, with the same weights, device and dtype.
+        unsupported_reason: Why the backend cannot run an architecture with these settings; None if it can.
     """
 
     load: Callable[[Encoder], LoadedEncoder]
@@ -123,14 +123,14 @@ class Backend:
 
 
 def open_encoder(model: str, settings: Settings) -> Encoder:
-    """Load a checkpoint, or make the encoder of a preset with random weights.
+    """Load a checkpoint, or create the encoder of a preset with random weights.
 
     Args:
         model: Name of a preset, folder or Hugging Face Hub id.
-        settings: Give dtype, device and seed.
+        settings: Settings with dtype, device and seed.
 
     Raises:
-        InputError: It is neither, or cannot be read.
+        InputError: ``model`` is none of these, or cannot be read.
     """
     dtype = DTYPES[settings.dtype]
     # Hub ids contain a slash, presets do not; a folder takes precedence over a preset of the same name.
@@ -144,14 +144,14 @@ def open_encoder(model: str, settings: Settings) -> Encoder:
 def _load_quiver(encoder: Encoder) -> LoadedEncoder:
     def prepare(documents: Documents) -> Batch:
         packed = pack_ids(documents)
-        # A fresh memo for each pass: masks and groups that a forward pass derives from the layout count as part of it.
+        # Use a fresh memo in each pass, so that deriving masks and groups from the layout is part of the timed work.
         return Batch(forward=lambda: encoder(replace(packed, memo={})), real=lambda states: states)
 
     return LoadedEncoder(encoder, encoder.embeddings.tokens.weight, prepare)
 
 
 def _load_optimized(encoder: Encoder, precision: Precision) -> LoadedEncoder:
-    # A copy: the other backends take their weights from the encoder.
+    # Copy, because the other backends take their weights from the encoder.
     return _load_quiver(optimize_for_inference(copy.deepcopy(encoder), precision=precision))
 
 
@@ -176,7 +176,7 @@ def _load_transformers(encoder: Encoder, attention: str) -> LoadedEncoder:
     if unexpected or [name for name in missing if not name.startswith("pooler.")]:
         raise RuntimeError(f"transformers' {type(model).__name__} has other weights: missing {missing}, unexpected {unexpected}")
     model = model.to(weights.device).eval()
-    # The closure must not hold the encoder, which would stay in memory beside the model.
+    # The closure must not refer to the encoder, which would stay in memory beside the model.
     padding = encoder.config.pad_token_id
     return LoadedEncoder(model, model.get_input_embeddings().weight, lambda documents: _padded(model, documents, padding))
 
@@ -203,7 +203,7 @@ def transformers_reason(config: EncoderConfig, settings: Settings) -> str | None
         return reason
     if config.family not in FORMATS:
         return f"transformers has no checkpoint layout for the family {config.family}"
-    if config.positions == "alibi":  # its config.json says bert and needs code of its own
+    if config.positions == "alibi":  # its config.json says bert, but the model needs custom code
         return f"transformers has no ALiBi, which a {config.family} encoder needs"
     try:
         kind = config_to_hf(config)["model_type"]
@@ -251,11 +251,11 @@ BACKENDS: Mapping[str, Backend] = {
     "quiver-compiled": Backend(_load_compiled, lambda config, settings: None),
     **BASELINES,
 }
-"""All backends for token ids. The first is the one that all others are compared with."""
+"""All backends for token ids. The others are compared with the first."""
 
 
 Encode: TypeAlias = Callable[[list[str]], NDArray[np.float32]]
-"""Documents to (B, d) vectors, at the library's own default batch size."""
+"""Encodes documents to vectors, (B, d), with the library's own default batch size."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class LoadedTextEncoder:
 
     Attributes:
         encode: Encodes documents.
-        model: Quiver's bi-encoder, which knows the tokens of each document; None for other libraries.
+        model: Quiver's bi-encoder, used to count the tokens of each document; None for other libraries.
     """
 
     encode: Encode
@@ -276,8 +276,8 @@ class TextBackend:
     """A way to run a bi-encoder on texts.
 
     Attributes:
-        load: Loads it from a folder or Hub id, settings, and texts to calibrate int8 on.
-        unsupported_reason: Why it cannot run under these settings; None if it can.
+        load: Loads the model from a folder or Hub id, with settings and texts for the calibration of int8.
+        unsupported_reason: Why the backend cannot run with these settings; None if it can.
     """
 
     load: Callable[[str, Settings, Sequence[str]], LoadedTextEncoder]
@@ -330,7 +330,7 @@ def _onnx_int8(model: str, settings: Settings, texts: Sequence[str]) -> LoadedTe
     with TemporaryDirectory() as folder:
         exported = _sentence_transformers(model, settings, backend="onnx", model_kwargs={**_onnx_arguments(settings), "export": True})
         exported.save_pretrained(folder)
-        # file_suffix: the exporter's default file name depends on the instructions of the processor.
+        # Set file_suffix, because the exporter's default file name depends on the processor's instruction set.
         with quiet_libraries():
             library.export_dynamic_quantized_onnx_model(exported, _onnx_instructions(), folder, file_suffix="int8")
         arguments = {**_onnx_arguments(settings), "file_name": "model_int8.onnx"}
@@ -351,7 +351,7 @@ def _openvino_config(settings: Settings) -> dict[str, Any]:
 
 def _openvino(model: str, settings: Settings, texts: Sequence[str]) -> LoadedTextEncoder:
     del texts
-    # Without the hint OpenVINO computes in bfloat16 on processors that can, which is not comparable with float32.
+    # Without the hint OpenVINO computes in bfloat16 on processors that support it, which is not comparable with float32.
     precision = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[settings.dtype]
     arguments = {"ov_config": {**_openvino_config(settings), "INFERENCE_PRECISION_HINT": precision}, "export": True}
     return _encode_with(_sentence_transformers(model, settings, backend="openvino", model_kwargs=arguments))
@@ -368,7 +368,7 @@ def _openvino_int8(model: str, settings: Settings, texts: Sequence[str]) -> Load
         with quiet_libraries():
             library.export_static_quantized_openvino_model(exported, None, folder, data, "default", "train", "text")
         (file,) = Path(folder, "openvino").glob("*int8*.xml")
-        # No precision hint: the operations that are not int8 may run in the fastest precision.
+        # No precision hint: the operations that are not int8 may use the fastest precision.
         arguments = {"ov_config": _openvino_config(settings), "file_name": file.name}
         return _encode_with(_sentence_transformers(folder, settings, backend="openvino", model_kwargs=arguments))
 
@@ -385,7 +385,7 @@ def _needs(*modules: str, package: str, dtypes: Sequence[str]) -> Callable[[Sett
 
 
 def dtype_reason(settings: Settings, dtypes: Sequence[str]) -> str | None:
-    """Why a backend with these dtypes cannot run; None if it can.
+    """Why a backend that supports only these dtypes cannot run; None if it can.
 
     Example:
         >>> dtype_reason(Settings(dtype="bfloat16"), ["float32"])
@@ -425,4 +425,4 @@ TEXT_BACKENDS: Mapping[str, TextBackend] = {
     ),
     **TEXT_BASELINES,
 }
-"""All backends for texts. The first is the one that all others are compared with."""
+"""All backends for texts. The others are compared with the first."""

@@ -1,7 +1,7 @@
-"""What the three benchmark subjects share: choosing backends, interleaved rounds, memory in fresh processes, and the record of a run.
+"""Shared parts of the benchmark subjects: choosing backends, interleaved rounds, memory in fresh processes, and the record of a run.
 
-All backends run in turns on the same work and the same threads. A machine that slows down slows all of them, so that the ratio within a
-round means something where its seconds do not.
+All backends run in turns on the same work and with the same number of threads. If the machine slows down, all of them slow down, so the
+ratio of times within a round is more reliable than the times themselves.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from quiver.retrieval.versions import installed_version
 Item = TypeVar("Item")
 
 Pass: TypeAlias = Callable[[], None]
-"""One backend's work of one round; returns when the work is done, not when it is queued."""
+"""One backend's work of one round; it returns when the work is done, not when it is queued."""
 
 BASELINE_PACKAGES = ("transformers", "sentence-transformers", "pylate", "flash-attn", "optimum", "onnxruntime", "openvino")
-"""Distributions whose versions are recorded."""
+"""Distributions whose versions are recorded in the results."""
 
-# Libraries that log while they load and export models.
+# Libraries that log a lot while they load and export models.
 _VERBOSE = ("transformers", "sentence_transformers", "pylate", "optimum", "nncf")
 
 
@@ -49,12 +49,12 @@ def choose(
     """Choose the backends of a benchmark.
 
     Args:
-        requested: Names beside `OWN`; None for all other libraries that are supported (variants of Quiver start with its name).
+        requested: Names besides `OWN`; None for all supported other libraries, without Quiver's variants.
         available: All names.
         unsupported_reason: Why a backend cannot run; None if it can.
 
     Returns:
-        `OWN` and the others, in order; and the other libraries that were left out.
+        `OWN` and the chosen backends, in order; and the other libraries that were left out.
 
     Raises:
         InputError: A requested name is unknown or cannot run.
@@ -77,7 +77,7 @@ def choose(
 
 
 def interleave(items: Sequence[Item], rounds: int) -> Iterator[tuple[int, Item]]:
-    """Yield every item once per round; every other round in reverse, so that no item always follows the same neighbour.
+    """Yield every item once per round, in reverse in every other round, so that no item always follows the same neighbour.
 
     Example:
         >>> list(interleave("ab", 2))
@@ -94,8 +94,8 @@ class Timing:
 
     Attributes:
         seconds: Wall clock of each round.
-        processor_seconds: Processor time of each round, summed over the threads of this process. On a machine with other work its ratio
-            is more reliable than that of the wall clock; on a GPU it means little.
+        processor_seconds: Processor time of each round, summed over the threads of this process. On a busy machine its ratio is more
+            reliable than that of the wall clock; on a GPU it is not meaningful.
     """
 
     seconds: tuple[float, ...]
@@ -137,7 +137,7 @@ def time_rounds(
 
 @contextmanager
 def naming_out_of_memory(backend: str, case: str) -> Iterator[None]:
-    """Turn running out of memory into an error that names the backend and the case.
+    """Convert an out-of-memory error to one that names the backend and the case.
 
     Raises:
         InputError: The block ran out of memory.
@@ -152,7 +152,7 @@ def naming_out_of_memory(backend: str, case: str) -> Iterator[None]:
 
 @contextmanager
 def torch_threads(threads: int | None) -> Iterator[None]:
-    """Set torch's number of threads inside the block; None leaves it."""
+    """Set torch's number of threads inside the block; None keeps it."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -163,7 +163,7 @@ def torch_threads(threads: int | None) -> Iterator[None]:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Hide the libraries' progress bars, warnings and information while they load and export models; errors still show."""
+    """Hide the libraries' progress bars, warnings and info messages while they load and export models; errors are still shown."""
     logging_of = import_module("transformers.utils.logging")
     bars = logging_of.is_progress_bar_enabled()
     levels = {name: logging.getLogger(name).level for name in _VERBOSE}
@@ -183,12 +183,12 @@ def quiet_libraries() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class MemoryRun:
-    """What a fresh process runs to measure the memory of one case.
+    """Description of the memory measurement of one case in fresh processes.
 
     Attributes:
-        target: Loads the backend; see `quiver.eval.bench.child`.
-        arguments: Backend -> its arguments.
-        request: The run.
+        target: Function that loads the backend; see `quiver.eval.bench.child`.
+        arguments: Maps a backend to the arguments of ``target``.
+        request: Request that runs the work.
     """
 
     target: str
@@ -201,12 +201,12 @@ def with_memory(cases: Sequence[Case], runs: Sequence[MemoryRun], *, progress: b
 
     Args:
         cases: The timed cases.
-        runs: What the processes run, one per case.
+        runs: Memory measurements, one per case.
         progress: Show a progress bar.
 
     Returns:
         The cases with ``memory_before``, ``memory_above`` and ``memory_reserved`` in bytes (see `quiver.eval.bench.child.measure_memory`),
-        and the measurements that failed, whose times are kept.
+        and the measurements that failed; the times of these cases are kept.
     """
     free_memory()
     measured, failed = [], []
@@ -226,20 +226,20 @@ def with_memory(cases: Sequence[Case], runs: Sequence[MemoryRun], *, progress: b
 
 
 def free_memory() -> None:
-    """Release the memory of unused models, so that child processes find it free."""
+    """Release memory of unused models, so that it is available to child processes."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 class Recording:
-    """The record of a run, from its start: it remembers the load of the machine before the benchmark.
+    """Collects the record of a run; create it before the benchmark starts, because it stores the load of the machine.
 
     Args:
-        subject: What is measured.
-        name: Model or data.
+        subject: Subject of the benchmark.
+        name: Name of the model or data.
         settings: A dataclass; sequences and mappings in it are stored as text.
-        command: Command line; None if a program called the library.
+        command: Command line; None if the library was called from Python.
     """
 
     def __init__(self, subject: Subject, name: str, settings: Any, command: str | None) -> None:
@@ -256,12 +256,12 @@ class Recording:
         device: str = "cpu",
         threads: int | None = None,
     ) -> Benchmark:
-        """Put together the results, with versions and machine.
+        """Assemble the results, with versions and machine.
 
         Args:
             facts: Facts about the model or data.
             cases: The measurements.
-            not_run: What was left out.
+            not_run: Backends and cases without measurements.
             device: Device of the benchmark.
             threads: Threads of the benchmark; None for torch's.
         """
@@ -298,7 +298,7 @@ def _processor(device: str) -> str:
 
 
 def absolute(model: str) -> str:
-    """A model's name for a child process, which has another working folder: folders become absolute."""
+    """A model's name for a child process, which has another working folder: paths of folders become absolute."""
     return str(Path(model).resolve()) if Path(model).exists() else model
 
 
@@ -308,14 +308,14 @@ def check_out(out: Path, results: str, *, overwrite: bool) -> None:
     Args:
         out: Folder for results, report and plot.
         results: Name of the results file.
-        overwrite: Existing results may be replaced.
+        overwrite: Allow replacing existing results.
 
     Raises:
-        InputError: There are results already, or the folder cannot be created.
+        InputError: Results exist already, or the folder cannot be created.
     """
     if (out / results).exists() and not overwrite:
         raise InputError(f"{out / results}: results exist already; choose another --out, or add --overwrite")
-    # The folder is created only when there is something to write: a run that fails leaves no folder.
+    # The folder is created only when results are written, so a run that fails leaves no folder behind.
     parent = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not parent.is_dir():
         raise InputError(f"{out}: {parent} is a file, not a folder; choose another --out")

@@ -1,8 +1,8 @@
-"""Index benchmark: recall, latency, size and cost of Quiver's engines beside other libraries on the same vectors.
+"""Index benchmark: recall, latency, size and cost of Quiver's engines, compared with other libraries on the same vectors.
 
-Every index is built in a process of its own. Then all are opened, each in its own process, and searched in turns. A process may use as many
-CPUs as the settings say. Recall is counted against exact search over the stored vectors. A system that fails is reported and the others
-continue; finished systems are saved and not measured again when the command is repeated.
+Every index is built in its own process. Then all indexes are opened, each in its own process, and searched in turns. The settings limit the
+number of CPUs per process. Recall is measured against exact search over the stored vectors. If a system fails, the failure is reported and
+the others continue. Finished systems are saved and not measured again when the command is repeated.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SEARCH, BUILD = "search", "build"
 TIMEOUT = 7200.0
 """Default time limit of a build or of one pass over all queries, in seconds."""
 
-# Environment variables that set the number of threads of libraries.
+# Environment variables that set the number of threads in libraries.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
@@ -67,10 +67,10 @@ class Settings:
 
     Attributes:
         k: Hits per query of the timed searches.
-        deep: Hits per query of one more pass, for the recall at that depth.
-        rounds: Timed passes over all queries, after one that is not timed.
-        threads: Numbers of threads for which throughput is measured; single queries use one.
-        build_threads: Threads of a build.
+        deep: Hits per query of one additional pass, for the recall at that depth.
+        rounds: Timed passes over all queries, after one warm-up pass.
+        threads: Numbers of threads to measure throughput with; single queries use one thread.
+        build_threads: Threads for building.
     """
 
     k: int = 10
@@ -86,8 +86,8 @@ class Running:
 
     Attributes:
         progress: Show progress bars.
-        timeout: Time limit of a build or of one pass over all queries, in seconds; a system that takes longer is stopped and left out.
-        target: What child processes run; see `quiver.eval.bench.child`.
+        timeout: Time limit of a build or of one pass over all queries, in seconds; a system that exceeds it is stopped and left out.
+        target: Target of child processes; see `quiver.eval.bench.child`.
     """
 
     progress: bool = False
@@ -97,7 +97,7 @@ class Running:
 
 @dataclass
 class _Measured:
-    """Measurements of a point."""
+    """Measurements of one point."""
 
     rounds: list[list[float]] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
@@ -134,13 +134,13 @@ def bench_index(
     command: str | None = None,
     running: Running = DEFAULTS,
 ) -> Benchmark:
-    """Measure indexes of vectors.
+    """Build and search indexes of the same vectors, and measure them.
 
     Args:
         vectors: Documents and queries.
-        systems: Indexes with different names. Those whose library is not installed are left out.
-        settings: How to measure.
-        work: Folder for indexes and finished measurements; created if it is missing.
+        systems: Indexes with different names. A system whose library is not installed is left out.
+        settings: Settings of the benchmark.
+        work: Folder for indexes and finished measurements; created if missing.
         name: Name of the data.
         model: Model that encoded the vectors; None if unknown.
         command: Command line to record.
@@ -148,7 +148,7 @@ def bench_index(
 
     Raises:
         InputError: The vectors are damaged, or nothing could be measured.
-        ValueError: Two systems have one name, or a setting is out of range.
+        ValueError: Two systems have the same name, or a setting is out of range.
     """
     _check(systems, settings, running)
     vectors.check()
@@ -238,7 +238,7 @@ def _facts(vectors: VectorFolder, model: str | None, exact: ExactHits | None) ->
 
 
 def _exact_hits(vectors: VectorFolder, settings: Settings, systems: Sequence[System], stem: Path) -> dict[int | None, ExactHits]:
-    """Hits of exact search over all documents, and over each number of documents that a filter allows."""
+    """Hits of exact search over all documents, and over each filtered subset of documents."""
     found: dict[int | None, ExactHits] = {}
     for allowed in dict.fromkeys([None, *(point.allowed for system in systems for point in system.points)]):
         path = stem.with_name(f"{stem.name}{'' if allowed is None else f'-{allowed}'}.npz")
@@ -251,7 +251,7 @@ def _exact_hits(vectors: VectorFolder, settings: Settings, systems: Sequence[Sys
 
 
 class _Measuring:
-    """Builds all systems and searches those that could be built; the measurements go into the states."""
+    """Builds all systems and searches those that were built; the measurements are stored in the states."""
 
     def __init__(self, vectors: VectorFolder, settings: Settings, running: Running, exact: ExactHits | None) -> None:
         self._vectors, self._settings, self._running = vectors, settings, running
@@ -259,7 +259,7 @@ class _Measuring:
         self._rows = {key: row for row, key in enumerate(vectors.ids)}
 
     def measure(self, states: Sequence[_State], builds: FinishedRows) -> None:
-        """Build all, then search all."""
+        """Build all systems, then search all of them."""
         progress = self._running.progress
         with progress_bar("building", len(states), enabled=progress) as advance:
             for state in states:
@@ -294,7 +294,7 @@ class _Measuring:
         builds.save(name, state.key, {BUILD: (Row(name, {}, state.build),)})
 
     def _single_queries(self, states: Sequence[_State], children: Mapping[str, Child], advance: Advance) -> None:
-        """Search one query at a time on one thread; the first pass is not timed, and its hits are checked."""
+        """Search with one query at a time on one thread; the first pass is not timed, and its hits are checked."""
         for _, state, place in _turns(states, children, 1):
             with _failing(state):
                 self._first_pass(state, place, children[state.system.name])
@@ -326,7 +326,7 @@ class _Measuring:
         state.points[place] = measured
 
     def _throughput(self, states: Sequence[_State], children: Mapping[str, Child], threads: int, advance: Advance) -> None:
-        """Search all queries in one call."""
+        """Search with all queries in one call."""
         for _, state, place in _turns(states, children, self._settings.rounds):
             with _failing(state):
                 answer = self._ask(children[state.system.name], "all", place, self._settings.k)
@@ -350,7 +350,7 @@ class _Measuring:
             "opened": opened,
             "threads": threads,
         }
-        # Searches of Quiver run on several Python threads, each of which computes with one thread.
+        # Quiver's searches run on several Python threads, each of which computes with one thread.
         environment = dict.fromkeys(_THREADS, str(1 if opened and system.library == OWN else threads))
         with _cpus(threads):
             return Child(self._running.target, arguments, label=system.name, environment=environment, timeout=self._running.timeout)
@@ -359,13 +359,13 @@ class _Measuring:
         return checked(child.ask({"task": task, "point": place, "k": k, "rows": rows}))
 
     def _row(self, found: int | str) -> int:
-        """The row of a document that was found by row or by id; -1 for an unknown id."""
+        """Row of a document given by row or id; -1 for an unknown id."""
         return self._rows.get(found, -1) if isinstance(found, str) else found
 
 
 @contextmanager
 def _cpus(count: int) -> Iterator[None]:
-    """Restrict processes that are started in the block to some CPUs, if the system can: some libraries use all CPUs that they see."""
+    """Restrict processes started in the block to ``count`` CPUs, if the system supports it: some libraries use all CPUs they see."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -379,7 +379,7 @@ def _cpus(count: int) -> Iterator[None]:
 
 @contextmanager
 def _failing(state: _State) -> Iterator[None]:
-    """Record the failure of a child, which drops its system and no other."""
+    """Record the failure of a child and drop only its system."""
     try:
         yield
     except (ChildError, KilledError) as error:
@@ -387,7 +387,7 @@ def _failing(state: _State) -> Iterator[None]:
 
 
 def _turns(states: Sequence[_State], children: Mapping[str, Child], rounds: int) -> Iterator[tuple[int, _State, int]]:
-    """Systems and their points in interleaved rounds, without those that were dropped: the first points of all systems come first."""
+    """Yield systems and their points in interleaved rounds, without dropped systems; the first points of all systems come first."""
     most = max((len(state.system.points) for state in states), default=0)
     turns = [(state, place) for place in range(most) for state in states if place < len(state.system.points)]
     for number, (state, place) in interleave(turns, rounds):
@@ -398,7 +398,7 @@ def _turns(states: Sequence[_State], children: Mapping[str, Child], rounds: int)
 def _rows(
     state: _State, vectors: VectorFolder, settings: Settings, exact: Mapping[int | None, ExactHits], date: str
 ) -> dict[str, tuple[Row, ...]]:
-    """The rows of a system that was measured."""
+    """Result rows of a measured system."""
     system = state.system
     common: dict[str, Scalar] = {"library": system.library, "versions": _versions(system), "date": date}
     return {
@@ -417,7 +417,7 @@ def _search_row(state: _State, place: int, vectors: VectorFolder, settings: Sett
         values |= {f"recall@{depth}": recall(measured.found[k], truth, depth) for depth in (1, k)}
         values[f"recall@{deep}"] = recall(measured.found[deep], truth, deep)
         values["deep_p50"] = median(measured.deep)
-        if vectors.qrels is not None and point.allowed is None:  # the judged documents may not match a filter
+        if vectors.qrels is not None and point.allowed is None:  # with a filter, the judged documents may be excluded
             values["ndcg@10"] = ndcg([rows[:10] for rows in measured.found[deep if k < 10 else k]], vectors, vectors.qrels)
             values["ndcg_difference"] = float(values["ndcg@10"] or 0) - ndcg(
                 [each.tolist()[:10] for each in truth.rows], vectors, vectors.qrels
@@ -437,13 +437,14 @@ def open_system(
     Args:
         vectors: The fields of `VectorFolder`.
         system: The fields of `System`.
-        folder: Where the index is, or goes.
-        opened: Open the index; otherwise the child builds it.
-        threads: Threads that it may use.
+        folder: Folder of the index.
+        opened: Open the index for searching; otherwise build it.
+        threads: Number of threads.
 
     Returns:
-        Requests have a ``task``: ``build`` (seconds, processor seconds, memory, chosen settings), ``memory`` (of the open index),
-        ``single`` (milliseconds of each query alone, processor seconds of all, found rows) or ``all`` (seconds of all in one call).
+        The function for requests, and an empty first answer. A request has a ``task``: ``build`` (answers seconds, processor seconds,
+        memory, chosen settings), ``memory`` (memory of the open index), ``single`` (milliseconds of each single query, processor seconds of
+        all, found rows) or ``all`` (seconds of all queries in one call).
     """
     torch.set_num_threads(threads)
     source = VectorFolder(**{**vectors, "path": Path(vectors["path"])})
@@ -471,7 +472,7 @@ def _build_reply(vectors: VectorFolder, system: System, folder: Path, threads: i
 
 
 class _Searcher:
-    """An open index and the queries."""
+    """An open index with prepared queries."""
 
     def __init__(
         self,
@@ -488,7 +489,7 @@ class _Searcher:
         self._one_by_one, self._together = index.prepare(queries)
 
     def reply(self, request: dict[str, Any]) -> Answer:
-        """Do a task; search parameters that the library refuses are an answer, not a failure."""
+        """Run a task; if the library rejects the search parameters, that is an answer and not a failure."""
         tasks: Mapping[str, Callable[[dict[str, Any]], Answer]] = {
             "memory": self._memory_taken,
             "single": self._search_one_by_one,
@@ -534,7 +535,7 @@ def _memory() -> dict[str, int]:
 
 
 def threads_up_to(most: int) -> tuple[int, ...]:
-    """Return the powers of two below a number, and the number.
+    """Return the powers of two below a number, followed by the number itself.
 
     Example:
         >>> threads_up_to(1), threads_up_to(6)
@@ -567,7 +568,7 @@ def _deep(row: Row) -> str | None:
 
 
 def _mebibytes(quantity: str, base: str | None = None) -> Callable[[Row], str | None]:
-    """Cells in MiB, as the excess over another quantity if one is named."""
+    """Cells in MiB; if ``base`` is given, the excess over that quantity."""
 
     def text(row: Row) -> str:
         taken = float(row.values[quantity] or 0) - (0 if base is None else float(row.values[base] or 0))

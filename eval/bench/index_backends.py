@@ -1,8 +1,8 @@
-"""Backends of the index benchmark: Quiver's engines, FAISS, hnswlib, usearch, fast-plaid, and WARP and Voyager as PyLate uses them.
+"""Backends of the index benchmark: Quiver's engines, FAISS, hnswlib, usearch, fast-plaid, and PyLate's WARP and Voyager indexes.
 
-A system is an index with its settings; it is built once and searched with one or more search parameters, so that it gives a curve of recall
-over latency. Every library gets the same float32 vectors and returns rows of documents. Before the clock starts, the vectors are brought
-into the form that a user of the library has them in: for Quiver a model that reads the folder, for PLAID a list of tensors.
+A system is an index with its settings. It is built once and searched with one or more sets of search parameters, which give a curve of
+recall over latency. Every library gets the same float32 vectors and returns document rows. Before timing, the vectors are converted to the
+form in which users of the library hold them: for Quiver a model that reads the folder, for PLAID a list of tensors.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, T
 
 SearchParams: TypeAlias = Mapping[str, Setting]
 
-# FAISS's type stubs do not know what its Python layer adds.
+# FAISS's type stubs lack the functions that its Python layer adds.
 _faiss: Any = faiss
 
-# Documents of the index that is built before the clock starts, so that kernels are compiled.
+# Number of documents in the index that is built before timing, to compile kernels.
 _WARM_UP = 1_000
-# Field that filters test: the document's place in the random order.
+# Field that filters test: the document's position in the random order.
 _PLACE = "place"
 
 
@@ -52,8 +52,8 @@ class Point:
 
     Attributes:
         name: Name in tables.
-        params: Search parameters for the library; for Quiver ``preset`` alone names a preset.
-        allowed: Number of randomly chosen documents that a filter lets the search find; None for all. For Quiver only.
+        params: Search parameters of the library; for Quiver, ``preset`` alone selects a preset.
+        allowed: Number of randomly chosen documents that the filter matches; None for no filter. For Quiver only.
     """
 
     name: str
@@ -63,13 +63,13 @@ class Point:
 
 @dataclass(frozen=True)
 class System:
-    """An index and how it is searched.
+    """An index and its search parameters.
 
     Attributes:
         name: Name in tables and on the command line.
         library: A key of `LIBRARIES`.
-        settings: Settings of the build.
-        points: Search parameters.
+        settings: Settings for building.
+        points: Sets of search parameters.
     """
 
     name: str
@@ -80,12 +80,12 @@ class System:
 
 @dataclass(frozen=True)
 class Built:
-    """Cost of a build, without reading the vectors.
+    """Cost of a build, without the time for reading the vectors.
 
     Attributes:
-        seconds: Wall clock.
+        seconds: Wall-clock time.
         processor_seconds: Processor time of all threads.
-        settings: Settings that were given or chosen.
+        settings: Settings of the index, given or chosen.
     """
 
     seconds: float
@@ -97,34 +97,34 @@ class OpenIndex(Protocol):
     """An index that can be searched."""
 
     def prepare(self, queries: Sequence[NDArray[np.float32]]) -> tuple[list[Any], Any]:
-        """Convert the queries to the library's form: one by one, and all together; not timed."""
+        """Convert the queries to the library's form, one by one and all together; not timed."""
 
     def search(self, queries: Any, k: int, point: Point, threads: int) -> Any:
-        """Search one prepared query, or all of them."""
+        """Search with one prepared query, or with all of them."""
 
     def rows(self, found: Any) -> Sequence[Sequence[int | str]]:
-        """Rows or ids of documents from the result of a search, best first; not timed."""
+        """Document rows or ids from the result of a search, best first; not timed."""
 
 
 Build: TypeAlias = Callable[[VectorFolder, System, Path, int], Built]
-"""Builds an index of vectors into an empty folder with a number of threads."""
+"""Builds an index: (vectors, system, empty folder, number of threads) -> cost."""
 
 Open: TypeAlias = Callable[[VectorFolder, System, Path, int], OpenIndex]
-"""Opens what was built, for a number of threads."""
+"""Opens an index for searching: (vectors, system, folder, number of threads) -> index."""
 
 
 class Clock:
-    """Measures wall clock and processor time from its creation."""
+    """Measures wall-clock and processor time from its creation."""
 
     def __init__(self) -> None:
         self._started: tuple[float, ...] = _now()
 
     def exclude(self, other: Clock) -> None:
-        """Subtract the time since another clock was created."""
+        """Exclude the time since another clock was created."""
         self._started = tuple(mine + now - then for mine, now, then in zip(self._started, _now(), other._started, strict=True))
 
     def built(self, settings: Mapping[str, Setting]) -> Built:
-        """Return the time that has passed."""
+        """Return the measured time."""
         seconds, processor = (now - then for now, then in zip(_now(), self._started, strict=True))
         return Built(seconds, processor, dict(settings))
 
@@ -134,10 +134,10 @@ def _now() -> tuple[float, float]:
 
 
 class _FolderModel:
-    """A model that encodes documents by reading their vectors from a folder: the text of a document is its row.
+    """A model that encodes documents by reading their vectors from a folder; the text of a document is its row number.
 
     Attributes:
-        clock: Excludes the time of reading, as if the documents had been encoded before; None for no clock.
+        clock: Clock from which the time for reading is excluded, as if the documents had been encoded before; None for no clock.
     """
 
     def __init__(self, vectors: VectorFolder) -> None:
@@ -182,7 +182,7 @@ def _build_quiver(vectors: VectorFolder, system: System, out: Path, threads: int
 
 
 def warm_up_settings(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Return the settings that suit the few documents of a warm-up: no number of lists, and FAISS's simplest index.
+    """Return settings suitable for the few documents of a warm-up: without a number of lists, and FAISS's simplest index.
 
     Example:
         >>> warm_up_settings({"bits": 16, "factory": "IVF4096,Flat"}), warm_up_settings({"nlist": 4096})
@@ -216,7 +216,7 @@ class _QuiverIndex:
             return list(pool.map(lambda part: self._index.search(part, k, filter=allowed, effort=effort), parts))
 
     def rows(self, found: Any) -> list[list[int | str]]:
-        # Ids; the parent maps them to rows, so that a table of ids is not counted as memory of the index.
+        # Return ids; the parent maps them to rows, so that the mapping does not count as memory of the index.
         return [list(ids) for hits in found for ids in hits.ids]
 
 
@@ -232,7 +232,7 @@ def _build_faiss(vectors: VectorFolder, system: System, out: Path, threads: int)
 
 
 class _MatrixQueries:
-    """Queries are rows of a matrix; results are labels, negative ones stand for missing hits."""
+    """Queries are matrix rows; results are labels, of which negative ones mean missing hits."""
 
     def prepare(self, queries: Sequence[NDArray[np.float32]]) -> tuple[list[Any], Any]:
         return [np.ascontiguousarray(query[None]) for query in queries], np.stack(queries)
@@ -242,7 +242,7 @@ class _MatrixQueries:
 
 
 class _FaissIndex(_MatrixQueries):
-    """A FAISS index, which searches many queries on its own threads."""
+    """A FAISS index, which searches on its own threads."""
 
     def __init__(self, vectors: VectorFolder, system: System, folder: Path, threads: int) -> None:
         del vectors, system
@@ -312,7 +312,7 @@ class _UsearchIndex(_MatrixQueries):
         return self._index.search(queries, min(k, self._documents), threads=threads)
 
     def rows(self, found: Any) -> list[list[int]]:
-        # Results of many queries have a count per query.
+        # Results of several queries include a count per query.
         keys = found.keys.astype(np.int64)
         if keys.ndim == 1:
             return [keys.tolist()]
@@ -332,7 +332,7 @@ class _TensorQueries:
 
 
 def _build_fast_plaid(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
-    """Build a PLAID index with the default of 4 bits; called directly, because PyLate's index reads a file of ids for every search."""
+    """Build a PLAID index with the default 4 bits, without PyLate, whose index reads a file of ids in every search."""
     del system, threads
     index_class = importlib.import_module("fast_plaid.search").FastPlaid
     tensors, clock = _tensors(vectors), Clock()
@@ -359,7 +359,7 @@ class _FastPlaidIndex(_TensorQueries):
 
 
 def _build_warp(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
-    """Build a WARP index as PyLate does, with the default of 4 bits."""
+    """Build a WARP index as PyLate does, with the default 4 bits."""
     del system
     tensors, clock = _tensors(vectors), Clock()
     _open_warp(out, threads).add_documents(documents_ids=_row_names(vectors), documents_embeddings=tensors)
@@ -380,7 +380,7 @@ class _WarpIndex(_TensorQueries):
 
 
 def _build_voyager(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
-    """Build a graph of all token vectors as PyLate does."""
+    """Build an HNSW graph of all token vectors as PyLate does."""
     del system, threads
     documents, clock = _split(vectors), Clock()
     index = _open_voyager(out, vectors.dim)
@@ -389,7 +389,7 @@ def _build_voyager(vectors: VectorFolder, system: System, out: Path, threads: in
 
 
 class _VoyagerIndex(_TensorQueries):
-    """A graph of token vectors with PyLate's retriever, which scores the candidates of the tokens in full."""
+    """An HNSW graph of token vectors with PyLate's retriever, which computes full scores of the tokens' candidates."""
 
     def __init__(self, vectors: VectorFolder, system: System, folder: Path, threads: int) -> None:
         del system, threads
@@ -433,12 +433,12 @@ class Library:
     """A library of indexes.
 
     Attributes:
-        kinds: Kinds of vectors that it indexes.
+        kinds: Supported kinds of vectors.
         build: Builds an index.
         open: Opens an index.
         modules: Modules that must be installed.
-        install: What pip installs for them.
-        imports: Modules that are imported before a clock starts.
+        install: Arguments of ``pip install`` for these modules.
+        imports: Modules to import before timing.
         packages: Distributions whose versions are recorded.
         points: Search parameters, if they do not depend on the settings.
     """
@@ -454,7 +454,7 @@ class Library:
 
 
 def _points(default: SearchParams, *changes: SearchParams) -> tuple[Point, ...]:
-    """The library's default and changes to it; each point sets every parameter, because libraries keep what was set before."""
+    """The library's defaults and changes to them; each point sets every parameter, because libraries keep earlier values."""
     return (Point("default", default), *(Point(format_settings(each), {**default, **each}) for each in changes))
 
 
@@ -489,7 +489,7 @@ LIBRARIES: Mapping[str, Library] = {
         "fast-plaid",
         ("fast_plaid.search",),
         ("fast-plaid", "torch"),
-        # By default PyLate scores 8,192 documents in full and fast-plaid 4,096; scoring far fewer is faster.
+        # By default PyLate computes full scores of 8,192 documents and fast-plaid of 4,096; far fewer are faster.
         _points({"n_ivf_probe": 8, "n_full_scores": 4096}, {"n_full_scores": 256}, {"n_ivf_probe": 32, "n_full_scores": 8192}),
     ),
     "warp": Library(
@@ -514,7 +514,7 @@ LIBRARIES: Mapping[str, Library] = {
         _points({"ef_search": 200, "k_token": 100}, {"ef_search": 400, "k_token": 400}),
     ),
 }
-"""Name -> library. The first is Quiver, the others are its baselines."""
+"""Name -> library. The first is Quiver; the others are the baselines."""
 
 BASELINES = tuple(name for name in LIBRARIES if name != OWN)
 
@@ -525,7 +525,7 @@ NOT_COMPARED: Mapping[Kind, Mapping[str, str]] = {
         "tachiom": "its wheel needs glibc 2.39, and its source a compiler and packages that are not on PyPI",
     },
 }
-"""Libraries that are left out of every run -> reason."""
+"""Libraries that are never measured -> reason."""
 
 
 def unsupported_reason(library: str) -> str | None:
@@ -535,11 +535,11 @@ def unsupported_reason(library: str) -> str | None:
 
 
 def quiver_system(text: str, points: Sequence[Point]) -> System:
-    """Make a system of Quiver from an engine, such as ``ivf-tokens:bits=3`` or ``faiss-dense:factory=IVF64,Flat``.
+    """Make a Quiver system from an engine, such as ``ivf-tokens:bits=3`` or ``faiss-dense:factory=IVF64,Flat``.
 
     Args:
-        text: Engine and settings, as everywhere on the command line.
-        points: Search parameters; exact engines have none and ignore them.
+        text: Engine with settings, in the syntax of the command line.
+        points: Search parameters; ignored for exact engines, which have none.
 
     Raises:
         InputError: The engine or a setting is unknown or malformed.
@@ -554,10 +554,10 @@ def quiver_system(text: str, points: Sequence[Point]) -> System:
 
 
 def quiver_points(texts: Sequence[str]) -> list[Point]:
-    """Read search parameters of Quiver: presets, or parameters such as ``nprobe=8,candidates=50``. Default: ``balanced``.
+    """Parse Quiver's search parameters: presets, or parameters such as ``nprobe=8,candidates=50``. Default: ``balanced``.
 
     Raises:
-        InputError: A text is neither.
+        InputError: A text is neither of these.
     """
     points = []
     for text in dict.fromkeys(texts or ["balanced"]):
@@ -567,7 +567,7 @@ def quiver_points(texts: Sequence[str]) -> list[Point]:
 
 
 def with_filters(system: System, shares: Sequence[float], documents: int) -> System:
-    """Add points to a system of Quiver that search under a filter.
+    """Add filtered searches to the points of a Quiver system.
 
     Args:
         system: The system.
@@ -594,7 +594,7 @@ def with_filters(system: System, shares: Sequence[float], documents: int) -> Sys
 
 
 def default_baselines(kind: Kind) -> list[str]:
-    """Return all baselines for a kind of vectors."""
+    """Return all baselines that support a kind of vectors."""
     return [name for name in BASELINES if kind in LIBRARIES[name].kinds]
 
 
@@ -602,10 +602,10 @@ def baseline_systems(text: str, *, kind: Kind, documents: int, dim: int) -> list
     """Make the systems of a baseline from its name or, for FAISS, name and factory string, such as ``faiss:HNSW32``.
 
     Args:
-        text: As on the command line.
+        text: Baseline, in the syntax of the command line.
         kind: Kind of vectors.
-        documents: Number of documents; decides the lists of FAISS's IVF index.
-        dim: Width of the vectors.
+        documents: Number of documents; determines the number of lists in FAISS's IVF index.
+        dim: Vector width.
 
     Raises:
         InputError: There is no such baseline for this kind of vectors.
@@ -623,13 +623,13 @@ def baseline_systems(text: str, *, kind: Kind, documents: int, dim: int) -> list
 
 
 def faiss_factories(documents: int, dim: int) -> list[str]:
-    """Return what a FAISS user would build: exact, a graph, and product quantization in lists with refinement."""
+    """Return typical indexes of FAISS users: exact, a graph, and IVF with product quantization and refinement."""
     lists = 2 ** max(0, round(math.log2(4 * math.sqrt(documents))) - (1 if documents < 10_000 else 0))
     return ["Flat", "HNSW32", f"IVF{lists},PQ{dim // 2}x4fs,RFlat"]
 
 
 def _faiss_points(factory: str) -> tuple[Point, ...]:
-    """The library's defaults, and parameters that raise the recall of this type of index."""
+    """The library's defaults, and parameters that increase the recall of this type of index."""
     default: dict[str, Setting] = {"k_factor_rf": 1} if re.search(r"RFlat|Refine", factory) else {}
     refined: dict[str, Setting] = {"k_factor_rf": 10} if default else {}
     if "IVF" in factory:

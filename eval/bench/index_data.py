@@ -1,8 +1,8 @@
-"""Data of the index benchmark: a folder of vectors, exact search over it, recall and nDCG.
+"""Data of the index benchmark: a folder of vectors, exact search in it, recall and nDCG.
 
 A folder of vectors contains:
 
-    documents.npy        vectors of all documents, one document after another, (T, d) float32, comparable by inner product
+    documents.npy        vectors of all documents, one document after another, (T, d) float32, compared by inner product
     lengths.npy          vectors per document, (P,); missing if there is one vector per document
     token_ids.npy        vocabulary id of each vector's token, (T,); optional
     queries.npy          vectors of all queries, (S, d) float32
@@ -11,7 +11,7 @@ A folder of vectors contains:
     query_ids.txt        query ids, one per line; optional
     qrels.tsv            judgements in BEIR's layout; optional, needs the ids
 
-Documents are read in blocks and not mapped, so that they do not count as memory of the process afterwards.
+Documents are read in blocks instead of being mapped, so that they do not count as memory of the process afterwards.
 
 Shapes: P documents, T their vectors, Q queries, S their vectors, d width, k hits.
 """
@@ -46,7 +46,7 @@ QUERIES, QUERY_LENGTHS = "queries.npy", "query_lengths.npy"
 IDS, QUERY_IDS, QRELS = "ids.txt", "query_ids.txt", "qrels.tsv"
 
 _BLOCK = 16_384
-# Documents whose exact scores differ by rounding are equally good.
+# Documents whose exact scores differ by rounding only are ties.
 _ROUNDING = 1e-6
 _NDCG = "ndcg@10"
 
@@ -57,10 +57,10 @@ class VectorFolder:
 
     Attributes:
         path: The folder.
-        synthetic: Number of documents: first those of the folder, then noisy copies of them. None for the folder's documents only.
+        synthetic: Total number of documents: those of the folder, then noisy copies of them. None for the folder's documents only.
         noise: Norm of the noise added to a copied vector of norm 1, which is then rescaled to its old norm.
         seed: Random seed of the noise.
-        limit_queries: Use the first queries only; None for all.
+        limit_queries: Number of queries to use, from the first; None for all.
     """
 
     path: Path
@@ -71,12 +71,12 @@ class VectorFolder:
 
     @property
     def kind(self) -> Kind:
-        """``dense`` for one vector per document, ``colbert`` for one per token."""
+        """``dense`` (one vector per document) or ``colbert`` (one vector per token)."""
         return "colbert" if (self.path / LENGTHS).is_file() else "dense"
 
     @property
     def dim(self) -> int:
-        """Width d."""
+        """Vector width d."""
         return int(self._documents.shape[1])
 
     @cached_property
@@ -103,7 +103,7 @@ class VectorFolder:
 
     @cached_property
     def queries(self) -> list[NDArray[np.float32]]:
-        """Q queries: (d,) each for one vector per query, otherwise (n_i, d)."""
+        """The Q queries: (d,) each for one vector per query, otherwise (T_i, d)."""
         matrix = _Array(self.path / QUERIES).read(0, int(self._query_lengths.sum()))
         if self.kind == "dense":
             return list(matrix[: self.limit_queries])
@@ -123,7 +123,7 @@ class VectorFolder:
         return {query: grades for query, grades in found.items() if any(grade > 0 for grade in grades.values())} or None
 
     def documents(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.uint32] | None]:
-        """Return the vectors of documents ``start`` to ``stop - 1``, one after another, and their token ids if there are any."""
+        """Return the vectors of documents ``start`` to ``stop - 1``, one after another, and their token ids if the folder has any."""
         real = len(self._real_lengths)
         parts, ids = [], []
         while start < stop:
@@ -139,10 +139,10 @@ class VectorFolder:
         return np.concatenate([np.zeros((0, self.dim), np.float32), *parts]), np.concatenate(tokens) if tokens else None
 
     def check(self) -> None:
-        """Check that the files exist and fit together.
+        """Check that the files exist and are consistent.
 
         Raises:
-            InputError: A file is missing, is not such an array, or does not fit the others.
+            InputError: A file is missing, has the wrong format, or is inconsistent with the others.
         """
         if not (self.path / DOCUMENTS).is_file():
             raise InputError(f"{self.path}: contains no {DOCUMENTS}; to encode a collection of texts, add --model")
@@ -165,7 +165,7 @@ class VectorFolder:
             raise InputError(f"{self.path / IDS}: an id occurs twice")
 
     def fingerprint(self) -> str:
-        """Return the sha256 of all data that are measured on, in hexadecimal."""
+        """Return the SHA-256 of all data that affect the measurements, in hexadecimal."""
         names = (DOCUMENTS, LENGTHS, TOKEN_IDS, QUERIES, QUERY_LENGTHS, IDS, QUERY_IDS, QRELS)
         parts = [f"{name} {file_sha256(self.path / name)}" for name in names if (self.path / name).is_file()]
         return text_sha256("\n".join([*parts, f"{self.synthetic} {self.noise} {self.seed} {self.limit_queries}"]))
@@ -199,7 +199,7 @@ class VectorFolder:
         return self._documents.read(start, stop), _Array(ids).read(start, stop).astype(np.uint32) if ids.is_file() else None
 
     def _noisy(self, vectors: NDArray[np.float32], lengths: NDArray[np.int64], document: int) -> NDArray[np.float32]:
-        """Copies of documents with noise, which depends on the seed and the document's number only."""
+        """Noisy copies of documents; the noise depends only on the seed and the document's number."""
         shapes = [(int(length), vectors.shape[1]) for length in lengths]
         drawn = [np.random.default_rng([self.seed, document + row]).standard_normal(each, np.float32) for row, each in enumerate(shapes)]
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -210,7 +210,7 @@ class VectorFolder:
 
 
 class _Array:
-    """A .npy file that is read in parts."""
+    """A .npy file from which parts are read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -254,13 +254,13 @@ def write_vectors(
     """Write a folder of vectors.
 
     Args:
-        folder: Created if it is missing.
-        documents: Vectors of the documents and, for one per token, vectors per document.
-        queries: Vectors of the queries, likewise.
+        folder: Target folder; created if missing.
+        documents: Vectors of the documents and, with one vector per token, the number of vectors per document.
+        queries: Vectors of the queries, in the same form.
         ids: Document ids.
         query_ids: Query ids.
         qrels: Query id -> document id -> grade.
-        token_ids: Vocabulary ids of the vectors' tokens, document after document; None if unknown.
+        token_ids: Vocabulary ids of the vectors' tokens, one document after another; None if unknown.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for (rows, lengths), name, lengths_name in ((documents, DOCUMENTS, LENGTHS), (queries, QUERIES, QUERY_LENGTHS)):
@@ -301,13 +301,13 @@ def encode_collection(
         data: A BEIR folder.
         model: Folder or Hugging Face Hub id of a bi-encoder or a ColBERT, or the loaded model.
         split: Split of the judgements.
-        out: The folder to write.
-        cache: Folder that keeps vectors by model and text; None encodes everything now.
-        limit_docs: Use the first documents only, with the queries that have a relevant one among them.
+        out: Folder to write.
+        cache: Folder that caches vectors by model and text; None for no cache.
+        limit_docs: Number of documents to use, from the first, with the queries that have a relevant document among them; None for all.
         progress: Show progress bars.
 
     Raises:
-        InputError: Data or model cannot be read, or no query is left.
+        InputError: The data or the model cannot be read, or no query remains.
     """
     collection = load_collection(data, split)
     documents = [document for _, document in zip(range(limit_docs or len(collection.documents)), collection.documents, strict=False)]
@@ -321,7 +321,7 @@ def encode_collection(
         contents = (document.content() for document in documents)
         encoded = store.encode(loaded, contents, "document", total=len(documents), progress=progress)
         encoded_queries = store.encode(loaded, [query.text for query in queries], "query", total=len(queries), progress=progress)
-        # The store keeps vectors only; token ids come from the tokenizer, as a model gives them when it encodes for an index.
+        # The store keeps vectors only. The tokenizer gives the token ids, as in encoding for an index.
         token_ids = None
         if isinstance(loaded, ColBERT):
             token_ids = (ids for document in documents for ids in loaded.document_token_ids([document.content()]))
@@ -337,12 +337,12 @@ def encode_collection(
 
 
 def random_order(documents: int) -> NDArray[np.int64]:
-    """Return the place of each document in a fixed random order, (P,): documents with a place below n are a random sample of n."""
+    """Return each document's position in a fixed random order, (P,); the documents with positions below n are a random sample of n."""
     return np.random.default_rng(documents).permutation(documents)
 
 
 def text_sha256(text: str) -> str:
-    """Return the sha256 of a text, in hexadecimal."""
+    """Return the SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -351,15 +351,15 @@ class ExactHits:
     """The best documents of each query by exact search.
 
     Attributes:
-        rows: Rows of documents, best first, Q arrays.
-        scores: Their scores, Q arrays.
+        rows: Document rows per query, best first; Q arrays.
+        scores: Scores of these documents; Q arrays.
     """
 
     rows: list[NDArray[np.int64]]
     scores: list[NDArray[np.float32]]
 
     def save(self, path: Path) -> None:
-        """Write the hits atomically; a repeated run reads them."""
+        """Write the hits atomically, for reuse by a repeated run."""
         lengths = np.array([len(rows) for rows in self.rows], np.int64)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
@@ -367,19 +367,19 @@ class ExactHits:
 
     @classmethod
     def load(cls, path: Path) -> ExactHits:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         with np.load(path, allow_pickle=False) as file:
             ends = np.cumsum(file["lengths"])[:-1]
             return cls(np.split(file["rows"], ends), np.split(file["scores"], ends))
 
 
 def exact_search(vectors: VectorFolder, depth: int, *, allowed: int | None = None) -> ExactHits:
-    """Score every document for every query in float32, and keep twice the depth, so that ties at the depth are known.
+    """Score every document for every query in float32, and keep twice the depth, to detect ties at the depth.
 
     Args:
-        vectors: A folder without synthetic documents.
-        depth: The largest k that is compared.
-        allowed: Number of randomly chosen documents that may be found; their vectors are held in memory. None for all documents.
+        vectors: Folder without synthetic documents.
+        depth: Largest k to compare at.
+        allowed: Number of randomly chosen documents to search; their vectors are held in memory. None for all documents.
     """
     matrix, lengths = np.load(vectors.path / DOCUMENTS, mmap_mode="r"), vectors.lengths
     ids = vectors.ids
@@ -400,10 +400,10 @@ def exact_search(vectors: VectorFolder, depth: int, *, allowed: int | None = Non
 def recall(found: Sequence[Sequence[int]], exact: ExactHits, k: int) -> float:
     """Return the share of the k best documents among the first k found, averaged over the queries.
 
-    A document that ties with the k-th best is as good as that one. If fewer than k documents can be found, the share is of those.
+    A document that ties with the k-th best counts as well. If exact search finds fewer than k documents, the share is of those.
 
     Args:
-        found: Rows of documents for each query, best first.
+        found: Document rows per query, best first.
         exact: Hits of exact search.
         k: Number of documents.
 
@@ -427,8 +427,8 @@ def ndcg(found: Sequence[Sequence[int]], vectors: VectorFolder, qrels: Qrels) ->
     """Return nDCG@10 of found documents.
 
     Args:
-        found: Rows of documents for each query, best first.
-        vectors: Gives the ids of queries and documents.
+        found: Document rows per query, best first.
+        vectors: Folder with the ids of queries and documents.
         qrels: Judgements.
     """
     run: Mapping[str, Mapping[str, float]] = {
@@ -439,10 +439,10 @@ def ndcg(found: Sequence[Sequence[int]], vectors: VectorFolder, qrels: Qrels) ->
 
 
 def invalid_hits(found: Sequence[Sequence[int]], *, documents: int, queries: int, k: int) -> str | None:
-    """Return what is wrong with the hits of a library; None if nothing is.
+    """Describe an error in the hits of a library; None if there is none.
 
     Args:
-        found: Rows of documents for each query.
+        found: Document rows per query.
         documents: Number of documents.
         queries: Number of queries.
         k: Number of requested hits.

@@ -1,4 +1,4 @@
-"""Reports of benchmarks: tables of rows, charts, and where it ran. A report adds no number to the results except published figures."""
+"""Reports of benchmarks: tables, charts, and the machine. Reports contain only measured results and published figures."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 MEBIBYTE = 2**20
 
 REPORT, PAGE, PLOT = "report.md", "report.html", "plot.png"
-"""Files of a report; the plot is written as .svg too."""
+"""Files of a report; the plot is written as .svg as well."""
 
-# A second channel beside colour, for print and for more backends than colours.
+# Hatches and markers distinguish series without colour: in print, and if there are more series than colours.
 _HATCHES = ("", "//", "..", "xx", "\\\\", "--", "oo", "++")
 _MARKERS = "osD^vPX*"
 _TITLE_WIDTH = 48
@@ -35,8 +35,8 @@ class Column:
 
     Attributes:
         label: Heading.
-        text: Cell of a row; None if the quantity was not measured. A column without any cell is left out.
-        numeric: Holds numbers.
+        text: Returns the cell of a row; None if the quantity was not measured. Columns without any cell are left out.
+        numeric: Whether the cells hold numbers.
     """
 
     label: str
@@ -51,7 +51,7 @@ def over_rounds(quantity: str, spec: str = ",.0f", *, statistic: str = "median",
         quantity: Name of the series.
         spec: Format of the number.
         statistic: An attribute of `Series`.
-        scale: Factor of the number.
+        scale: Factor that the number is multiplied by.
     """
     return lambda row: format(scale * getattr(row.series[quantity], statistic), spec) if quantity in row.series else None
 
@@ -93,7 +93,7 @@ PEAK = Column("peak MiB", single("memory_above", ",.0f", scale=1 / MEBIBYTE))
 
 
 def rows_table(name: str, columns: Sequence[Column], rows: Sequence[Row], *, caption: str = "") -> Table:
-    """Make a table of rows; columns that were measured for no row are left out."""
+    """Make a table of rows; columns without any cell are left out."""
     cells = [[column.text(row) for row in rows] for column in columns]
     shown = [place for place, column in enumerate(cells) if any(cell is not None for cell in column)]
     header = [TableColumn(columns[place].label, numeric=columns[place].numeric, wide=not place) for place in shown]
@@ -108,14 +108,14 @@ def text_table(name: str, header: Sequence[str], rows: Iterable[Sequence[str]]) 
 def make_report(
     benchmark: Benchmark, *, conditions: str, sections: Iterable[Block], draw: Callable[[], Drawing] | None, alt: str
 ) -> Report:
-    """Put together a report.
+    """Assemble a report.
 
     Args:
         benchmark: The results.
-        conditions: How they were measured, in some sentences.
+        conditions: Conditions of the measurement, in a few sentences.
         sections: Sections with tables.
         draw: Draws the chart; None for no chart.
-        alt: The chart in words.
+        alt: Description of the chart.
     """
     blocks: list[Block] = [Paragraph(conditions), *sections]
     if draw is not None:
@@ -156,7 +156,7 @@ def write_report(report: Report, folder: Path, *, draw: Callable[[], Drawing]) -
 
 
 def tables(report: Report) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """All tables of a report as title, header and rows, for a terminal."""
+    """Yield all tables of a report as title, header and rows, for printing in a terminal."""
     for block in report.blocks:
         if isinstance(block, Section):
             for inner in block.blocks:
@@ -166,7 +166,7 @@ def tables(report: Report) -> Iterator[tuple[str, list[str], list[list[str]]]]:
 
 
 def short_name(model: str) -> str:
-    """The end of a long name, for a title.
+    """The end of a name that is too long for a title.
 
     Example:
         >>> short_name("ettin-17m"), len(short_name("folder/" * 20 + "model"))
@@ -176,7 +176,7 @@ def short_name(model: str) -> str:
 
 
 Groups: TypeAlias = Mapping[str, Sequence[Row]]
-"""Label of a group of bars -> its rows."""
+"""Label of a group of bars -> rows of the group."""
 
 
 def draw_speed(title: str, groups: Groups, extra: Callable[[Any], None] | None = None) -> Drawing:
@@ -185,7 +185,7 @@ def draw_speed(title: str, groups: Groups, extra: Callable[[Any], None] | None =
     Args:
         title: Title of the figure.
         groups: Cases with their rows.
-        extra: Draws a further panel on the axes it is given; None for no such panel.
+        extra: Draws one more panel on the given axes; None for no such panel.
     """
     names = list(dict.fromkeys(row.backend for rows in groups.values() for row in rows))
     panels: list[Callable[[Any], None]] = [lambda axes: _draw_throughput(axes, groups, names)]
@@ -213,13 +213,13 @@ def grouped_bars(axes: Any, groups: Sequence[str], series: Sequence[str], draw: 
 
 
 def bar_style(place: int, name: str) -> dict[str, Any]:
-    """Colour, hatch and label of a series by its place."""
+    """Colour, hatch and label of a series, by its position."""
     look = place % (len(PALETTE) - 1)
     return {"color": PALETTE[look + 1], "hatch": _HATCHES[look % len(_HATCHES)], "edgecolor": "white", "linewidth": 0.6, "label": name}
 
 
 def legend(axes: Any) -> None:
-    """One entry per series, above the axes."""
+    """Draw a legend above the axes, with one entry per series."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes.legend(unique.values(), unique.keys(), fontsize=8, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.0))
@@ -257,14 +257,14 @@ def _draw_ratios(axes: Any, groups: Groups, names: Sequence[str]) -> None:
 
 
 def draw_search(title: str, searches: Groups, sizes: Mapping[str, float], *, quality: tuple[str, str] | None, unit: str) -> Drawing:
-    """Draw quality over latency, a line per index, and the size of each index.
+    """Draw quality over latency with one line per index, and the size of each index.
 
     Args:
         title: Title of the figure.
         searches: Index -> rows with the series ``p50``.
         sizes: Index -> bytes per ``unit``.
-        quality: The value that is drawn over latency, and its label; None for latency alone.
-        unit: Document or token.
+        quality: Key and label of the value to draw over latency; None to draw latency only.
+        unit: Unit of the sizes, document or token.
     """
     names = list(sizes)
     with style():

@@ -1,6 +1,6 @@
-"""Results of a benchmark: cases with one row per backend, and how they were measured. The content of ``results.json``.
+"""Results of a benchmark: cases with one row per backend, and the conditions of the measurement; the content of ``results.json``.
 
-Everything is stored as measured, round by round. Ratios are kept per round as well: their range shows how far to trust the median.
+All values are stored round by round, ratios included: the range of a ratio shows how reliable its median is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from quiver.eval.decoding import encode, read_record
 from quiver.eval.results import Provenance
 
 SCHEMA = "quiver-benchmark/1"
-"""Name and version of the format, the value of ``schema`` in the file."""
+"""Name and version of the format: the value of ``schema`` in the file."""
 
 FINISHED_SCHEMA = "quiver-benchmark-finished/1"
-"""Format of the measurements that an interrupted run keeps."""
+"""Format of the saved measurements of an interrupted run."""
 
 OWN = "quiver"
-"""The backend that all others are compared with."""
+"""Name of the backend that all others are compared with."""
 
 Subject: TypeAlias = Literal["encoder", "training", "index"]
 
@@ -36,11 +36,11 @@ class Series:
 
     Attributes:
         values: One value per round.
-        median: Their median.
-        mean: Their mean.
-        deviation: Their standard deviation; 0 for a single round.
-        lowest: The lowest value.
-        highest: The highest value.
+        median: Median of the values.
+        mean: Mean of the values.
+        deviation: Standard deviation of the values; 0 for a single round.
+        lowest: Lowest value.
+        highest: Highest value.
     """
 
     values: tuple[float, ...]
@@ -67,7 +67,7 @@ class Row:
     """The measurement of one backend in one case.
 
     Attributes:
-        backend: Its name.
+        backend: Name of the backend.
         series: Quantity -> values over the rounds, such as ``seconds`` and ``time_ratio``.
         values: Quantity -> a single value, such as ``max_difference``; quantities that were not measured are missing.
         variant: Distinguishes rows of one backend, such as search parameters.
@@ -81,13 +81,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """What every backend ran, and what each of them needed.
+    """The work that every backend ran, and its measurements.
 
     Attributes:
         name: Short name.
-        title: The case in one line.
+        title: Description in one line.
         facts: Sizes, such as ``documents`` and ``tokens``.
-        rows: One per backend and variant; Quiver first where the others are compared with it.
+        rows: One row per backend and variant; Quiver first if the others are compared with it.
     """
 
     name: str
@@ -101,8 +101,8 @@ class NotRun:
     """A backend or case without measurements.
 
     Attributes:
-        what: Its name.
-        reason: Not installed, not supported, or how it failed.
+        what: Name of the backend or case.
+        reason: Why there are no measurements: not installed, not supported, or how it failed.
     """
 
     what: str
@@ -114,15 +114,15 @@ class Benchmark:
     """A run of ``quiver bench``.
 
     Attributes:
-        subject: What was measured.
-        name: Model or data.
+        subject: Subject of the benchmark.
+        name: Name of the model or data.
         facts: Facts about the model or data.
         settings: Options that affect the measurement.
         cases: The measurements.
         not_run: Backends and cases without measurements.
         processor: Name of the CPU or GPU.
-        load_average: Running processes over the last 1, 5 and 15 minutes at the start; empty if the system does not report it.
-        provenance: Command, versions, machine.
+        load_average: Average number of running processes over the last 1, 5 and 15 minutes, at the start; empty if not available.
+        provenance: Command, versions and machine.
     """
 
     subject: Subject
@@ -136,7 +136,7 @@ class Benchmark:
     provenance: Provenance
 
     def case(self, name: str) -> Case:
-        """The case of that name.
+        """The case with the given name.
 
         Raises:
             KeyError: There is no such case.
@@ -145,10 +145,10 @@ class Benchmark:
 
 
 def with_ratios(rows: Sequence[Row], quantities: Mapping[str, str]) -> tuple[Row, ...]:
-    """Add the ratio to Quiver's value of the same round: 2 is twice as much as Quiver.
+    """Add the ratio to Quiver's value in the same round; a ratio of 2 is twice Quiver's value.
 
     Args:
-        rows: The rows of a case; the row of `OWN` is among them.
+        rows: The rows of a case; one of them must be that of `OWN`.
         quantities: Series -> name of the new series of ratios.
     """
     own = next(row for row in rows if row.backend == OWN)
@@ -170,7 +170,7 @@ def write_benchmark(benchmark: Benchmark, path: Path) -> None:
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read what `write_benchmark` wrote.
+    """Read a file written by `write_benchmark`.
 
     Raises:
         InputError: The file is missing, damaged, or of another format or version.
@@ -180,10 +180,10 @@ def read_benchmark(path: Path) -> Benchmark:
 
 @dataclass(frozen=True)
 class Finished:
-    """Rows that an interrupted run has finished.
+    """Finished rows of an interrupted run.
 
     Attributes:
-        key: Hash of everything the rows depend on.
+        key: Hash of everything that the rows depend on.
         cases: Name of a case -> rows.
     """
 
@@ -192,7 +192,7 @@ class Finished:
 
 
 class FinishedRows:
-    """Finished measurements in a folder, one file each: a command that is repeated measures only what is missing.
+    """Finished measurements in a folder, one file each, so that a repeated command measures only the missing ones.
 
     Args:
         folder: Created when the first measurement is saved.
@@ -202,7 +202,7 @@ class FinishedRows:
         self._folder = folder
 
     def load(self, name: str, key: str) -> Mapping[str, tuple[Row, ...]] | None:
-        """Return the rows saved under a name; None if there are none or they depend on something else.
+        """Return the rows saved under a name; None if there are none or their key differs.
 
         Raises:
             InputError: The file is damaged or of another version.
@@ -219,7 +219,7 @@ class FinishedRows:
         write_json(self._path(name), encode(Finished(key, cases), FINISHED_SCHEMA))
 
     def remove(self, name: str) -> None:
-        """Forget a measurement."""
+        """Delete a saved measurement."""
         self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
@@ -227,7 +227,7 @@ class FinishedRows:
 
 
 def file_name(name: str) -> str:
-    """A file name for any text: readable, and different for different texts.
+    """File name for any text: readable, and different for different texts.
 
     Example:
         >>> file_name("ivf-dense:nlist=64")

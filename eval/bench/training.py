@@ -1,10 +1,11 @@
-"""Training benchmark: training steps of Quiver beside plain sentence-transformers and PyLate on the transformers encoder.
+"""Training benchmark: training steps of Quiver, compared with sentence-transformers and PyLate on the transformers encoder.
 
-All backends start from the same weights and take the same batches, in turns in one process. The differences between their losses are part
+All backends start from the same weights and run the same batches, in turns in one process. The differences between their losses are part
 of the result.
 
-Synthetic texts have exactly the drawn number of tokens by the tokenizer of the trained model. Lengths are uniform, on which padding costs
-little. MS MARCO's passages are mostly short (55.98 words on average, BEIR, arXiv:2104.08663, Table 1), and padding costs more on them.
+Synthetic texts have exactly the drawn number of tokens, counted by the tokenizer of the trained model. Their lengths are uniform, so
+padding costs little. MS MARCO's passages are mostly short (55.98 words on average, BEIR, arXiv:2104.08663, Table 1); padding costs more
+on them.
 """
 
 from __future__ import annotations
@@ -77,13 +78,13 @@ Texts: TypeAlias = tuple[str, list[str]]
 """A query and its documents."""
 
 Source: TypeAlias = Callable[[Workload, Tokenizer, random.Random], Iterator[Texts]]
-"""Yields the texts of rows, without end or as many as there are."""
+"""Yields the texts of rows, without end or as many as there are: (workload, tokenizer, random generator) -> texts."""
 
-# Synthetic texts need so many of the words of ENGLISH as single tokens.
+# Synthetic texts need at least this number of words of ENGLISH that are single tokens.
 _FEWEST_WORDS = 50
 
 WORKLOADS: Mapping[str, Workload] = {
-    # Triplets as in the paper's recipe; the longest document has PyLate's default length of a ColBERT document.
+    # Triplets, as in the paper's recipe; the longest document has PyLate's default document length for ColBERT.
     "msmarco": Workload("msmarco", queries=(8, 20), documents=(20, 180), max_length=180, per_row=2, rows=32),
     "long": Workload("long", queries=(8, 20), documents=(1_600, 2_048), max_length=2_048, per_row=1, rows=4),
 }
@@ -94,7 +95,7 @@ def synthetic_source(workload: Workload, tokenizer: Tokenizer, generator: random
     """Yield synthetic texts of uniform lengths.
 
     Raises:
-        InputError: The tokenizer has too few of the words as single tokens.
+        InputError: Too few of the words are single tokens of the tokenizer.
     """
     write = _writer(tokenizer, generator)
     while True:
@@ -103,7 +104,7 @@ def synthetic_source(workload: Workload, tokenizer: Tokenizer, generator: random
 
 
 def _writer(tokenizer: Tokenizer, generator: random.Random) -> Callable[[int], str]:
-    """A function that makes a text of a number of tokens, at least those of a single word."""
+    """A function that makes a text with a given number of tokens, but at least those of one word."""
     first, *others = ENGLISH.split()
     alone, *pairs = tokenizer.encode([first, *(f"{first} {word}" for word in others)], max_length=64).ids
     words = [word for word, ids in zip(others, pairs, strict=True) if len(ids) == len(alone) + 1]
@@ -117,14 +118,14 @@ def _writer(tokenizer: Tokenizer, generator: random.Random) -> Callable[[int], s
 
 
 def texts_of_collection(folder: Path, split: str) -> Source:
-    """Return a source of queries with one relevant document each, and others drawn from the corpus; tokenizers truncate the texts.
+    """Return a source of queries with one relevant document each and random others; tokenizers truncate the texts.
 
     Args:
         folder: A BEIR folder.
         split: Split of the judgements.
 
     Raises:
-        InputError: The folder is not a collection, has no such split, or no query with a relevant document.
+        InputError: The folder is not a collection, the split does not exist, or no query has a relevant document.
     """
     collection = load_collection(folder, split)
     relevant = {query: [document for document, grade in judged.items() if grade > 0] for query, judged in collection.qrels.items()}
@@ -152,7 +153,7 @@ def make_batches(
 
     Args:
         workload: Lengths and documents per row.
-        source: Where the texts come from.
+        source: Source of the texts.
         tokenizer: The model's tokenizer.
         count: Number of batches.
         size: Rows per batch.
@@ -160,7 +161,7 @@ def make_batches(
         seed: Equal seeds give equal batches.
 
     Raises:
-        InputError: The source has too few rows, or too few documents for one.
+        InputError: The source has too few rows, or a row has too few documents.
     """
     generator = random.Random(seed)
     found = list(islice(source(workload, tokenizer, generator), count * size))
@@ -179,7 +180,7 @@ def make_batches(
 
 @dataclass(frozen=True)
 class _Plan:
-    """A kind of model on a workload, before it is measured."""
+    """A kind of model with a workload, to be measured."""
 
     kind: str
     workload: Workload
@@ -200,13 +201,13 @@ def bench_training(
     command: str | None = None,
     progress: bool = False,
 ) -> Benchmark:
-    """Time training steps of Quiver beside those of plain sentence-transformers and PyLate.
+    """Time training steps of Quiver and of sentence-transformers or PyLate.
 
     Args:
-        model: Preset, folder or Hugging Face Hub id: the encoder that all backends start from.
+        model: Preset, folder or Hugging Face Hub id of the encoder that all backends start from.
         workloads: The workloads; those with longer texts than the model's positions are left out.
-        settings: How to run.
-        source: Where the texts come from.
+        settings: Settings of the benchmark.
+        source: Source of the texts.
         command: Command line to record.
         progress: Show progress bars.
 
@@ -214,7 +215,7 @@ def bench_training(
         One case per workload and kind of model, with Quiver as the first row.
 
     Raises:
-        InputError: The train extra is not installed, a loss is not one of its kind, or no workload fits the model.
+        InputError: The train extra is not installed, a loss does not suit its kind of model, or no workload fits the model.
         ValueError: rounds < 1.
     """
     require_extra()
@@ -310,7 +311,7 @@ def _time_case(plan: _Plan, initial: InitialModel, settings: Settings, advance: 
 
 
 def _pass(name: str, backend: Backend, plan: _Plan, losses: list[float]) -> Pass:
-    """A pass that takes the next batch each time and appends its loss."""
+    """A pass that trains on the next batch and appends the loss."""
     remaining = iter(plan.batches)
 
     def step() -> None:
@@ -346,7 +347,7 @@ def open_training(
         settings: The fields of `Settings`.
 
     Returns:
-        Requests are ``{"batches": [...]}``; the first batch is not measured.
+        The function for requests ``{"batches": [...]}``, and an empty first answer. The first batch is not measured.
     """
     chosen = Settings(**settings)
     if chosen.threads:
@@ -357,7 +358,7 @@ def open_training(
 
     def reply(request: dict[str, Any]) -> Answer:
         first, *others = request["batches"]
-        trained.step(first[:2])  # allocates the optimizer's state, which a run holds all the time
+        trained.step(first[:2])  # allocates the optimizer's state, which a run always holds
 
         def run() -> None:
             for batch in others:

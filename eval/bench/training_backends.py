@@ -1,6 +1,6 @@
 """Backends of the training benchmark: Quiver's model, and the libraries' own models on the transformers encoder, from equal weights.
 
-All of them are trained with the loss, gradient clipping, optimizer and schedule of one recipe. The collator and the model are what differs.
+All are trained with the loss, gradient clipping, optimizer and schedule of one recipe. They differ in the collator and the model.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Row: TypeAlias = dict[str, Any]
 """A training row: ``query``, ``document_1``, ..., and ``scores`` if the loss needs a teacher."""
 
 LIBRARIES: Mapping[str, str] = {"dense": "sentence-transformers", "colbert": "pylate"}
-"""Kind of model -> library that it is compared with."""
+"""Kind of model -> library to compare with."""
 
 SCORED = ("margin_mse", "kl", "distillation")
 """Losses that need teacher scores."""
 
 PRESET_VOCABULARY = 1_024
-"""Size of the vocabulary that is trained for a preset, which has no tokenizer; its embedding keeps its size."""
+"""Size of the vocabulary that is trained for a preset, which has no tokenizer; the embedding keeps its size."""
 
 ENGLISH = (
     "time year people way day man thing woman life child world school state family student group country problem hand part place case "
@@ -51,8 +51,8 @@ class Workload:
     Attributes:
         name: Name on the command line and in tables.
         queries: Shortest and longest query in tokens, special tokens included.
-        documents: Shortest and longest document in tokens.
-        max_length: Tokens that texts of a collection are truncated to.
+        documents: Shortest and longest document in tokens, special tokens included.
+        max_length: Maximum tokens per text; texts of a collection are truncated to it.
         per_row: Documents per row, the positive included.
         rows: Rows per batch.
     """
@@ -70,14 +70,14 @@ class Settings:
     """Settings of the training benchmark.
 
     Attributes:
-        losses: Kind of model (``dense``, ``colbert``) -> name of a loss as recipes have it; the kinds that are measured.
+        losses: Kind of model to measure (``dense``, ``colbert``) -> name of its loss, as in recipes.
         threads: Threads on a CPU; None for torch's default.
         rounds: Timed steps of each backend.
         seed: Random seed of texts, rows, teacher scores and new weights.
         batch_size: Rows per batch; None for the workload's.
-        dropout: Use the checkpoint's dropout. Every backend draws its own, so losses are not compared.
-        baselines: Measure the other libraries too.
-        memory: Measure peak memory too, in a fresh process per backend and case.
+        dropout: Keep the checkpoint's dropout. Its random numbers differ between backends, so losses are not compared.
+        baselines: Measure the other libraries as well.
+        memory: Measure peak memory as well, in a fresh process per backend and case.
     """
 
     losses: Mapping[str, str]
@@ -95,15 +95,15 @@ class InitialModel:
     """Folders that all backends load their weights from.
 
     Attributes:
-        encoder: Encoder and tokenizer, as transformers reads them.
-        colbert: A PyLate model around it; None if it is not needed.
+        encoder: Folder of the encoder and tokenizer, in transformers' format.
+        colbert: Folder of a PyLate model with this encoder; None if not needed.
     """
 
     encoder: Path
     colbert: Path | None = None
 
     def folder(self, kind: str) -> Path:
-        """The folder for a kind of model."""
+        """Folder for a kind of model."""
         return self.encoder if kind == "dense" or self.colbert is None else self.colbert
 
 
@@ -114,7 +114,7 @@ class Backend:
         model: The library's model.
         loss: Loss module around the model.
         collate: Converts rows to the tensors that the loss reads.
-        recipe: Gives optimizer and gradient clipping.
+        recipe: Recipe with the settings of the optimizer and gradient clipping.
         steps: Steps of the whole run, for the schedule.
     """
 
@@ -151,7 +151,7 @@ class Backend:
 
 
 def columns_of(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Split a collator's batch into the features of each column, as sentence-transformers' trainer passes them to the loss.
+    """Split a collator's batch into the features of each column, in the form that sentence-transformers' trainer passes to the loss.
 
     Example:
         >>> columns_of({"query_input_ids": 1, "query_attention_mask": 2, "document_1_input_ids": 3, "label": 4})
@@ -198,8 +198,8 @@ def load_backend(name: str, recipe: Recipe, initial: InitialModel, *, steps: int
 
     Args:
         name: ``quiver``, or the library of the recipe's kind of model.
-        recipe: What `make_recipe` returned.
-        initial: The weights.
+        recipe: Recipe returned by `make_recipe`.
+        initial: Folders with the initial weights.
         steps: Steps of the whole run.
     """
     if name == OWN:
@@ -248,20 +248,20 @@ def _load_pylate(recipe: Recipe, initial: InitialModel, *, steps: int) -> Backen
 
 
 def _with_document_list(row: Row) -> Row:
-    """A row as PyLate's distillation loss reads it."""
+    """Convert a row to the form that PyLate's distillation loss expects."""
     documents = [text for name, text in row.items() if name.startswith("document_")]
     return {"query": row["query"], "documents": documents, "scores": row["scores"]}
 
 
 def open_model(model: str, *, seed: int) -> tuple[Encoder, Tokenizer]:
-    """Load an encoder and its tokenizer, or make those of a preset: random weights, and a small vocabulary for synthetic texts.
+    """Load an encoder and its tokenizer, or create those of a preset: random weights, and a small vocabulary for synthetic texts.
 
     Args:
         model: Name of a preset, folder or Hugging Face Hub id.
         seed: Random seed of new weights.
 
     Raises:
-        InputError: It is neither, or cannot be read.
+        InputError: ``model`` is none of these, or cannot be read.
     """
     # Hub ids contain a slash, presets do not.
     if "/" in model or Path(model).is_dir():
@@ -276,14 +276,14 @@ def open_model(model: str, *, seed: int) -> tuple[Encoder, Tokenizer]:
 
 
 def write_initial_model(folder: Path, encoder: Encoder, tokenizer: Tokenizer, settings: Settings, *, compared: bool) -> InitialModel:
-    """Write the folders that all backends are loaded from.
+    """Write the folders that all backends load their weights from.
 
     Args:
         folder: An empty folder.
-        encoder: Its dropout is set to 0 unless the settings ask for it.
-        tokenizer: Its tokenizer.
-        settings: Kinds of model, dropout, seed.
-        compared: There are baselines; then a ColBERT starts from the projection that PyLate initialises.
+        encoder: Encoder to write; its dropout is set to 0 unless ``settings.dropout`` is true.
+        tokenizer: Tokenizer of the encoder.
+        settings: Settings with the kinds of model, dropout and seed.
+        compared: Whether there are baselines. If so, a ColBERT starts from a projection initialised by PyLate.
     """
     if not settings.dropout:
         none: dict[str, Any] = dict.fromkeys(DROPOUTS, 0.0)

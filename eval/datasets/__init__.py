@@ -1,6 +1,6 @@
-"""Published collections: what there is, where it comes from, how its files are laid out, and the cache that holds them.
+"""Published collections: their names, sources and file layouts, and the cache of downloaded ones.
 
-This package knows nothing of models, runs or scores; ``quiver.eval.benchmark`` makes benchmarks of its entries.
-The order of a collection's rows is that of its files, which is another in an archive than on the hub; neither a ranking nor the checksum of
-the data (``quiver.eval.results``) depends on it.
+``quiver.eval.benchmark`` makes benchmarks of the entries in this package.
+A collection's rows keep the order of its files, which differs between an archive and the Hugging Face Hub. Neither rankings nor the
+checksum of the data (``quiver.eval.results``) depend on the order.
 """

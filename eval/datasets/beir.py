@@ -1,15 +1,16 @@
-"""BEIR: the fifteen public data sets of its paper, from its archives, from its repositories on the hub, or from mteb's.
+"""BEIR: the fifteen public data sets of its paper, from BEIR's archives or from the BeIR and mteb repositories on the Hugging Face Hub.
 
-Policies. In ArguAna a query is an argument of the corpus and the answer is its counter-argument; in Quora a query is a question of the
-corpus and the answers are its duplicates: each would find itself first, and ``exclude_self`` drops it. Nowhere else in BEIR is the query a
-document. Ids that merely coincide (FiQA's and MS MARCO's are numbers on both sides) name different texts there: beir's own harness drops
-them all the same, mteb in some of its tasks, and lose a document that may be relevant. Titles are part of the text everywhere.
+Policies. In ArguAna, each query is an argument of the corpus and its answer is the counter-argument. In Quora, each query is a question of
+the corpus and its answers are duplicates of it. The query's own document would come first in both, so ``exclude_self`` drops it. In the
+other data sets, no query is a document; equal ids there (numbers on both sides, as in FiQA and MS MARCO) name different texts. BEIR's own
+code drops those documents too, as mteb does in some tasks, and so loses documents that may be relevant. Titles are part of the text in
+all data sets.
 
-Splits. Published numbers are on ``test``, but for MS MARCO: its ``test`` is TREC-DL 2019, and BEIR's number is on ``dev``.
+Splits. Published results are on ``test``, except for MS MARCO: its ``test`` is TREC-DL 2019, and BEIR's result is on ``dev``.
 
 Source: arXiv:2104.08663; splits and md5 of https://github.com/beir-cellar/beir at 6351df88; sizes of the archives from ir_datasets 0.6.3;
-numbers of documents and queries, licences and revisions of mteb's repositories from mteb 2.26. Where mteb's licence is "not specified",
-it is None here.
+numbers of documents and queries, licences and revisions of mteb's repositories from mteb 2.26. If mteb's licence is "not specified", it
+is None here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _CQADUPSTACK_BYTES = 5_343_728_040
 
 
 class _Set(NamedTuple):
-    """What tells one data set from the next; the first split is the one that is published."""
+    """Properties of one data set; the first split is that of the published results."""
 
     name: str
     splits: tuple[str, ...]
@@ -95,12 +96,12 @@ _FORUMS = (
 
 
 def beir() -> tuple[Entry, ...]:
-    """The entries of BEIR: fourteen data sets and the twelve forums of the fifteenth."""
+    """Entries of BEIR: fourteen data sets, and the twelve forums of CQADupStack, the fifteenth."""
     return (*map(_entry, _SETS), *(_forum(*forum) for forum in _FORUMS))
 
 
 def beir_tables(unit: str, name: str, splits: tuple[str, ...]) -> HubTables:
-    """The layout of BEIR's repositories on the hub: corpus and queries in one, the judgements in another."""
+    """Tables of a BEIR repository on the Hugging Face Hub: corpus and queries in one repository, judgements in another."""
     repository = f"BeIR/{name}"
     return HubTables(
         unit,
@@ -112,14 +113,14 @@ def beir_tables(unit: str, name: str, splits: tuple[str, ...]) -> HubTables:
 
 
 def mteb_tables(unit: str, repository: str, revision: str, splits: tuple[str, ...], prefix: str = "") -> HubTables:
-    """The layout of mteb's repositories: configs ``corpus``, ``queries`` and, for the judgements, ``default`` or ``qrels``.
+    """Tables of an mteb repository: configs ``corpus``, ``queries`` and, for the judgements, ``default`` or ``qrels``.
 
     Args:
         unit: Path in the cache.
-        repository: ``owner/name``.
+        repository: ``owner/name`` of the dataset.
         revision: Commit.
-        splits: Splits of the judgements, the benchmark's own first.
-        prefix: In a repository of several data sets, what the configs of one begin with, such as ``python-``.
+        splits: Splits of the judgements, the benchmark's default split first.
+        prefix: Prefix of the config names if the repository holds several data sets, such as ``python-``.
     """
     corpus, queries, qrels = f"{prefix}corpus", f"{prefix}queries", f"{prefix}qrels"
     return HubTables(

@@ -39,27 +39,28 @@ logger = logging.getLogger(__name__)
 
 
 ATTEMPTS = 5
-"""How often a connection that breaks is taken up again in one call."""
+"""Maximum number of connection attempts per call; each resumes where the previous one broke off."""
 
 _BLOCK = 1 << 20
-_TIMEOUT = 30.0  # seconds without a byte
+_TIMEOUT = 30.0  # seconds without receiving a byte
 
 
 def download(url: str, target: Path, *, md5: str, advance: Advance) -> None:
-    """Fetch a file; it is under its name only when it is whole and its checksum right.
+    """Download a file; it gets its final name only when it is complete and its checksum is right.
 
-    What has arrived lies beside it as ``.part``, stays there when the connection breaks or the process is killed, and the next call goes on
-    from there.
+    Received bytes are kept beside the target as ``.part``. They remain if the connection breaks or the process is killed, and the next
+    call resumes from there.
 
     Args:
-        url: Of the file.
-        target: Where it goes; its folder must exist.
-        md5: Checksum it must have.
-        advance: Takes the number of further bytes that are there.
+        url: Address of the file.
+        target: Path to write; its folder must exist.
+        md5: Expected checksum.
+        advance: Progress callback, called with the number of bytes to add: first those kept from an earlier call, then those received.
+            The number is negative if the server sends the file from the beginning again.
 
     Raises:
-        InputError: The server cannot be reached or has no such file, the connection kept breaking, the disk is full, or the checksum is
-            another one: then nothing is kept.
+        InputError: The server cannot be reached or lacks the file, the connection broke repeatedly, the disk is full, or the checksum is
+            wrong (then the received bytes are deleted).
     """
     part = target.with_name(f"{target.name}.part")
     advance(_size(part))
@@ -83,13 +84,13 @@ def unpack(archive: Path, folder: Path, *, progress: bool) -> None:
     """Unpack a zip archive into a folder.
 
     Args:
-        archive: The archive.
-        folder: Exists and is empty.
-        progress: Show a bar.
+        archive: Path of the archive.
+        folder: Existing, empty folder.
+        progress: Show a progress bar.
 
     Raises:
-        InputError: It is no archive or damaged (and is removed), a name in it leads out of the folder, or the disk has no room for what
-            is in it.
+        InputError: The file is not a zip archive or is damaged (it is then deleted), a member would be written outside the folder, or the
+            disk has too little space.
     """
     try:
         with zipfile.ZipFile(archive) as opened:
@@ -111,10 +112,14 @@ def unpack(archive: Path, folder: Path, *, progress: bool) -> None:
 
 
 def check_room(folder: Path, wanted: int) -> None:
-    """Make sure that a disk has room.
+    """Check that a disk has enough free space.
+
+    Args:
+        folder: Folder on the disk.
+        wanted: Required space in bytes.
 
     Raises:
-        InputError: It has not.
+        InputError: There is less free space.
     """
     free = shutil.disk_usage(folder).free
     if free < wanted:
@@ -122,12 +127,12 @@ def check_room(folder: Path, wanted: int) -> None:
 
 
 def reason(error: Exception, source: str, folder: Path) -> InputError:
-    """What a failure to fetch means, in one line.
+    """Convert a download failure to an error with a one-line explanation.
 
     Args:
-        error: An error of the operating system, of urllib, or of a hub client.
-        source: What was fetched.
-        folder: Where it was to go.
+        error: Error of the operating system, of urllib or of a hub client.
+        source: Name of the download.
+        folder: Target folder.
     """
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return InputError(f"{folder}: the disk is full; make room, or set QUIVER_CACHE to a larger disk, and run the same command again")
@@ -141,7 +146,7 @@ def reason(error: Exception, source: str, folder: Path) -> InputError:
 
 
 def _attempt(url: str, part: Path, advance: Advance) -> bool:
-    """One connection; whether the file is whole after it."""
+    """Receive bytes over one connection; return whether the file is complete afterwards."""
     have = _size(part)
     headers = {"User-Agent": f"quiver/{installed_version('quiver-retrieval') or '0'}"}
     if have:
@@ -149,7 +154,7 @@ def _attempt(url: str, part: Path, advance: Advance) -> bool:
     try:
         with urlopen(Request(url, headers=headers), timeout=_TIMEOUT) as response:
             if response.status != http.client.PARTIAL_CONTENT and have:
-                advance(-have)  # the server sends it all again
+                advance(-have)  # the server ignored the range and sends the whole file again
                 have = 0
             total = _total(response.headers, have)
             with part.open("ab" if have else "wb") as file:
@@ -158,7 +163,7 @@ def _attempt(url: str, part: Path, advance: Advance) -> bool:
                     advance(len(block))
     except HTTPError as error:
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return True  # nothing is left to send; the checksum tells whether what is here is right
+            return True  # no bytes are left to send; the checksum decides whether the file is right
         raise
     except (http.client.HTTPException, ConnectionError, TimeoutError):
         return False
@@ -170,7 +175,7 @@ def _size(path: Path) -> int:
 
 
 def _total(headers: http.client.HTTPMessage, have: int) -> int | None:
-    """Size of the whole file; http.client ends a body that was cut off without a word, so it must be known."""
+    """Size of the complete file; it must be known because http.client does not report a body that was cut off."""
     length = headers.get("Content-Length")
     return have + int(length) if length is not None else None
 
@@ -184,7 +189,7 @@ def _safe(archive: Path, member: zipfile.ZipInfo) -> Path:
 
 
 def _md5(path: Path) -> str:
-    digest = hashlib.md5(usedforsecurity=False)  # the checksum that the publishers give
+    digest = hashlib.md5(usedforsecurity=False)  # the publishers provide md5 checksums
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
@@ -192,18 +197,18 @@ def _md5(path: Path) -> str:
 
 
 RECORD = "quiver.json"
-"""The file in a fetched folder that says what it is."""
+"""Name of the record file in the folder of a downloaded collection."""
 
 _WORK = ".fetching"
 
 
 @dataclass(frozen=True)
 class FetchedFile:
-    """A file of a fetched collection.
+    """A file of a downloaded collection.
 
     Attributes:
-        bytes: Its size.
-        sha256: Checksum of its bytes.
+        bytes: Size in bytes.
+        sha256: Checksum of the content.
     """
 
     bytes: int
@@ -212,12 +217,12 @@ class FetchedFile:
 
 @dataclass(frozen=True)
 class Record:
-    """What a fetched folder holds.
+    """Record of a downloaded collection.
 
     Attributes:
-        url: Where it came from.
-        revision: Which version: commits, or ``md5:...`` of an archive.
-        files: Path from the folder -> the file.
+        url: Address of the source.
+        revision: Commits, or ``md5:...`` of an archive.
+        files: Path relative to the folder -> the file.
     """
 
     url: str
@@ -226,31 +231,31 @@ class Record:
 
     @property
     def bytes(self) -> int:
-        """Size of all files."""
+        """Total size of all files in bytes."""
         return sum(file.bytes for file in self.files.values())
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Fetched collections under one folder."""
+    """Cache of downloaded collections, in subfolders of ``root``."""
 
     root: Path
 
     @classmethod
     def usual(cls) -> Cache:
-        """``$QUIVER_CACHE/collections``, or ``quiver/collections`` in the user's cache folder.
+        """The default cache: ``$QUIVER_CACHE/collections``, or ``quiver/collections`` in the user's cache folder.
 
         Raises:
-            InputError: As `cache_folder`.
+            InputError: See `cache_folder`.
         """
         return cls(cache_folder("collections"))
 
     def folder(self, source: Source) -> Path:
-        """Where what is fetched from an source lies."""
+        """Folder of the files of a source."""
         return self.root / source.unit
 
     def record(self, source: Source) -> Record | None:
-        """What lies there; None if nothing does, or its record is damaged: that is as good as nothing, and fetching puts it right."""
+        """The record of a source; None if it was not downloaded or its record is damaged (a new download repairs it)."""
         path = self.folder(source) / RECORD
         if not path.is_file():
             return None
@@ -261,10 +266,10 @@ class Cache:
             return None
 
     def fetch(self, source: Source, *, progress: bool = False) -> Record:
-        """Make sure that a collection is here and sound: checksums are compared, and what is missing or damaged is fetched.
+        """Ensure that a source is in the cache: verify the checksums of its files, and download it if any is missing or damaged.
 
         Raises:
-            InputError: It cannot be fetched: no network, a wrong checksum, a full disk; what was there stays.
+            InputError: The download failed: no network, a wrong checksum, or a full disk. Existing files are kept.
         """
         work = self.root / _WORK
         try:
@@ -280,7 +285,7 @@ class Cache:
             raise reason(error, source.url, self.root) from error
 
     def _sound(self, source: Source) -> Record | None:
-        """The record of what is there, if every byte is as it was fetched."""
+        """The record of a source if all its files have their recorded checksums, otherwise None."""
         folder = self.folder(source)
         record = self.record(source)
         if record is None or not all((folder / name).is_file() for name in record.files):
@@ -297,7 +302,7 @@ class Cache:
         (staging / RECORD).write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
-            shutil.rmtree(folder)  # it was found damaged
+            shutil.rmtree(folder)  # its files were found to be damaged
         staging.rename(folder)
         sync_folder(folder.parent)
         return record
@@ -305,13 +310,13 @@ class Cache:
 
 @dataclass(frozen=True)
 class CachedCollection:
-    """A fetched collection that can be loaded.
+    """A downloaded collection that can be loaded.
 
     Attributes:
-        cache: Where it lies.
-        source: What it was fetched from.
-        name: What it is called.
-        split: Which judgements.
+        cache: Cache that holds the collection.
+        source: Source that it was downloaded from.
+        name: Name of the collection.
+        split: Split of the judgements.
     """
 
     cache: Cache
@@ -320,10 +325,10 @@ class CachedCollection:
     split: str
 
     def load(self) -> Collection:
-        """Read and check it.
+        """Read and check the collection.
 
         Raises:
-            InputError: A file is missing, cut or malformed; names file and line or row.
+            InputError: A file is missing, truncated or malformed; names file and line or row.
         """
         folder = self.cache.folder(self.source)
         record = self.cache.record(self.source)
@@ -353,12 +358,12 @@ def _read_record(path: Path) -> Record:
 
 @cache
 def _warn(message: str) -> None:
-    """Warn once: the twelve forums of one archive share its record, and each asks for it."""
+    """Log each warning once: the twelve forums in one archive share a record, and the record is read for each of them."""
     logger.warning("%s", message)
 
 
 def is_offline() -> bool:
-    """Whether the environment forbids the network, by the switch of the hub's client."""
+    """Whether the environment forbids network access by ``HF_HUB_OFFLINE``."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 

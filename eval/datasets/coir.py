@@ -1,13 +1,13 @@
-"""Code: CoIR's CodeSearchNet and StackOverflow-QA, and mteb's CodeSearchNet, which is another task under the same name.
+"""Code collections: CodeSearchNet and StackOverflow-QA of CoIR, and mteb's CodeSearchNet, a different task with the same name.
 
-CoIR's CodeSearchNet asks with a function for the comment that belongs to it, among all the comments of its language; mteb's asks with a
-comment for the function, among a thousand. CoIR scores texts without their titles, mteb puts titles before them, and scores differ widely
-where there are any: each entry has the convention of the harness whose numbers are published. Ids of queries and documents differ in both,
-so ``exclude_self`` has nothing to do.
+In CoIR's CodeSearchNet a query is a function, and the documents are all comments of its language. In mteb's, a query is a comment, and the
+documents are a thousand functions. CoIR leaves titles out and mteb puts them before the texts; scores differ widely where titles exist.
+Each entry follows the convention of the published results. Ids of queries and documents differ in both, so ``exclude_self`` has no
+effect.
 
 Source: arXiv:2407.02883; layouts of https://huggingface.co/CoIR-Retrieval and https://huggingface.co/mteb; numbers, licences and
-revisions from mteb 2.26, which holds all of CoIR's CodeSearchNet in one repository (the second source here, and the one whose revision is
-fixed).
+revisions from mteb 2.26, which holds all of CoIR's CodeSearchNet in one repository (the second source here, and the one with a fixed
+revision).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MTEB_CODESEARCHNET = ("mteb/CodeSearchNetRetrieval", "68e8f0731a656fa4bd5b7c819
 _MTEB_STACKOVERFLOW = ("mteb/StackOverflowQA", "7b46f5ebd2365278c1bb025986dda2fee893bbf5")
 _TOUCHE_V3 = ("mteb/webis-touche2020-v3", "431886eaecc48f067a3975b70d0949ea2862463c")
 
-# Language, documents and queries in CoIR; mteb's has 1,000 of each.
+# Language, documents and queries in CoIR; mteb's version has 1,000 of each.
 _LANGUAGES = (
     ("python", 280_310, 14_918),
     ("javascript", 64_854, 3_291),
@@ -35,17 +35,17 @@ _SPLITS = ("test", "valid", "train")
 
 
 def coir() -> tuple[Entry, ...]:
-    """The entries of CoIR: six languages of CodeSearchNet, and StackOverflow-QA."""
+    """Entries of CoIR: six languages of CodeSearchNet, and StackOverflow-QA."""
     return (*(_coir_codesearchnet(*row) for row in _LANGUAGES), _stackoverflow())
 
 
 def mteb() -> tuple[Entry, ...]:
-    """What only mteb has: its CodeSearchNet, and version 3 of Touche-2020."""
+    """Entries that only mteb publishes: its CodeSearchNet, and version 3 of Touche-2020."""
     return (*(_mteb_codesearchnet(language) for language, _, _ in _LANGUAGES), _touche())
 
 
 def coir_tables(unit: str, task: str) -> HubTables:
-    """The layout of CoIR's repositories: corpus and queries as two splits of one, the judgements of all partitions in another."""
+    """Tables of a CoIR task: corpus and queries as two splits of one repository, the judgements of all splits in another."""
     texts = f"CoIR-Retrieval/{task}-queries-corpus"
     return HubTables(
         unit,

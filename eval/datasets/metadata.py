@@ -10,17 +10,17 @@ from quiver.eval.datasets.sources import Source
 
 @dataclass(frozen=True)
 class Metadata:
-    """What is known of a collection beside its texts; None where it is not known.
+    """Facts about a collection other than its texts; None if unknown.
 
     Attributes:
-        licence: Of the data, as its publisher states it.
-        revision: A commit of a repository, or ``md5:...`` of an archive.
-        url: Where it is published.
-        documents: How many documents it has.
-        queries: How many queries its split judges.
-        group: The data set that it is one of several parts of, such as ``cqadupstack``.
-        group_size: How many parts the group has; 1 without a group.
-        bytes: Size of the download.
+        licence: Licence of the data as stated by its publisher.
+        revision: Commit of a repository, or ``md5:...`` of an archive.
+        url: Address of the publication.
+        documents: Number of documents.
+        queries: Number of judged queries in the split.
+        group: Data set that the collection is a part of, such as ``cqadupstack``.
+        group_size: Number of collections in the group; 1 without a group.
+        bytes: Size of the download in bytes.
     """
 
     licence: str | None = None
@@ -38,15 +38,15 @@ class Entry:
     """One published collection.
 
     Attributes:
-        key: What is typed: family, perhaps group, and name, such as ``beir/cqadupstack/android``.
-        name: What tables and files call it: no two collections have the same.
-        split: The split that published numbers are on.
-        splits: All splits that can be asked for.
-        sources: Name -> where it can be had; the first is where it is fetched from if nothing else is asked for.
-        metadata: What is known of it; the revision is that of the first source.
-        exclude_self: A document with the query's own id is no answer to it.
-        use_title: Titles are part of the documents' text.
-        note: What somebody who compares numbers has to know.
+        key: Name to type: family, optional group, and name, such as ``beir/cqadupstack/android``.
+        name: Name in tables and files; unique.
+        split: Split of the published results.
+        splits: All splits.
+        sources: Name -> source; the first one is the default for downloads.
+        metadata: Facts about the collection; the revision is that of the first source.
+        exclude_self: Drop the document with the query's own id.
+        use_title: Include titles in the text of the documents.
+        note: Remark for readers who compare results.
     """
 
     key: str
@@ -61,5 +61,5 @@ class Entry:
 
     @property
     def source(self) -> Source:
-        """The first source."""
+        """The first source, which is the default."""
         return next(iter(self.sources.values()))

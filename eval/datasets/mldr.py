@@ -1,9 +1,9 @@
-"""MLDR: long documents in thirteen languages, one relevant document a query, always searched among all of its language.
+"""MLDR: long documents in thirteen languages; each query has one relevant document and is searched in all documents of its language.
 
-In-domain and out-of-domain are the same collection: what differs is whether the model was trained on MLDR's own training pairs, and
-that is for whoever evaluates to say.
+The same collection serves for in-domain and out-of-domain evaluation. Only the caller knows whether the model was trained on MLDR's own
+training pairs, and has to say so.
 
-Source: arXiv:2402.03216; file names from the repository's loading script, which is not run; numbers of documents and queries and the
+Source: arXiv:2402.03216; file names from the repository's loading script, which is not executed; numbers of documents and queries and the
 licence from mteb 2.26; the revision is the one that public pipelines pin.
 """
 
@@ -16,7 +16,7 @@ from quiver.retrieval.data.corpus import Columns
 _REPOSITORY = "Shitao/MLDR"
 _REVISION = "d67138e705d963e346253a80e59676ddb418810a"
 
-# Language, documents, queries of the test split; the dev split has 200 in each.
+# Language, documents, queries of the test split; the dev split has 200 queries in every language.
 _LANGUAGES = (
     ("ar", 7_607, 200),
     ("de", 10_000, 200),
@@ -35,7 +35,7 @@ _LANGUAGES = (
 
 
 def mldr() -> tuple[Entry, ...]:
-    """The entries of MLDR, one a language."""
+    """Entries of MLDR, one per language."""
     return tuple(_entry(*row) for row in _LANGUAGES)
 
 

@@ -1,7 +1,8 @@
-"""NanoBEIR: thirteen BEIR data sets cut to fifty queries and a few thousand documents; a preview, not comparable with BEIR.
+"""NanoBEIR: thirteen BEIR data sets reduced to about fifty queries and a few thousand documents, for quick, preliminary results.
 
-The split is published under the name ``train``; nothing is trained on it. There are neither titles nor grades. No document is dropped
-for having the query's id, ArguAna's and Quora's neither: mteb and sentence-transformers, which published numbers come from, do not.
+Its scores are not comparable with BEIR's. The split is published under the name ``train``, but nothing is trained on it. There are no
+titles and no grades. No document is dropped for having the query's id, even in ArguAna and Quora: mteb and sentence-transformers, the
+sources of the published results, do not drop them.
 
 Source: https://huggingface.co/zeta-alpha-ai; numbers of documents and queries, the licence and the revisions of mteb's copies from mteb
 2.26; sizes of the three files from ir_datasets' catalogue.
@@ -13,7 +14,7 @@ from quiver.eval.datasets.beir import mteb_tables
 from quiver.eval.datasets.metadata import Entry, Metadata
 from quiver.eval.datasets.sources import HubTable, HubTables, Source
 
-# BEIR's name, the repository's, documents, queries, bytes; mteb's repository and its revision.
+# BEIR's name, the repository's name, documents, queries, bytes, mteb's repository and its revision.
 _SETS = (
     ("arguana", "NanoArguAna", 3_635, 50, 2_256_595, "NanoArguAnaRetrieval", "63ac9f026e8f6b85dc0622f3d630ed7a1758e9ec"),
     ("climate-fever", "NanoClimateFEVER", 3_408, 50, 3_342_681, "NanoClimateFeverRetrieval", "ccb5552bc17e87afe0f9479fb4346898213a71db"),
@@ -32,12 +33,12 @@ _SETS = (
 
 
 def nanobeir() -> tuple[Entry, ...]:
-    """The entries of NanoBEIR."""
+    """Entries of NanoBEIR."""
     return tuple(_entry(*row) for row in _SETS)
 
 
 def nano_tables(unit: str, repository: str) -> HubTables:
-    """The layout of NanoBEIR's repositories: three configs, each with the one split ``train``."""
+    """Tables of a NanoBEIR repository: three configs, each with the single split ``train``."""
     corpus, queries, qrels = (
         HubTable(repository, (config,), "train", (f"{config}/train-*.parquet",)) for config in ("corpus", "queries", "qrels")
     )

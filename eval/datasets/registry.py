@@ -1,4 +1,4 @@
-"""All published collections by name: a family, a group or a single one; and which of them are in the cache."""
+"""Registry of the published collections: look up a family, a group or one collection by name, and find it in the cache."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from quiver.eval.datasets.sources import Source
 
 @cache
 def registry() -> Mapping[str, Entry]:
-    """Key -> entry, in the order in which they are listed."""
+    """Key -> entry, in listing order."""
     return {entry.key: entry for entry in (*beir(), *mldr(), *coir(), *mteb(), *nanobeir())}
 
 
 def find(name: str) -> tuple[Entry, ...]:
-    """The entries that a name stands for: ``beir/scifact`` itself, the forums of ``beir/cqadupstack``, all of ``beir``.
+    """Entries with a name: one for ``beir/scifact``, the forums for ``beir/cqadupstack``, the whole family for ``beir``.
 
     Returns:
-        Nothing where there is no such name.
+        The entries, or an empty tuple if the name is unknown.
 
     Example:
         >>> [entry.name for entry in find("beir/scifact")], len(find("beir/cqadupstack")), find("beir/sci")
@@ -37,10 +37,10 @@ def find(name: str) -> tuple[Entry, ...]:
 
 
 def require(name: str) -> tuple[Entry, ...]:
-    """The entries that a name stands for.
+    """Entries with a name, which must exist.
 
     Raises:
-        InputError: There is no such name; says which are near.
+        InputError: The name is unknown; suggests similar names.
     """
     entries = find(name)
     if not entries:
@@ -49,7 +49,7 @@ def require(name: str) -> tuple[Entry, ...]:
 
 
 def shortest(entries: Sequence[Entry]) -> list[str]:
-    """The fewest names that stand for these entries and no others, in their order.
+    """Shortest list of names that covers these entries and no others, in their order.
 
     Example:
         >>> shortest([*find("beir/cqadupstack"), *find("mldr/en")])
@@ -65,7 +65,7 @@ def shortest(entries: Sequence[Entry]) -> list[str]:
 
 
 def near(name: str) -> str:
-    """The names like a wrong one, for its error."""
+    """Names similar to an unknown name, as text for an error message."""
     wanted, names = name.strip("/").lower(), _names()
     ends = [key for key in names if key.rpartition("/")[2] == wanted.rpartition("/")[2]]
     found = dict.fromkeys([*ends, *difflib.get_close_matches(wanted, names, n=3)])
@@ -73,9 +73,9 @@ def near(name: str) -> str:
 
 
 def held(entry: Entry, cache: Cache) -> tuple[Source, Record] | None:
-    """The first of an entry's sources that is in the cache, and its record; None where none is.
+    """The first source of an entry that is in the cache, with its record; None if there is none.
 
-    One whose record is damaged is not there: a warning says so.
+    A source with a damaged record counts as missing, and a warning is logged.
     """
     for source in entry.sources.values():
         record = cache.record(source)
@@ -85,11 +85,11 @@ def held(entry: Entry, cache: Cache) -> tuple[Source, Record] | None:
 
 
 def missing(entries: Sequence[Entry], cache: Cache) -> list[Entry]:
-    """Those that are not in the cache, or whose record is damaged."""
+    """Entries that are not in the cache or whose record is damaged."""
     return [entry for entry in entries if held(entry, cache) is None]
 
 
 def _names() -> list[str]:
-    """Every key, and every group that keys are in."""
+    """All keys, and all groups and families of keys."""
     groups = {"/".join(key.split("/")[:depth]) for key in registry() for depth in range(1, key.count("/") + 1)}
     return [*registry(), *sorted(groups)]

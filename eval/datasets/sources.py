@@ -48,27 +48,30 @@ from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Document, Query
 
 QUERY_COLUMNS = ("query-id", "query_id")
-"""What a table of judgements calls the query: mteb's, BEIR's and NanoBEIR's name, and CoIR's."""
+"""Column names for the query id in a table of judgements: ``query-id`` in mteb, BEIR and NanoBEIR, ``query_id`` in CoIR."""
 
 DOCUMENT_COLUMNS = ("corpus-id", "corpus_id")
-"""What it calls the document."""
+"""Column names for the document id."""
 
 GRADE_COLUMN = "score"
-"""What it calls the grade."""
+"""Column name for the grade."""
 
-# Rows of Parquet held at a time: few enough for documents of a megabyte.
+# Parquet rows per batch: few enough that documents of a megabyte fit in memory.
 _BATCH = 256
 
 
 def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[Place, Mapping[str, object]]]:
-    """The rows of a table in the order of its files.
+    """Read the rows of a table, in the order of its files.
 
     Args:
-        files: ``.jsonl``, ``.jsonl.gz`` or ``.parquet``.
-        columns: What is read of a Parquet row, as far as it is there.
+        files: ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` files.
+        columns: Columns to read from Parquet; missing ones are ignored.
+
+    Yields:
+        Place and content of each row.
 
     Raises:
-        InputError: A file is missing, empty, damaged or of another kind.
+        InputError: A file is missing, empty, damaged or has another extension.
     """
     for file in files:
         if file.suffix == ".parquet":
@@ -81,34 +84,34 @@ def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[P
 
 
 def table_documents(files: Sequence[Path], columns: Columns) -> Iterator[tuple[Place, Document]]:
-    """The documents of a table.
+    """Read the documents of a table, with their places.
 
     Raises:
-        InputError: As `read_rows`; or a row is no document, names file and row.
+        InputError: See `read_rows`; or a row is not a document (names file and row).
     """
     for place, row in read_rows(files, (*columns.id, columns.text, columns.title)):
         yield place, to_document(place, row, columns)
 
 
 def table_queries(files: Sequence[Path], columns: Columns) -> Iterator[tuple[Place, Query]]:
-    """The queries of a table.
+    """Read the queries of a table, with their places.
 
     Raises:
-        InputError: As `read_rows`; or a row is no query, names file and row.
+        InputError: See `read_rows`; or a row is not a query (names file and row).
     """
     for place, row in read_rows(files, (*columns.id, columns.text)):
         yield place, to_query(place, row, columns)
 
 
 def table_judgements(files: Sequence[Path], *, graded: bool = True) -> Iterator[Judgement]:
-    """The judgements of a table, or of BEIR's and TREC's ``.tsv`` files.
+    """Read the judgements of a table, or of ``.tsv`` files in BEIR's or TREC's format.
 
     Args:
-        files: The table's files.
-        graded: False where a table lists the relevant documents and has no grades, as NanoBEIR's: each is 1.
+        files: Files of the table.
+        graded: False if the table has no grades and lists relevant documents only, as in NanoBEIR; each grade is then 1.
 
     Raises:
-        InputError: A file cannot be read, or a row is no judgement; names file and row.
+        InputError: A file cannot be read, or a row is not a judgement (names file and row).
     """
     for file in files:
         if file.name.endswith((".tsv", ".tsv.gz")):
@@ -156,25 +159,25 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
 
 
 CARD = "README.md"
-"""The file whose front matter says where the tables are."""
+"""File of a repository whose front matter names the files of the tables."""
 
 _FRONT_MATTER = re.compile(r"\A\ufeff?---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
 _READABLE = (".parquet", ".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz")
 
-# The same judgements, as BEIR's archives and as the hub call them.
+# Split of the judgements -> its other name: BEIR's archives and the Hugging Face Hub use different ones.
 _OTHER_NAMES: Mapping[str, str] = {"dev": "validation", "valid": "validation", "validation": "dev"}
 
 
 @dataclass(frozen=True)
 class HubTable:
-    """Where one table is.
+    """Location of one table on the Hugging Face Hub.
 
     Attributes:
-        repository: A dataset on the hub, ``owner/name``.
-        configs: What the card may call the table, in order of preference.
-        split: Which split of it; ``{split}`` stands for the benchmark's.
-        files: Patterns of its files where the card does not speak of it, in order of preference; ``{split}`` as above.
-        any_split: Where the table has but one split, take that, whatever it is called: a corpus has no parts.
+        repository: Dataset repository, ``owner/name``.
+        configs: Names of the table's config in the card, in order of preference.
+        split: Split of the config; ``{split}`` stands for the benchmark's split.
+        files: File patterns to use if the card does not name the table, in order of preference; they may contain ``{split}``.
+        any_split: If the config has a single split, use it whatever its name, as for a corpus.
     """
 
     repository: str
@@ -184,7 +187,7 @@ class HubTable:
     any_split: bool = False
 
     def of_split(self, split: str) -> HubTable:
-        """The table of one split of the benchmark.
+        """The table with the benchmark's split filled in for ``{split}``.
 
         Example:
             >>> HubTable("BeIR/scifact-qrels", ("default",), "{split}", ("{split}.tsv",)).of_split("test").files
@@ -195,16 +198,16 @@ class HubTable:
 
 
 def table_files(table: HubTable, card: str, names: Sequence[str], *, required: bool = True) -> list[str]:
-    """The files of a table, in the order of their names, which is that of their rows.
+    """Files of a table, sorted by name, which is the order of their rows.
 
     Args:
-        table: Which table; its split must be a real one.
+        table: The table, with ``{split}`` filled in.
         card: Text of the repository's card; empty if there is none.
-        names: All files of the repository, as paths from its root.
-        required: It is an error if there are none.
+        names: All files of the repository, as paths relative to its root.
+        required: Raise an error if the table has no files.
 
     Raises:
-        InputError: There are none, or they are of a kind that is not read.
+        InputError: The table has no files, or files of an unsupported kind.
     """
     patterns = [_declared(table, card), *([pattern] for pattern in _with_other_names(table))]
     found = next(filter(None, ([name for name in sorted(names) if _matches_any(name, each)] for each in patterns)), [])
@@ -217,7 +220,7 @@ def table_files(table: HubTable, card: str, names: Sequence[str], *, required: b
 
 
 def _declared(table: HubTable, card: str) -> list[str]:
-    """The patterns that the card gives; none where it does not speak of the table."""
+    """File patterns that the card gives for a table; empty if it gives none."""
     match = _FRONT_MATTER.match(card)
     try:
         front = yaml.safe_load(match.group(1)) if match else None
@@ -254,9 +257,9 @@ def _matches_any(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a path fits a pattern: ``*`` and ``?`` stay inside a folder, ``**`` does not.
+    """Whether a path matches a pattern: ``*`` and ``?`` match within a folder, ``**`` across folders.
 
-    ``fnmatch`` lets a star cross folders: ``corpus/*`` would take ``corpus/old/a.parquet`` as well.
+    ``fnmatch`` is not suitable: its star crosses folders, so ``corpus/*`` would match ``corpus/old/a.parquet`` too.
     """
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
     wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -269,29 +272,29 @@ def _shown(names: Sequence[str]) -> str:
 
 
 Choose = Callable[[str, Sequence[str]], Sequence[str]]
-"""The text of a card and the names of all files to the names of those that are wanted."""
+"""Function that selects files: (text of the card, names of all files) -> names of the files to download."""
 
 
 def fetch_files(repository: str, revision: str | None, folder: Path, choose: Choose, *, progress: bool) -> str:
-    """Fetch the card of a repository, and the files that it leads to.
+    """Download the card of a repository and the files that ``choose`` selects.
 
     Args:
         repository: ``owner/name`` of a dataset.
-        revision: A commit or a branch; None for the main branch as it is now.
-        folder: Where the files go, under their own names; what an earlier call that was stopped has left there is used.
-        choose: Which files are wanted.
-        progress: Show the hub client's own bars.
+        revision: Commit or branch; None for the current main branch.
+        folder: Target folder; the files keep their names. Files left by an interrupted call are reused.
+        choose: Selects the files.
+        progress: Show the hub client's progress bars.
 
     Returns:
         The commit.
 
     Raises:
-        InputError: There is no such repository or revision, the hub cannot be reached, or the disk is full.
+        InputError: The repository or revision does not exist, the hub cannot be reached, or the disk is full.
     """
-    # Imported late: whoever has the data does not pay for the client.
+    # Imported here so that runs on cached collections do not load the client.
     from huggingface_hub import HfApi, hf_hub_download
 
-    endpoint = os.environ.get("HF_ENDPOINT")  # a mirror; the client reads it at import, a program may set it later
+    endpoint = os.environ.get("HF_ENDPOINT")  # a mirror; the client reads it at import only, but a program may set it later
     errors = _client_errors()
     shown = f"{repository}@{revision[:12]}" if revision else repository
     try:
@@ -315,7 +318,7 @@ def fetch_files(repository: str, revision: str | None, folder: Path, choose: Cho
 
 
 def _prune(folder: Path, wanted: Container[str]) -> None:
-    """Drop the client's notes on what it was doing, and what an earlier call may have left there of another commit."""
+    """Delete the client's bookkeeping files, and files that an earlier call left from another commit."""
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     for path in folder.rglob("*"):
         if path.is_file() and path.relative_to(folder).as_posix() not in wanted:
@@ -328,10 +331,10 @@ def _inside(name: str) -> bool:
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """What the client raises when it cannot fetch.
+    """Exceptions that the client raises if a download fails.
 
-    Up to 0.x it spoke through requests, whose errors are OSErrors; from 1.0 on through httpx, whose are not. Large files come through
-    hf_xet, which raises RuntimeErrors, and in later versions an error of its own.
+    Up to version 0.x it uses requests, whose errors are OSErrors; from 1.0 on it uses httpx, whose errors are not. Large files are
+    downloaded with hf_xet, which raises RuntimeError or, in later versions, an error of its own.
     """
     modules = (sys.modules.get("httpx"), importlib.import_module("huggingface_hub.errors"))
     names = ("HTTPError", "XetDownloadError", "RevisionResolutionError", "EntryNotFoundError")
@@ -341,7 +344,7 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def _bars(shown: bool) -> Iterator[None]:
-    """The client's bars are on or off for the whole process; leave them as they were."""
+    """Switch the client's progress bars off if ``shown`` is false; the switch is global, so its state is restored on exit."""
     bars = importlib.import_module("huggingface_hub.utils")
     if shown or bars.are_progress_bars_disabled():
         yield
@@ -354,25 +357,25 @@ def _bars(shown: bool) -> Iterator[None]:
 
 
 class Source(Protocol):
-    """A place that a collection can be had from."""
+    """A place from which a collection can be downloaded."""
 
     @property
     def unit(self) -> str:
-        """What is fetched at once, as a path in the cache; several collections may be in one archive."""
+        """Path in the cache of the files that are downloaded together; one archive may hold several collections."""
 
     @property
     def url(self) -> str:
-        """Where people can look at it."""
+        """Web address of the source."""
 
     @property
     def revision(self) -> str | None:
-        """The version that is fetched; None where it is whatever is there."""
+        """Revision that is downloaded; None for the current one."""
 
     def fetch(self, folder: Path, scratch: Path, *, progress: bool) -> str:
-        """Fetch into a folder, which exists and may hold what an earlier attempt has left; the version that it was.
+        """Download into an existing folder, which may hold files of an interrupted attempt; return the revision.
 
         Raises:
-            InputError: It cannot be had.
+            InputError: The download failed.
         """
 
     def load(self, folder: Path, name: str, split: str) -> Collection:
@@ -385,14 +388,14 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ZipArchive:
-    """An archive of folders in BEIR's layout.
+    """A zip archive of folders in BEIR's layout.
 
     Attributes:
-        unit: What is fetched at once, as a path in the cache.
-        url: Of the archive.
-        md5: Its checksum.
-        bytes: Its size, for the bar.
-        folder: The collection's folder inside.
+        unit: Path of the unpacked archive in the cache.
+        url: Address of the archive.
+        md5: Checksum of the archive.
+        bytes: Size of the archive in bytes, for the progress bar and the check of free space.
+        folder: Folder of the collection inside the archive.
     """
 
     unit: str
@@ -403,19 +406,22 @@ class ZipArchive:
 
     @property
     def revision(self) -> str:
-        """The checksum, which is all the version that an archive has."""
+        """The checksum: archives have no other revision."""
         return f"md5:{self.md5}"
 
     def fetch(self, folder: Path, scratch: Path, *, progress: bool) -> str:
-        """Download, compare the checksum, unpack.
+        """Download the archive, verify its checksum and unpack it.
 
         Args:
-            folder: Where it is unpacked; emptied first.
-            scratch: Where the archive lies meanwhile, and what there is of it if the download is stopped.
-            progress: Show bars.
+            folder: Target folder; it is emptied first.
+            scratch: Folder for the archive until it is unpacked; a partial download stays there.
+            progress: Show progress bars.
+
+        Returns:
+            The revision.
 
         Raises:
-            InputError: It cannot be had, or its checksum is another.
+            InputError: The download failed, or the checksum is wrong.
         """
         archive = scratch / self.url.rpartition("/")[2]
         if not archive.exists():
@@ -434,24 +440,24 @@ class ZipArchive:
         Raises:
             InputError: A file is missing or malformed; names file and line.
         """
-        del name  # a folder has its own
+        del name  # the folder's own name is used
         return load_collection(folder / self.folder, split)
 
 
 @dataclass(frozen=True)
 class HubTables:
-    """Three tables in one or more repositories of the hub.
+    """Three tables in one or more repositories of the Hugging Face Hub.
 
     Attributes:
-        unit: What is fetched at once, as a path in the cache.
-        documents: The corpus.
-        queries: The queries; those the split does not judge are dropped at loading.
-        judgements: The judgements.
-        splits: The splits there may be, the benchmark's own first: that one has to be there.
-        revisions: Repository -> commit; one that is not named is fetched as it is and its commit recorded.
-        document_columns: What the fields of the corpus are called.
-        query_columns: What those of the queries are called.
-        graded: The judgements have grades; otherwise each says that a document is relevant.
+        unit: Path of the files in the cache.
+        documents: Table of the corpus.
+        queries: Table of the queries; queries without judgements in the split are dropped at loading.
+        judgements: Table of the judgements.
+        splits: Possible splits; the first, the benchmark's default, must exist.
+        revisions: Repository -> commit. Other repositories are downloaded at their current commit, which is recorded.
+        document_columns: Field names in the corpus.
+        query_columns: Field names in the queries.
+        graded: Whether the judgements have grades; otherwise each one marks a relevant document.
     """
 
     unit: str
@@ -466,25 +472,28 @@ class HubTables:
 
     @property
     def url(self) -> str:
-        """The repository of the documents."""
+        """Web address of the documents' repository."""
         return f"https://huggingface.co/datasets/{self.documents.repository}"
 
     @property
     def revision(self) -> str | None:
-        """The commits, that of the documents' repository first; None where one is not fixed."""
+        """Commits joined by ``+``, that of the documents' repository first; None if a commit is not fixed."""
         known = [self.revisions.get(repository) for repository in self._repositories()]
         return None if None in known else "+".join(filter(None, known))
 
     def fetch(self, folder: Path, scratch: Path, *, progress: bool) -> str:
-        """Fetch the files of the three tables from the hub.
+        """Download the files of the three tables from the hub.
 
         Args:
-            folder: Gets a folder for each repository; what an earlier call has left there is used.
-            scratch: Not needed: the hub's client keeps what it has in ``folder``.
-            progress: Show bars.
+            folder: Target folder, with a subfolder per repository. Files left by an interrupted call are reused.
+            scratch: Unused: the hub's client keeps partial downloads in ``folder``.
+            progress: Show progress bars.
+
+        Returns:
+            The commits, joined by ``+``.
 
         Raises:
-            InputError: A repository, a revision or a table is not there, or the hub cannot be reached.
+            InputError: A repository, revision or table does not exist, or the hub cannot be reached.
         """
         del scratch
         commits = []
@@ -516,7 +525,7 @@ class HubTables:
         return list(dict.fromkeys(table.repository for table in (self.documents, self.queries, self.judgements)))
 
     def _choose(self, repository: str, card: str, names: Sequence[str]) -> list[str]:
-        """The files of the tables that are in a repository, for every split that it has."""
+        """Files of the tables in a repository, for every split."""
         found: dict[str, None] = {}
         for table in (self.documents, self.queries, self.judgements):
             for split in self.splits if table.repository == repository else ():

@@ -1,8 +1,8 @@
 """SQuAD and KorQuAD as retrieval collections: paragraphs are documents, questions are queries. Malformed files are reported by position.
 
-KorQuAD may be redistributed only unchanged, so that the collection is made on the user's machine. The id of a paragraph is the id of its
-first question without the last part, ``p``, and the number of the paragraph in its article: ``6548850-1p1``. A repeated paragraph is one
-document, and a paragraph without questions is left out, as in mteb's SQuADKorV1Retrieval with its 5,774 queries and 960 documents.
+KorQuAD may be redistributed only unchanged, so the collection is made on the user's machine. The id of a paragraph is the id of its first
+question without the last part, then ``p``, then the number of the paragraph in its article: ``6548850-1p1``. Repeated paragraphs are one
+document, and paragraphs without questions are left out, as in mteb's SQuADKorV1Retrieval with its 5,774 queries and 960 documents.
 
 Source: SQuAD, arXiv:1606.05250 and arXiv:1806.03822; KorQuAD 1.0, arXiv:1909.07005; the files of both.
 """
@@ -21,26 +21,26 @@ from quiver.retrieval.data.corpus import read_judgements
 
 
 class RawParagraph(NamedTuple):
-    """A paragraph and what is asked about it."""
+    """A paragraph and its questions."""
 
     number: int
-    """Its place in its article."""
+    """Position in its article, from 0."""
     context: str
-    """The text."""
+    """Text of the paragraph."""
     questions: list[object]
-    """As they stand in the file."""
+    """Questions as parsed from the file, unchecked."""
     where: str
     """File, article and paragraph, for errors."""
 
 
 def read_paragraphs(path: Path) -> Iterator[RawParagraph]:
-    """The paragraphs of a file in their order.
+    """Read the paragraphs of a file, in their order.
 
     Args:
-        path: ``{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}``.
+        path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}``.
 
     Raises:
-        InputError: The file is missing or not of this form; names the article and the paragraph.
+        InputError: The file is missing or has another form; names the article and the paragraph.
     """
     for article_number, article in enumerate(list_under(read_json(path), "data", f"{path}")):
         for number, paragraph in enumerate(list_under(article, "paragraphs", f"{path}: data[{article_number}]")):
@@ -49,15 +49,15 @@ def read_paragraphs(path: Path) -> Iterator[RawParagraph]:
 
 
 def is_impossible(question: object) -> bool:
-    """Whether version 2 says that a question has no answer in its paragraph."""
+    """Whether a question is marked as having no answer in its paragraph (version 2 of the format)."""
     return isinstance(question, Mapping) and question.get("is_impossible") is True
 
 
 def list_under(value: object, key: str, where: str) -> list[object]:
-    """The list that an object has under a key.
+    """The list that an object holds under a key.
 
     Raises:
-        InputError: There is none.
+        InputError: The key is missing or its value is not a list.
     """
     found = value.get(key) if isinstance(value, Mapping) else None
     if not isinstance(found, list):
@@ -66,10 +66,10 @@ def list_under(value: object, key: str, where: str) -> list[object]:
 
 
 def text_under(value: object, key: str, where: str) -> str:
-    """The text that an object has under a key.
+    """The text that an object holds under a key.
 
     Raises:
-        InputError: There is none, or it is blank.
+        InputError: The key is missing, or its value is not a string or is blank.
     """
     found = value.get(key) if isinstance(value, Mapping) else None
     if not isinstance(found, str) or not found.strip():
@@ -78,17 +78,17 @@ def text_under(value: object, key: str, where: str) -> str:
 
 
 ALL = "test"
-"""The split that judges all questions."""
+"""Name of the split with the judgements of all questions."""
 
 
 @dataclass(frozen=True)
 class Squad:
-    """What was read.
+    """A collection read from a SQuAD file.
 
     Attributes:
         documents: Id -> paragraph, in the order of the file.
         queries: Id -> question.
-        answers: Id of a question -> id of its paragraph.
+        answers: Question id -> id of its paragraph.
     """
 
     documents: dict[str, str]
@@ -97,13 +97,13 @@ class Squad:
 
 
 def read_squad(path: Path) -> Squad:
-    """Read a file in SQuAD's JSON, version 1 or 2; questions that version 2 calls impossible are left out.
+    """Read a file in SQuAD's JSON format, version 1 or 2; questions marked as impossible in version 2 are left out.
 
     Args:
-        path: ``{"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ...}]}]}]}``.
+        path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ...}]}]}]}``.
 
     Raises:
-        InputError: It is missing or not of this form, or an id comes twice (names the article and the paragraph).
+        InputError: The file is missing or has another form, or an id occurs twice (names the article and the paragraph).
     """
     squad = Squad({}, {}, {})
     first: dict[str, str] = {}
@@ -128,16 +128,16 @@ def write_squad(squad: Squad, out: Path, *, qrels: Path | None = None) -> list[s
     """Write the collection as a BEIR folder.
 
     Args:
-        squad: What `read_squad` gave.
-        out: Folder to write; its splits appear last, so that without them it is no collection.
-        qrels: A folder of ``<split>.tsv`` to take over; without it there is one split, `ALL`.
+        squad: Collection returned by `read_squad`.
+        out: Folder to write. Its splits are written last, so an interrupted call leaves no valid collection.
+        qrels: Folder with ``<split>.tsv`` files to copy; without it the only split is `ALL`.
 
     Returns:
-        The splits.
+        Names of the splits.
 
     Raises:
-        InputError: There is a collection at ``out`` already or it cannot be written; or a judgement of ``qrels`` names a question or a
-            paragraph that is not there (names its line).
+        InputError: ``out`` already holds a collection or cannot be written; or a judgement of ``qrels`` names an unknown question or
+            paragraph (names its line).
     """
     splits = (
         {ALL: _lines((query, document, 1) for query, document in squad.answers.items())} if qrels is None else _taken_over(squad, qrels)
@@ -156,7 +156,7 @@ def write_squad(squad: Squad, out: Path, *, qrels: Path | None = None) -> list[s
 
 
 def _answerable(paragraph: RawParagraph) -> dict[str, str]:
-    """The questions of a paragraph that have an answer, by id."""
+    """The answerable questions of a paragraph: id -> text."""
     found = [one for one in paragraph.questions if not is_impossible(one)]
     questions = {text_under(one, "id", paragraph.where): text_under(one, "question", paragraph.where) for one in found}
     if len(questions) < len(found):

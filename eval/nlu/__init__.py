@@ -1,1 +1,1 @@
-"""Language understanding: GLUE and answers as spans of a text, fine-tuned by recipe and scored as their official scripts score them."""
+"""Language understanding: fine-tuning on GLUE and on span question answering, scored as the official scripts do."""

@@ -1,18 +1,18 @@
-"""Exact match and F1 of answers, each data set's as its official script defines them.
+"""Exact match and F1 of answers, as defined by the official script of each data set.
 
 ========== ============================== =============== =====================================
-definition a text is compared             F1 counts       an answer of which nothing is left
+definition text is normalised by          F1 counts       an answer that is empty afterwards
 ========== ============================== =============== =====================================
-squad_v1   lower-cased, ASCII punctuation words           F1 0, also against another such
-           deleted, then a, an and the
-squad_v2   the same                       words           means "no answer"; F1 1 against itself
-korquad_v1 brackets and quotation marks   characters, but F1 0, also against another such
-           made spaces, then lower-cased, white space
-           ASCII punctuation deleted
+squad_v1   lower-casing, deleting ASCII   words           has F1 0, even against another empty
+           punctuation, then a, an, the                   answer
+squad_v2   the same                       words           means "no answer"; F1 1 against another
+korquad_v1 replacing brackets and quotes  characters, but has F1 0, even against another empty
+           by spaces, lower-casing, then  not white space answer
+           deleting ASCII punctuation
 ========== ============================== =============== =====================================
 
-White space is one space everywhere. Of several right answers the one counts that a prediction is nearest to. Korean particles are part of
-a word and are not taken off: an answer with another particle is no exact match, and that is why F1 counts characters there.
+All definitions reduce white space to single spaces. With several right answers, the one that gives the highest score counts. Korean
+particles are part of a word and are kept: an answer with another particle is not an exact match, so F1 counts characters there.
 
 Source: evaluate-v1.1.py and evaluate-v2.0.py of SQuAD (rajpurkar.github.io/SQuAD-explorer); evaluate-v1.0.py of KorQuAD
 (korquad.github.io); arXiv:1909.07005, section 4.2.
@@ -33,14 +33,14 @@ Official = Literal["squad_v1", "squad_v2", "korquad_v1"]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DELETED = str.maketrans("", "", string.punctuation)
-# Straight and single curly quotation marks (U+2018, U+2019), brackets of titles, parentheses.
+# Straight and single curly quotation marks (U+2018, U+2019), title brackets and parentheses become spaces.
 _SPACED = str.maketrans(dict.fromkeys("'\"《》<>〈〉()\u2018\u2019", " "))
 
 NO_ANSWER = ""
 
 
 def squad_text(text: str) -> str:
-    """A text as SQuAD's scripts compare it.
+    """Normalise a text as SQuAD's scripts do.
 
     Example:
         >>> squad_text("The  Broncos' (24-10)")
@@ -50,7 +50,7 @@ def squad_text(text: str) -> str:
 
 
 def korquad_text(text: str) -> str:
-    """A text as KorQuAD's script compares it.
+    """Normalise a text as KorQuAD's script does.
 
     Example:
         >>> korquad_text("《조선일보》의 '사설(社說)'")
@@ -65,12 +65,12 @@ def _characters(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Definition:
-    """One official script.
+    """Definition of the scores in one official script.
 
     Attributes:
-        compared: A text as it is compared.
-        counted: What F1 counts in such a text.
-        empty_answers: Answers of which nothing is left count: against another such F1 is 1, and a question may have none but these.
+        compared: Normalises a text for comparison.
+        counted: Splits a normalised text into the units that F1 counts.
+        empty_answers: Whether an empty answer means "no answer": two empty answers have F1 1, and a question may have no answer.
     """
 
     compared: Callable[[str], str]
@@ -87,24 +87,24 @@ DEFINITIONS: Mapping[Official, Definition] = {
 
 @dataclass(frozen=True)
 class AnswerScore:
-    """Of one question."""
+    """Score of one question."""
 
     exact: float
-    """1 or 0."""
+    """1 for an exact match, otherwise 0."""
     f1: float
-    """From 0 to 1."""
+    """F1, from 0 to 1."""
 
 
 def score_answer(prediction: str, answers: Sequence[str], official: Official) -> AnswerScore:
-    """Score a prediction against all right answers.
+    """Score a prediction against all right answers of a question.
 
     Args:
-        prediction: A text, empty for "no answer".
-        answers: At least one; for squad_v2 none where there is no answer.
+        prediction: Predicted text; empty for "no answer".
+        answers: Right answers, at least one. For squad_v2 the sequence may be empty: the question has no answer.
         official: A key of `DEFINITIONS`.
 
     Raises:
-        ValueError: There is no right answer, and the definition knows no questions without one.
+        ValueError: ``answers`` is empty, and the definition has no unanswerable questions.
 
     Example:
         >>> score_answer("조선일보가", ["조선일보", "한겨레"], "korquad_v1")
@@ -135,18 +135,18 @@ def _f1(prediction: str, answer: str, definition: Definition) -> float:
 
 @dataclass(frozen=True)
 class Scores:
-    """Means over questions, as fractions of 1."""
+    """Mean scores over questions, as fractions."""
 
     questions: int
-    """How many."""
+    """Number of questions."""
     exact: float
-    """Exact match."""
+    """Mean exact match."""
     f1: float
-    """F1."""
+    """Mean F1."""
 
 
 def mean_scores(scores: Sequence[AnswerScore]) -> Scores | None:
-    """The means; None over no questions."""
+    """Mean scores; None if ``scores`` is empty."""
     count = len(scores)
     if not count:
         return None
@@ -154,12 +154,12 @@ def mean_scores(scores: Sequence[AnswerScore]) -> Scores | None:
 
 
 def score_answers(questions: Sequence[Question], predictions: Mapping[str, str], official: Official) -> dict[str, AnswerScore]:
-    """Score every question, by id.
+    """Score every question: id -> score.
 
-    A question that is not predicted scores 0, as in SQuAD 1.1's and KorQuAD's script; SQuAD 2.0's leaves it out of the mean.
+    A question without a prediction scores 0, as in the scripts of SQuAD 1.1 and KorQuAD; SQuAD 2.0's script leaves it out of the mean.
 
     Raises:
-        ValueError: A question has no answer, and the definition knows no such questions; or a prediction is of no question.
+        ValueError: A question has no answer and the definition has no such questions, or a prediction belongs to no question.
     """
     if unknown := sorted(predictions.keys() - {question.id for question in questions}):
         raise ValueError(f"there is no question {unknown[0]!r}")

@@ -1,7 +1,7 @@
-"""Answers from a model: windows in packed batches, the best span of all windows of a question, and no answer where that scores higher.
+"""Answer questions with a model: the best span over all windows of a question, or "no answer" if that scores higher.
 
-Source: BERT, arXiv:1810.04805, sections 4.2 and 4.3; its run_squad.py (over a paragraph's windows the best span, and the lowest score of
-no answer).
+Source: BERT, arXiv:1810.04805, sections 4.2 and 4.3; its run_squad.py (the best span and the lowest no-answer score over a paragraph's
+windows).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from quiver.eval.nlu.questions import Question
 from quiver.eval.nlu.windows import NOWHERE, Window, WindowSettings, make_windows
 from quiver.retrieval.progress import progress_bar
 
-# Tokens of one batch; windows of any length fit, for a batch holds at least one.
+# Token budget of a batch. Longer windows are allowed: a batch holds at least one.
 BATCH_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one question.
+    """Prediction for one question.
 
     Attributes:
-        text: The best span of the paragraph, white space at its ends left out; empty for no answer.
+        text: Best span of the paragraph, without white space at its ends; empty for "no answer".
         score: Start logit plus end logit of the best span.
-        no_answer: The same of the first token, the lowest over the windows: how much it looks as if there were no answer.
-        windows: Windows that the paragraph was cut into.
+        no_answer: No-answer score: start logit plus end logit of the first token, minimum over the windows.
+        windows: Number of windows of the paragraph.
     """
 
     text: str
@@ -50,19 +50,19 @@ def answer_questions(
     no_answer_margin: float = 0.0,
     progress: bool = False,
 ) -> list[Prediction]:
-    """Answer questions.
+    """Predict an answer for every question.
 
     Args:
-        model: Put into evaluation mode while it answers.
-        tokenizer: Its vocabulary.
-        questions: Paragraphs and questions; answers are not looked at.
+        model: Model to run; it is in evaluation mode during the call, and its mode is restored afterwards.
+        tokenizer: Tokenizer of the model.
+        questions: Questions with their paragraphs; their answers are ignored.
         settings: Lengths that `quiver.eval.nlu.windows.check_settings` has accepted.
-        may_have_none: There are questions without an answer.
-        no_answer_margin: With ``may_have_none``: how much more than the best span no answer must score to be given.
-        progress: Show a bar on standard error.
+        may_have_none: Allow "no answer" as a prediction.
+        no_answer_margin: With ``may_have_none``, predict "no answer" if its score exceeds that of the best span by more than this.
+        progress: Show a progress bar on standard error.
 
     Returns:
-        One prediction a question, in their order.
+        One prediction per question, in the order of the questions.
     """
     windows = list(make_windows(questions, tokenizer, settings))
     best: dict[int, Prediction] = {}
@@ -84,7 +84,7 @@ def answer_questions(
 
 
 def _spans(model: SpanQA, batch: PackedBatch, windows: Sequence[Window], settings: WindowSettings) -> Iterator[tuple[Span | None, float]]:
-    """For each window of a batch its best span and the score of no answer."""
+    """The best span and the no-answer score of each window in a batch."""
     start, end = (part.float().cpu() for part in model(batch))
     allowed = [(window.first, window.stop) for window in windows]
     spans = best_spans(start, end, batch, max_answer_length=settings.max_answer_length, allowed=allowed)
@@ -93,14 +93,14 @@ def _spans(model: SpanQA, batch: PackedBatch, windows: Sequence[Window], setting
 
 
 def _prediction(context: str, window: Window, span: Span | None, none: float) -> Prediction:
-    if span is None:  # a paragraph of which the tokenizer leaves nothing
+    if span is None:  # the tokenizer leaves no token of the paragraph
         return Prediction(NO_ANSWER, -torch.inf, none, 1)
     low, high = window.characters(span.start, span.end)
     return Prediction(context[low:high].strip(), span.score, none, 1)
 
 
 def _merged(seen: Prediction, new: Prediction) -> Prediction:
-    """Two predictions for one question from different windows: the better span, the lower score of no answer."""
+    """Merge predictions from different windows of a question: the better span, the lower no-answer score."""
     better = max(seen, new, key=lambda one: one.score)
     return Prediction(better.text, better.score, min(seen.no_answer, new.no_answer), seen.windows + new.windows)
 

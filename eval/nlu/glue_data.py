@@ -1,7 +1,7 @@
-"""GLUE's examples from the hub, or from a folder of the same layout: ``TASK/SPLIT-00000-of-00001.parquet``.
+"""GLUE examples from the Hugging Face Hub, or from a folder with the same layout: ``TASK/SPLIT-00000-of-00001.parquet``.
 
-Parquet files of ``nyu-mll/glue``: a row has the text or the two texts, ``label`` and ``idx``. The labels of GLUE's test splits are hidden
-and stand there as -1: nothing can be trained or scored on them here.
+The files are those of ``nyu-mll/glue``: a row has one or two texts, ``label`` and ``idx``. The labels of GLUE's test splits are hidden and
+stored as -1, so these splits can be used neither for training nor for scoring.
 
 Source: GLUE, arXiv:1804.07461; the card of ``nyu-mll/glue``.
 """
@@ -22,16 +22,16 @@ from quiver.eval.nlu.glue_tasks import SIMILARITY, TASKS, GlueTask
 from quiver.retrieval.training.data.sources import HUB, iter_source
 
 HIDDEN = -1
-"""What stands for a label that GLUE does not give away."""
+"""Value of a label that GLUE does not publish."""
 
 
 @dataclass(frozen=True)
 class GlueExample:
-    """One row.
+    """One example of a task.
 
     Attributes:
-        index: GLUE's number of it in its split.
-        texts: One, or two that belong together.
+        index: GLUE's number of the example within its split.
+        texts: One text, or a pair of texts.
         label: Number of the label, or the similarity.
     """
 
@@ -45,8 +45,8 @@ class GlueSplit:
     """The examples of a split.
 
     Attributes:
-        examples: In the order of the file; at least one.
-        sha256: Checksum of texts and labels, whatever files they came from.
+        examples: Examples in the order of the files; at least one.
+        sha256: Checksum of texts and labels, independent of the files they came from.
     """
 
     examples: list[GlueExample]
@@ -57,14 +57,14 @@ def read_split(source: str, task: GlueTask, split: str, *, limit: int | None = N
     """Read a split of a task.
 
     Args:
-        source: ``hub://OWNER/NAME[@REVISION]``, or a folder with a folder for each task.
-        task: Which.
-        split: ``train``, or the one that is held out; any other of the data set that has labels.
-        limit: Rows that are read, the first of them; None for all.
+        source: ``hub://OWNER/NAME[@REVISION]``, or a folder with one subfolder per task.
+        task: The task.
+        split: ``train``, the held-out split, or any other split with labels.
+        limit: Maximum number of rows to read, from the first; None for all.
 
     Raises:
-        InputError: There is no such folder, file, data set or split, it is damaged, or a row has no text, no label, a hidden label or one
-            that the task does not know; names file and row.
+        InputError: The folder, file, data set or split does not exist or is damaged, or a row lacks a text or has a missing, hidden or
+            invalid label (names file and row).
     """
     digest, examples = hashlib.sha256(), []
     for place, row in islice(_rows(source, task, split), limit):
@@ -84,7 +84,7 @@ def _rows(source: str, task: GlueTask, split: str) -> Iterator[tuple[str, Mappin
 
 
 def _files(folder: Path, task: GlueTask, split: str) -> list[Path]:
-    """The files of a split, which the hub cuts into numbered parts."""
+    """The files of a split, which may have several numbered parts."""
     inside = folder / task.name
     if not inside.is_dir():
         found = [name for name in TASKS if (folder / name).is_dir()]

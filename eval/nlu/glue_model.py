@@ -1,8 +1,8 @@
-"""A classifier for a task of GLUE: opened with its tokenizer, its matrix of labels drawn anew; texts to tokens, tokens to predictions.
+"""Classifiers for GLUE: open a model with its tokenizer and a new output layer, tokenise texts, predict labels.
 
-One text is ``[CLS] text [SEP]`` and two are ``[CLS] first [SEP] second [SEP]``, whatever the tokenizer's tokens are; of two that are too
-long together the longer is cut, and both to a half if both are longer than that. There are no token types: what stands between two texts
-tells them apart.
+One text becomes ``[CLS] text [SEP]`` and a pair ``[CLS] first [SEP] second [SEP]``, with the tokenizer's own special tokens. If a pair is
+too long, the longer text is truncated, or both to half of the space if both are longer than that. There are no token types: the model
+distinguishes the texts by the tokens between them.
 
 Shapes: B sequences, C labels, n examples.
 Source: BERT, arXiv:1810.04805, section 3; transformers' truncation ``longest_first``.
@@ -24,27 +24,28 @@ from quiver.encoder.tokenizer import TokenizedTexts, Tokenizer
 from quiver.eval.nlu.fine_tuning.start import encoder_folder
 from quiver.eval.nlu.glue_tasks import GlueTask
 
-# Tokens of one batch; sequences of any length fit, for a batch holds at least one.
+# Token budget of a batch. Longer sequences are allowed: a batch holds at least one.
 BATCH_TOKENS = 16_384
 
 
 def open_glue_model(
     source: str | Path, task: GlueTask, *, seed: int, pooling: ClassifierPooling | None = None
 ) -> tuple[SequenceClassifier, Tokenizer]:
-    """Open a model to be trained on a task.
+    """Open a model for training on a task.
 
-    The matrix of labels is drawn anew, also where the model is a classifier already; what stands between it and the encoder is the
-    model's, and drawn anew only where it has none: so does ModernBERT's release, which goes on to RTE, MRPC and STS-B from MNLI.
+    The output layer is always initialized anew, even if the model is a classifier already. The layers between it and the encoder are
+    loaded, and initialized only if the model has none. ModernBERT's release does the same when it continues from MNLI to RTE, MRPC and
+    STS-B.
 
     Args:
-        source: Folder or hub id of an encoder with its tokenizer, with a head or without; of a model of sentence-transformers the encoder
-            is taken.
-        task: Its labels.
-        seed: Of what is drawn.
-        pooling: What stands for a sequence; config.json's by default.
+        source: Folder or hub id of an encoder with its tokenizer, with or without a head. Of a sentence-transformers model, the encoder is
+            used.
+        task: Task with the labels.
+        seed: Random seed of the new weights.
+        pooling: Pooling of the token vectors; None for that of config.json.
 
     Raises:
-        InputError: It is no model, has no tokenizer, or the family has no such pooling.
+        InputError: The source is not a model, has no tokenizer, or its family does not support the pooling.
     """
     folder = encoder_folder(source)
     tokenizer = Tokenizer.from_pretrained(folder)
@@ -67,12 +68,12 @@ def open_glue_model(
 
 
 def tokenise(texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, *, max_length: int) -> TokenizedTexts:
-    """Texts, or pairs of texts, as sequences.
+    """Tokenise texts or pairs of texts.
 
     Args:
-        texts: All single, or all pairs; at least one.
-        tokenizer: Its tokens around and between them.
-        max_length: Tokens of a sequence, special ones included; more than those.
+        texts: All single texts or all pairs; at least one.
+        tokenizer: Tokenizer; it also provides the special tokens.
+        max_length: Maximum tokens per sequence, special tokens included; must exceed their number.
 
     Example:
         >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
@@ -94,7 +95,7 @@ def tokenise(texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, *, max_leng
 
 
 def lengths_kept(first: int, second: int, *, room: int) -> tuple[int, int]:
-    """How many tokens of two texts stay where they have room for so many together: the longer is cut first.
+    """Number of tokens to keep of each of two texts that share ``room`` tokens; the longer text is truncated first.
 
     Example:
         >>> lengths_kept(3, 20, room=10), lengths_kept(20, 30, room=9), lengths_kept(4, 4, room=10)
@@ -111,14 +112,14 @@ def _cut(ids: list[int], count: int, side: str) -> list[int]:
 
 
 def predict(model: SequenceClassifier, sequences: Sequence[Sequence[int]]) -> Tensor:
-    """What a model says of sequences.
+    """Predict labels or similarities.
 
     Args:
-        model: In training mode or not: it is put into evaluation mode, and back.
-        sequences: n of them, special tokens included.
+        model: Model to run; it is in evaluation mode during the call, and its mode is restored afterwards.
+        sequences: Token ids of n sequences, special tokens included.
 
     Returns:
-        Number of the label with the highest score, (n,) int64; for one label the score itself, (n,) float32. On the CPU.
+        Label numbers with the highest score, (n,) int64; for a model with one label the score itself, (n,) float32. On the CPU.
     """
     scores = torch.empty(len(sequences), model.num_labels)
     longest = max(map(len, sequences), default=0)

@@ -1,4 +1,4 @@
-"""The recipe of a model's fine-tunings on GLUE: one file for the tasks, with what the paper chose for each.
+"""Recipe of the fine-tuning on GLUE: one file for all tasks, with the settings of each task.
 
 Source: ModernBERT, arXiv:2412.13663, appendix E.1 and Table 6.
 """
@@ -15,87 +15,87 @@ from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSecti
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 
 KINDS = ("glue",)
-"""Values of ``kind`` that make a recipe one of these."""
+"""Values of ``kind`` that select this recipe type."""
 
 MNLI: TaskName = "mnli"
-"""The task that others start from."""
+"""Task whose model other tasks may start from."""
 
 
 class GlueModelSection(TextSchema):
     """The encoder."""
 
     init: NonBlank
-    """Folder or hub id of an encoder with its tokenizer; of a model of sentence-transformers the encoder is taken."""
+    """Folder or hub id of an encoder with its tokenizer; of a sentence-transformers model, the encoder is used."""
     pooling: Literal["mean", "cls"] | None = None
-    """What stands for a sequence: its first token or the mean of its tokens; null for what config.json says."""
+    """Pooling of the token vectors: ``cls`` (first token) or ``mean``; null for the setting in config.json."""
     from_mnli: tuple[TaskName, ...] = ()
-    """Tasks that start from the model that was trained on MNLI, with a new matrix of labels. The paper: RTE, MRPC, STS-B."""
+    """Tasks that start from the model trained on MNLI, with a new output layer. The paper: RTE, MRPC, STS-B."""
 
 
 class GlueDataSection(TextSchema):
-    """The examples. Paths are relative to the working directory."""
+    """The data. Paths are relative to the working directory."""
 
     source: NonBlank
-    """``hub://OWNER/NAME[@REVISION]``, or a folder of the same layout, see `quiver.eval.nlu.glue_data`."""
+    """``hub://OWNER/NAME[@REVISION]``, or a folder with the same layout, see `quiver.eval.nlu.glue_data`."""
     max_length: int = Field(default=256, ge=16)
-    """Tokens of a text or a pair, special ones included; what is behind is cut. The release: 256."""
+    """Maximum tokens per text or pair, special tokens included; longer inputs are truncated. The release: 256."""
     limit: int | None = Field(default=None, ge=1)
-    """Examples of a task that are trained on, the first of them; null for all."""
+    """Maximum number of training examples per task, from the first; null for all."""
 
 
 class GlueTasksSection(TextSchema):
-    """What is chosen for each task; one that is left out is not trained."""
+    """Settings of each task; a task that is left out is not trained."""
 
     cola: UpdatesSection | None = None
-    """Whether a sentence is English as it is spoken."""
+    """Linguistic acceptability of a sentence."""
     sst2: UpdatesSection | None = None
-    """Whether a review speaks well of a film."""
+    """Sentiment of a sentence from a film review."""
     mrpc: UpdatesSection | None = None
-    """Whether two sentences of the news say the same."""
+    """Whether two sentences from the news are paraphrases."""
     stsb: UpdatesSection | None = None
-    """How alike two sentences are, from 0 to 5."""
+    """Similarity of two sentences, from 0 to 5."""
     qqp: UpdatesSection | None = None
-    """Whether two questions ask the same."""
+    """Whether two questions are paraphrases."""
     mnli: UpdatesSection | None = None
-    """Whether a sentence follows from another, contradicts it or neither; scored on the genres that it was trained on."""
+    """Whether a sentence entails another, contradicts it or neither; scored on the matched validation set (the training genres)."""
     qnli: UpdatesSection | None = None
     """Whether a sentence answers a question."""
     rte: UpdatesSection | None = None
-    """Whether a sentence follows from another."""
+    """Whether a sentence entails another."""
 
 
 class GlueRecipe(TextSchema):
-    """Fine-tunings of one model, fully determined but for the machine."""
+    """Fine-tuning of one model on GLUE; fixes everything except the machine."""
 
     name: NonBlank
     """Short name of the runs."""
     description: NonBlank
-    """What they train and what for."""
+    """What the runs train, and for what purpose."""
     kind: Literal["glue"]
-    """Whose recipe this is."""
+    """Recipe type."""
     source: NonBlank
     """Paper or script that the settings come from."""
     cost: NonBlank
     """Time and machine of all runs."""
     expected: NonBlank
-    """Scores that they reach."""
+    """Expected scores."""
     model: GlueModelSection
     """The encoder."""
     data: GlueDataSection
-    """The examples."""
+    """The data."""
     tasks: GlueTasksSection
-    """How many updates, of how many examples, at what rate, by task."""
+    """Epochs, batch size, learning rate and other settings per task."""
     training: FineTuningSection
-    """How they are trained, and what is kept on the way."""
+    """Optimiser, schedule, precision, logging and checkpoints."""
 
     def updates(self, task: TaskName) -> UpdatesSection | None:
-        """What is chosen for a task; None where it is not trained."""
+        """Settings of a task; None if the recipe does not train it."""
         found: UpdatesSection | None = getattr(self.tasks, task)
         return found
 
     @property
     def trained(self) -> list[TaskName]:
-        """The tasks that are trained, in an order in which each finds what it starts from."""
+        """Tasks of the recipe, in an order in which MNLI comes before the tasks that start from it."""
         named = [task for task in TASKS if self.updates(task) is not None]
         return sorted(named, key=lambda task: task in self.model.from_mnli)
 
@@ -105,12 +105,12 @@ def load_glue_recipe(path: str | Path, overrides: Sequence[str] = ()) -> GlueRec
 
     Args:
         path: A YAML file, or the name of a shipped recipe.
-        overrides: ``tasks.cola.epochs=1``, ``tasks.qqp=`` to leave a task out, and the like, see
+        overrides: Changes such as ``tasks.cola.epochs=1``, or ``tasks.qqp=`` to leave a task out; see
             `quiver.encoder.training.recipe_file.load_sections`.
 
     Raises:
-        SchemaError: The recipe cannot be used; names everything that is wrong with it.
-        InputError: There is no such recipe, or it cannot be read.
+        SchemaError: The recipe is invalid; lists all problems.
+        InputError: The recipe does not exist or cannot be read.
     """
     recipe = load_sections(path, GlueRecipe, (), kinds=KINDS, overrides=overrides)
     problems = [] if recipe.trained else ["tasks: must name at least one task"]

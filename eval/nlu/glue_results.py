@@ -1,6 +1,6 @@
-"""What a model scored on GLUE, gathered from the runs of its tasks: a folder with a folder for each task that was trained.
+"""Scores of a model on GLUE, collected from the run folders of its tasks.
 
-results.json holds it, as fractions of 1. The average is over all eight tasks, and blank while one is missing.
+results.json holds them as fractions. The average is over all eight tasks, and null while one is missing.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class TaskRun:
-    """A task's run in short.
+    """Summary of a task's run.
 
     Attributes:
-        scores: What its model scored.
-        trained_on: Examples.
-        from_mnli: It started from the model that was trained on MNLI.
-        learning_rate: Peak.
-        weight_decay: As the recipe has it.
-        epochs: As the recipe has it.
-        batch_size: Examples of an update.
-        steps: Updates that were done.
-        planned_steps: Updates that would have been done without early stopping.
-        best_step: The update behind which the model was best, which is the model that was scored.
+        scores: Scores of the model.
+        trained_on: Number of training examples.
+        from_mnli: Whether it started from the model trained on MNLI.
+        learning_rate: Peak learning rate.
+        weight_decay: Weight decay in the recipe.
+        epochs: Epochs in the recipe.
+        batch_size: Examples per update.
+        steps: Number of updates.
+        planned_steps: Number of updates without early stopping.
+        best_step: Update with the best score; the model after it was scored.
         seconds: Time of all sessions.
-        seed: Of the run.
+        seed: Random seed.
     """
 
     scores: TaskScores
@@ -56,13 +56,13 @@ class TaskRun:
 
 @dataclass(frozen=True)
 class GlueResults:
-    """What a model scored.
+    """Scores of a model on GLUE.
 
     Attributes:
-        name: Of the recipe.
-        model: That all tasks but those from MNLI started from.
-        average: Of the scores.
-        runs: By task, in the order of Table 5.
+        name: Name of the recipe.
+        model: Initial model of all tasks that do not start from MNLI.
+        average: Average of the scores.
+        runs: Runs by task, in the order of Table 5.
     """
 
     name: str
@@ -72,13 +72,13 @@ class GlueResults:
 
 
 def gather_results(folder: Path) -> GlueResults:
-    """Read the records of a model's runs.
+    """Collect the results of a model from the records of its runs.
 
     Args:
-        folder: Holds a folder for each task; those whose run is not complete are left out.
+        folder: Folder with one subfolder per task; incomplete runs are left out.
 
     Raises:
-        InputError: No run is complete, a record is damaged, or they are of several models.
+        InputError: No run is complete, a record is damaged, or the runs are of different models or recipes.
     """
     records = {task: read_json(folder / task / RECORD) for task in TASKS if (folder / task / RECORD).is_file()}
     if not records:
@@ -112,6 +112,6 @@ def write_results(folder: Path, results: GlueResults) -> None:
     """Write results.json.
 
     Raises:
-        InputError: It cannot be written.
+        InputError: The file cannot be written.
     """
     write_json(folder / RESULTS, {"schema": SCHEMA, **asdict(results)})

@@ -1,7 +1,7 @@
-"""GLUE's measures: accuracy, F1 of the second label, Matthews' and Pearson's and Spearman's correlation.
+"""GLUE's measures: accuracy, F1 of label 1, and the correlations of Matthews, Pearson and Spearman.
 
-Where a correlation is not defined, since one side is the same throughout, it is taken for 0: a model that says the same of everything has
-told nothing apart. scikit-learn does so with Matthews' and with F1; scipy has NaN for the other two.
+An undefined correlation (one side is constant) counts as 0: a model that gives the same answer to everything distinguishes nothing.
+scikit-learn does the same for Matthews' correlation and F1; scipy returns NaN for the other two.
 
 Shapes: n examples.
 Source: GLUE, arXiv:1804.07461, section 3; Matthews 1975, doi:10.1016/0005-2795(75)90109-9.
@@ -19,7 +19,7 @@ from quiver.eval.nlu.glue_tasks import GlueTask, Measure
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Share of the labels that were met.
+    """Share of the predictions that equal their labels.
 
     Example:
         >>> accuracy([0, 1, 1, 2], [0, 1, 0, 2])
@@ -30,7 +30,7 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
 
 
 def f1(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Harmonic mean of precision and recall of label 1; 0 where it is neither predicted nor there.
+    """Harmonic mean of precision and recall of label 1; 0 if label 1 occurs neither in the predictions nor in the labels.
 
     Example:
         >>> f1([0, 1, 1, 1], [0, 1, 0, 1])
@@ -42,7 +42,7 @@ def f1(predictions: ArrayLike, labels: ArrayLike) -> float:
 
 
 def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Matthews' correlation of two labels, 0 and 1.
+    """Matthews' correlation for the labels 0 and 1.
 
     Example:
         >>> matthews([0, 1, 1, 1], [0, 1, 0, 1])
@@ -51,7 +51,7 @@ def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
     ours, theirs = _pair(predictions, labels)
     counts = {(first, second): int(((ours == first) & (theirs == second)).sum()) for first in (0, 1) for second in (0, 1)}
     sides = [counts[1, 1] + counts[1, 0], counts[0, 0] + counts[0, 1], counts[1, 1] + counts[0, 1], counts[0, 0] + counts[1, 0]]
-    # Python's integers do not overflow, as the product of four counts of 40,000 examples does in 32 bits.
+    # Python's integers do not overflow; in 32 bits, the product of four counts of 40,000 examples does.
     product = math.prod(sides)
     return (counts[1, 1] * counts[0, 0] - counts[1, 0] * counts[0, 1]) / math.sqrt(product) if product else 0.0
 
@@ -66,16 +66,16 @@ def pearson(predictions: ArrayLike, labels: ArrayLike) -> float:
     ours, theirs = (side.astype(np.float64) for side in _pair(predictions, labels))
     if np.ptp(ours) == 0 or np.ptp(theirs) == 0:
         return 0.0
-    # Each is divided by its own length before they are multiplied: the product of two lengths may be too small, or too large, for a float.
+    # Divide each side by its norm before multiplying: the product of the norms may underflow or overflow.
     ours, theirs = (side - side.mean() for side in (ours, theirs))
     lengths = [float(np.linalg.norm(side)) for side in (ours, theirs)]
-    if not all(lengths):  # differences too small to be squared
+    if not all(lengths):  # the squares of the differences underflow
         return 0.0
     return float(np.clip((ours / lengths[0]) @ (theirs / lengths[1]), -1.0, 1.0))
 
 
 def spearman(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Spearman's correlation: Pearson's of the ranks, equal values sharing the mean of theirs.
+    """Spearman's correlation: Pearson's correlation of the ranks, where equal values share their mean rank.
 
     Example:
         >>> round(spearman([0.1, 0.9, 5.0], [1, 2, 2]), 12)
@@ -110,14 +110,14 @@ MEASURES: Mapping[Measure, Callable[[ArrayLike, ArrayLike], float]] = {
 
 
 def measure(task: GlueTask, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
-    """All measures of a task, the first of which is its score.
+    """All measures of a task; the first is its score.
 
     Args:
-        task: Says which.
-        predictions: Numbers of labels, or what was said of a pair's similarity; (n,).
-        labels: The right ones, (n,).
+        task: Task that names the measures.
+        predictions: Label numbers or similarities, (n,).
+        labels: Right labels or similarities, (n,).
 
     Raises:
-        ValueError: There is not one prediction a label, or none at all.
+        ValueError: The shapes differ or are empty.
     """
     return {name: MEASURES[name](predictions, labels) for name in task.measures}

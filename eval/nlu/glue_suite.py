@@ -1,9 +1,9 @@
-"""A model fine-tuned on the tasks of GLUE, one after the other: MNLI before those that start from it.
+"""Fine-tuning of a model on the tasks of GLUE, one after the other; MNLI comes before the tasks that start from its model.
 
-DIR/TASK/       the run of a task, see `quiver.eval.nlu.glue_training`
-DIR/results.json    the scores of all that are complete, written anew behind each
+DIR/TASK/       run folder of a task, see `quiver.eval.nlu.glue_training`
+DIR/results.json    scores of all complete runs, rewritten after each run
 
-Sessions may share a folder if they train different tasks.
+Several sessions may share a folder if they train different tasks.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ def train_glue(
     progress: bool = False,
     command: str | None = None,
 ) -> GlueResults:
-    """Train a model on each task of a recipe, and score it.
+    """Train and score a model on each task of a recipe.
 
     Args:
-        recipe: What to do.
-        out: Folder of the runs; made if it is not there.
-        tasks: Those that are trained; by default all of the recipe's.
-        resume: Leave runs that are complete, go on with those that are not, begin the others.
-        overwrite: Train anew where a run has been.
-        progress: Show bars on standard error.
-        command: The command line to record.
+        recipe: The recipe.
+        out: Folder of the runs; created if missing.
+        tasks: Tasks to train; by default all tasks of the recipe.
+        resume: Skip complete runs, resume unfinished ones and start the others.
+        overwrite: Replace existing runs.
+        progress: Show progress bars on standard error.
+        command: Command line to record.
 
     Returns:
         The scores of all runs in the folder.
 
     Raises:
-        InputError: ``resume`` and ``overwrite`` are both given; the recipe does not train a task, or one that starts from MNLI has no model
-            to start from; ``out`` holds a run already, or one by another recipe; or as `train_glue_task`.
-        RunStoppedError: As `train_glue_task`.
+        InputError: ``resume`` and ``overwrite`` are both given; the recipe does not train a task; a task that starts from MNLI has no model
+            to start from; ``out`` already holds a run, or one of another recipe; or see `train_glue_task`.
+        RunStoppedError: See `train_glue_task`.
     """
     if resume and overwrite:
         raise InputError("--resume goes on with runs and --overwrite replaces them; give one of them")
@@ -72,7 +72,7 @@ def train_glue(
         train_glue_task(recipe, task, _start(recipe, out, task), request)
         write_results(out, gather_results(out))
     results = gather_results(out)
-    write_results(out, results)  # once more: a session beside this one may have written what it knew
+    write_results(out, results)  # again, because a concurrent session may have written results without this session's runs
     return results
 
 
@@ -93,7 +93,7 @@ def _start(recipe: GlueRecipe, out: Path, task: TaskName) -> Start:
 
 
 def _refuse_other_recipe(recipe: GlueRecipe, out: Path, task: TaskName) -> None:
-    """Say that a run which is complete was begun otherwise, so that its score does not belong with the others."""
+    """Raise an error if a complete run used other recipe settings, so that its score must not be averaged with the others."""
     changes = recipe_changes(read_json(out / task / RECORD)["recipe"], run_recipe(recipe, task))
     told = [f"{path} was {was!r}, is {value!r}" for path, was, value in changes if path not in WITHOUT_WEIGHT]
     if told:

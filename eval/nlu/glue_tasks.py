@@ -1,9 +1,9 @@
-"""The eight tasks of GLUE that encoders are compared on: columns, labels, measures. WNLI is left out, as in every such table.
+"""The eight GLUE tasks on which encoders are compared: columns, labels and measures. WNLI is left out, as in all such tables.
 
-Column names and the numbers of the labels are those of the data set ``nyu-mll/glue`` on the hub. A score is the one number that Table 5 of
-the ModernBERT paper has for a task. The table does not name its measures. By their size its QQP figures are accuracies (GTE-en-MLM's, some
-three points below the others, are F1, as in its own paper), and MRPC is read the same way; for STS-B the release measures Spearman's
-correlation.
+Column names and label numbers are those of the data set ``nyu-mll/glue`` on the Hugging Face Hub. A task's score is the number in Table 5
+of the ModernBERT paper. The table does not name its measures. Judging by their values, its QQP scores are accuracies (except that of
+GTE-en-MLM, about three points lower, which is the F1 of its own paper); MRPC is interpreted in the same way. For STS-B the release
+computes Spearman's correlation.
 
 Source: GLUE, arXiv:1804.07461, Table 1; ModernBERT, arXiv:2412.13663, Table 5 (appendix E.1), and the fine-tuning jobs of its release.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 TaskName = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]
-"""As the hub calls their configurations."""
+"""Names of the tasks: their configurations in ``nyu-mll/glue``."""
 
 Measure = Literal["matthews", "accuracy", "f1", "spearman", "pearson"]
 
@@ -25,12 +25,12 @@ class GlueTask:
     """One task.
 
     Attributes:
-        name: Of its configuration on the hub.
-        title: As tables have it.
-        columns: The text, or the two texts that belong together.
-        labels: Names of the labels in the order of their numbers; empty where a number from 0 to 5 is asked for.
-        measures: GLUE's; the first is the score.
-        held_out: The split with labels that is scored.
+        name: Configuration on the Hugging Face Hub.
+        title: Name in tables.
+        columns: Column of the text, or columns of the two texts.
+        labels: Label names in the order of their numbers; empty if the label is a number from 0 to 5.
+        measures: GLUE's measures; the first is the score.
+        held_out: Labelled split that is scored.
     """
 
     name: TaskName
@@ -42,7 +42,7 @@ class GlueTask:
 
     @property
     def is_regression(self) -> bool:
-        """Whether a number is asked for, not a label."""
+        """Whether the label is a number instead of a class."""
         return not self.labels
 
 
@@ -66,4 +66,4 @@ TASKS: Mapping[TaskName, GlueTask] = {
 """Name -> task, in the order of Table 5."""
 
 SIMILARITY = (0.0, 5.0)
-"""The range of STS-B's numbers."""
+"""Range of STS-B's similarities."""

@@ -1,11 +1,11 @@
-"""Fine-tuning a classifier on one task of GLUE, by recipe; the score is that on the held-out split, as in the papers' tables.
+"""Fine-tuning of a classifier on one GLUE task by recipe; the score is that of the held-out split, as in the papers' tables.
 
-The held-out split both says which checkpoint is best and gives the score: GLUE's tests have no labels, and what papers report of its
-development sets is made in this way. So it is the best of several scores, and no estimate for other texts.
+The held-out split both selects the best checkpoint and gives the score. GLUE's test splits have no labels, and published scores on the
+development sets are obtained in this way. The score is therefore the best of several evaluations, not an unbiased estimate.
 
-The folder of a run is that of `quiver.eval.nlu.fine_tuning.run`, and beside the model:
+The run folder is that of `quiver.eval.nlu.fine_tuning.run`. It also holds:
   results.json          the task's measures
-  predictions.json      what the model says of each held-out example, by GLUE's number of it
+  predictions.json      GLUE's number of each held-out example -> prediction
 
 Shapes: B sequences.
 Source: ModernBERT, arXiv:2412.13663, appendix E.1.
@@ -44,20 +44,20 @@ SCHEMA = "quiver-glue-task/1"
 RESULTS, PREDICTIONS = "results.json", "predictions.json"
 
 WEIGHTS = "model.safetensors"
-"""Of a model that Quiver has written."""
+"""File name of the weights in a model folder written by Quiver."""
 
 _CHUNK = 10_000
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """What a model scored on a task.
+    """Scores of a model on a task.
 
     Attributes:
-        task: Which.
-        split: That was scored.
-        examples: Of it.
-        score: The one number that tables have, as a fraction of 1.
+        task: The task.
+        split: Split that was scored.
+        examples: Number of examples in the split.
+        score: The task's headline score, as a fraction.
         measures: All measures of the task.
     """
 
@@ -70,12 +70,12 @@ class TaskScores:
 
 @dataclass(frozen=True)
 class TextExample:
-    """A text or a pair, ready for the model.
+    """A tokenised text or pair of texts.
 
     Attributes:
         ids: Token ids, special tokens included.
-        truncated: Something was cut.
-        source: The row it came from.
+        truncated: Whether tokens were cut off.
+        source: The example.
     """
 
     ids: Sequence[int]
@@ -85,13 +85,13 @@ class TextExample:
 
 @dataclass(frozen=True)
 class TextTask:
-    """A task of GLUE, for `quiver.eval.nlu.fine_tuning`.
+    """A GLUE task for `quiver.eval.nlu.fine_tuning`.
 
     Attributes:
-        examples: To train on.
-        held_out: To score on.
+        examples: Training examples.
+        held_out: Examples to score on.
         task: Labels and measures.
-        tokenizer: Of the model.
+        tokenizer: Tokenizer of the model.
     """
 
     examples: Sequence[TextExample]
@@ -100,7 +100,7 @@ class TextTask:
     tokenizer: Tokenizer
 
     def batch(self, examples: Sequence[TextExample]) -> TaskBatch:
-        """Sequences with their labels: (B,) int64, or (B,) float32 for similarities."""
+        """Pack sequences, with their labels: (B,) int64, or (B,) float32 for similarities."""
         labels = torch.tensor([one.source.label for one in examples])
         return TaskBatch(pack_ids([one.ids for one in examples]), {"labels": labels if self.task.is_regression else labels.long()})
 
@@ -109,19 +109,19 @@ class TextTask:
         return model.loss(model(batch.packed), batch.targets["labels"])
 
     def score(self, model: SequenceClassifier) -> Mapping[str, float]:
-        """The task's measures on what is held out."""
+        """The task's measures on the held-out examples."""
         return self.measured(self.predicted(model))
 
     def predicted(self, model: SequenceClassifier) -> Tensor:
-        """Labels or similarities of what is held out."""
+        """Predicted labels or similarities of the held-out examples."""
         return predict(model, [one.ids for one in self.held_out])
 
     def measured(self, predictions: Tensor) -> dict[str, float]:
-        """The task's measures of some predictions."""
+        """The task's measures for given predictions of the held-out examples."""
         return measure(self.task, predictions.numpy(), [one.source.label for one in self.held_out])
 
     def described(self, example: TextExample) -> dict[str, Any]:
-        """The row it came from."""
+        """The source row as JSON, for error messages."""
         return asdict(example.source)
 
     def save(self, model: SequenceClassifier, folder: Path) -> None:
@@ -136,11 +136,11 @@ class TextTask:
 
 @dataclass(frozen=True)
 class Start:
-    """What a task is trained from.
+    """Initial model of a task.
 
     Attributes:
         source: Folder or hub id.
-        trained_on: The task that it was trained on before; None for the recipe's model.
+        trained_on: Task that the model was trained on; None for the recipe's model.
     """
 
     source: str
@@ -148,23 +148,23 @@ class Start:
 
 
 def run_recipe(recipe: GlueRecipe, task: TaskName) -> dict[str, Any]:
-    """The recipe of one task's run, as JSON: the others' settings are not in it."""
+    """The recipe of one task's run, as JSON, without the settings of the other tasks."""
     whole = recipe.model_dump()
     return whole | {"tasks": {task: whole["tasks"][task]}}
 
 
 def train_glue_task(recipe: GlueRecipe, task: TaskName, start: Start, request: Request) -> TaskScores:
-    """Train a model on a task, save the best one and score it.
+    """Train a model on a task, save the best checkpoint as the model, and score it.
 
     Args:
-        recipe: What to do.
-        task: One that the recipe trains.
-        start: The model.
-        request: `run_recipe` and the folder of the run.
+        recipe: The recipe.
+        task: A task of the recipe.
+        start: Initial model.
+        request: Result of `run_recipe` and the run folder.
 
     Raises:
-        InputError: Data or model cannot be read, or do not fit the recipe or each other; or as `run_fine_tuning`.
-        RunStoppedError: As `run_fine_tuning`.
+        InputError: Data or model cannot be read, or do not fit the recipe or each other; or see `run_fine_tuning`.
+        RunStoppedError: See `run_fine_tuning`.
     """
     return run_fine_tuning(request, lambda: _prepared(recipe, TASKS[task], start, request))
 
@@ -208,7 +208,7 @@ def _tokenised(examples: Sequence[GlueExample], tokenizer: Tokenizer, max_length
     for low in range(0, len(examples), _CHUNK):
         chunk = examples[low : low + _CHUNK]
         tokens = tokenise([one.texts for one in chunk], tokenizer, max_length=max_length)
-        # Four bytes a token, where a list of Python's integers has thirty-six: MNLI alone has some sixteen million.
+        # An array takes four bytes per token and a list of Python integers 36; MNLI alone has about sixteen million tokens.
         found += [TextExample(array("i", ids), cut, one) for ids, cut, one in zip(tokens.ids, tokens.truncated, chunk, strict=True)]
     return found
 

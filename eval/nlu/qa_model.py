@@ -1,4 +1,4 @@
-"""A model that answers with spans: opened with its tokenizer, its positions extended, written so that others open it.
+"""Span question answering models: open one with its tokenizer, extend its positions, and save it for other libraries.
 
 Source: BERT, arXiv:1810.04805, section 4.2.
 """
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 def open_span_qa(
     source: str | Path, *, seed: int | None, extend: int = 1, attention_dropout: float | None = None
 ) -> tuple[SpanQA, Tokenizer]:
-    """Open a model that answers with spans, or an encoder with a head drawn anew.
+    """Open a span question answering model, or an encoder with a new head.
 
     Args:
-        source: Folder or hub id; of a model of sentence-transformers the encoder is taken.
-        seed: Of what the folder lacks of the head; None: nothing may lack.
-        extend: How many times as many absolute positions it gets.
-        attention_dropout: Share of the attention weights that training drops; None for the model's own.
+        source: Folder or hub id; of a sentence-transformers model, the encoder is used.
+        seed: Random seed of head weights that the folder lacks; None raises an error if any are missing.
+        extend: Factor by which the absolute positions are extended.
+        attention_dropout: Dropout of the attention weights in training; None for the model's own.
 
     Raises:
-        InputError: It is no model, has no tokenizer, lacks a head, its positions cannot be extended, or its family has no words for that
-            dropout.
+        InputError: The source is not a model, has no tokenizer, lacks a head, its positions cannot be extended, or the config.json of its
+            family cannot express that dropout.
     """
     folder = encoder_folder(source)
     tokenizer = Tokenizer.from_pretrained(folder)
@@ -65,22 +65,22 @@ def _refuse_what_cannot_be_written(config: EncoderConfig) -> None:
 
 
 def save_qa_model(model: SpanQA, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a model with its tokenizer so that transformers gives the same logits.
+    """Save a model with its tokenizer so that transformers computes the same logits.
 
     Args:
-        model: Its weights are on any device.
-        tokenizer: Told that a question and its paragraph have no token types.
-        folder: Made if it is not there.
+        model: Model to save, on any device.
+        tokenizer: Its tokenizer; its settings are changed so that transformers passes no token types.
+        folder: Target folder; created if missing.
 
     Raises:
-        InputError: The family's config.json has no words for the head.
+        InputError: The config.json of the model's family cannot express the head.
     """
     save_span_qa(model, folder)
     save_tokenizer(tokenizer, folder)
 
 
 def warn_of_token_types(model: SpanQA, tokenizer: Tokenizer, source: str) -> None:
-    """Say that a model was trained elsewhere with paragraphs of BERT's second token type, which there is none of here."""
+    """Warn that a model was trained elsewhere with BERT's second token type for paragraphs, which Quiver does not use."""
     names = tokenizer.settings.get("model_input_names", [TYPES])
     if model.encoder.config.type_vocab_size > 1 and TYPES in names:
         logger.warning("%s: was trained with two token types, of which the first is used here; its answers may be worse", source)

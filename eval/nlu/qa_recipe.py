@@ -1,4 +1,4 @@
-"""The recipe of a span QA fine-tuning: what each field means, its unit, its bounds.
+"""Recipe of a fine-tuning for span question answering: meaning, unit and bounds of each field.
 
 Source: BERT, arXiv:1810.04805, section 4.2; Jeong et al., HCLT 2023, for longer positions.
 """
@@ -16,67 +16,67 @@ from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSecti
 from quiver.eval.nlu.windows import WindowSettings
 
 KINDS = ("span_qa",)
-"""Values of ``kind`` that make a recipe one of these."""
+"""Values of ``kind`` that select this recipe type."""
 
 
 class QaModelSection(TextSchema):
     """The encoder."""
 
     init: NonBlank
-    """Folder or hub id of an encoder with its tokenizer, or of a model that answers with spans already; of a model of
-    sentence-transformers the encoder is taken."""
+    """Folder or hub id of an encoder with its tokenizer, or of a span question answering model; of a sentence-transformers model, the
+    encoder is used."""
     extend_positions: int = Field(default=1, ge=1)
-    """How many times as many absolute positions it gets before it is trained; 1 for those it has."""
+    """Factor by which the absolute positions are extended before training; 1 for no extension."""
     attention_dropout: float | None = Field(default=None, ge=0, lt=1)
-    """Share of the attention weights that training drops; null for the model's own."""
+    """Dropout of the attention weights in training; null for the model's own."""
 
 
 class QaDataSection(TextSchema):
-    """Questions, in SQuAD's JSON. Paths are relative to the working directory."""
+    """The questions, in SQuAD's JSON format. Paths are relative to the working directory."""
 
     train: NonBlank
-    """File of the questions to train on."""
+    """File of the training questions."""
     test: NonBlank
-    """File of the questions that are answered in the end; may be the same."""
+    """File of the test questions, which are answered after training; may be the same file."""
     official: Official
-    """Whose script defines the scores."""
+    """Official script that defines the scores."""
     train_split: NonBlank | None = None
-    """A ``.tsv`` of judgements whose questions are trained on; null for all of the file."""
+    """``.tsv`` file of judgements that selects the training questions; null for all questions in the file."""
     test_split: NonBlank | None = None
-    """The same for the test."""
+    """The same for the test questions."""
     development: NonBlank | None = None
-    """File of the questions whose F1 says which checkpoint is best, and when to stop; null to take the last one."""
+    """File of the development questions, whose F1 selects the best checkpoint and stops early; null to keep the last checkpoint."""
     development_split: NonBlank | None = None
-    """As ``train_split``."""
+    """The same as ``train_split`` for the development questions."""
     limit: int | None = Field(default=None, ge=1)
-    """Questions that are trained on, the first of them; null for all."""
+    """Maximum number of training questions, from the first; null for all."""
 
 
 class QaRecipe(TextSchema):
-    """One fine-tuning, fully determined but for the machine."""
+    """Recipe of one fine-tuning; fixes everything except the machine."""
 
     name: NonBlank
     """Short name of the run."""
     description: NonBlank
-    """What it trains and what for."""
+    """What the run trains, and for what purpose."""
     kind: Literal["span_qa"]
-    """Whose recipe this is."""
+    """Recipe type."""
     source: NonBlank
     """Paper or script that the settings come from."""
     cost: NonBlank
     """Time and machine of a whole run."""
     expected: NonBlank
-    """Score that a whole run reaches, with its tolerance."""
+    """Expected score of a whole run, with its tolerance."""
     model: QaModelSection
     """The encoder."""
     data: QaDataSection
     """The questions."""
     windows: WindowSettings
-    """How paragraphs are cut."""
+    """Lengths of the windows into which paragraphs are split."""
     updates: UpdatesSection
-    """How many updates, of how many windows, at what rate."""
+    """Epochs, batch size (in windows), learning rate and evaluation."""
     training: FineTuningSection
-    """How it is trained, and what is kept on the way."""
+    """Optimiser, schedule, precision, logging and checkpoints."""
 
 
 RULES = (
@@ -103,10 +103,10 @@ def load_qa_recipe(path: str | Path, overrides: Sequence[str] = ()) -> QaRecipe:
 
     Args:
         path: A YAML file, or the name of a shipped recipe.
-        overrides: ``updates.epochs=1`` and the like, see `quiver.encoder.training.recipe_file.load_sections`.
+        overrides: Changes such as ``updates.epochs=1``, see `quiver.encoder.training.recipe_file.load_sections`.
 
     Raises:
-        SchemaError: The recipe cannot be used; names everything that is wrong with it.
-        InputError: There is no such recipe, or it cannot be read.
+        SchemaError: The recipe is invalid; lists all problems.
+        InputError: The recipe does not exist or cannot be read.
     """
     return load_sections(path, QaRecipe, RULES, kinds=KINDS, overrides=overrides)

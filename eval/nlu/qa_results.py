@@ -1,7 +1,7 @@
-"""Span QA scored: all questions, those with and without an answer, and by the length of question and paragraph.
+"""Results of span question answering: scores of all questions, of those with and without an answer, and by length.
 
-predictions.json is what the official scripts take: question id -> answer.
-results.json holds the scores below, as fractions of 1, and what they were made with.
+predictions.json has the format of the official scripts: question id -> answer.
+results.json holds the scores as fractions, with the model, data and settings.
 
 Source: the tables of Jeong et al., HCLT 2023, sections 4.1 and 4.3 (texts within 512 tokens and beyond).
 """
@@ -23,52 +23,53 @@ SCHEMA = "quiver-qa/1"
 RESULTS, PREDICTIONS = "results.json", "predictions.json"
 
 LENGTHS = (256, 512, 1024, 2048)
-"""Where texts are told apart by their length, in tokens of question, paragraph and special tokens as one sequence."""
+"""Bounds of the length ranges, in tokens of question, paragraph and special tokens as one sequence."""
 
 
 @dataclass(frozen=True)
 class LengthScores:
-    """Of the questions whose sequence is within a range of lengths."""
+    """Scores of the questions whose sequence length is within a range."""
 
     above: int
-    """In tokens, not itself in the range."""
+    """Lower bound of the length in tokens, exclusive."""
     up_to: int | None
-    """In tokens, itself in the range; None for no end."""
+    """Upper bound of the length in tokens, inclusive; None for no bound."""
     scores: Scores
-    """Their means."""
+    """Mean scores."""
 
 
 @dataclass(frozen=True)
 class QaResults:
-    """What a model scored."""
+    """Scores of a model."""
 
     official: Official
-    """The definition of the scores."""
+    """Official script that defines the scores."""
     scores: Scores
-    """Over all questions."""
+    """Mean scores over all questions."""
     answerable: Scores | None
-    """Over the questions that have an answer, where there are others too."""
+    """Mean scores over the questions with an answer; None if all questions have one."""
     unanswerable: Scores | None
-    """Over those without one."""
+    """Mean scores over the questions without an answer; None if all questions have one."""
     by_length: tuple[LengthScores, ...]
-    """By the length of the text, shortest first, without empty ranges."""
+    """Mean scores by length, shortest first; empty ranges are left out."""
     windows: int
-    """Sequences that all paragraphs were cut into."""
+    """Number of windows of all paragraphs."""
 
 
 def score_predictions(
     questions: Sequence[Question], predictions: Sequence[Prediction], tokenizer: Tokenizer, official: Official
 ) -> QaResults:
-    """Score what `quiver.eval.nlu.answering.answer_questions` gave.
+    """Score the predictions of `quiver.eval.nlu.answering.answer_questions`.
 
     Args:
-        questions: At least one.
-        predictions: One each.
-        tokenizer: Lengths are counted in its tokens.
+        questions: At least one question.
+        predictions: One prediction per question.
+        tokenizer: Tokenizer that measures the lengths.
         official: A key of `quiver.eval.nlu.answer_scores.DEFINITIONS`.
 
     Raises:
-        ValueError: There are no questions, not one prediction each, or a question without an answer where the definition knows none.
+        ValueError: There are no questions, the numbers of questions and predictions differ, or a question has no answer although the
+            definition does not allow that.
     """
     scores = score_answers(questions, answer_texts(questions, predictions), official)
     overall = mean_scores(list(scores.values()))
@@ -89,10 +90,10 @@ def score_predictions(
 
 
 def answer_texts(questions: Sequence[Question], predictions: Sequence[Prediction]) -> dict[str, str]:
-    """Question id to answer.
+    """Question id -> predicted answer.
 
     Raises:
-        ValueError: There is not one prediction a question.
+        ValueError: The numbers of questions and predictions differ.
     """
     return {question.id: prediction.text for question, prediction in zip(questions, predictions, strict=True)}
 
@@ -112,12 +113,12 @@ def _by_length(questions: Sequence[Question], scores: Mapping[str, AnswerScore],
 
 
 def write_qa_results(folder: Path, results: QaResults, answers: Mapping[str, str], *, made_with: Mapping[str, Any]) -> None:
-    """Write results.json and predictions.json into a folder that is made where it is missing.
+    """Write results.json and predictions.json, replacing existing files.
 
     Args:
-        folder: Files of these names are replaced.
+        folder: Target folder; created if missing.
         results: The scores.
-        answers: Question id to answer.
+        answers: Question id -> predicted answer.
         made_with: Model, data and settings, for the record.
 
     Raises:

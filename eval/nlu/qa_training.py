@@ -1,8 +1,8 @@
-"""Fine-tuning a model to answer with spans, by recipe.
+"""Fine-tuning of a model for span question answering, by recipe.
 
-The folder of a run is that of `quiver.eval.nlu.fine_tuning.run`, and beside the model:
-  results.json          the scores of its test, see `quiver.eval.nlu.qa_results`
-  predictions.json      its answers
+The run folder is that of `quiver.eval.nlu.fine_tuning.run`. It also holds:
+  results.json          scores of the test questions, see `quiver.eval.nlu.qa_results`
+  predictions.json      predicted answers of the test questions
 
 Shapes: B windows, N tokens in the batch.
 Source: BERT, arXiv:1810.04805, section 4.2 and appendix A.3.
@@ -43,9 +43,9 @@ class QuestionSets:
     """The questions of a recipe.
 
     Attributes:
-        train: To train on.
-        development: To tell the best checkpoint by; may be empty.
-        test: To answer in the end.
+        train: Training questions.
+        development: Development questions, which select the best checkpoint; may be empty.
+        test: Test questions, which are answered after training.
     """
 
     train: list[Question]
@@ -55,13 +55,13 @@ class QuestionSets:
 
 @dataclass(frozen=True)
 class SpanTask:
-    """Windows with the place of their answer, for `quiver.eval.nlu.fine_tuning`.
+    """Windows with the positions of their answers, for `quiver.eval.nlu.fine_tuning`.
 
     Attributes:
-        examples: The windows.
-        sets: The questions they are of, and those of the development.
-        tokenizer: Of the model.
-        recipe: How paragraphs are cut, and whose scores count.
+        examples: Training windows.
+        sets: Questions of the recipe; `score` uses the development questions.
+        tokenizer: Tokenizer of the model.
+        recipe: Window lengths and definition of the scores.
     """
 
     examples: Sequence[LabelledWindow]
@@ -70,23 +70,23 @@ class SpanTask:
     recipe: QaRecipe
 
     def batch(self, examples: Sequence[LabelledWindow]) -> TaskBatch:
-        """Windows with the first and the last token of their answers, (B,) each."""
+        """Pack windows, with the positions of the first and last token of their answers, (B,) each."""
         targets = {"starts": torch.tensor([one.start for one in examples]), "ends": torch.tensor([one.end for one in examples])}
         return TaskBatch(pack_ids([one.window.ids for one in examples]), targets)
 
     def loss(self, model: SpanQA, batch: TaskBatch) -> Tensor:
-        """The mean of the cross entropies of both ends."""
+        """Mean of the cross entropies of start and end position."""
         return model.loss(model(batch.packed), batch.packed, batch.targets["starts"], batch.targets["ends"])
 
     def score(self, model: SpanQA) -> Mapping[str, float]:
-        """F1 and exact match on the development questions; nothing where there are none."""
+        """F1 and exact match on the development questions; empty if there are none."""
         if not self.sets.development:
             return {}
         scores = self.answered(model, self.sets.development)[0].scores
         return {"f1": scores.f1, "exact": scores.exact}
 
     def answered(self, model: SpanQA, questions: Sequence[Question], *, progress: bool = False) -> tuple[QaResults, dict[str, str]]:
-        """Scores on some questions, and the answers by question."""
+        """Scores on the given questions, and the predicted answers by question id."""
         official = self.recipe.data.official
         predictions = answer_questions(
             model, self.tokenizer, questions, self.recipe.windows, may_have_none=official == "squad_v2", progress=progress
@@ -94,7 +94,7 @@ class SpanTask:
         return score_predictions(questions, predictions, self.tokenizer, official), answer_texts(questions, predictions)
 
     def described(self, example: LabelledWindow) -> dict[str, Any]:
-        """A window by its question, with its text."""
+        """A window as JSON, with its question id and text, for error messages."""
         question, window = self.sets.train[example.window.question], example.window
         text = self.tokenizer.decode(window.ids)
         return {"question": question.id, "skipped": window.skipped, "start": example.start, "end": example.end, "text": text}
@@ -117,19 +117,19 @@ def train_qa(
     progress: bool = False,
     command: str | None = None,
 ) -> QaResults:
-    """Follow a recipe: train, save the best model, answer the test, write the scores.
+    """Follow a recipe: train, save the best checkpoint as the model, answer the test questions, write the scores.
 
     Args:
-        recipe: What to do.
-        out: Folder of the run; made if it is not there.
-        resume: Go on with the unfinished run there.
-        overwrite: Train anew where a run has been.
-        progress: Show bars on standard error.
-        command: The command line to record.
+        recipe: The recipe.
+        out: Run folder; created if missing.
+        resume: Resume the unfinished run in ``out``.
+        overwrite: Replace an existing run.
+        progress: Show progress bars on standard error.
+        command: Command line to record.
 
     Raises:
-        InputError: Data or model cannot be read, or do not fit the recipe or each other; or as `run_fine_tuning`.
-        RunStoppedError: As `run_fine_tuning`.
+        InputError: Data or model cannot be read, or do not fit the recipe or each other; or see `run_fine_tuning`.
+        RunStoppedError: See `run_fine_tuning`.
     """
     request = Request(recipe.model_dump(), out, (RESULTS, PREDICTIONS), resume, overwrite, progress, command)
     return run_fine_tuning(request, lambda: _prepared(recipe, request))
@@ -163,16 +163,16 @@ def _prepared(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWi
 
 
 def _checksums(data: QaDataSection) -> dict[str, str]:
-    """Of every file that is read, by its path."""
+    """Checksum of every file in the recipe's data section, by path."""
     files = (data.train, data.test, data.development, data.train_split, data.test_split, data.development_split)
     return {path: file_sha256(Path(path)) for path in dict.fromkeys(files) if path is not None}
 
 
 def read_sets(data: QaDataSection) -> QuestionSets:
-    """The questions to train on, those of the development and those of the test.
+    """Read the training, development and test questions.
 
     Raises:
-        InputError: A file is malformed, a question is in two of them, or one has no answer where the scores know no such questions.
+        InputError: A file is malformed, a question occurs in two sets, or a question has no answer although the scores do not allow that.
     """
     train, test = _read(data.train, data.train_split, data)[: data.limit], _read(data.test, data.test_split, data)
     development = [] if data.development is None else _read(data.development, data.development_split, data)
@@ -197,10 +197,10 @@ def _read(path: str, split: str | None, data: QaDataSection) -> list[Question]:
 
 
 def check_answerable(questions: Sequence[Question], *, where: str, official: str) -> None:
-    """Raise where a question has no answer and the official scores know no such questions.
+    """Check that every question has an answer.
 
     Raises:
-        InputError: Names the question.
+        InputError: A question has none; names it.
     """
     without = next((question.id for question in questions if not question.answers), None)
     if without is not None:

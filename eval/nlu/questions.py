@@ -1,4 +1,4 @@
-"""Questions on paragraphs in SQuAD's JSON: SQuAD 1.1 and 2.0, KorQuAD 1.0.
+"""Questions on paragraphs in SQuAD's JSON format: SQuAD 1.1 and 2.0, KorQuAD 1.0.
 
 Source: SQuAD, arXiv:1606.05250 and arXiv:1806.03822; KorQuAD 1.0, arXiv:1909.07005; the files of both.
 """
@@ -19,9 +19,9 @@ class Answer:
     """A span of a paragraph."""
 
     text: str
-    """As it stands in the paragraph, white space and particles included."""
+    """Text of the span, white space and particles included."""
     start: int
-    """Place of its first character."""
+    """Index of its first character in the paragraph."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,22 @@ class Question:
     """A question on one paragraph."""
 
     id: str
-    """As the file has it."""
+    """Question id in the file."""
     text: str
     """The question."""
     context: str
     """The paragraph."""
     answers: tuple[Answer, ...]
-    """What people answered; empty where the paragraph has no answer (SQuAD 2.0)."""
+    """Reference answers; empty if the question has no answer in the paragraph (SQuAD 2.0)."""
 
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """What was read.
+    """Questions of a file.
 
     Attributes:
-        questions: In the order of the file.
-        misplaced: Answers that do not stand where the file says. They count in scores, but nothing can be trained on them.
+        questions: Questions in the order of the file.
+        misplaced: Number of answers that are not at their stated position. They count in scores but are not used for training.
     """
 
     questions: list[Question]
@@ -52,16 +52,16 @@ class QuestionSet:
 
 
 def read_questions(path: Path, *, only: Collection[str] | None = None) -> QuestionSet:
-    """Read a file in SQuAD's JSON.
+    """Read a file in SQuAD's JSON format.
 
     Args:
-        path: ``{"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": [{"text": ...,
-            "answer_start": ...}]}]}]}]}``; ``is_impossible`` says that there is no answer.
-        only: Ids of the questions that are wanted; all by default.
+        path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ..., "answers": [{"text": ...,
+            "answer_start": ...}]}]}]}]}``; ``is_impossible`` marks a question without an answer.
+        only: Ids of the questions to return; None for all.
 
     Raises:
-        InputError: The file is missing or not of this form, an answer is neither given nor called impossible, an id comes twice, or one
-            of ``only`` is not there; names the article and the paragraph.
+        InputError: The file is missing or has another form, a question has no answer and is not marked as impossible, an id occurs twice,
+            or an id of ``only`` is missing; names the article and the paragraph.
     """
     wanted = None if only is None else set(only)
     questions: dict[str, Question] = {}
@@ -83,10 +83,10 @@ def read_questions(path: Path, *, only: Collection[str] | None = None) -> Questi
 
 
 def read_split(path: Path) -> list[str]:
-    """Ids of the questions of a split, from the qrels of the same questions as a retrieval collection.
+    """Read the question ids of a split, from the judgements of the same questions as a retrieval collection.
 
     Args:
-        path: ``<split>.tsv`` of a BEIR folder.
+        path: ``<split>.tsv`` file of a BEIR folder.
 
     Raises:
         InputError: The file is missing or malformed.
@@ -95,7 +95,7 @@ def read_split(path: Path) -> list[str]:
 
 
 def stands(answer: Answer, context: str) -> bool:
-    """Whether an answer stands where it says."""
+    """Whether the paragraph contains an answer at its stated position."""
     return answer.start >= 0 and context.startswith(answer.text, answer.start)
 
 

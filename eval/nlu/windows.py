@@ -1,10 +1,10 @@
-"""Question and paragraph as one sequence, a long paragraph as several windows that overlap.
+"""Sequences of a question and its paragraph; a long paragraph is split into several overlapping windows.
 
-``[CLS] question [SEP] part of the paragraph [SEP]``, whatever the tokenizer's tokens are. Windows overlap by at least the longest answer,
-so that every answer that may be given stands whole in one of them. The encoder here tells question and paragraph apart by what stands
-between them alone: it has no second token type (BERT's segment B).
+A window is ``[CLS] question [SEP] part of the paragraph [SEP]``, with the tokenizer's own special tokens. Windows overlap by at least the
+maximum answer length, so that every such answer is complete in one of them. There is no second token type (BERT's segment B): the encoder
+distinguishes question and paragraph only by the tokens between them.
 
-Shapes: n tokens of a sequence, places counted from its beginning.
+Shapes: n tokens of a sequence; positions are counted from the beginning of the sequence.
 Source: BERT, arXiv:1810.04805, section 4.2, and its run_squad.py (``doc_stride``).
 """
 
@@ -20,32 +20,32 @@ from quiver.encoder.tokenizer import Pieces, Tokenizer
 from quiver.eval.nlu.questions import Question, stands
 
 NOWHERE = 0
-"""The place that a window without the answer answers with: its first token."""
+"""Target position of windows without the answer: their first token."""
 
 
 class WindowSettings(TextSchema):
-    """How long sequences are, in tokens."""
+    """Lengths of the windows, in tokens."""
 
     max_length: int = Field(ge=16)
-    """Of a whole sequence, special tokens included."""
+    """Maximum length of a window, special tokens included."""
     overlap: int = Field(ge=1)
-    """What two neighbouring windows share of a paragraph; BERT's doc_stride is what they do not share."""
+    """Paragraph tokens shared by neighbouring windows; BERT's doc_stride is the number of tokens not shared."""
     max_question_length: int = Field(default=64, ge=1)
-    """Questions are cut to this."""
+    """Maximum length of a question; longer questions are truncated."""
     max_answer_length: int = Field(default=30, ge=1)
-    """Longest answer that is given; no longer than the overlap."""
+    """Maximum length of a predicted answer; at most the overlap."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """One sequence.
+    """One sequence of a question and part of its paragraph.
 
     Attributes:
-        question: Place of its question in the list it came from.
+        question: Index of the question in the input list.
         ids: Token ids, special tokens included.
-        first: Place in the sequence where the paragraph begins.
-        skipped: Tokens of the paragraph before this window.
-        spans: For each token of the paragraph in this window its characters in the whole paragraph.
+        first: Position in the sequence of the first paragraph token.
+        skipped: Number of paragraph tokens before this window.
+        spans: Character range in the whole paragraph of each paragraph token in this window, as (start, stop).
     """
 
     question: int
@@ -56,22 +56,22 @@ class Window:
 
     @property
     def stop(self) -> int:
-        """Place behind the paragraph's last token."""
+        """Position after the last paragraph token."""
         return self.first + len(self.spans)
 
     def characters(self, start: int, end: int) -> tuple[int, int]:
-        """First character and the one behind the last of a span of tokens, ``end`` included."""
+        """Character range (start, stop) in the paragraph of the tokens from ``start`` to ``end``, both included."""
         return self.spans[start - self.first][0], self.spans[end - self.first][1]
 
 
 @dataclass(frozen=True)
 class LabelledWindow:
-    """A window to train on.
+    """A window for training.
 
     Attributes:
         window: The sequence.
-        start: Place of the answer's first token; `NOWHERE` where the answer does not stand whole in the window.
-        end: Place of its last token, or `NOWHERE`.
+        start: Position of the answer's first token; `NOWHERE` if the window does not contain the complete answer.
+        end: Position of the answer's last token, or `NOWHERE`.
     """
 
     window: Window
@@ -80,16 +80,16 @@ class LabelledWindow:
 
 
 def check_settings(settings: WindowSettings, tokenizer: Tokenizer, *, positions: int) -> None:
-    """Say early that windows of these lengths cannot be.
+    """Check early that windows of these lengths are possible.
 
     Args:
-        settings: The lengths.
-        tokenizer: Its special tokens take room too.
-        positions: Of the encoder.
+        settings: Window lengths.
+        tokenizer: Tokenizer, whose special tokens need space too.
+        positions: Number of positions of the encoder.
 
     Raises:
-        InputError: A sequence would be longer than the encoder's positions, has no room for an overlap beside question and special
-            tokens, or the overlap is shorter than the longest answer.
+        InputError: The windows are longer than the encoder's positions, leave too little space for an overlap beside the question and the
+            special tokens, or the overlap is shorter than the maximum answer length.
     """
     template = tokenizer.pair_template()
     special = len(template.before) + len(template.between) + len(template.behind)
@@ -108,25 +108,26 @@ def check_settings(settings: WindowSettings, tokenizer: Tokenizer, *, positions:
 
 
 def make_windows(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowSettings) -> Iterator[Window]:
-    """Cut the paragraphs of questions into windows, all of them of one question after another.
+    """Split the paragraphs of questions into windows, in the order of the questions.
 
     Args:
-        questions: A paragraph whose questions follow each other is tokenised once.
-        tokenizer: The vocabulary.
+        questions: The questions. Consecutive questions with the same paragraph share its tokenisation.
+        tokenizer: Tokenizer of the model.
         settings: Lengths that `check_settings` has accepted.
 
     Yields:
-        At least one window for every question.
+        At least one window per question.
     """
     for cut in _cuts(questions, tokenizer, settings):
         yield from cut.windows()
 
 
 def labelled_windows(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowSettings) -> Iterator[LabelledWindow]:
-    """The windows of `make_windows` with the first answer of each question, to train on.
+    """The windows of `make_windows`, labelled with the first answer of each question, for training.
 
-    Every answer that fits into a window stands whole in one: where it is longer than the overlap and none holds it, one more is laid
-    around it. A window without the answer answers with `NOWHERE`. A question whose answer does not stand where the file says is left out.
+    An answer that fits into a window is complete in at least one: if no regular window contains it, because it is longer than the overlap,
+    one more window is placed around it. Windows without the answer have the target `NOWHERE`. Questions whose answer is not at its stated
+    position are left out.
     """
     for cut in _cuts(questions, tokenizer, settings):
         question = questions[cut.question]
@@ -146,15 +147,15 @@ def labelled_windows(questions: Sequence[Question], tokenizer: Tokenizer, settin
 
 @dataclass(frozen=True)
 class _Cut:
-    """A question and its paragraph, to be cut.
+    """A question with its tokenised paragraph, which can be split into windows.
 
     Attributes:
-        question: Place of the question.
-        head: The tokens before the paragraph.
-        behind: Those behind it.
-        pieces: The paragraph.
-        room: Tokens of the paragraph that a window holds.
-        overlap: Tokens that two windows share.
+        question: Index of the question.
+        head: Tokens before the paragraph.
+        behind: Tokens after the paragraph.
+        pieces: Tokens of the paragraph.
+        room: Maximum paragraph tokens per window.
+        overlap: Paragraph tokens shared by neighbouring windows.
     """
 
     question: int
@@ -165,17 +166,17 @@ class _Cut:
     overlap: int
 
     def windows(self) -> Iterator[Window]:
-        """Windows up to the paragraph's end, none of them inside another."""
+        """Overlapping windows up to the end of the paragraph; none is contained in another."""
         for start in range(0, max(len(self.pieces.ids) - self.overlap, 1), self.room - self.overlap):
             yield self.window(start)
 
     def window(self, start: int) -> Window:
-        """The window that begins with a token of the paragraph."""
+        """The window that starts at a given paragraph token."""
         inside = slice(start, start + self.room)
         return Window(self.question, [*self.head, *self.pieces.ids[inside], *self.behind], len(self.head), start, self.pieces.spans[inside])
 
     def tokens(self, begin: int, behind: int) -> tuple[int, int]:
-        """The tokens of a span of characters: first and last; the next one behind it where the tokenizer leaves nothing of the span."""
+        """First and last token of a character range; if the tokenizer leaves no token of the range, the next token after it."""
         inside = [token for token, (first, stop) in enumerate(self.pieces.spans) if stop > begin and first < behind]
         if inside:
             return inside[0], inside[-1]
@@ -196,7 +197,7 @@ def _cuts(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowS
 
 
 def _labelled(window: Window, low: int, high: int) -> LabelledWindow:
-    """A window with the places of an answer's first and last token, given as tokens of the paragraph."""
+    """Label a window with an answer whose first and last token are given as paragraph tokens."""
     if low < window.skipped or high >= window.skipped + len(window.spans):
         return LabelledWindow(window, NOWHERE, NOWHERE)
     shift = window.first - window.skipped

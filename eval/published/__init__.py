@@ -1,4 +1,4 @@
-"""The papers' tables as data, so that a report can stand ours beside theirs. Figures only; nothing here is measured."""
+"""Tables of published papers as data, for comparison with measured results in reports. Nothing in this package is measured."""
 
 from __future__ import annotations
 

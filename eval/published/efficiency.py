@@ -1,6 +1,6 @@
-"""The speed tables of the ModernBERT paper as data.
+"""Speed tables of the ModernBERT paper as data.
 
-Source: ModernBERT, arXiv:2412.13663, Tables 2 (section 4), 10 and 11 (appendix F): 8,192 documents a set, random tokens,
+Source: ModernBERT, arXiv:2412.13663, Tables 2 (section 4), 10 and 11 (appendix F): 8,192 documents of random tokens per set,
 one NVIDIA RTX 4090, means of ten runs.
 """
 
@@ -19,7 +19,7 @@ EFFICIENCY_SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")
 
 @dataclass(frozen=True)
 class SetStatistics:
-    """A row of Table 10, in tokens.
+    """A row of Table 10: one set, in tokens.
 
     Attributes:
         documents: Number of sequences.
@@ -48,8 +48,8 @@ class Runtime:
     """A cell of Table 11.
 
     Attributes:
-        seconds: Mean over ten runs.
-        deviation: Standard deviation over them.
+        seconds: Mean of ten runs.
+        deviation: Standard deviation of these runs.
     """
 
     seconds: float
@@ -58,13 +58,13 @@ class Runtime:
 
 @dataclass(frozen=True)
 class EncoderEfficiency:
-    """A row of Tables 2 and 11; missing sets are dashes there.
+    """A row of Tables 2 and 11; sets with a dash in the tables are missing.
 
     Attributes:
         model: Name in the paper.
         size: ``base`` or ``large``.
-        largest_batch: Tokens of a document -> documents of the largest batch that fits into 24 GB.
-        kilotokens: Set -> thousands of tokens a second (Table 2). Padding is not counted.
+        largest_batch: Tokens per document -> documents in the largest batch that fits into 24 GB.
+        kilotokens: Set -> thousands of tokens per second (Table 2), without padding.
         runtimes: Set -> seconds for the whole set (Table 11).
     """
 
@@ -91,9 +91,9 @@ def _row(
     )
 
 
-# Table 11 gives a runtime for a variable set only where it was measured: a model that pads needs the fixed set's time for it,
-# and Table 2's throughput is half the fixed set's. Three cells of the large models (4144.7, 4059.1 and 1433.9 seconds) circulate in
-# copies of the paper with a digit swapped or lost; these are the ones that Tables 2 and 10 give, and a test holds all cells to that.
+# Table 11 gives a runtime for a variable set only if it was measured. A model that pads needs as long as for the fixed set, and
+# Table 2 gives half of the fixed set's throughput. In some copies of the paper, three cells of the large models (4144.7, 4059.1 and
+# 1433.9 seconds) have a digit swapped or missing; the values here agree with Tables 2 and 10, and a test checks that for all cells.
 ENCODER_EFFICIENCY: tuple[EncoderEfficiency, ...] = (
     _row("BERT", "base", (1096,), (180.4, 90.2), ((23.3, 0.02),)),
     _row("RoBERTa", "base", (664,), (179.9, 89.9), ((23.3, 0.19),)),
@@ -121,4 +121,4 @@ ENCODER_EFFICIENCY: tuple[EncoderEfficiency, ...] = (
     ),
     _row("ModernBERT", "large", (770, 48), (52.3, 52.9, 46.8, 49.8), ((80.1, 1.65), (39.6, 0.02), (1433.9, 0.99), (674.9, 0.15))),
 )
-"""The rows of Tables 2 and 11."""
+"""All rows of Tables 2 and 11."""

@@ -1,12 +1,12 @@
-"""GLUE in the ModernBERT paper as data: scores on the development sets, and what ModernBERT was fine-tuned with.
+"""GLUE results of the ModernBERT paper as data: scores on the development sets, and ModernBERT's fine-tuning settings.
 
-Source: ModernBERT, arXiv:2412.13663, Tables 5 and 6 (appendix E.1), read from two copies of the paper, whose cells agree. By the caption
-the rows of the other encoders are those of Liu et al. 2019, Table 8 (RoBERTa), Portes et al. 2023, Table S3 (BERT, MosaicBERT), Nussbaum
-et al. 2024, Table 2 (NomicBERT), Zhang et al. 2024, Table 21 (GTE-en-MLM), Qiang et al. 2024, Table 2 (DeBERTaV3-base), and He et al.
-2023, Table 3 (DeBERTaV3-large).
+Source: ModernBERT, arXiv:2412.13663, Tables 5 and 6 (appendix E.1), read from two copies of the paper with identical cells. According to
+the caption, the rows of the other encoders come from Liu et al. 2019, Table 8 (RoBERTa), Portes et al. 2023, Table S3 (BERT, MosaicBERT),
+Nussbaum et al. 2024, Table 2 (NomicBERT), Zhang et al. 2024, Table 21 (GTE-en-MLM), Qiang et al. 2024, Table 2 (DeBERTaV3-base), and He
+et al. 2023, Table 3 (DeBERTaV3-large).
 
-Table 5 has no averages; Table 1 has them, for all rows but MosaicBERT's. They are the means of the eight columns to one decimal, but for
-three rows (`AVERAGES_OFF_BY_MORE_THAN_ROUNDING`): the paper's stand.
+Table 5 has no averages. Table 1 has them, for all rows except MosaicBERT's. They are the means of the eight columns, rounded to one
+decimal, except in three rows (`AVERAGES_OFF_BY_MORE_THAN_ROUNDING`), for which the paper's averages are kept.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from quiver.eval.published.retrieval import TABLE_1, PublishedRow, Size
 
 GLUE_SOURCE = "ModernBERT, arXiv:2412.13663, Table 5; averages from its Table 1"
-"""What a report has to say beside these figures."""
+"""Source of the figures, for reports."""
 
 GLUE_COLUMNS = ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE")
-"""The columns of Table 5."""
+"""Columns of Table 5."""
 
 _AVERAGES = {row.name: row.scores["GLUE"] for row in TABLE_1}
 
 AVERAGES_OFF_BY_MORE_THAN_ROUNDING: frozenset[str] = frozenset({"DeBERTaV3-base", "NomicBERT-base", "ModernBERT-large"})
-"""Rows whose average is 0.1 or 0.2 below the mean of their columns."""
+"""Rows whose published average is 0.1 or 0.2 below the mean of their columns."""
 
 
 def _row(model: str, size: Size, points: tuple[float, ...]) -> PublishedRow:
@@ -47,7 +47,7 @@ TABLE_5: tuple[PublishedRow, ...] = (
     _row("GTE-en-MLM", "large", (60.4, 95.1, 93.5, 91.4, 89.2, 89.2, 93.9, 88.1)),
     _row("ModernBERT", "large", (71.4, 97.1, 91.7, 92.8, 92.7, 90.8, 95.2, 92.1)),
 )
-"""In the order of the paper; the average of a row is that of Table 1."""
+"""Rows of Table 5 in the paper's order; their averages are those of Table 1."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class HyperParameters:
     """A cell of Table 6.
 
     Attributes:
-        learning_rate: Peak.
-        weight_decay: Of the release's optimiser.
-        epochs: Passes at most; runs were stopped early.
+        learning_rate: Peak learning rate.
+        weight_decay: Weight decay, in the convention of the release's optimiser.
+        epochs: Maximum number of epochs; runs were stopped early.
     """
 
     learning_rate: float
@@ -83,4 +83,4 @@ TABLE_6: Mapping[tuple[str, Size], HyperParameters] = {
     ("SST-2", "large"): HyperParameters(1e-5, 1e-6, 3),
     ("STS-B", "large"): HyperParameters(8e-5, 1e-5, 10),
 }
-"""(task, size) -> what ModernBERT was fine-tuned with."""
+"""(task, size) -> settings of ModernBERT's fine-tuning."""

@@ -1,11 +1,11 @@
-"""The retrieval tables of the ModernBERT paper as data: BEIR, long text and code, and the learning rates behind them.
+"""Retrieval tables of the ModernBERT paper as data: BEIR, long text and code, and the learning rates used.
 
-Source: ModernBERT, arXiv:2412.13663, Tables 1 (section 3), 7, 8 and 9 (appendix E.2), in points of nDCG@10, GLUE apart. Read
-from two copies of the paper: all cells of Tables 7 and 8 agree, and all of Table 1 but one, which is illegible in one of them
+Source: ModernBERT, arXiv:2412.13663, Tables 1 (section 3), 7, 8 and 9 (appendix E.2); scores are nDCG@10 in points, except GLUE. Read
+from two copies of the paper: all cells of Tables 7 and 8 agree, and all cells of Table 1 except one, which is illegible in one copy
 (CSN of the base ModernBERT, 56.4 in the other).
 
-An average of Tables 7 and 8 is the mean of its fifteen columns to one decimal, but for four rows whose columns give 0.1 more or
-less (`AVERAGES_OFF_BY_ROUNDING`): the columns are rounded themselves. The paper's averages stand, and Table 1 repeats them.
+An average in Tables 7 and 8 is the mean of its fifteen columns, rounded to one decimal. In four rows the rounded columns give 0.1 more
+or less (`AVERAGES_OFF_BY_ROUNDING`). The paper's averages are kept; Table 1 repeats them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 RETRIEVAL_SOURCE = "ModernBERT, arXiv:2412.13663, Tables 1, 7 and 8"
-"""What a report has to say beside these figures."""
+"""Source of the figures, for reports."""
 
 Size: TypeAlias = Literal["base", "large"]
-"""The two sizes of every encoder of the paper but NomicBERT, which has one."""
+"""Sizes of the paper's encoders; NomicBERT has only one."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,10 @@ class Column:
     """A column of Table 7 or 8.
 
     Attributes:
-        title: As the paper writes it.
+        title: Title in the paper.
         data_set: The collection, or the group of collections, in the registry.
-        splits: Of it, the one that the published figures are of first; a later one stands in where that was not measured.
+        splits: Splits to compare with, in order of preference: the first is that of the published scores, later ones replace it if it was
+            not measured.
     """
 
     title: str
@@ -38,13 +39,13 @@ class Column:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """An encoder's row.
+    """An encoder's row of a table.
 
     Attributes:
-        model: As the paper writes it.
+        model: Name in the paper.
         size: ``base`` or ``large``.
         scores: Column -> points, in the order of the columns.
-        average: The paper's average; None where the table has none.
+        average: Published average; None if the table has none.
     """
 
     model: str
@@ -54,7 +55,7 @@ class PublishedRow:
 
     @property
     def name(self) -> str:
-        """What a report calls the row: ``ModernBERT-base``."""
+        """Name in reports: ``ModernBERT-base``."""
         return f"{self.model}-{self.size}"
 
 
@@ -63,10 +64,10 @@ class BeirTable:
     """Table 7 or 8.
 
     Attributes:
-        number: Of the table in the paper.
-        what: What it is about.
-        columns: Its columns in the paper's order.
-        rows: Its rows in the paper's order.
+        number: Number in the paper.
+        what: Subject of the table.
+        columns: Columns in the paper's order.
+        rows: Rows in the paper's order.
     """
 
     number: int
@@ -93,30 +94,30 @@ _AFTER_MSMARCO = (
     Column("Touche2020", "webis-touche2020"),
     Column("CQADupstack", "cqadupstack"),
 )
-# The paper does not say which split of MS MARCO it scored. Table 8 has 39.4 to 47.0, what late interaction reaches on the dev split.
-# Table 7 has 25.2 to 64.9 and single vectors a dozen points above the ColBERTs: that is the size of TREC DL 2019, which BEIR files as
-# the test split (BM25 has 22.8 on dev and 47.7 on test, github.com/beir-cellar/beir/issues/143).
+# The paper does not name the split of MS MARCO. Table 8 has 39.4 to 47.0, the range of late interaction on the dev split. Table 7 has
+# 25.2 to 64.9, with single-vector models about twelve points above ColBERTs: values typical of TREC DL 2019, which is BEIR's test split
+# (BM25 has 22.8 on dev and 47.7 on test, github.com/beir-cellar/beir/issues/143).
 SINGLE_VECTOR_COLUMNS = (*_BEFORE_MSMARCO, Column("MSMARCO", "msmarco", ("test", "dev")), *_AFTER_MSMARCO)
-"""The columns of Table 7; which split its MS MARCO is, is inferred."""
+"""Columns of Table 7; the split of MS MARCO is inferred."""
 
 MULTI_VECTOR_COLUMNS = (*_BEFORE_MSMARCO, Column("MSMARCO", "msmarco", ("dev",)), *_AFTER_MSMARCO)
-"""The columns of Table 8."""
+"""Columns of Table 8."""
 
 MSMARCO_NOTE = (
     "The paper does not name the split of its MS MARCO figures. By their size, Table 7 has TREC DL 2019 (BEIR's test split) and Table 8 the"
     " dev split, which is BEIR's own choice. A measured row of Table 7 has the test split where it was measured and the dev split"
     " otherwise: its MS MARCO, and its average, are then not comparable with the paper's."
 )
-"""What a report has to say about the column."""
+"""Note on the MS MARCO column, for reports."""
 
 LONG_TEXT = Column("MLDR", "mldr-en")
-"""The English part of MLDR, against all of its documents."""
+"""The English part of MLDR, searched in all of its documents."""
 
 CODE = (Column("CSN", "coir-codesearchnet"), Column("SQA", "coir-stackoverflow-qa"))
-"""CodeSearchNet, the mean of CoIR's six languages, and StackOverflow-QA of CoIR."""
+"""CodeSearchNet (mean over CoIR's six languages) and StackOverflow-QA, both of CoIR."""
 
 OVERVIEW_COLUMNS = ("DPR BEIR", "DPR MLDR OOD", "DPR MLDR ID", "ColBERT BEIR", "ColBERT MLDR OOD", "GLUE", "CSN", "SQA")
-"""The columns of Table 1: CSN is CodeSearchNet and SQA StackOverflow-QA, both as in CoIR; ID is fine-tuned on MLDR's training data."""
+"""Columns of Table 1: CSN is CodeSearchNet and SQA StackOverflow-QA, both as in CoIR; ID means fine-tuned on MLDR's training data."""
 
 
 def _beir(model: str, size: Size, points: tuple[float, ...]) -> PublishedRow:
@@ -142,7 +143,7 @@ TABLE_1: tuple[PublishedRow, ...] = (
     _overview("GTE-en-MLM", "large", (42.5, 36.4, 48.9, 50.7, 71.3, 87.6, 40.5, 66.9)),
     _overview("ModernBERT", "large", (44.0, 34.3, 48.6, 52.4, 80.4, 90.4, 59.5, 83.9)),
 )
-"""Every task at a glance; the BEIR columns are the averages of Tables 7 and 8."""
+"""Table 1: all tasks; the BEIR columns are the averages of Tables 7 and 8."""
 
 TABLE_7 = BeirTable(
     7,
@@ -162,7 +163,7 @@ TABLE_7 = BeirTable(
         _beir("ModernBERT", "large", (26.2, 60.4, 74.1, 33.1, 38.2, 20.5, 25.1, 62.7, 49.2, 64.9, 45.5, 86.5, 13.8, 23.1, 36.5, 44.0)),
     ),
 )
-"""BEIR, nDCG@10, one vector a text."""
+"""Table 7: nDCG@10 on BEIR with one vector per text."""
 
 TABLE_8 = BeirTable(
     8,
@@ -182,21 +183,21 @@ TABLE_8 = BeirTable(
         _beir("ModernBERT", "large", (36.0, 73.2, 81.3, 40.3, 50.3, 22.3, 44.1, 85.8, 72.5, 46.0, 59.9, 86.1, 16.9, 34.6, 35.9, 52.4)),
     ),
 )
-"""BEIR, nDCG@10, ColBERT."""
+"""Table 8: nDCG@10 on BEIR with ColBERT models."""
 
 AVERAGES_OFF_BY_ROUNDING: frozenset[tuple[int, str]] = frozenset(
     {(7, "RoBERTa-large"), (8, "BERT-base"), (8, "BERT-large"), (8, "ModernBERT-large")}
 )
-"""Table and row whose average is not the mean of its rounded columns to one decimal."""
+"""(table, row) pairs whose published average is not the mean of the rounded columns, rounded to one decimal."""
 
 
 @dataclass(frozen=True)
 class LearningRates:
-    """A row of Table 9.
+    """A row of Table 9: peak learning rates.
 
     Attributes:
-        single_vector: Of the dense retriever.
-        multi_vector: Of the ColBERT.
+        single_vector: Learning rate of the single-vector model.
+        multi_vector: Learning rate of the ColBERT.
     """
 
     single_vector: float
@@ -216,11 +217,11 @@ TABLE_9: Mapping[tuple[str, Size], LearningRates] = {
     ("GTE-en-MLM", "large"): LearningRates(3e-5, 3e-5),
     ("ModernBERT", "large"): LearningRates(1e-4, 3e-5),
 }
-"""Model and size -> the learning rates behind Tables 7 and 8: the best of 1e-5, 2e-5, 3e-5, 5e-5, 8e-5 and 1e-4 by the mean over
+"""(model, size) -> learning rates used for Tables 7 and 8: the best of 1e-5, 2e-5, 3e-5, 5e-5, 8e-5 and 1e-4 by the mean score on
 NFCorpus, SciFact, TREC-Covid and FiQA."""
 
 BM25_SOURCE = "pyserini's two-click reproductions, BM25 over flat BEIR indexes, github.com/castorini/pyserini"
-"""Where `BM25_FLAT` comes from."""
+"""Source of `BM25_FLAT`, for reports."""
 
 BM25_FLAT: Mapping[str, float] = {
     "trec-covid": 59.5,
@@ -238,4 +239,4 @@ BM25_FLAT: Mapping[str, float] = {
     "climate-fever": 16.5,
     "scifact": 67.9,
 }
-"""Data set -> nDCG@10 of BM25 in points: the floor under any trained model; there is none for MS MARCO."""
+"""Data set -> nDCG@10 of BM25 in points, the minimum that a trained model should reach; MS MARCO has no entry."""

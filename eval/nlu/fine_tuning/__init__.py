@@ -1,1 +1,1 @@
-"""Fine-tuning an encoder with a head on labelled examples: a task of the trainer, run folders, early stopping."""
+"""Fine-tuning of an encoder with a head on labelled examples: tasks for the trainer, run folders, early stopping."""

@@ -1,8 +1,8 @@
-"""A fine-tuning from start to end, or from where an earlier session left it: the folder, the loop, the best model, the record.
+"""A fine-tuning run, from the beginning or resumed: run folder, training, best model, record.
 
-What lies in the folder of a run is what `retrieval.training.run_folder` says, and the results of the task beside it. A session may end at
-any instruction: what is there afterwards is the run as it was at its last checkpoint, and a run that is resumed ends with the weights of
-one that was not interrupted, on a CPU to the bit.
+The run folder is described in `retrieval.training.run_folder`; it also holds the results of the task. A session can be interrupted at any
+point: the folder then holds the run at its last checkpoint. A resumed run ends with the same weights as an uninterrupted one, bit for bit
+on a CPU.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result", bound="DataclassInstance")
 
 SCHEMA = "quiver-run/fine-tuning-1"
-"""Of ``run.json``."""
+"""Schema of ``run.json``."""
 
 
 @dataclass(frozen=True)
 class Prepared(Generic[Model, Example, Result]):
-    """A run of which all has been read that it needs.
+    """A run whose input has been read.
 
     Attributes:
-        task: What is learnt.
-        schedule: How long and how fast.
-        facts: What a session that goes on with it must have the same, as JSON: checksums of the data.
-        counts: What was counted, as JSON, for the record.
-        first_model: Gives the model that it starts from.
-        finish: Takes the trained model, scores it, and writes the results into the folder.
+        task: The task to learn.
+        schedule: Steps and learning rates.
+        facts: Values that must be equal in a resumed session, as JSON: checksums of the data.
+        counts: Counts for the record, as JSON.
+        first_model: Returns the initial model.
+        finish: Scores the trained model and writes the results into the run folder.
     """
 
     task: Task[Model, Example]
@@ -77,16 +77,16 @@ class Prepared(Generic[Model, Example, Result]):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """A request to fine-tune a model.
 
     Attributes:
-        recipe: Resolved, as JSON.
-        out: Folder of the run.
+        recipe: Resolved recipe, as JSON.
+        out: Run folder.
         results: Names of the files that ``finish`` writes there.
-        resume: Go on with the unfinished run there, from its last checkpoint; from the beginning if it has none.
-        overwrite: Replace an earlier run there.
-        progress: Show bars.
-        command: The command line to record.
+        resume: Resume the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none.
+        overwrite: Replace an earlier run in ``out``.
+        progress: Show progress bars.
+        command: Command line to record.
     """
 
     recipe: Mapping[str, Any]
@@ -99,19 +99,19 @@ class Request:
 
 
 def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Example, Result]]) -> Result:
-    """Fine-tune, and write model, results and record.
+    """Fine-tune a model, and write the model, the results and the record.
 
     Args:
-        request: Recipe and folder.
-        prepare: Reads what the run needs; called when it is clear that the run may go where it is asked to.
+        request: Recipe and run folder.
+        prepare: Reads the input of the run; called after the run folder has been checked.
 
     Returns:
-        What ``finish`` gave; ``run.json`` holds it as ``scores``.
+        The value that ``finish`` returned; ``run.json`` holds it as ``scores``.
 
     Raises:
-        InputError: What ``prepare`` reads cannot be used; ``out`` holds a run already or another session is training there; there is
-            nothing to resume, or what is there was begun otherwise; or the loss is no number.
-        RunStoppedError: SIGTERM or SIGINT came; the run is saved and can be resumed.
+        InputError: The input is invalid; ``out`` already holds a run, or another session is training there; there is no run to resume, or
+            it was started with other settings or data; or the loss is not finite.
+        RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
     """
     if request.resume and request.overwrite:
         raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
@@ -129,7 +129,7 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
             with room:
                 return _train(request, prepared, now)
         finally:
-            if not (out / RECORD).exists():  # results of the run that was here before, which are not this one's
+            if not (out / RECORD).exists():  # remove results of an earlier run in this folder
                 for name in request.results:
                     (out / name).unlink(missing_ok=True)
 
@@ -172,7 +172,7 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Be
 
 
 def _best(session: Session[Model, Example], progress: Progress) -> Model:
-    """The model with the best score, from its checkpoint."""
+    """Load the best model from its checkpoint."""
     best = progress.best_step or 0
     if not session.checkpoints.sound([best]):
         raise InputError(f"{session.checkpoints.path(best)}: the best checkpoint is damaged or gone; train again with --overwrite")
@@ -181,7 +181,7 @@ def _best(session: Session[Model, Example], progress: Progress) -> Model:
 
 
 def _result(session: Session[Model, Example], progress: Progress) -> dict[str, Any]:
-    """How the run went, from its log and its last progress."""
+    """Summary of the run, from its log and its final progress."""
     log, schedule = read_log(session.out / LOG), session.schedule
     about = ("epoch", "seconds")
     return {
@@ -203,7 +203,7 @@ def _result(session: Session[Model, Example], progress: Progress) -> dict[str, A
 
 
 def finished(out: Path) -> bool:
-    """Whether the folder holds a run that is complete; what a session that was killed at its very end has left is removed."""
+    """Whether the folder holds a complete run; also removes files left by a session that was killed at the end of training."""
     if not (out / RECORD).is_file():
         return False
     remove_leftovers(out)

@@ -1,7 +1,7 @@
-"""The settings of a fine-tuning that do not depend on what is learnt, as recipes have them: what each means, its unit, its bounds.
+"""Recipe sections of a fine-tuning that do not depend on the task: meaning, unit and bounds of each setting.
 
 Source: BERT, arXiv:1810.04805, appendix A.3, for the usual values; ModernBERT, arXiv:2412.13663, appendix E.1, and the fine-tuning jobs of
-its release for what GLUE is fine-tuned with.
+its release for the settings of GLUE.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ from quiver.encoder.schema import Field, TextSchema
 
 
 class UpdatesSection(TextSchema):
-    """How many updates, of how many examples, at what rate: what is chosen anew for every task."""
+    """Settings that are chosen per task: epochs, batch size, learning rate, evaluation."""
 
     epochs: float = Field(gt=0)
-    """Passes over all examples, if nothing stops the run before."""
+    """Number of passes over all examples, unless the run stops early."""
     batch_size: int = Field(ge=1)
-    """Examples of an update."""
+    """Examples per update."""
     learning_rate: float = Field(gt=0, le=1)
-    """Peak of the schedule; BERT: 2e-5 to 5e-5."""
+    """Peak learning rate; BERT: 2e-5 to 5e-5."""
     weight_decay: float = Field(default=0.01, ge=0, le=1)
-    """Of matrices and embeddings; norms and biases have none. What it is a share of, ``training.decoupled_decay`` says."""
+    """Weight decay of matrices and embeddings; norms and biases have none. ``training.decoupled_decay`` selects its scaling."""
     evaluate_every: int | None = Field(default=None, ge=1)
-    """Updates from one score and checkpoint to the next; null for the end of each epoch. The last update always has both."""
+    """Updates between evaluations, each with a checkpoint; null for the end of each epoch. The last update always has both."""
 
 
 class FineTuningSection(TextSchema):
-    """How it is trained, and what is kept on the way."""
+    """Optimiser, schedule, precision, logging and checkpoints."""
 
     warmup_ratio: float = Field(default=0.1, ge=0, le=1)
-    """Share of the updates over which the learning rate rises from zero; then it falls to zero in a line."""
+    """Share of the updates in which the learning rate rises from zero; it then falls linearly to zero."""
     decoupled_decay: bool = False
-    """What an update takes off a weight is ``weight_decay`` times the learning rate, as AdamW has it (false), or times its share of the
-    peak alone (true), as the optimiser of ModernBERT's release has it."""
+    """Scaling of the weight decay. False, as in AdamW: ``weight_decay`` times the learning rate. True, as in the optimiser of ModernBERT's
+    release: ``weight_decay`` times the learning rate's share of its peak."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """L2 norm that the gradient is clipped to; null to leave it as it is."""
+    """L2 norm to which gradients are clipped; null for no clipping."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW's share of the old mean of gradients."""
+    """AdamW's decay rate of the running mean of gradients."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    """AdamW's share of the old mean of squares."""
+    """AdamW's decay rate of the running mean of squared gradients."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of the mean of squares."""
+    """AdamW's epsilon, added to the root of the mean of squares."""
     patience: int | None = Field(default=None, ge=1)
-    """Scores in a row that are no better than the best before the run stops; null for its end. The schedule is that of the whole."""
+    """Stop after this many evaluations in a row without improvement; null to run to the end. Does not change the schedule."""
     seed: int = Field(default=12, ge=0, le=2**32 - 1)
-    """Of the head's weights, the order of the examples and dropout."""
+    """Random seed of the head's weights, the order of the examples and dropout."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Type of the forward and backward pass; weights and optimiser state stay float32."""
+    """Data type of the forward and backward pass; weights and optimiser state stay float32."""
     log_every: int = Field(default=10, ge=1)
-    """Updates from one line of the log to the next."""
+    """Updates between lines of the log."""
     save_every: int | None = Field(default=None, ge=1)
-    """Updates from one checkpoint to the next, beside those where the model is scored."""
+    """Updates between checkpoints, in addition to those at evaluations; null for none."""
     keep_checkpoints: int = Field(default=1, ge=1)
-    """The newest that stay, beside the best."""
+    """Number of newest checkpoints to keep, in addition to the best one."""

@@ -1,4 +1,4 @@
-"""Where a fine-tuning starts from: the folder that holds an encoder, and what its tokenizer says of token types."""
+"""Start of a fine-tuning: find the folder of the encoder, and save its tokenizer without token types."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from quiver.retrieval.models.loading import read_model_folder
 
 TYPES = "token_type_ids"
 INPUTS = ["input_ids", "attention_mask"]
-"""What transformers hands to a model; by default it hands `TYPES` too."""
+"""Inputs that transformers passes to the model; by default it passes `TYPES` too."""
 
 
 def encoder_folder(source: str | Path) -> Path:
-    """The folder with the weights of a model, fetched from the hub if need be; of a model of sentence-transformers that of its encoder.
+    """Folder with the encoder's weights, downloaded from the Hugging Face Hub if necessary.
+
+    Of a sentence-transformers model, it is the folder of its encoder.
 
     Raises:
-        InputError: There is no such folder or model, or its modules are none that Quiver knows.
+        InputError: The folder or model does not exist, or Quiver does not support its modules.
     """
     folder = local_folder(source)
     return read_model_folder(folder).encoder_folder if (folder / "modules.json").is_file() else folder
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer beside a model that saw two texts as one: told that there are no token types, here all tokens are of the first."""
+    """Save the tokenizer of a model that was fine-tuned without token types, with settings that tell transformers not to pass any."""
     tokenizer.settings["model_input_names"] = list(INPUTS)
     tokenizer.save(folder)

@@ -1,7 +1,7 @@
 """Fine-tuning as a task of the trainer: examples with a head's loss, AdamW with linear warm-up and decay, checkpoints, early stopping.
 
-Sources: AdamW, arXiv:1711.05101; BERT, arXiv:1810.04805, appendix A.2, for the schedule. Decay in proportion to the learning rate's share
-of its peak: section 3 of the AdamW paper, and Composer's DecoupledAdamW, with which ModernBERT's release fine-tunes.
+Sources: AdamW, arXiv:1711.05101; BERT, arXiv:1810.04805, appendix A.2, for the schedule. Weight decay scaled by the learning rate's share
+of its peak: section 3 of the AdamW paper, and Composer's DecoupledAdamW, which ModernBERT's release uses for fine-tuning.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _PACKED = "packed"
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """Examples as a model takes them.
+    """A batch of examples.
 
     Attributes:
-        packed: Their tokens.
-        targets: What the loss compares with, by name; one row per example.
+        packed: Tokens of the examples.
+        targets: Targets of the loss by name, one row per example.
     """
 
     packed: PackedBatch
@@ -54,7 +54,7 @@ class TaskBatch:
 
 
 class Task(Protocol[Model, Example]):
-    """Examples to learn from, and what they mean to a model."""
+    """Examples to learn from, with their loss and score."""
 
     @property
     def examples(self) -> Sequence[Example]:
@@ -76,10 +76,10 @@ class Task(Protocol[Model, Example]):
         """An example as JSON, for the report on a non-finite loss."""
 
     def save(self, model: Model, folder: Path) -> None:
-        """Write a model that opens like any other, its tokenizer beside it."""
+        """Save the model and its tokenizer in the usual format."""
 
     def open(self, folder: Path) -> Model:
-        """Read what `save` wrote, in evaluation mode, on the CPU."""
+        """Load a model saved by `save`, in evaluation mode, on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def learning_rate_share(step: int, steps: int, *, warmup_ratio: float) -> float:
 def make_optimizer(model: nn.Module, updates: UpdatesSection, training: FineTuningSection) -> AdamW:
     """AdamW over all weights of a model; matrices decay, vectors (norms, biases) do not."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    # AdamW takes learning rate x decay off a weight; a decay divided by the peak rate leaves the rate's share of its peak.
+    # AdamW subtracts learning rate x decay. Dividing the decay by the peak rate gives decay x (share of the peak).
     decay = updates.weight_decay / updates.learning_rate if training.decoupled_decay else updates.weight_decay
     return AdamW(
         [
@@ -177,11 +177,11 @@ class Session(Generic[Model, Example]):
     """One session of a run.
 
     Attributes:
-        task: What is learnt.
-        schedule: How long and how fast.
-        out: Folder of the run.
-        checkpoints: Of the run.
-        device: Where the model is trained.
+        task: The task to learn.
+        schedule: Steps and learning rates.
+        out: Run folder.
+        checkpoints: Checkpoints of the run.
+        device: Device to train on.
         progress: Show a progress bar.
     """
 
@@ -194,7 +194,7 @@ class Session(Generic[Model, Example]):
 
 
 class _TrainerTask(Generic[Model, Example]):
-    """A `Task` as the trainer takes it."""
+    """Adapts a `Task` to the trainer."""
 
     def __init__(self, session: Session[Model, Example], model: Model, done: int) -> None:
         self._session: Session[Model, Example] = session
@@ -260,15 +260,15 @@ def fine_tune(session: Session[Model, Example], first_model: Callable[[], Model]
     """Train until the end of the run, or until the score has not risen for ``patience`` evaluations.
 
     Args:
-        session: Its task, schedule and folder.
-        first_model: Makes the model of a new run; not called if there is a checkpoint.
+        session: Session with the task, schedule and run folder.
+        first_model: Returns the initial model of a new run; not called if training continues from a checkpoint.
         step: Step of the checkpoint to resume, 0 for a resumed run without one; None for a new run.
 
     Returns:
         The progress at the end, and the model after the last step, in evaluation mode.
 
     Raises:
-        RunStoppedError: A signal came, and the run is saved.
+        RunStoppedError: SIGTERM or SIGINT was received; the run was saved.
         InputError: The loss is not finite.
     """
     schedule, place = session.schedule, session.checkpoints.path(step or 0)
