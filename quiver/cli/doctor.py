@@ -23,13 +23,25 @@ if TYPE_CHECKING:
 cache_app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Show and prune the cache of vectors and words.")
 
 PACKAGES = {
-    "core": ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "faiss-cpu", "numba", "pyyaml", "typer", "rich"),
+    "core": (
+        "torch",
+        "numpy",
+        "safetensors",
+        "tokenizers",
+        "huggingface-hub",
+        "faiss-cpu",
+        "numba",
+        "pyarrow",
+        "pydantic",
+        "pyyaml",
+        "typer",
+        "rich",
+    ),
     "train": (
         "sentence-transformers",
         "pylate",
         "transformers",
         "datasets",
-        "accelerate",
         "schedulefree",
         "tensorboard",
         "torch-optimi",

@@ -173,7 +173,10 @@ def test_sigterm_saves_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     [checkpoint] = (out / "checkpoints").iterdir()
     step = read_log(out / LOG)[-1]["step"]
     assert checkpoint.name == f"step-{step:06d}"
-    assert errors.splitlines()[-1] == f"quiver: error: stopped after step {step}, with a checkpoint; repeat the command with --resume to resume"
+    assert (
+        errors.splitlines()[-1]
+        == f"quiver: error: stopped after step {step}, with a checkpoint; repeat the command with --resume to resume"
+    )
     assert "Traceback" not in errors
     assert load_model(checkpoint).dim == 16
     with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
