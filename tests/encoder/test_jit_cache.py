@@ -92,8 +92,11 @@ def test_a_full_disk_costs_the_kept_code_and_not_the_run(made: tuple[Path, float
 @pytest.fixture
 def sealed(tmp_path: Path) -> Path:
     """A copy of the package in which no folder can be made for compiled code, whoever asks."""
-    shutil.copytree(REPOSITORY / "encoder", tmp_path / "encoder", ignore=shutil.ignore_patterns("__pycache__"))
-    for folder in (tmp_path / "encoder").rglob("*.py"):
+    package = tmp_path / "quiver"
+    shutil.copytree(REPOSITORY / "encoder", package / "encoder", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__init__.py", "__init__.pyi"):
+        shutil.copy(REPOSITORY / "quiver" / name, package)
+    for folder in (package / "encoder").rglob("*.py"):
         (folder.parent / "__pycache__").touch()
     return tmp_path
 

@@ -174,13 +174,13 @@ def test_the_one_difference_is_a_query_that_is_not_answered() -> None:
     ours = score(QRELS, answered, ["ndcg@10"]).means["ndcg@10"]
     over_three = score({query: QRELS[query] for query in answered}, answered, ["ndcg@10"]).means["ndcg@10"]
     assert ours == pytest.approx(over_three * 3 / 4)
-    beir, _, _, _ = evaluation.EvaluateRetrieval.evaluation(QRELS, answered, [10])
+    beir, _, _, _ = evaluation.EvaluateRetrieval.evaluate(QRELS, answered, [10])
     assert beir["NDCG@10"] == round(over_three, 5)
     assert by_mteb(Mute(QuiverSearch(Counting()), "q1"), CORPUS, QUERIES, QRELS)["ndcg@10"] == round(over_three, 5)
     # An empty answer is one that scores 0, everywhere.
     empty = {**answered, "q1": {}}
     assert score(QRELS, empty, ["ndcg@10"]).means["ndcg@10"] == ours
-    beir, _, _, _ = evaluation.EvaluateRetrieval.evaluation(QRELS, empty, [10])
+    beir, _, _, _ = evaluation.EvaluateRetrieval.evaluate(QRELS, empty, [10])
     assert beir["NDCG@10"] == round(ours, 5)
 
 

@@ -78,9 +78,9 @@ def test_json_for_machines(quiver: Callable[..., Any], model: Path, tmp_path: Pa
 
 def test_mistakes_are_one_line(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
     for arguments, message in (
-        ((model, "--layout", "stanford"), "a bi-encoder, and the layout stanford is for ColBERT models"),
+        ((model, "--layout", "stanford"), "is a bi-encoder, but the layout stanford is for ColBERT models"),
         ((model, "--layout", "gguf"), "'gguf' is not one of"),
-        ((tmp_path, "--layout", "hf"), "the model to be exported lies there"),
+        ((tmp_path, "--layout", "hf"), "contains the model to export"),
         ((tmp_path / "runs", "--layout", "hf"), "not a model"),
         ((model, "--layout", "hf", "--run", tmp_path), "run.json: the file is missing"),
         ((model, "--layout", "hf", "--results", tmp_path), "results.json"),

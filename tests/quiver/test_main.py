@@ -368,7 +368,7 @@ def test_a_model_that_gives_nan_is_found_and_nothing_is_written(
     broken.save(tmp_path / "broken")
     for command, what in (
         (("index", "build", data), "the vector of document 'd1' is not finite"),
-        (("evaluate", "--data", data), "gave a vector that is not finite for the query 'which animal has wings'"),
+        (("evaluate", "--data", data), "the vector of the query 'which animal has wings' is not finite"),
     ):
         done = quiver(*command, "--model", tmp_path / "broken", "--out", tmp_path / "out")
         assert done.code == 2

@@ -381,6 +381,6 @@ def test_a_vector_that_is_too_long_for_bytes(documents: Any, tmp_path: Path, kin
     writer = documents.codec(kind).writer(tmp_path, REAL)
     vectors = documents.vectors[:3].copy()
     vectors[1] = 3e38
-    with pytest.raises(InputError, match="too long for an index that keeps bytes; use the engine exact-dense"):
+    with pytest.raises(InputError, match="too long to be coded; use the engine exact-dense"):
         writer.add(vectors)
     writer.close()

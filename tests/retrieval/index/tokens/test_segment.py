@@ -310,7 +310,7 @@ def test_what_cannot_be_trained_says_so(make_collection: Callable[..., Any], tok
     with pytest.raises(InputError, match=r"width 4104; ivf-tokens takes multiples of 8 up to 4,096"):
         check_settings({}, replace(tokens.card, dim=4104))
     without = Sample(tokens.vectors, tokens.lengths, None)
-    with pytest.raises(InputError, match="does not say which token"):
+    with pytest.raises(InputError, match="does not report token ids"):
         train(without, tokens.card, documents=500, vectors=9000, settings={"clustering": "tokens"}, seed=0)
 
 
