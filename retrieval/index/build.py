@@ -279,7 +279,7 @@ def _divided(
         entry = there[number][2]
         try:
             verify_files(writer.layout.segments / entry.name, entry.files, full=True)
-        except DamagedIndexError as error:  # repair needs the segment unmerged
+        except DamagedIndexError as error:  # keep the damaged segment, so that it can be repaired
             logger.warning("%s; the addition is not merged with it", error)
             first = number + 1
             break
