@@ -1,6 +1,6 @@
 """Build and change an index: build, add, delete, compact and calibrate.
 
-Each operation is a lock, the work, and one atomic commit. A build or an addition that is interrupted resumes when it is started again.
+An operation takes the writers' lock, does its work and commits it atomically. An interrupted build or addition resumes when run again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from quiver.retrieval.versions import installed_version
 
 logger = logging.getLogger(__name__)
 
-# What an index holds while it makes what it searches in memory, as a multiple of that: sorted copies of it.
+# Peak memory of preparing an index for searching, as a multiple of the memory that searching needs: the preparation makes sorted copies.
 _MAKING = 3
 
 
@@ -77,7 +77,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents. It is read several times; an iterator is written
             to the index's folder first.
         model: Encodes the documents.
-        out: Folder to write; until the index is complete it opens as what it was before, or not at all. None keeps the index in memory.
+        out: Folder to write. Until the new index is committed, readers open the previous index, if any. None keeps the index in memory.
         options: Engine, settings and limits.
         executor: Runs the encoding, by default in this process; the index has the same bytes with any executor. Workers load the model
             from its card and need ``out`` on a shared file system.
@@ -87,8 +87,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         disk: Performs all writes.
 
     Raises:
-        InputError: A malformed corpus (file:line), no documents, an id twice, a field to filter by that no document has, a vector that is
-            not finite, options that do not go with the model, ``out`` is taken, or a worker cannot see it or load the model.
+        InputError: The corpus is malformed (names file:line) or empty, a document id is repeated, no document has a filter field, a vector
+            is not finite, the options do not fit the model, ``out`` exists, or a worker cannot read ``out`` or load the model.
         WorkerError: Workers died repeatedly; run the build again to resume.
     """
     begun = time.monotonic()
@@ -118,7 +118,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
                 "build", with_absolute_source(model.card), policy, CodecEntry(name, "", codec.parameters, {}), _drafted(segments)
             )
             if options.calibrate and is_approximate(codec):
-                # Before the pieces are moved to where the commit wants them: a build that is killed here still goes on behind them.
+                # Calibrate before the commit moves the pieces: a build that is killed during calibration can then still resume.
                 index = Index(out, draft, codec, _opened(segments, codec, policy))
                 draft = replace(draft, calibration=measured(index, begun, memory=options.memory, seed=options.seed, progress=progress))
             entry = writer.add_codec(place.folder, name, codec.parameters, place.holds)
@@ -153,25 +153,25 @@ def add_documents(
 ) -> Index:
     """Add documents to an index with its existing codec. An interrupted addition resumes.
 
-    Small segments are merged with the addition where there are several (`retrieval.index.pieces.first_merged`), so that an index that
-    grows by single documents is searched about as fast as a compacted one. What was measured of the index stays where it still holds
-    (`quiver.retrieval.index.recall_table.Calibration.holds_for`); otherwise the index is measured again.
+    Small segments are merged with the addition once there are several (`retrieval.index.pieces.first_merged`), so that an index that
+    grows by single documents is searched about as fast as a compacted one. The calibration is kept where it still holds
+    (`quiver.retrieval.index.recall_table.Calibration.holds_for`); otherwise the index is calibrated again.
 
     Args:
-        path: The index.
-        corpus: As for `build_index`.
-        model: The one that built the index.
-        replace_existing: Replace documents whose ids are in the index already.
+        path: Folder of the index.
+        corpus: Documents to add; see `build_index`.
+        model: The model that built the index.
+        replace_existing: Replace documents whose ids are already in the index.
         memory: Memory limit in bytes, beside the model and one chunk of texts.
         wait: Seconds to wait for another writer to finish.
         progress: Show a bar over the documents.
         disk: Performs all writes.
 
     Returns:
-        The index with the documents.
+        The changed index.
 
     Raises:
-        InputError: As for `build_index`; another model built the index, or a document is in it already.
+        InputError: As `build_index`; or another model built the index, or a document is already in it and ``replace_existing`` is false.
     """
     path, begun = Path(path), time.monotonic()
     with writing(path, wait=wait, disk=disk) as writer:
@@ -204,15 +204,15 @@ def add_documents(
 
 
 def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bool, ks: Sequence[int] = HITS) -> dict[str, Any] | None:
-    """What a manifest says of the recall and latency of an index; None where it cannot be searched within the memory.
+    """Calibrate an index after a change, in the form of the manifest; None if searching it needs more memory than allowed.
 
     Args:
-        index: The index, which need not be committed yet.
-        begun: When the change of which this is the last part began, by the monotonic clock.
-        memory: Bytes that the change may hold.
-        seed: Of what is chosen at random.
-        progress: Show a bar.
-        ks: Numbers of hits.
+        index: The index; it need not be committed yet.
+        begun: Time at which the change began, as ``time.monotonic()`` returns it; it determines the time limit of the calibration.
+        memory: Memory limit of the change in bytes.
+        seed: Random seed of the pseudo queries.
+        progress: Show a progress bar.
+        ks: Numbers of hits to measure.
     """
     if _MAKING * sum(segment.vectors.size.resident for segment in index.segments) > memory:
         logger.warning(
@@ -224,15 +224,17 @@ def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bo
 
 
 def remeasured(draft: Manifest, index: Index, segments: Sequence[OpenSegment], begun: float, *, memory: int, progress: bool) -> Manifest:
-    """A changed manifest with a calibration that holds for it, if the index has one: the one it has, or a new one.
+    """Return the manifest of a changed index with a valid calibration: the existing one if it still holds, otherwise a new one.
+
+    An index without calibration stays without.
 
     Args:
-        draft: What is to be committed.
-        index: The index before.
-        segments: The segments of the draft.
-        begun: When the change began, by the monotonic clock.
-        memory: Bytes that the change may hold.
-        progress: Show a bar.
+        draft: Manifest to be committed.
+        index: The index before the change.
+        segments: Segments of the draft, opened.
+        begun: Time at which the change began, as ``time.monotonic()`` returns it.
+        memory: Memory limit of the change in bytes.
+        progress: Show a progress bar.
     """
     former = index.calibration
     if former is None or former.holds_for(segment.documents for segment in draft.segments):
@@ -243,7 +245,7 @@ def remeasured(draft: Manifest, index: Index, segments: Sequence[OpenSegment], b
 
 
 def without(index: Index, ids: Sequence[str]) -> list[OpenSegment]:
-    """The segments of an index without some documents; ids that it does not have are passed over, and a segment that has none is itself."""
+    """Return the segments of an index with some documents marked as deleted; unknown ids are ignored, unaffected segments are reused."""
     segments = []
     for segment in index.segments:
         rows = segment.rows_of(ids)
@@ -257,7 +259,7 @@ def without(index: Index, ids: Sequence[str]) -> list[OpenSegment]:
 
 
 def live_extent(segment: OpenSegment, entry: SegmentEntry) -> Extent:
-    """How large a segment is without its deleted documents; ids and metadata of those are counted, which a merge reads all the same."""
+    """Size of a segment without its deleted documents, except that ids and metadata count in full because a merge reads all of them."""
     kept = segment.kept
     count = int(kept.sum())
     described = sum(file.bytes for name, file in entry.files.items() if is_described(name))
@@ -268,15 +270,7 @@ def live_extent(segment: OpenSegment, entry: SegmentEntry) -> Extent:
 def _divided(
     writer: StoreWriter, index: Index, segments: Sequence[OpenSegment], added: Sequence[Extent], memory: int
 ) -> tuple[list[tuple[OpenSegment, SegmentEntry]], list[OpenSegment]]:
-    """Divide the segments of an index into those that stay, with their entries, and those that an addition is merged with.
-
-    Args:
-        writer: Writes the tombstones of those that stay and have lost documents.
-        index: The index before.
-        segments: Its segments without the documents that the addition replaces.
-        added: How large the pieces of the addition are.
-        memory: Bytes that a merge may hold.
-    """
+    """Split the segments of an index into those to keep, with their manifest entries, and those to merge with an addition."""
     there = [each for each in zip(segments, index.segments, index.manifest.segments, strict=True) if each[0].kept.any()]
     extents = [live_extent(segment, entry) for segment, _, entry in there]
     whole = reduce(Extent.with_more, added)
@@ -285,7 +279,7 @@ def _divided(
         entry = there[number][2]
         try:
             verify_files(writer.layout.segments / entry.name, entry.files, full=True)
-        except DamagedIndexError as error:  # it can be repaired as long as it stays what it is
+        except DamagedIndexError as error:  # keep the damaged segment, so that it can be repaired
             logger.warning("%s; the addition is not merged with it", error)
             first = number + 1
             break
@@ -309,10 +303,10 @@ def versions() -> dict[str, str]:
 
 
 def committed(writer: StoreWriter) -> Manifest:
-    """The state that is to be changed.
+    """The last committed state.
 
     Raises:
-        InputError: There is none yet.
+        InputError: Nothing has been committed yet.
     """
     if writer.manifest is None:
         raise InputError(f"{writer.layout.root}: {NOTHING_COMMITTED}")
@@ -332,9 +326,9 @@ def _surveyed(
     index: Index | None = None,
     replaced: list[str] | None = None,
 ) -> Iterator[Source]:
-    """The documents, read once; ids that the index has are collected on the way.
+    """Read the corpus once and collect the ids that the index already has.
 
-    What workers read has a name of its own: one that has outlived a build that was killed must not read the documents of the next.
+    The spool file for workers gets a unique name: a worker that outlives a killed build must not read the documents of the next build.
     """
 
     def look(chunk: list[Document]) -> None:
@@ -354,7 +348,7 @@ def _surveyed(
 
 @contextmanager
 def _work(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[str, Any]) -> Iterator[WorkFolder]:
-    """The folder of the work; after an error it stays if anything in it is encoded."""
+    """The working folder of the build; after an error it is kept if it holds encoded pieces."""
     whole = {**plan, "documents": source.sha256, "model": card.fingerprint}
     work = WorkFolder(writer.layout, whole, disk=writer.disk)
     try:
@@ -365,7 +359,7 @@ def _work(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[st
 
 
 def _drafted(segments: Sequence[tuple[Path, Contents]]) -> tuple[SegmentEntry, ...]:
-    """Entries of segments that are not where readers look; their files come with the commit."""
+    """Manifest entries of segments in the working folder; the commit moves their files to the folder of segments."""
     return tuple(SegmentEntry(folder.name, each.documents, each.vectors, each.tokens, {}) for folder, each in segments)
 
 
@@ -381,19 +375,19 @@ def _added(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]) -> li
 
 
 def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0, disk: Disk = REAL) -> Index:
-    """Delete documents: nobody finds them any more; the room they take is given back when the index is compacted.
+    """Delete documents. Searches no longer return them; compaction frees their disk space.
 
     Args:
-        path: The index.
-        ids: Ids of its documents; one that is there twice is deleted once.
+        path: Folder of the index.
+        ids: Ids of the documents; repeated ids are allowed.
         wait: Seconds to wait for another writer to finish.
         disk: Performs all writes.
 
     Returns:
-        The index without them.
+        The changed index.
 
     Raises:
-        InputError: There is no such document; none is deleted then.
+        InputError: A document does not exist; nothing is deleted.
     """
     path = Path(path)
     with writing(path, wait=wait, disk=disk) as writer:
@@ -413,18 +407,18 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0,
 
 
 def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, wait: float = 0.0, disk: Disk = REAL) -> Index:
-    """Make as few segments as the memory allows, without the documents that are deleted; nothing is encoded or trained again.
+    """Merge the segments into as few as the memory allows and drop deleted documents. Nothing is encoded or trained again.
 
-    An index that was measured is measured again where it gets a larger segment than it had then.
+    A calibrated index is calibrated again if its largest segment has grown.
 
     Args:
-        path: The index.
-        memory: Bytes that it may hold.
+        path: Folder of the index.
+        memory: Memory limit in bytes.
         wait: Seconds to wait for another writer to finish.
         disk: Performs all writes.
 
     Returns:
-        The index; the one that was there if there is nothing to do.
+        The compacted index; the unchanged index if there is nothing to do.
     """
     path, begun = Path(path), time.monotonic()
     with writing(path, wait=wait, disk=disk) as writer:
@@ -454,24 +448,24 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
     progress: bool = False,
     disk: Disk = REAL,
 ) -> Index:
-    """Measure the recall and latency of an index, and keep what was measured in it: a new generation, of the same documents.
+    """Measure the recall and latency of an index and store the result as a new generation with the same documents.
 
     Args:
-        path: The index.
-        model: The one that built the index; wanted with queries.
-        queries: Texts of real queries, which tell more than those that are made of the index's own vectors where there are none.
-        count: Queries that are searched, at most.
-        ks: Numbers of hits; as for `quiver.retrieval.index.calibration.calibrate`.
-        seed: Of what is chosen at random.
+        path: Folder of the index.
+        model: The model that built the index; required with ``queries``.
+        queries: Texts of real queries. None makes pseudo queries from vectors of the index, which are less representative.
+        count: Maximum number of queries to search.
+        ks: Numbers of hits to measure; see `quiver.retrieval.index.calibration.calibrate`.
+        seed: Random seed of the pseudo queries or of the choice among the given ones.
         wait: Seconds to wait for another writer to finish.
         progress: Show bars.
         disk: Performs all writes.
 
     Returns:
-        The index; its ``calibration`` is what was measured.
+        The index with its new ``calibration``.
 
     Raises:
-        InputError: Another model built the index, or there is nothing to find.
+        InputError: Another model built the index, there are no queries, or no document has a vector.
         ValueError: Queries without a model, or ``count`` or ``ks`` is too small.
     """
     path = Path(path)
@@ -486,7 +480,7 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
 
 
 def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progress: bool) -> Any:
-    """The vectors of queries, as ``Index.search`` takes them."""
+    """Encode queries for ``Index.search``."""
     if model is None:
         raise ValueError("model is required to encode queries")
     index.check_model(model.card)
@@ -495,7 +489,7 @@ def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progr
 
 
 def _compacted(writer: StoreWriter, index: Index, run: range) -> list[SegmentEntry]:
-    """Some successive segments as one, or as none where all their documents are deleted."""
+    """Merge a run of successive segments into one, or into none if all their documents are deleted."""
     chosen = [index.segments[number] for number in run]
     if not any(segment.kept.any() for segment in chosen):
         return []

@@ -36,19 +36,19 @@ from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.versions import installed_version
 
 MIXED = {"dense": 3, "colbert": 4}
-"""Documents that a query is made of, for each kind of model."""
+"""Number of documents that a pseudo query is mixed from, by kind of model."""
 
-# Tokens of a query: what short questions have.
+# Tokens of a pseudo query, about as many as a short question has.
 _TOKENS = 24
 
 
 @dataclass(frozen=True)
 class MeasuredQuery:
-    """A query, and what it was made of.
+    """A query and the documents that it was mixed from.
 
     Attributes:
-        vectors: (1, d) for one vector a document; a list with one array (n, d) for one a token: what ``Index.search`` takes.
-        sources: Ids of the documents that it was made of, which any search finds: they do not count. None of a real query.
+        vectors: The query as ``Index.search`` takes it: (1, d) for a dense model, a list with one array (n, d) for a ColBERT model.
+        sources: Ids of the documents that it was mixed from; they do not count as hits. Empty for a real query.
     """
 
     vectors: Any
@@ -56,13 +56,13 @@ class MeasuredQuery:
 
 
 def pseudo_queries(segments: Sequence[OpenSegment], kind: str, *, count: int, seed: int) -> list[MeasuredQuery]:
-    """Queries made of documents chosen at random.
+    """Make queries by mixing vectors of documents chosen at random.
 
     Args:
-        segments: Of an index; deleted documents and those without a vector are left out.
-        kind: ``dense`` for one vector a document, ``colbert`` for one a token.
-        count: Queries, at most: no more than there are documents.
-        seed: Equal segments and seed give equal queries.
+        segments: Segments of an index; deleted documents and documents without a vector are left out.
+        kind: ``dense`` or ``colbert``.
+        count: Maximum number of queries; there are never more than documents.
+        seed: Random seed; equal segments and seed give equal queries.
     """
     rng = np.random.default_rng(seed)
     rows = [np.flatnonzero(segment.kept & (segment.vectors.lengths > 0)) for segment in segments]
@@ -81,7 +81,7 @@ def pseudo_queries(segments: Sequence[OpenSegment], kind: str, *, count: int, se
 
 
 def _some(tokens: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
-    """Some tokens of one document, in their order."""
+    """Choose some token vectors of one document at random, in their order."""
     size = min(_TOKENS // MIXED["colbert"], len(tokens))
     return tokens[np.sort(rng.choice(len(tokens), size, replace=False))]
 
@@ -89,23 +89,23 @@ def _some(tokens: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.f
 logger = logging.getLogger(__name__)
 
 QUERIES = 200
-"""Queries that are searched where nobody says otherwise: a recall of 0.95 is then known to about 0.01."""
+"""Default number of queries; it determines a recall of 0.95 to about 0.01."""
 
 HITS = (10, 100)
-"""Numbers of hits that are measured where nobody says otherwise."""
+"""Default numbers of hits to measure."""
 
 LEAST_HITS = max(MIXED.values()) + 1
-"""Hits that can be measured without real queries: the documents that a query is made of are hits, and do not count."""
+"""Smallest number of hits that pseudo queries can measure: the documents that a query was mixed from are hits that do not count."""
 
-# So many queries are searched however long it takes: a table of fewer says nothing. They say how far up the param_grid the others go.
+# Queries that are searched regardless of the time limit; they also decide which grid points the other queries run at.
 _LEAST = 10
-# The first point with this recall for the first queries is the last; there are at least so many beyond the preset ``balanced``.
+# The grid ends at the first point whose recall for the first queries is at least _FOUND, but at least _BEYOND points after ``balanced``.
 _FOUND = 0.99
 _BEYOND = 2
-# Of the time of a build, and in any case.
+# Time limit of calibration: this share of the time of the build, and at least _SECONDS.
 _SHARE = 0.05
 _SECONDS = 5.0
-# Every fourth query is searched for more hits than the fewest: one says more there, and takes longer.
+# Only every fourth query is searched for more than the smallest k: such a search takes longer, and its recall varies less between queries.
 _EVERY = 4
 _PACKAGES = {"quiver": "quiver-retrieval", "faiss": "faiss-cpu", "numpy": "numpy", "numba": "numba"}
 
@@ -120,20 +120,20 @@ def calibrate(
     seconds: float | None = None,
     progress: bool = False,
 ) -> Calibration:
-    """Measure recall and latency of an index at the points of its engine's param_grid; log a warning where ``balanced`` finds too little.
+    """Measure recall and latency of an index at the points of its engine's grid; log a warning if the recall of ``balanced`` is low.
 
     Args:
-        index: The index; nothing of it is changed.
-        queries: Vectors of real queries, as ``Index.search`` takes them; None makes them of the index's own.
-        count: Queries that are searched, at most; more of those given are chosen from at random.
-        ks: Numbers of hits to measure; at least ``LEAST_HITS`` each without real queries. All but the least are measured with every fourth
-            query: there one says more, and takes longer.
-        seed: Of what is chosen at random. Recall is the same in every run, latency is not.
-        seconds: Time after which no further query is begun once ten are done; None for no limit.
+        index: The index; it is not changed.
+        queries: Vectors of real queries, as ``Index.search`` takes them; None mixes pseudo queries from vectors of the index.
+        count: Maximum number of queries to search; of more given queries, ``count`` are chosen at random.
+        ks: Numbers of hits to measure, at least ``LEAST_HITS`` each for pseudo queries. Only every fourth query measures more than the
+            smallest k, because such a search takes longer and its recall varies less between queries.
+        seed: Random seed. Equal seeds give equal recall; latency varies between runs.
+        seconds: Time limit in seconds: after it no further query is begun, but ten are always searched. None for no limit.
         progress: Show a bar over the queries.
 
     Raises:
-        InputError: There is nothing to find.
+        InputError: There are no queries, or no document has a vector.
         ValueError: ``count`` or ``ks`` is too small, or the queries do not fit the index.
     """
     least = LEAST_HITS if queries is None else 1
@@ -172,21 +172,21 @@ def calibrate(
 
 
 def allowed_seconds(spent: float) -> float:
-    """What measuring may take on top of a change of an index that has taken so many seconds: a twentieth of it, five seconds at least.
+    """Time limit of calibration in seconds, after a change that took ``spent`` seconds: 5% of that, at least 5 seconds.
 
-    As for `calibrate` it is a limit for beginning a query, and ten are searched in any case.
+    As in `calibrate`, no query is begun after the limit, but ten are always searched.
     """
     return max(_SECONDS, _SHARE * spent)
 
 
 def is_approximate(codec: AnyCodec) -> bool:
-    """Whether there is anything to measure: an exact engine finds all there is to find."""
+    """Whether the engine is approximate; an exact engine has nothing to calibrate."""
     return len(codec.param_grid(HITS[0], documents=1)) > 1
 
 
 @dataclass
 class _Point:
-    """One grid point for k hits: its search parameters, and recall and milliseconds of every query that was searched with it."""
+    """One grid point for k hits: its search parameters, and recall and milliseconds of every query searched with them."""
 
     k: int
     search_params: Mapping[str, Setting]
@@ -199,12 +199,7 @@ class _Point:
 
 
 class _Course:
-    """Measurements of every grid point, for every number of hits.
-
-    Args:
-        index: The index.
-        ks: Numbers of hits, ascending.
-    """
+    """Measurements of every grid point, for every number of hits."""
 
     def __init__(self, index: Index, ks: Sequence[int]) -> None:
         self._index = index
@@ -212,17 +207,17 @@ class _Course:
         codec, documents = index.codec, max(len(segment.documents) for segment in index.segments)
         grids = {k: [asdict(point) for point in codec.param_grid(k, documents=documents)] for k in ks}
         self._points = {k: [_Point(k, search_params) for search_params in grids[k][:-1]] for k in ks}
-        # Of the points for k hits so many are measured in any case.
+        # Minimum number of grid points that are measured for k hits.
         self._always = {k: grids[k].index(asdict(codec.preset_params("balanced", k=k))) + 1 + _BEYOND for k in ks}
-        # What the others are compared with: it looks at everything for any number of hits, so it is searched once for all of them.
+        # The reference for recall. Exhaustive search takes the same time for any k, so it runs once per query, with the largest k.
         self._exact = _Point(ks[-1], grids[ks[-1]][-1])
         self._exact_params = {k: grids[k][-1] for k in ks}
         self._counted: dict[int, list[int]] = {k: [] for k in ks}
         self.queries = 0
 
     def climb(self, queries: Sequence[MeasuredQuery]) -> None:
-        """Search the first queries point after point, and drop the points beyond the first that finds about everything."""
-        self._ids(queries[0], self._exact)  # to warm up, as below
+        """Search the first queries at each grid point in turn, and drop the points after the first that reaches a recall of `_FOUND`."""
+        self._ids(queries[0], self._exact)  # warm-up, not timed
         wanted = [self._wanted(query) for query in queries]
         for k, points in self._points.items():
             for number, point in enumerate(points, start=1):
@@ -235,16 +230,16 @@ class _Course:
                     break
 
     def run(self, query: MeasuredQuery) -> None:
-        """Search one query at every point, each time in another order."""
+        """Search one query at every grid point, in an order that differs between queries."""
         wanted = self._wanted(query)
         points = [point for k in wanted for point in self._points[k]]
-        if points:  # not timed: it brings back into the caches what a look at everything has driven out
+        if points:  # warm-up, not timed: the exhaustive search has evicted the index from the CPU caches
             self._ids(query, points[0])
         for place in np.random.default_rng(self.queries).permutation(len(points)).tolist():
             self._measure(query, points[place], wanted[points[place].k])
 
     def _wanted(self, query: MeasuredQuery) -> dict[int, set[str]]:
-        """What the next query is to find, for each number of hits that it is searched for."""
+        """Ids that the next query has to find, for each number of hits that it is searched for."""
         ks = self._ks if self.queries % _EVERY == 0 else self._ks[:1]
         begun = time.perf_counter()
         best = self._ids(query, self._exact)
@@ -265,7 +260,7 @@ class _Course:
         return self._index.search(query.vectors, point.k, effort=point.search_params).ids[0]
 
     def tables(self) -> tuple[RecallTable, ...]:
-        """What was measured."""
+        """The measurements as recall tables."""
         return tuple(RecallTable(k, len(counted), (*self._rungs(k), self._last(k))) for k, counted in self._counted.items())
 
     def _rungs(self, k: int) -> list[GridPoint]:
@@ -281,7 +276,7 @@ def _percentiles(times: Sequence[float]) -> tuple[float, float]:
 
 
 def _without(ids: Sequence[str], sources: frozenset[str]) -> set[str]:
-    """What a query is to find; the documents that it was made of count only where there are no others."""
+    """Ids that a query has to find: those it was mixed from are left out unless there are no others."""
     return set(ids) - sources or set(ids)
 
 

@@ -1,9 +1,9 @@
-"""The disk as an index sees it: every change of the file system that building, adding, deleting, compacting or repairing makes.
+"""Interface for all changes to the file system that building, adding, deleting, compacting and repairing an index make.
 
-There is one implementation, ``REAL``. Tests put another in its place that dies at a chosen call, has no room left, writes short, or
-forgets what was not synced: that nothing is ever lost is a property of the order of these calls, and is tested call by call.
+The implementation for real files is ``REAL``. Tests use implementations that fail at a chosen call, run out of space, write partially, or
+forget unsynced data: durability depends on the order of these calls, and is tested call by call.
 
-Reading does not go through here, nor does the writers' lock, which holds no data.
+Reads do not use this interface, nor does the writers' lock, which holds no data.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from numpy.typing import NDArray
 from quiver.encoder.files import sync_folder
 
 _BUFFER = 1 << 20
-# What a file system without hard links says.
+# Errors of file systems without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Disk(Protocol):
-    """The calls that change what is on the disk; each may raise OSError."""
+    """The calls that change files; each may raise OSError."""
 
     def create(self, path: Path) -> BinaryIO:
-        """Open a new file for writing; one that is there is an error. What is written is durable after ``sync_file``."""
+        """Create a file and open it for writing; an existing file is an error. Its content is durable after ``sync_file``."""
 
     def sync_file(self, path: Path) -> None:
         """Make the content of a file durable."""
 
     def sync_folder(self, path: Path) -> None:
-        """Make the names in a folder durable."""
+        """Make the names of a folder's entries durable."""
 
     def mkdir(self, path: Path) -> None:
-        """Make a folder; one that is there is an error."""
+        """Create a folder; an existing one is an error."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file or folder another name in one step; a file at the target is replaced."""
+        """Rename a file or folder atomically; a file at the target is replaced."""
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name in one step; one that is taken is an error."""
+        """Give a file a second name atomically; an existing target is an error."""
 
     def unlink(self, path: Path) -> None:
         """Remove a file."""
@@ -54,7 +54,7 @@ class Disk(Protocol):
 
 
 class RealDisk:
-    """The file system itself."""
+    """The real file system."""
 
     def create(self, path: Path) -> BinaryIO:
         """See `Disk`."""
@@ -91,7 +91,7 @@ class RealDisk:
 
 
 class MemoryDisk:
-    """Files of an index without a folder: what is created stays in memory. Folders, renames and links are not supported.
+    """Files of an index without a folder, kept in memory. Folders, renames and links are not supported.
 
     Attributes:
         contents: Path -> bytes of the files that have been written and closed.
@@ -146,20 +146,20 @@ class _MemoryFile(io.BytesIO):
 
 
 REAL: Disk = RealDisk()
-"""The disk that everything writes to unless it is told another."""
+"""Default disk: the real file system."""
 
 
 def write_file(path: Path, content: bytes, disk: Disk) -> None:
-    """Write a new file that is durable when this returns; its name is not before its folder is synced."""
+    """Write a new file with durable content; its name is durable only after its folder is synced."""
     with disk.create(path) as file:
         file.write(content)
     disk.sync_file(path)
 
 
 def put_file(path: Path, content: bytes, disk: Disk) -> None:
-    """Write a file that appears under its name whole and durable, in the place of what had the name."""
+    """Write a file atomically and durably; an existing file of that name is replaced."""
     temporary = path.with_name(f"{path.name}.tmp")
-    if temporary.exists():  # of a process that was killed; whoever writes here is alone
+    if temporary.exists():  # left by a killed process; the caller is the only writer
         disk.unlink(temporary)
     write_file(temporary, content, disk)
     disk.rename(temporary, path)
@@ -167,10 +167,10 @@ def put_file(path: Path, content: bytes, disk: Disk) -> None:
 
 
 def link_if_absent(source: Path, target: Path, disk: Disk) -> None:
-    """Give a durable file the name it is to have, in one step; its present name is gone then.
+    """Rename a durable file atomically, without replacing an existing file.
 
     Raises:
-        FileExistsError: The name is taken; where the file system knows no hard links, what has the name is replaced instead.
+        FileExistsError: The target exists. On a file system without hard links, an existing target is replaced instead.
     """
     try:
         disk.link(source, target)
@@ -183,18 +183,18 @@ def link_if_absent(source: Path, target: Path, disk: Disk) -> None:
 
 
 def write_array(path: Path, array: NDArray[np.generic], disk: Disk) -> None:
-    """Write the bare numbers of an array, little-endian, in C order: shape and type are the reader's knowledge."""
+    """Write the raw data of an array, little-endian and in C order, without a header; readers must know shape and dtype."""
     with disk.create(path) as file:
         file.write(little_endian(array).data)
 
 
 def little_endian(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """The array as it is stored: contiguous and little-endian; itself where it is so already."""
+    """The array as it is stored: contiguous and little-endian; the same array if it is so already."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
 
 
 def remove_tree(folder: Path, disk: Disk) -> None:
-    """Remove a folder with all that is in it; links are removed, not followed, and a link to a folder is no more than that."""
+    """Remove a folder and its content; symbolic links are removed, not followed."""
     if folder.is_symlink():
         disk.unlink(folder)
         return
@@ -204,7 +204,7 @@ def remove_tree(folder: Path, disk: Disk) -> None:
 
 
 def remove(path: Path, disk: Disk) -> None:
-    """Remove a file, a link, or a folder with all that is in it."""
+    """Remove a file, a symbolic link, or a folder with its content."""
     if path.is_dir():
         remove_tree(path, disk)
     else:
@@ -212,13 +212,13 @@ def remove(path: Path, disk: Disk) -> None:
 
 
 def make_folders(folder: Path, disk: Disk) -> None:
-    """Make a folder and those above it that are missing, each durable under its name."""
+    """Create a folder and its missing parents, each with a durable name."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent
-    # The last of those that are there may have been made by a process that was killed before its name was durable.
-    with suppress(PermissionError):  # whoever made it could read the folder above
+    # A process that was killed may have created the last existing folder and not have made its name durable.
+    with suppress(PermissionError):  # the process that made it could read its parent
         disk.sync_folder(folder.parent)
     for path in reversed(missing):
         disk.mkdir(path)

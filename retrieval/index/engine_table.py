@@ -1,6 +1,6 @@
-"""The table of engines: how a codec is trained and opened, and how an engine is named with its settings.
+"""The table of engines: how each engine's codec is trained and opened, and how engine names and settings are parsed.
 
-A new engine is one entry of `ENGINES`. A codec's files are opened only after their checksums were verified.
+A new engine needs one entry in `ENGINES`. Callers verify the checksums of a codec's files before opening it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quiver.retrieval.records import ModelCard
 
 
 class Train(Protocol):
-    """How the codec of an engine is made."""
+    """Function that trains the codec of an engine."""
 
     def __call__(
         self, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
@@ -35,12 +35,12 @@ class Engine:
     """One engine of the table.
 
     Attributes:
-        kind: Which models it indexes: one vector a text, or one a token.
-        train: Makes its codec.
-        open: Opens a codec's folder, whose files are known to be whole.
-        sample: Vectors that the codec wants to be trained on, at most, for an index of so many; 0 where nothing is learned.
+        kind: Kind of model that it indexes: ``dense`` (one vector per text) or ``colbert`` (one vector per token).
+        train: Trains its codec.
+        open: Opens a codec folder whose checksums have been verified.
+        sample: Maximum number of training vectors, given the number of vectors in the index; 0 if nothing is trained.
         settings: Names of its settings.
-        check: Refuses settings that the engine does not take, before anything is encoded.
+        check: Validates settings against the model before anything is encoded.
     """
 
     kind: Literal["dense", "colbert"]
@@ -86,15 +86,15 @@ ENGINES: dict[str, Engine] = {
         tokens.check_settings,
     ),
 }
-"""Name -> engine."""
+"""Engines by name."""
 
 AUTO = "auto"
-"""The engine that suits the number of documents."""
+"""Engine name that chooses an engine by the number of documents."""
 
 EXACT = "exact"
-"""The exact engine for the model's kind of vectors."""
+"""Engine name that chooses the exact engine for the model's kind of vectors."""
 
-# Up to so many documents, 100,000 tokens or so, exact MaxSim takes no longer than a search of lists.
+# Up to this many documents (about 100,000 tokens), exact MaxSim takes no longer than an IVF search.
 _EXACT_TOKENS = 1_000
 
 
@@ -140,26 +140,26 @@ def parse_engine(text: str) -> EngineSpec:
 
 
 def engine_name(name: str, card: ModelCard, documents: int) -> str:
-    """The engine that is meant by a name.
+    """Resolve ``auto`` and ``exact`` to an engine of the table.
 
     Args:
-        name: An engine; ``exact``, the exact one for the model's kind of vectors; or ``auto``, the one that suits the size.
-        card: The model.
-        documents: Documents that the index will have.
+        name: ``auto`` chooses by size, ``exact`` by the model's kind of vectors; other names are returned unchanged.
+        card: Card of the model.
+        documents: Number of documents that the index will have.
     """
     if name == AUTO:
         if card.kind == "dense":
             return dense_settings.sizes(documents).engine
-        # Vectors of a width that it cannot code are kept as they are.
+        # ivf-tokens cannot code vectors of every width; those of other widths are stored exactly.
         return exact.TOKENS if documents <= _EXACT_TOKENS or card.dim % tokens.MULTIPLE else tokens_settings.NAME
     return {"dense": exact.DENSE, "colbert": exact.TOKENS}[card.kind] if name == EXACT else name
 
 
 def engine(name: str, card: ModelCard) -> Engine:
-    """The engine of a name, for the vectors of a model.
+    """Look up an engine for the vectors of a model.
 
     Raises:
-        InputError: There is no such engine (lists those there are for the model), or it is for the other kind of vectors.
+        InputError: The engine does not exist or indexes the other kind of vectors; lists the engines for this model.
     """
     found = ENGINES.get(name)
     if found is None or found.kind != card.kind:
@@ -169,10 +169,10 @@ def engine(name: str, card: ModelCard) -> Engine:
 
 
 def check_engine(text: str, card: ModelCard) -> EngineSpec:
-    """Read an engine with settings and refuse one that does not fit a model, before anything is encoded.
+    """Parse an engine with settings and check that it fits a model, before anything is encoded.
 
     Raises:
-        InputError: As `parse_engine`; or the engine, a setting or the width of the vectors does not fit the model.
+        InputError: As `parse_engine`; or the engine, a setting or the vector width does not fit the model.
     """
     spec = parse_engine(text)
     if spec.name != AUTO:
@@ -187,25 +187,25 @@ def train_codec(
     """Train the codec of an engine.
 
     Args:
-        name: The engine.
+        name: Name of the engine.
         sample: Vectors of documents chosen at random; at least one vector.
-        card: The model they come from.
-        documents: Documents that the index will have, as far as that is known now.
-        vectors: Vectors that these documents will have.
-        settings: The engine's settings; what is not named is chosen from the sizes.
-        seed: Of all that is random; equal input and seed give equal codecs.
+        card: Card of the model that made them.
+        documents: Expected number of documents of the index.
+        vectors: Expected number of vectors of these documents.
+        settings: Settings of the engine; the others are chosen from the sizes.
+        seed: Random seed; equal input and seed give equal codecs.
 
     Raises:
-        InputError: There is no such engine or setting, or the codec cannot be trained on this sample.
+        InputError: The engine or a setting does not exist, or the codec cannot be trained on this sample.
     """
     return engine(name, card).train(sample, card, documents=documents, vectors=vectors, settings=settings, seed=seed)
 
 
 def open_codec(name: str, folder: Path) -> AnyCodec:
-    """Open what a codec's ``save`` wrote, after the checksums of its files have been compared.
+    """Open a codec folder written by ``Codec.save``; the caller has verified its checksums.
 
     Raises:
-        InputError: There is no such engine, or a file is missing or damaged.
+        InputError: The engine does not exist, or a file is missing or damaged.
     """
     if name not in ENGINES:
         raise InputError(f"{folder}: made by the index engine {name!r}; this Quiver knows {', '.join(sorted(ENGINES))}")

@@ -1,8 +1,8 @@
 """The interface of an engine: a codec that is trained once, and segments that are written once.
 
-A *codec* holds what all segments share: centroids, codebooks, ranges. A *segment* holds the vectors of some documents, which it knows only
-by their rows 0 to P - 1. An engine knows nothing of ids, stores or manifests: its caller provides folders, a `Disk` to write through, and
-a bitmap of the rows that may be found. `quiver.retrieval.index.engine_table` lists the engines by name.
+A *codec* holds the data that all segments share: centroids, codebooks, ranges. A *segment* holds the vectors of some documents, which it
+identifies only by their rows 0 to P - 1. An engine has no access to ids, stores or manifests: its caller provides folders, a `Disk` to
+write through, and a bitmap of the rows that may be found. `quiver.retrieval.index.engine_table` lists the engines by name.
 
 Every engine keeps these rules:
     - scores are the model's similarity as exactly as the segment stores it, on one scale for all segments of a codec, so that hits of
@@ -51,10 +51,10 @@ SearchParams = TypeVar("SearchParams", contravariant=True)
 """Search parameters of an engine: a frozen dataclass whose fields are numbers or booleans."""
 
 SegmentType = TypeVar("SegmentType")
-"""The engine's segments."""
+"""Type of the engine's segments."""
 
 ParamsType = TypeVar("ParamsType", covariant=True)
-"""The engine's efforts."""
+"""Type of the engine's search parameters."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Sample:
 
     Attributes:
         vectors: (n, d) float32, document after document.
-        lengths: How many of them each of the m documents has, (m,); None for one vector a document.
-        token_ids: The vocabulary's number of each vector's token, (n,) uint32; None where the model does not say.
+        lengths: Number of vectors of each of the m documents, (m,); None for one vector per document.
+        token_ids: Vocabulary id of the token of each vector, (n,) uint32; None if the model does not provide them.
     """
 
     vectors: NDArray[np.float32]
@@ -89,8 +89,8 @@ class Size(NamedTuple):
     """Size of a segment in bytes.
 
     Attributes:
-        resident: Read into memory when it is opened, for as long as it is open.
-        mapped: Left in files that are mapped; the system keeps in memory what is used.
+        resident: Bytes read into memory when the segment is opened.
+        mapped: Bytes in memory-mapped files; the operating system caches the parts in use.
     """
 
     resident: int
@@ -98,7 +98,7 @@ class Size(NamedTuple):
 
 
 class SegmentWriter(Protocol):
-    """Writes one segment as a stream; it holds at most ``Codec.memory`` bytes."""
+    """Writes one segment as a stream, using at most ``Codec.memory`` bytes of memory."""
 
     def add(
         self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
@@ -107,14 +107,14 @@ class SegmentWriter(Protocol):
 
         Args:
             vectors: (n, d) float32, comparable by inner product, document after document; not kept and not changed.
-            lengths: For one vector a token how many each of the m documents has, (m,), zero allowed; n in all.
-            token_ids: The vocabulary's numbers of the tokens, (n,); None where the model does not say.
+            lengths: For token vectors, the number of vectors of each of the m documents, (m,), zero allowed, with sum n.
+            token_ids: Vocabulary ids of the tokens, (n,); None if the model does not provide them.
         """
 
     def close(self) -> Mapping[str, str]:
-        """Finish the files; file name -> what it holds. They are written through the disk, but need not be synced.
+        """Finish the files and return what each holds, by file name. They are written through the disk, but need not be synced.
 
-        A writer that is not closed leaves files behind that whoever made the folder removes.
+        An unclosed writer leaves partial files, which the owner of the folder removes.
         """
 
 
@@ -122,7 +122,7 @@ class Segment(Protocol[Queries, SearchParams]):
     """The vectors of some documents, opened for searching. Several threads may search at once."""
 
     def __len__(self) -> int:
-        """Number of rows P, those without a vector included."""
+        """Number of rows P, including rows without a vector."""
 
     @property
     def size(self) -> Size:
@@ -130,7 +130,7 @@ class Segment(Protocol[Queries, SearchParams]):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Vectors of each row, (P,); all 1 for dense vectors."""
+        """Number of vectors of each row, (P,); all 1 for dense vectors."""
 
     def search(
         self, queries: Queries, k: int, *, params: SearchParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
@@ -141,20 +141,20 @@ class Segment(Protocol[Queries, SearchParams]):
             queries: Finite and of the codec's width; (Q, d), or Q arrays of (n_i >= 1, d).
             k: At least 1; may exceed the number of rows.
             params: Search parameters, as the codec's ``preset_params`` or ``search_params_from`` returns them.
-            ranks: The rank of each row's document id among the ids of the segment, ascending, (P,): ties go to the greater. It may be
-                mapped, and is looked at only where scores are equal.
+            ranks: Rank of each row's document id among the ids of the segment, ascending, (P,); among equal scores the greater rank is
+                first. It may be memory-mapped and is read only for equal scores.
             allowed: The rows that may be found, (P,); None for all. With exhaustive parameters the result is that of brute
                 force over these rows.
 
         Returns:
-            Q results.
+            One result per query.
         """
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores of some rows by the best vectors that the segment keeps, for re-ranking and calibration.
+        """Scores of given rows from the most precise vectors that the segment keeps, for re-ranking and calibration.
 
         Args:
-            query: One query, (d,), or for one vector a token (n, d).
+            query: One query: (d,) for dense vectors, (n, d) for token vectors.
             rows: Rows of the segment in any order, (n,).
 
         Returns:
@@ -162,18 +162,18 @@ class Segment(Protocol[Queries, SearchParams]):
         """
 
     def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The best vectors that the segment keeps of some rows, for explaining a score.
+        """The most precise vectors that the segment keeps of given rows, for explanations.
 
         Returns:
-            (n, d) vectors, row after row in the order given, and how many each row has, (len(rows),).
+            Vectors (n, d), row after row in the order given, and the number of vectors of each row, (len(rows),).
         """
 
     def damaged(self) -> Bitmap:
-        """The rows whose vectors a salvaged file has lost, (P,)."""
+        """Rows whose vectors were lost with a damaged file, (P,)."""
 
 
 class Codec(Protocol[SegmentType, ParamsType]):
-    """What is trained once; all segments of an index are written and read with the same codec."""
+    """The trained part of an index; all its segments are written and read with the same codec."""
 
     @property
     def name(self) -> str:
@@ -188,36 +188,36 @@ class Codec(Protocol[SegmentType, ParamsType]):
         """Sizes and settings for reports."""
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write the codec into an existing, empty folder; file name -> what it holds. Equal codecs give equal bytes."""
+        """Write the codec into an existing, empty folder; return what each file holds, by name. Equal codecs give equal bytes."""
 
     def memory(self, rows: int, vectors: int) -> int:
-        """Bytes that writing or merging a segment of so many rows and vectors holds at most, the vectors given to ``add`` left out."""
+        """Maximum memory in bytes for writing or merging a segment of this size, without the vectors passed to ``add``."""
 
     def writer(self, folder: Path, disk: Disk) -> SegmentWriter:
-        """Begin a segment in an existing folder, whose other files are none of the engine's business."""
+        """Begin a segment in an existing folder, which may contain other files."""
 
     def open(self, files: Files, rows: int) -> SegmentType:
         """Open a segment; large arrays stay mapped and are verified as they are read.
 
         Args:
-            files: What a writer or ``merge`` wrote.
-            rows: Number of rows it must have.
+            files: Files written by a segment writer or ``merge``.
+            rows: Expected number of rows.
 
         Raises:
-            FileNotFoundError: A file is missing: a writer may have removed an old state in this moment, and the reader tries the newer.
+            FileNotFoundError: A file is missing. A writer may just have removed an old state; the reader then opens the newer one.
             InputError: A file does not fit the others or the codec.
         """
 
     def merge(self, parts: Sequence[tuple[SegmentType, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write one segment from the rows of others that are kept, in order; nothing is encoded again.
+        """Merge segments into one, keeping chosen rows in order; nothing is encoded again.
 
         Args:
-            parts: Segments of this codec, each with the rows to keep; one row at least is kept in all.
+            parts: Segments of this codec, each with the rows to keep; at least one row in all is kept.
             folder: An existing folder.
-            disk: Writes.
+            disk: Performs all writes.
 
         Returns:
-            File name -> what it holds; the bytes are those that a writer would have written of the same documents.
+            What each file holds, by name. The bytes equal those that a writer would have written for the same documents.
         """
 
     def preset_params(self, preset: Preset, *, k: int) -> ParamsType:
@@ -232,7 +232,7 @@ class Codec(Protocol[SegmentType, ParamsType]):
         """
 
     def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """Search parameters that visit as much of the index for k hits as the given ones do for ``measured`` hits."""
+        """Scale search parameters measured for ``measured`` hits to k hits, so that they visit a comparable part of the index."""
 
     def search_params_from(self, search_params: Mapping[str, Setting]) -> ParamsType:
         """Search parameters from names and values, as in a manifest or on a command line.
@@ -252,10 +252,10 @@ AnySegment: TypeAlias = Segment[Any, Any]
 
 
 def check_preset(effort: str | Mapping[str, Setting]) -> None:
-    """Refuse a search effort that is neither a preset nor search parameters by name.
+    """Check that a search effort is a preset or a mapping of search parameters.
 
     Raises:
-        InputError: It is another string.
+        InputError: It is a string that names no preset.
     """
     names = get_args(Preset)
     if isinstance(effort, str) and effort not in names:
@@ -304,7 +304,7 @@ def parse_settings(text: str) -> dict[str, Setting]:
 
 
 def format_settings(settings: Mapping[str, Setting]) -> str:
-    """Settings as `parse_settings` reads them.
+    """Format settings in the form that `parse_settings` reads.
 
     Example:
         >>> format_settings({"nprobe": 8, "exhaustive": True})
@@ -316,7 +316,7 @@ def format_settings(settings: Mapping[str, Setting]) -> str:
 
 
 def check_names(subject: str, what: str, given: Collection[str], known: Sequence[str]) -> None:
-    """Refuse names that an engine does not have, with the closest one that it has.
+    """Check names of settings or search parameters; the error suggests the closest valid name.
 
     Args:
         subject: Owner of the names, such as an engine.
@@ -334,7 +334,7 @@ def check_names(subject: str, what: str, given: Collection[str], known: Sequence
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """The end of an error about an unknown name: the closest known one, or nothing if none is close.
+    """Suffix for an error about an unknown name: the closest known name, or an empty string if none is close.
 
     Example:
         >>> did_you_mean("nlst", ["nlist", "bits"]), did_you_mean("x", ["nlist", "bits"])

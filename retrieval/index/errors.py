@@ -1,4 +1,4 @@
-"""Errors of damaged indexes, as types of their own: programs can tell damage from a wrong path."""
+"""Errors of damaged indexes. They have their own types, so that programs can distinguish damage from a wrong path."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 
 from quiver.encoder.errors import InputError
 
-# What says that a file is not there or has been spoilt. Any other error may pass, as a missing permission or too many open files do.
+# Errors that mean that a file is missing or damaged. Other errors, such as missing permissions or too many open files, may be temporary.
 _SPOILT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 
 
 class DamagedIndexError(InputError):
-    """A file of an index is missing, cut short or changed; the message names it. ``quiver index repair`` says what can be kept."""
+    """A file of an index is missing, truncated or changed; the message names it. ``quiver index repair`` reports what can be kept."""
 
 
 class LostTextError(InputError):
-    """The text of a document was lost to damage, and a repair has kept the document without it."""
+    """The text of a document was lost to damage; a repair kept the document without it."""
 
 
 def unreadable(path: Path, error: OSError) -> InputError:
-    """The error to raise where a file cannot be read: damage only where the file is at fault, since repair replaces what is damaged."""
+    """Convert an error from reading a file: only missing or damaged files count as index damage, because repair replaces damaged files."""
     if error.errno in _SPOILT:
         return DamagedIndexError(f"{path}: cannot be read ({error.strerror}); the index is damaged, run quiver index repair")
     if error.errno in _TOO_MANY:
@@ -30,5 +30,5 @@ def unreadable(path: Path, error: OSError) -> InputError:
 
 
 def missing_file(path: Path) -> DamagedIndexError:
-    """The error where a committed state lacks a file."""
+    """Error for a file that is missing from a committed state."""
     return DamagedIndexError(f"{path}: missing; the index is damaged: quiver index repair keeps the rest")

@@ -1,6 +1,7 @@
-"""The exact engines: float32 vectors, unchanged, compared with every query.
+"""The exact engines: uncompressed float32 vectors, all of which are compared with every query.
 
-A segment on disk is one mapped file of vectors; in memory it is any `Rows`, such as vectors of the embedding store. Nothing is trained.
+On disk a segment is one memory-mapped file of vectors; in memory it is any `Rows`, such as vectors of the embedding store. Nothing is
+trained.
 Dense vectors are searched with ``faiss.knn``, the search of ``IndexFlatIP`` without its copy of the vectors, one block at a time; token
 vectors are scored by MaxSim. A document without token vectors keeps its row and id and is never found.
 
@@ -39,9 +40,9 @@ from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.protocols import MatrixRows, PickedRows, Rows
 from quiver.retrieval.records import DenseVectors, ModelCard, TokenVectors
 
-# Queries of one walk over the documents: their candidates are Q x (k + margin), 50 MB for k = 1000.
+# Queries per pass over the documents: their candidates, Q x (k + margin), take 50 MB for k = 1000.
 DENSE_QUERIES = 4096
-# Where a smaller part of the rows may be found than this, they are gathered; otherwise all are scored and the others hidden.
+# If a filter allows fewer rows than this share, they are gathered before scoring; otherwise all rows are scored and the others masked.
 _FEW = 0.25
 
 
@@ -55,25 +56,25 @@ def search_dense(
     allowed: NDArray[np.bool_] | None = None,
     all_exact: bool = False,
 ) -> list[Ranked]:
-    """The k best rows of each query by inner product, as of exact scores; ties go to the greater id.
+    """The k best rows of each query by exact inner product; ties go to the greater id.
 
     Args:
         rows: (P, d), finite.
         queries: (Q, d), finite.
-        k: Hits a query, at least 1.
+        k: Hits per query, at least 1.
         largest_norm: Length of the longest row.
-        ids: Document ids, or numbers in the order of the ids, (P,).
-        allowed: The rows that may be found, (P,); None for all.
+        ids: Document ids, or their ranks, (P,).
+        allowed: Rows that may be found, (P,); None for all.
         all_exact: See `quiver.retrieval.index.ranking.search_walk`.
 
     Raises:
-        ValueError: A query makes scores that float32 cannot hold.
+        ValueError: A query has scores that overflow float32.
     """
     if allowed is not None and np.count_nonzero(allowed) < _FEW * len(allowed):
         picked = np.flatnonzero(allowed)
         found = search_dense(PickedRows(rows, picked), queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact)
         return [(picked[places], scores) for places, scores in found]
-    with np.errstate(over="ignore"):  # infinite is what it is then, and float32_error refuses that
+    with np.errstate(over="ignore"):  # an overflow becomes infinity, which float32_error rejects
         lengths = np.linalg.norm(queries, axis=1)
     errors = np.array([float32_error(rows.shape[1], float(length) * largest_norm) for length in lengths])
     findable = rows.shape[0] if allowed is None else int(np.count_nonzero(allowed))
@@ -87,12 +88,12 @@ def search_dense(
 
 
 class _DensePart:
-    """A block of documents and the queries, both in memory; see ``quiver.retrieval.index.ranking.Part``."""
+    """A block of documents and the queries, both in memory; implements ``quiver.retrieval.index.ranking.Part``."""
 
     def __init__(self, queries: DenseVectors, block: DenseVectors, hidden: NDArray[np.bool_] | None) -> None:
         self._queries = queries
         self._block = block
-        self._hidden = hidden  # (n,) which documents cannot be found
+        self._hidden = hidden  # (n,) documents that must not be found
 
     def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         if self._hidden is not None:
@@ -111,14 +112,14 @@ class _DensePart:
 
 
 def exact_products(rows: Rows, query: NDArray[np.float32], places: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Inner products of a query with some rows in float64, (len(places),)."""
+    """Inner products of a query with given rows in float64, (len(places),)."""
     vector = query.astype(np.float64)
     parts = (places[start : start + ROWS] for start in range(0, len(places), ROWS))
     return np.concatenate([np.zeros(0), *(rows.take(part).astype(np.float64) @ vector for part in parts)])
 
 
 class _DenseWalk:
-    """The documents in blocks; see ``quiver.retrieval.index.ranking.Walk``."""
+    """The documents in blocks; implements ``quiver.retrieval.index.ranking.Walk``."""
 
     def __init__(self, rows: Rows, queries: DenseVectors, allowed: NDArray[np.bool_] | None) -> None:
         self._rows = rows
@@ -136,9 +137,9 @@ class _DenseWalk:
             yield len(picked), _DensePart(self._queries, self._rows.take(picked), None)
 
 
-# Queries of one walk over the documents: their tokens and their candidates are held.
+# Queries per pass over the documents; their tokens and candidates are in memory.
 TOKEN_QUERIES = 1024
-# Tokens gathered at a time to score doubtful documents again in float64.
+# Tokens gathered at a time to recompute close scores in float64.
 TOKENS_RESCORED = 65_536
 
 
@@ -153,20 +154,20 @@ def search_tokens(
     allowed: NDArray[np.bool_] | None = None,
     all_exact: bool = False,
 ) -> list[Ranked]:
-    """The k best documents of each query by MaxSim, as of exact scores; ties go to the greater id.
+    """The k best documents of each query by exact MaxSim; ties go to the greater id.
 
     Args:
-        rows: Tokens of all documents, (T, d), finite.
-        offsets: Where each document begins, and T, (P + 1,).
+        rows: Token vectors of all documents, (T, d), finite.
+        offsets: First token vector of each document, and T, (P + 1,).
         queries: Q arrays of (n_i >= 1, d) float32, finite.
-        k: Hits a query, at least 1.
+        k: Hits per query, at least 1.
         largest_norm: Length of the longest row.
-        ids: Document ids, or numbers in the order of the ids, (P,).
-        allowed: The documents that may be found, (P,); None for all. One without a vector never is.
+        ids: Document ids, or their ranks, (P,).
+        allowed: Documents that may be found, (P,); None for all. Documents without a vector are never found.
         all_exact: See `quiver.retrieval.index.ranking.search_walk`.
 
     Raises:
-        ValueError: A query makes scores that float32 cannot hold.
+        ValueError: A query has scores that overflow float32.
     """
     filled = np.diff(offsets) > 0
     findable = int(np.count_nonzero(filled if allowed is None else filled & allowed))
@@ -188,13 +189,13 @@ def search_tokens(
 
 
 def _error(query: TokenVectors, largest_norm: float) -> float:
-    with np.errstate(over="ignore"):  # infinite is what it is then, and float32_error refuses that
+    with np.errstate(over="ignore"):  # an overflow becomes infinity, which float32_error rejects
         magnitude = float(np.linalg.norm(query, axis=1).sum()) * largest_norm
     return float32_error(query.shape[1] + len(query), magnitude)
 
 
 class _TokenPart:
-    """Some documents and the queries, both in memory; see ``quiver.retrieval.index.ranking.Part``."""
+    """Some documents and the queries, both in memory; implements ``quiver.retrieval.index.ranking.Part``."""
 
     def __init__(
         self, queries: Sequence[TokenVectors], tokens: TokenVectors, offsets: NDArray[np.int64], hidden: NDArray[np.bool_] | None
@@ -202,7 +203,7 @@ class _TokenPart:
         self._queries = queries
         self._tokens = tokens
         self._offsets = offsets
-        self._hidden = hidden  # (n,) which documents cannot be found
+        self._hidden = hidden  # (n,) documents that must not be found
 
     def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         return nearest_by_scores(self, len(self._queries), len(self._offsets) - 1, k)
@@ -218,13 +219,13 @@ class _TokenPart:
 
 
 def exact_maxsim(rows: Rows, offsets: NDArray[np.int64], query: TokenVectors, places: NDArray[np.intp]) -> NDArray[np.float64]:
-    """MaxSim of a query with some documents in float64.
+    """MaxSim of a query with given documents in float64.
 
     Args:
-        rows: Tokens of all documents, (T, d).
-        offsets: Where each document begins, and T, (P + 1,).
+        rows: Token vectors of all documents, (T, d).
+        offsets: First token vector of each document, and T, (P + 1,).
         query: (n_i, d).
-        places: Numbers of documents that have a token.
+        places: Numbers of the documents; each must have a token vector.
 
     Returns:
         (len(places),).
@@ -241,7 +242,7 @@ def exact_maxsim(rows: Rows, offsets: NDArray[np.int64], query: TokenVectors, pl
 
 
 class _TokenWalk:
-    """The documents in blocks that end where a document ends; see ``quiver.retrieval.index.ranking.Walk``."""
+    """The documents in blocks of whole documents; implements ``quiver.retrieval.index.ranking.Walk``."""
 
     def __init__(self, rows: Rows, offsets: NDArray[np.int64], queries: Sequence[TokenVectors], allowed: NDArray[np.bool_] | None) -> None:
         self._rows = rows
@@ -263,7 +264,7 @@ class _TokenWalk:
 
 
 def document_blocks(offsets: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
-    """Runs of documents with at most ``size`` tokens together, one document at least: the first of each and the one behind its last.
+    """Ranges ``[begin, end)`` of documents with at most ``size`` tokens together; each has at least one document.
 
     Example:
         >>> list(document_blocks(np.array([0, 2, 2, 5, 6]), 3))
@@ -277,7 +278,7 @@ def document_blocks(offsets: NDArray[np.int64], size: int) -> Iterator[tuple[int
 
 
 def token_pieces(offsets: NDArray[np.int64], documents: NDArray[np.intp]) -> Iterator[tuple[int, int]]:
-    """Runs of documents with at most ``TOKENS_RESCORED`` tokens together, one document at least."""
+    """Ranges of ``documents`` with at most ``TOKENS_RESCORED`` tokens together; each has at least one document."""
     ends = np.cumsum(offsets[documents + 1] - offsets[documents])
     begin = held = 0
     while begin < len(documents):
@@ -287,7 +288,7 @@ def token_pieces(offsets: NDArray[np.int64], documents: NDArray[np.intp]) -> Ite
 
 
 def token_rows(offsets: NDArray[np.int64], documents: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Rows of all tokens of some documents, document after document.
+    """Rows of all tokens of given documents, document after document.
 
     Example:
         >>> token_rows(np.array([0, 2, 2, 5]), np.array([2, 0]))
@@ -303,7 +304,7 @@ _CODEC = "codec.json"
 _VECTORS = "vectors.f32"
 _LENGTHS = "lengths.u32"
 _FACTS = "vectors.json"
-# What a writer holds beside the places where documents begin: the buffers of its files.
+# Memory of a writer in bytes for the buffers of its files, in addition to the document lengths.
 _BUFFERS = 4 << 20
 
 
@@ -316,9 +317,9 @@ class ExactDenseSegment:
     """One vector per document; see `quiver.retrieval.index.engines.Segment`.
 
     Args:
-        rows: Vectors, (P, d); mapped, or anything else that is read in blocks.
+        rows: Vectors, (P, d); memory-mapped, or any other source that is read in blocks.
         largest_norm: Length of the longest vector.
-        damaged: Which rows a salvaged file has lost; None if nothing is lost.
+        damaged: Function that returns the rows lost with a damaged file, (P,); None if nothing is lost.
         all_exact: Compute every score in float64. Required where scores of several segments are merged; an index in memory has only one.
     """
 
@@ -363,7 +364,7 @@ class ExactDenseSegment:
         return np.zeros(len(self), bool) if self._damaged is None else self._damaged()
 
     def kept(self, keep: Bitmap) -> Iterator[tuple[DenseVectors, None]]:
-        """The vectors of the rows to keep, in blocks."""
+        """The vectors of the kept rows, in blocks."""
         for start, block in self._rows.blocks(ROWS):
             yield block[keep[start : start + ROWS]], None
 
@@ -372,7 +373,7 @@ class ExactTokenSegment:
     """One vector per token; see `quiver.retrieval.index.engines.Segment`.
 
     Args:
-        rows: Token vectors of all documents, (T, d); mapped, or anything else that is read in blocks.
+        rows: Token vectors of all documents, (T, d); memory-mapped, or any other source that is read in blocks.
         offsets: First token vector of each document, and T, (P + 1,).
         largest_norm: As for `ExactDenseSegment`.
         damaged: As for `ExactDenseSegment`.
@@ -432,7 +433,7 @@ class ExactTokenSegment:
         return np.zeros(len(self), bool) if self._damaged is None else self._damaged()
 
     def kept(self, keep: Bitmap) -> Iterator[tuple[TokenVectors, NDArray[np.int64]]]:
-        """The vectors of the documents to keep, in blocks."""
+        """The token vectors of the kept documents, in blocks."""
         lengths = self.lengths
         for first, last in document_blocks(self.offsets, ROWS):
             block, chosen = self._rows.span(int(self.offsets[first]), int(self.offsets[last])), keep[first:last]
@@ -443,7 +444,7 @@ ExactSegment = TypeVar("ExactSegment", ExactDenseSegment, ExactTokenSegment)
 
 
 class _ExactWriter:
-    """Writes the vectors of a segment, and for one vector a token the places where documents begin."""
+    """Writes the vectors of a segment, and the document lengths for token vectors."""
 
     def __init__(self, folder: Path, disk: Disk, *, tokens: bool) -> None:
         self._folder = folder
@@ -476,7 +477,7 @@ class _ExactWriter:
 
 @dataclass(frozen=True)
 class ExactCodec(Generic[ExactSegment]):
-    """What the segments of an exact index share: the width, and how a segment is opened; see `quiver.retrieval.index.engines.Codec`.
+    """Codec of an exact index: the vector width and a function that opens segments; see `quiver.retrieval.index.engines.Codec`.
 
     Attributes:
         name: ``exact-dense`` or ``exact-tokens``.
@@ -541,7 +542,7 @@ class ExactCodec(Generic[ExactSegment]):
 
 
 def codec_content(kind: str, dim: int) -> Mapping[str, bytes] | None:
-    """The files of an exact codec, which hold nothing but the width; None for another engine."""
+    """Files of an exact codec, by name, which hold only the vector width; None for other engines."""
     return {_CODEC: _content(dim)} if kind in (DENSE, TOKENS) else None
 
 
@@ -556,7 +557,7 @@ TOKENS = "exact-tokens"
 def train_dense(
     sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
 ) -> ExactCodec[ExactDenseSegment]:
-    """The exact codec for one vector a document; see `quiver.retrieval.index.engine_table.train_codec`."""
+    """The exact codec for dense vectors; see `quiver.retrieval.index.engine_table.train_codec`."""
     del sample, documents, vectors, seed
     check_names(DENSE, "setting", settings, ())
     return ExactCodec(DENSE, card.dim, _open_dense)
@@ -565,26 +566,26 @@ def train_dense(
 def train_tokens(
     sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
 ) -> ExactCodec[ExactTokenSegment]:
-    """The exact codec for one vector a token; see `quiver.retrieval.index.engine_table.train_codec`."""
+    """The exact codec for token vectors; see `quiver.retrieval.index.engine_table.train_codec`."""
     del sample, documents, vectors, seed
     check_names(TOKENS, "setting", settings, ())
     return ExactCodec(TOKENS, card.dim, _open_tokens)
 
 
 def open_dense(folder: Path) -> ExactCodec[ExactDenseSegment]:
-    """Open what ``save`` wrote.
+    """Open a codec folder written by ``ExactCodec.save``.
 
     Raises:
-        InputError: It is something else.
+        InputError: The folder does not hold such a codec.
     """
     return ExactCodec(DENSE, _width_of(folder / _CODEC), _open_dense)
 
 
 def open_tokens(folder: Path) -> ExactCodec[ExactTokenSegment]:
-    """Open what ``save`` wrote.
+    """Open a codec folder written by ``ExactCodec.save``.
 
     Raises:
-        InputError: It is something else.
+        InputError: The folder does not hold such a codec.
     """
     return ExactCodec(TOKENS, _width_of(folder / _CODEC), _open_tokens)
 
@@ -608,7 +609,7 @@ def _open_tokens(files: Files, dim: int, rows: int) -> ExactTokenSegment:
 
 
 def _norm_of(files: Files) -> float:
-    """The length of the longest vector; not known where repair reads around a damaged file, and not needed there."""
+    """Length of the longest vector; infinity if a damaged file has lost it, because repair does not need it."""
     if files.is_lost(_FACTS):
         return math.inf
     return float(_number(_parsed(files.read(_FACTS), files.folder / _FACTS), "largest_norm", files.folder / _FACTS))
@@ -626,7 +627,7 @@ def _parsed(content: bytes, path: Path) -> Any:
 
 
 def _number(content: Any, name: str, path: Path) -> float:
-    """A number that a file holds, which may not be negative."""
+    """Read a non-negative number from parsed JSON."""
     try:
         value = float(content[name])
     except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -1,12 +1,12 @@
-"""What an index holds as files that any program reads: documents as JSON lines, vectors as NumPy's or safetensors' arrays.
+"""Export of an index to common file formats: documents as JSON lines, vectors as NumPy or safetensors arrays.
 
-    OUT/documents.jsonl    a document a line, in the order in which they were added: _id, and with texts title, text and metadata
-    OUT/vectors.npy        their vectors in the same order, (P, d) float32; for one vector a token (T, d), document after document
-    OUT/lengths.npy        for one vector a token how many of them each document has, (P,) int64
-    OUT/export.json        the model, the index and its state, and what the files hold; written last
+    OUT/documents.jsonl    one document per line, in the order of addition: _id, and if texts are stored title, text and metadata
+    OUT/vectors.npy        vectors in the same order: (P, d) float32, or (T, d) for token vectors, document after document
+    OUT/lengths.npy        only for token vectors: number of vectors of each document, (P,) int64
+    OUT/export.json        the model, the index and its generation, and a description of the files; written last
 
-With safetensors both arrays are in ``vectors.safetensors``. Vectors are the best that the index keeps, as float32: those of an exact
-index are the model's, those of a compressed one are what it decodes. Nothing is held but a block of documents.
+With safetensors both arrays are in ``vectors.safetensors``. Vectors are the most precise that the index keeps, as float32: the model's for
+an exact index, decoded ones for a compressed index. Memory use is limited to one block of documents.
 
 Shapes: P documents, T vectors of all documents, d width.
 Source: numpy.lib.format, version 1.0; https://github.com/huggingface/safetensors#format.
@@ -31,26 +31,26 @@ from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.progress import Advance, progress_bar
 
 FORMATS = ("npy", "safetensors")
-"""How vectors are written."""
+"""File formats of the vectors."""
 
-# Numbers of vectors that are decoded at a time: 64 MiB.
+# Numbers decoded at a time: 64 MiB.
 _NUMBERS = 1 << 24
 
 
 def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: bool = False) -> dict[str, Any]:
-    """Write the documents and vectors of an index, deleted ones left out.
+    """Write the documents and vectors of an index, without deleted documents.
 
     Args:
         index: The index.
-        out: A folder that does not exist yet, or is empty.
+        out: Folder to write; it must be empty or not exist.
         vectors: One of `FORMATS`.
         progress: Show a bar over the documents.
 
     Returns:
-        What ``export.json`` holds.
+        The content of ``export.json``.
 
     Raises:
-        InputError: There is no such format, or the folder is taken or cannot be written.
+        InputError: The format is unknown, or the folder is not empty or cannot be written.
     """
     if vectors not in FORMATS:
         raise InputError(f"vectors must be written as one of {', '.join(FORMATS)}, got {vectors!r}")
@@ -111,7 +111,7 @@ def _write_safetensors(
         begin, end = end, end + size * int(np.prod(shape, dtype=np.int64))
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the numbers are aligned
+    text += b" " * (-len(text) % 8)  # align the array
     with atomic_file(out / "vectors.safetensors") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in arrays:
@@ -131,7 +131,7 @@ def _write_array(index: Index, file: BinaryIO, name: str, lengths: NDArray[np.in
 
 
 def _row_blocks(segment: OpenSegment, dim: int) -> Iterator[NDArray[np.int64]]:
-    """The rows that are not deleted, as many at a time as can be held; one document at least."""
+    """Rows of documents that are not deleted, in blocks of limited size; each block has at least one document."""
     rows = np.flatnonzero(segment.kept)
     ends = np.cumsum(segment.vectors.lengths[rows])
     first = 0

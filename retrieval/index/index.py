@@ -34,13 +34,13 @@ from quiver.retrieval.records import DenseVectors, Document, Hits, ModelCard, To
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What a search asks, once it has been checked; any segments of the index can answer it.
+    """The checked arguments of a search; any subset of the index's segments can answer it.
 
     Attributes:
-        queries: As `dense_queries` or `token_queries` gives them.
-        k: Hits a query, at least 1.
-        params: Search parameters, as the codec has them.
-        filter: Which documents may be found; None for all.
+        queries: Queries as `dense_queries` or `token_queries` returns them.
+        k: Hits per query, at least 1.
+        params: Search parameters of the engine.
+        filter: Condition that hits must meet; None for no condition.
     """
 
     queries: Any
@@ -50,14 +50,14 @@ class SearchRequest:
 
 
 def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:
-    """Queries of one vector each as a matrix, (Q, d).
+    """Check dense queries and return them as a contiguous float32 matrix, (Q, d).
 
     Args:
         queries: (Q, d).
         dim: Width d of the index.
 
     Raises:
-        ValueError: They have another shape, or one is not finite, or not so in float32.
+        ValueError: The shape is wrong, or a value is not finite or overflows float32.
     """
     given: NDArray[Any] = np.asarray(queries)
     if given.ndim != 2 or given.shape[1] != dim:
@@ -70,14 +70,14 @@ def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:
 
 
 def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
-    """Queries of one vector a token as matrices, Q arrays of (n_i, d).
+    """Check token queries and return them as contiguous float32 matrices, Q arrays of (n_i, d).
 
     Args:
         queries: Q arrays of (n_i, d), n_i >= 1.
         dim: Width d of the index.
 
     Raises:
-        ValueError: One is empty, of another shape, or not finite, or not so in float32.
+        ValueError: A query is empty or has a wrong shape, or a value is not finite or overflows float32.
     """
     checked = []
     for row, query in enumerate(queries):
@@ -92,22 +92,22 @@ def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
 
 
 def _single(matrix: NDArray[Any]) -> NDArray[np.float32]:
-    """The matrix itself where it is contiguous float32 already."""
+    """Convert to contiguous float32, without a copy if possible."""
     if matrix.dtype == np.float32:
         return np.ascontiguousarray(matrix)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
+    with np.errstate(over="ignore"):  # an overflow becomes infinity, which the caller rejects
         return np.ascontiguousarray(matrix, np.float32)
 
 
 class Place(NamedTuple):
-    """Where a document is: the number of its segment, and its row there."""
+    """Position of a document: the number of its segment and its row there."""
 
     segment: int
     row: int
 
 
 class _Places:
-    """The places of all documents."""
+    """Positions of all documents that are not deleted."""
 
     def __init__(self, segments: Sequence[OpenSegment]) -> None:
         self._rows = [None if segment.alive is None else np.flatnonzero(segment.alive) for segment in segments]
@@ -134,7 +134,7 @@ class _Places:
 
 
 class LiveIds(Sequence[str]):
-    """The ids of the documents.
+    """The ids of all documents that are not deleted.
 
     Args:
         segments: The segments of an index.
@@ -162,7 +162,7 @@ class LiveIds(Sequence[str]):
 
 
 class LiveDocuments:
-    """The documents of an index that was built with texts.
+    """The documents of an index that was built with texts, without deleted ones.
 
     Args:
         segments: The segments of an index.
@@ -182,7 +182,7 @@ class LiveDocuments:
         return self.at(self._places[number])
 
     def at(self, place: Place) -> Document:
-        """The document at a place."""
+        """The document at a position."""
         texts = self._segments[place.segment].documents.texts
         if texts is None:
             raise ValueError("this segment was opened without its texts")
@@ -192,7 +192,7 @@ class LiveDocuments:
 logger = logging.getLogger(__name__)
 
 _PRESETS: tuple[Preset, ...] = get_args(Preset)
-# Filters whose documents are remembered, so that a stream of queries under one filter works it out once.
+# Number of filters whose matching rows are cached, so that a stream of queries with one filter evaluates it once.
 _FILTERS = 4
 
 
@@ -204,8 +204,8 @@ class Index:
         manifest: What the index is and holds.
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
-        fields: The fields that can be filtered by, where these are only some of the segments of an index; None for those they have.
-        verified: See below.
+        fields: Fields that filters can test, if the segments are only a part of an index; None for the fields of these segments.
+        verified: Whether the files were opened with verification.
 
     Attributes:
         path: Folder of the index.
@@ -213,7 +213,7 @@ class Index:
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
         verified: Whether blocks of its files are compared with their checksums when they are first read.
-        matching: Filter -> which rows of each segment may be found under it; None for all of them.
+        matching: Cached function from a filter to the bitmap of matching rows of each segment; None instead of a bitmap if all rows match.
     """
 
     def __init__(
@@ -239,10 +239,10 @@ class Index:
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
-        """The fields that can be filtered by, each with the types of its values.
+        """Fields that filters can test, each with the types of its values.
 
         Raises:
-            DamagedIndexError: The metadata is not what was written.
+            DamagedIndexError: The metadata file is damaged.
         """
         return _fields_of(self.segments) if self._fields is None else self._fields
 
@@ -271,7 +271,7 @@ class Index:
         """Measured recall and latency; None without calibration.
 
         Raises:
-            InputError: Another Quiver measured it, in a way that this one does not know.
+            InputError: The calibration was stored by a Quiver version with another format.
         """
         content = self.manifest.calibration
         return None if content is None else Calibration.from_json(content)
@@ -291,18 +291,18 @@ class Index:
         """The k best documents of each query; ties go to the greater id.
 
         Args:
-            queries: (Q, d) for one vector a document, Q arrays (n_i, d) for one a token; comparable by inner product, searched as float32.
-            k: Hits a query; capped at the number of documents that have a vector and may be found.
-            filter: Which documents may be found: a condition as on the command line, such as ``"year>=2015"``, several that must all hold,
-                or a `Filter`. It is applied inside the search, so that k are found if there are k.
+            queries: (Q, d) for a dense index, Q arrays (n_i, d) for token vectors; similarity is the inner product, computed in float32.
+            k: Hits per query; capped at the number of documents that have a vector and match the filter.
+            filter: Condition on fields as on the command line, such as ``"year>=2015"``, several conditions that must all hold, or a
+                `Filter`. It is applied during the search, so that k hits are found if k documents match.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
             target_recall: Recall to reach, instead of an effort: the share of the k best documents that a search finds, averaged over
-                queries; see ``search_params_for``. It was measured without a filter; filtered searches look more widely.
+                queries; see ``search_params_for``. It was measured without a filter; filtered searches visit more of the index.
 
         Raises:
-            InputError: The filter is malformed or names a field that no document has, there is no such preset, the engine has no such
-                parameter, or its recall was not measured.
-            ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target recall.
+            InputError: The filter is malformed or names a field that no document has, the preset or search parameter does not exist, or
+                recall was not measured for the target.
+            ValueError: k < 1, the queries are not finite or have a wrong width, or both an effort and a target recall are given.
         """
         return self.answer(self.request(queries, k, filter=filter, effort=effort, target_recall=target_recall))
 
@@ -331,10 +331,10 @@ class Index:
         return SearchRequest(asked, k, self._params("balanced" if effort is None else effort, k), chosen)
 
     def answer(self, request: SearchRequest) -> Hits:
-        """The hits of a request, which may have been checked by an index of more segments than this one has: nothing else is asked here.
+        """Search the segments of this index. The request is not checked again; an index with more segments may have checked it.
 
         Raises:
-            ValueError: A query makes scores that float32 cannot hold.
+            ValueError: A query has scores that overflow float32.
         """
         asked, k = request.queries, request.k
         bitmaps = [segment.alive for segment in self.segments] if request.filter is None else self.matching(request.filter)
@@ -347,18 +347,18 @@ class Index:
         return merged([[SegmentHits(strings, results[query]) for strings, results in found] for query in range(len(asked))], k)
 
     def search_params_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
-        """The fastest search parameters that were measured to reach a recall, by the lower end of its 95% interval.
+        """The fastest measured search parameters whose 95% interval of recall lies above a target.
 
         Args:
-            target_recall: Above 0 and at most 1: the share of the k documents with the best scores that a search finds, on average, by the
-                vectors that the index keeps.
-            k: Hits a query. Where so many were not measured, the next greater number is looked up, and as many candidates are taken.
+            target_recall: Share of the exact top k that a search finds, averaged over queries, in (0, 1]. The exact top k are those of the
+                index's own ``exact`` search.
+            k: Hits per query. If k was not measured, the next larger measured number is used and the parameters are scaled to k.
 
         Returns:
-            Search parameters by name: those of exhaustive search if no others reach the target; none for an exact engine.
+            Search parameters by name; those of exhaustive search if no others reach the target. Empty for an exact engine.
 
         Raises:
-            InputError: Nothing was measured, or not so many hits.
+            InputError: The index is not calibrated, or not for so many hits.
             ValueError: The target is not in (0, 1].
         """
         check_target(target_recall)
@@ -375,32 +375,33 @@ class Index:
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
         """Search parameters of the presets for k hits.
 
-        ``exact`` looks at everything. Where recall was measured, ``balanced`` is the fastest effort with a recall of 0.95, and ``fast``
-        that with 0.90 (`retrieval.index.recall_table.RecallTable.preset`). Where it was not, they are chosen from the size of the index;
-        for more hits than were measured each parameter is the greater of that choice and of the preset for the most that were.
+        ``exact`` searches exhaustively. In a calibrated index, ``balanced`` is the fastest grid point with a recall of at least 0.95 and
+        ``fast`` the fastest with at least 0.90 (`retrieval.index.recall_table.RecallTable.preset`). Without calibration the parameters
+        depend on the size of the index. For a larger k than was measured, each parameter is the maximum of that default and of the
+        preset for the largest measured k.
         """
         k = check_k(k)
         return {name: self._preset(name, k) for name in _PRESETS}
 
     def search_params(self, effort: str | Mapping[str, Setting], k: int) -> Mapping[str, Setting]:
-        """All search parameters of a search for k hits, as `search` uses them.
+        """All search parameters that `search` uses for k hits.
 
         Args:
             effort: A preset, or search parameters by name.
             k: Number of hits.
 
         Raises:
-            InputError: There is no such preset or search parameter.
+            InputError: The preset or search parameter does not exist.
         """
         return asdict(self._params(effort, check_k(k)))
 
     def preset_recall(self) -> Mapping[int, Mapping[Preset, GridPoint]]:
-        """What was measured of the presets, by the number of hits; nothing where recall was not measured."""
+        """Measured recall and latency of the presets by number of hits; empty without calibration."""
         tables = () if self._measured is None else self._measured.tables
         return {table.k: {name: table.preset(name) for name in _PRESETS} for table in tables}
 
     def locate(self, ids: Sequence[str]) -> list[Place | None]:
-        """Segment and row of each document; None for an unknown id."""
+        """Position of each document; None for an unknown id."""
         places: list[Place | None] = [None] * len(ids)
         for number, segment in enumerate(self.segments):
             rows = segment.rows_of(ids)
@@ -409,19 +410,19 @@ class Index:
         return places
 
     def shared_documents(self, other: Index) -> int:
-        """The number of documents of this index whose ids are in another one too, deleted ones left out."""
+        """Number of documents of this index whose ids also occur in another index, without deleted documents."""
         return sum(shared_documents(mine, theirs) for mine in self.segments for theirs in other.segments)
 
     def scores(self, query: NDArray[np.float32], ids: Sequence[str]) -> NDArray[np.float32]:
-        """Scores of given documents by the most exact stored vectors, (len(ids),).
+        """Scores of given documents, computed from the most precise stored vectors, (len(ids),).
 
         Args:
-            query: One query, (d,), or for one vector a token (n, d).
+            query: One query: (d,) for a dense index, (n, d) for token vectors.
             ids: Document ids.
 
         Raises:
-            InputError: There is no such document.
-            ValueError: The query is not finite, or of another width than the index.
+            InputError: A document does not exist.
+            ValueError: The query is not finite or has a wrong width.
         """
         asked = self._checked([query])[0]
         scores = np.empty(len(ids), np.float32)
@@ -433,26 +434,26 @@ class Index:
         return scores
 
     def document(self, key: str) -> Document:
-        """A document as it was added.
+        """A document in the form in which it was added.
 
         Raises:
-            InputError: No such document, or the index was built without texts.
+            InputError: The document does not exist, or the index was built without texts.
         """
         documents = self.documents
         place = self._place(key, self.locate([key])[0])
         return documents.at(place)
 
     def text_of(self, key: str) -> str:
-        """The text of a document as it was encoded, with its title if titles were used.
+        """The text of a document as the model encoded it, with its title if the index uses titles.
 
         Raises:
-            InputError: No such document, or the index was built without texts.
+            InputError: The document does not exist, or the index was built without texts.
         """
         return self.document(key).content(use_title=self.manifest.policy.use_title)
 
     @property
     def documents(self) -> LiveDocuments:
-        """All documents in the order they were added, read as they are asked for.
+        """All documents in the order they were added, read on access.
 
         Raises:
             InputError: The index was built without texts.
@@ -462,10 +463,10 @@ class Index:
         return LiveDocuments(self.segments)
 
     def check_filter(self, filter: FilterLike) -> Filter | None:
-        """Read a filter, and refuse one by a field that no document has.
+        """Parse a filter and check that its fields exist.
 
         Raises:
-            InputError: It is malformed, or no document has a field of that name (names those that there are).
+            InputError: The filter is malformed, or no document has one of its fields (names the fields that exist).
         """
         chosen = as_filter(filter)
         for condition in () if chosen is None or not self.segments else chosen.conditions:
@@ -475,10 +476,10 @@ class Index:
         return chosen
 
     def check_model(self, card: ModelCard) -> None:
-        """Refuse a model other than the one that built the index.
+        """Check that a model is the one that built the index.
 
         Raises:
-            InputError: The fingerprint is not that of the model which built the index; names both.
+            InputError: The fingerprints of the models differ; names both models.
         """
         check_model(self.path, self.manifest, card)
 
@@ -488,12 +489,12 @@ class Index:
         return place
 
     def _checked(self, queries: Any) -> Any:
-        """Queries as the engine takes them."""
+        """Check queries and convert them for the engine."""
         card = self.manifest.model
         return dense_queries(queries, card.dim) if card.kind == "dense" else token_queries(queries, card.dim)
 
     def _params(self, effort: str | Mapping[str, Setting], k: int) -> Any:
-        """A search effort as parameters of the engine."""
+        """Convert a search effort to search parameters of the engine."""
         if not isinstance(effort, str):
             return self.codec.search_params_from(effort)
         check_preset(effort)
@@ -518,7 +519,7 @@ class Index:
 
     @cached_property
     def _measured(self) -> Calibration | None:
-        """The calibration that presets are chosen from; None where there is none, or none that this version can use."""
+        """The calibration that presets are chosen from; None if there is none or this version cannot use it."""
         try:
             calibration = self.calibration
             for table in () if calibration is None else calibration.tables:
@@ -531,16 +532,16 @@ class Index:
 
 
 def open_index(path: Path | str, *, generation: int | None = None, verify: bool = True) -> Index:
-    """Open an index for searching; its vectors and texts stay in their files.
+    """Open an index for searching; its vectors and texts stay on disk.
 
     Args:
-        path: The folder that ``build_index`` wrote.
-        generation: The number of an older committed state that is still on the disk; None for the newest.
-        verify: Compare each block of a file with its checksum when it is first read, so that no answer comes of damaged bytes. Without,
-            only files that are parsed are verified.
+        path: Folder of the index.
+        generation: Number of an older generation that still exists; None for the newest.
+        verify: Compare each block of a file with its checksum when it is first read, so that no result is computed from damaged data.
+            If false, only files that are parsed are verified.
 
     Raises:
-        DamagedIndexError: A file that every search needs is missing, cut short or changed (names it), or the newest state is.
+        DamagedIndexError: A file that every search needs, or the newest manifest, is missing, truncated or changed; names the file.
         InputError: Not an index, another format version, nothing committed yet, no such generation, or an unknown engine.
     """
     layout = Layout(Path(path).resolve())
@@ -554,13 +555,13 @@ def open_index(path: Path | str, *, generation: int | None = None, verify: bool 
 
 
 def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool = True, fields: Mapping[str, tuple[str, ...]] | None = None) -> Index:
-    """Open a committed state whose manifest has been read; see `open_index`.
+    """Open a generation whose manifest has been read; see `open_index`.
 
     Args:
-        layout: The index.
-        manifest: Its state, or that of some of its segments: no other is opened.
+        layout: Paths of the index.
+        manifest: The manifest; with a subset of the segments, only those are opened.
         verify: See `open_index`.
-        fields: What can be filtered by, as the whole index has it; None where the manifest names all segments.
+        fields: Fields that filters can test in the whole index; None if the manifest names all segments.
     """
     codec = open_checked_codec(layout, manifest)
     segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
@@ -568,25 +569,25 @@ def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool = True, fi
 
 
 def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
-    """The codec of a state, whose files are verified first.
+    """Verify the files of a generation's codec and open it.
 
     Raises:
-        DamagedIndexError: They are not what was written, or not those of the manifest's model.
+        DamagedIndexError: A file is damaged, or the codec does not fit the manifest's model.
     """
     folder = layout.codecs / manifest.codec.name
     verify_files(folder, manifest.codec.files, full=True)
     codec = open_codec(manifest.kind, folder)
-    # Queries are compared with the manifest's model, and read by loops that take the codec's width for granted.
+    # Queries are checked against the manifest's model only, and the kernels rely on the codec's width.
     if (ENGINES[manifest.kind].kind, codec.dim) != (manifest.model.kind, manifest.model.dim):
         raise DamagedIndexError(f"{folder}: not a codec for {manifest.model.kind} vectors of width {manifest.model.dim}; {LOOK}")
     return codec
 
 
 def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
-    """Refuse a model whose vectors are not those of an index.
+    """Check that a model is the one that built an index.
 
     Raises:
-        InputError: The fingerprint is not that of the model which built the index; names both.
+        InputError: The fingerprints of the models differ; names both models.
     """
     built = manifest.model
     if card.fingerprint != built.fingerprint:
@@ -610,7 +611,7 @@ def _fields_of(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]
 
 
 def _allowed_rows(segments: Sequence[OpenSegment], filter: Filter) -> tuple[Bitmap | None, ...]:
-    """Which rows of each segment may be found under a filter; None for all of them."""
+    """Bitmap of the rows of each segment that match a filter; None if all rows match."""
     bitmaps: list[Bitmap | None] = []
     for segment in segments:
         allowed = segment.kept

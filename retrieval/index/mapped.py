@@ -30,22 +30,22 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(path: Path, size: int) -> NDArray[np.uint8]:
-    """The bytes of a file, (size,), mapped read-only: nothing is read until it is used.
+    """Map a file into memory, read-only, as an array (size,); pages are read on access.
 
     Args:
         path: The file.
         size: Its size in bytes, at least 1.
 
     Raises:
-        OSError: It cannot be opened or mapped.
+        OSError: The file cannot be opened or mapped.
     """
-    if os.name == "nt":  # no mmap there to call, and no such limit
+    if os.name == "nt":  # Windows has no mmap call and no limit on mappings
         return np.asarray(np.memmap(path, np.uint8, "r", shape=(size,)))
     return np.asarray(_Mapping(path, size))
 
 
 class _Mapping:
-    """A mapping that ends when the last array of it is gone."""
+    """A memory mapping that is released when the last array on it is deleted."""
 
     def __init__(self, path: Path, size: int) -> None:
         map_pages, unmap_pages = _calls()
@@ -55,7 +55,7 @@ class _Mapping:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(path))
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True)}
-        # Not when the interpreter ends: other threads may still be reading, and the system unmaps what is left.
+        # Not at interpreter exit: other threads may still be reading, and the operating system releases the mapping.
         weakref.finalize(self, unmap_pages, address, size).atexit = False
 
 
@@ -64,7 +64,7 @@ def _calls() -> tuple[Any, Any]:
     """``mmap`` and ``munmap`` of the C library."""
     library = ctypes.CDLL(None, use_errno=True)
     map_pages, unmap_pages = library.mmap, library.munmap
-    # The last argument is an off_t, which is as wide as a long wherever torch runs.
+    # The last argument is an off_t, which is as wide as a long on all platforms of torch.
     map_pages.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
     map_pages.restype = ctypes.c_void_p
     unmap_pages.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
@@ -77,17 +77,17 @@ if TYPE_CHECKING:
 Content = TypeVar("Content")
 
 BLOCK = 1 << 14
-"""Bytes of a block; the last one of a file may be shorter."""
+"""Block size in bytes; the last block of a file may be shorter."""
 
 CHECKSUMS = "checksums"
-"""Name of the file that holds the digests of the other files of a folder, in the order of their names."""
+"""Name of the file with the digests of all other files of a folder, sorted by file name."""
 
 DIGEST = 16
-"""Bytes of a digest: a CRC-32, which tells where a single bit has flipped, and 12 bytes of a sha256, which tells everything else."""
+"""Bytes of a digest: a CRC-32, which locates a single flipped bit, and 12 bytes of a SHA-256, which detect any other change."""
 
 _SHIFT = BLOCK.bit_length() - 1
 _CRC = 4
-# Blocks that are hashed at a time where a whole file is.
+# Blocks read at a time to hash a whole file.
 _READ = 64
 
 
@@ -102,10 +102,10 @@ def block_digest(content: bytes | bytearray | memoryview) -> bytes:
 
 
 def file_digests(path: Path) -> NDArray[np.uint8]:
-    """The digests of a file's blocks, (blocks, 16).
+    """Digests of a file's blocks, (blocks, 16).
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     digests = bytearray()
     with path.open("rb", buffering=0) as file:
@@ -117,22 +117,22 @@ def file_digests(path: Path) -> NDArray[np.uint8]:
 
 
 def digests_sha256(digests: NDArray[np.uint8]) -> str:
-    """What the manifest holds of a file: the sha256 of its digests."""
+    """Checksum of a file in the manifest: the SHA-256 of its digests."""
     return hashlib.sha256(digests.tobytes()).hexdigest()
 
 
 def read_digests(folder: Path, files: Mapping[str, FileEntry]) -> dict[str, NDArray[np.uint8]]:
-    """The digests of the files of a folder, (blocks, 16) each, which are those that the manifest vouches for wherever that is possible.
+    """Digests of the files of a folder, (blocks, 16) each, verified with the manifest where possible.
 
-    Where the file of digests is damaged, those of a file that is whole are computed again; those of another file are taken as they are:
-    the blocks that agree with them are whole, whatever happened to the others.
+    If the file of digests is damaged, the digests of intact files are recomputed. Those of damaged files are returned unverified: a
+    block that matches its stored digest is intact in any case.
 
     Args:
-        folder: The folder of a segment or codec.
-        files: The manifest's entries.
+        folder: Folder of a segment or codec.
+        files: Entries of the manifest.
 
     Raises:
-        InputError: A file may not be read, which is no damage.
+        InputError: A file cannot be read for a reason other than damage.
     """
     stored = read_around(folder / CHECKSUMS, Path.read_bytes) or b""
     wanted = DIGEST * sum(count_blocks(entry.bytes) for entry in files.values())
@@ -154,10 +154,10 @@ def _recomputed(path: Path, entry: FileEntry, otherwise: NDArray[np.uint8]) -> N
 
 
 def read_around(path: Path, read: Callable[[Path], Content]) -> Content | None:
-    """What is read of a file; None where the file is damaged.
+    """Read a file; return None if it is damaged.
 
     Raises:
-        InputError: It cannot be read for a reason that is not damage.
+        InputError: The file cannot be read for a reason other than damage.
     """
     try:
         return read(path)
@@ -169,12 +169,12 @@ def read_around(path: Path, read: Callable[[Path], Content]) -> Content | None:
 
 
 class BlockChecks:
-    """Which blocks of one file have been compared with their digests; made for one reader of the file.
+    """Keeps track of the blocks of a file that have been compared with their digests; one instance per open file.
 
     Args:
-        path: The file, for messages.
-        content: Its bytes, mapped, (size,).
-        digests: Of its blocks, (blocks, 16).
+        path: The file, for error messages.
+        content: Its bytes, memory-mapped, (size,).
+        digests: Digests of its blocks, (blocks, 16).
     """
 
     def __init__(self, path: Path, content: NDArray[np.uint8], digests: NDArray[np.uint8]) -> None:
@@ -186,10 +186,10 @@ class BlockChecks:
         self._lock = threading.Lock()
 
     def need(self, first: int, last: int) -> None:
-        """Compare the blocks of the bytes ``first`` to ``last - 1`` that have not been compared yet.
+        """Verify the blocks of the bytes ``first`` to ``last - 1`` that have not been verified yet.
 
         Raises:
-            DamagedIndexError: One is not what was written.
+            DamagedIndexError: A block does not match its digest.
         """
         if self._left and last > first:
             self._compare(np.arange(first >> _SHIFT, ((last - 1) >> _SHIFT) + 1))
@@ -209,7 +209,7 @@ class BlockChecks:
         self._compare(begins)
 
     def damaged(self) -> NDArray[np.bool_]:
-        """Which blocks are not what was written, (blocks,); all of them are read."""
+        """Read all blocks and return which ones are damaged, (blocks,)."""
         return np.array([not self._holds(block) for block in range(len(self._digests))], bool)
 
     def _compare(self, blocks: NDArray[np.int64]) -> None:
@@ -231,9 +231,9 @@ class BlockChecks:
 
 
 def corrected(content: bytes, digest: bytes) -> bytes | None:
-    """A block with the one flipped bit turned back that makes it agree with its digest; None where no single bit does.
+    """Correct a single flipped bit in a block; return None if no single flip makes the block match its digest.
 
-    Flipped bits are what faulty memory and worn media leave most often.
+    Single bit flips are the most common damage by faulty memory and worn media.
 
     Example:
         >>> corrected(b"sea birdc", block_digest(b"sea birds"))
@@ -250,28 +250,28 @@ def corrected(content: bytes, digest: bytes) -> bytes | None:
 
 @cache
 def _crc_changes() -> NDArray[np.uint32]:
-    """What a flipped bit changes of a block's CRC-32: by the byte's distance from the end, and by the bit, (16,384, 8)."""
+    """Change of a block's CRC-32 by one flipped bit, by distance of the byte from the end and by bit, (16,384, 8)."""
     table = np.array([zlib.crc32(bytes([value])) ^ zlib.crc32(b"\0") for value in range(256)], np.uint32)
     changes = np.empty((BLOCK, 8), np.uint32)
     changes[0] = table[1 << np.arange(8)]
-    for distance in range(1, BLOCK):  # a further byte behind the flipped one
+    for distance in range(1, BLOCK):  # one more byte after the flipped one
         before = changes[distance - 1]
         changes[distance] = table[before & 0xFF] ^ (before >> 8)
     return changes
 
 
 def map_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Map a file as an array, read-only: nothing is read until it is used.
+    """Map a file as a read-only array; pages are read on access.
 
     Args:
-        path: The file, as ``write_array`` wrote it.
-        dtype: Its type; it is little-endian in the file.
-        shape: Its shape; -1 in the first place takes what the file holds.
+        path: File written by ``write_array``.
+        dtype: Type of the elements; they are little-endian in the file.
+        shape: Shape of the array; -1 as the first size is computed from the file size.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        DamagedIndexError: It has another size.
-        InputError: It cannot be read, for a reason that is not damage.
+        FileNotFoundError: The file does not exist.
+        DamagedIndexError: The file has a wrong size.
+        InputError: The file cannot be read for a reason other than damage.
     """
     stored = np.dtype(dtype).newbyteorder("<")
     try:
@@ -291,13 +291,13 @@ def map_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[A
 class CheckedArray:
     """An array of rows whose bytes are verified when they are first read.
 
-    Indexing verifies what it returns. `rows`, `spans` and `whole` verify and return the array itself, for loops that take an array
-    and row numbers.
+    Indexing verifies what it returns. `rows`, `spans` and `whole` verify the named rows and return the complete array, for kernels that
+    take an array and row numbers.
 
     Args:
-        array: The array, (n, ...), C-contiguous, mapped or in memory.
-        checks: Of the file behind it; None where nothing is to be verified.
-        lost: Blocks of the file that are known to be damaged, (blocks,): repair reads around them.
+        array: The array, (n, ...), C-contiguous, memory-mapped or in memory.
+        checks: Verification of the underlying file; None for no verification.
+        lost: Blocks of the file known to be damaged, (blocks,); repair reads around them.
 
     Attributes:
         shape: Shape of the array.
@@ -325,32 +325,32 @@ class CheckedArray:
         return self._array[rows]
 
     def item(self, row: int) -> Any:
-        """One number of an array of one dimension, as Python has it."""
+        """One element of a one-dimensional array, as a Python number."""
         if self._checks is not None:
             self._checks.need(row * self._width, (row + 1) * self._width)
         return self._array.item(row)
 
     def rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """The whole array, of which these rows are verified."""
+        """The complete array, after verifying the given rows."""
         if self._checks is not None:
             firsts = np.asarray(rows, np.int64) * self._width
             self._checks.need_each(firsts, firsts + self._width)
         return self._array
 
     def spans(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[Any]:
-        """The whole array, of which the rows ``begins[i]`` to ``ends[i] - 1`` are verified."""
+        """The complete array, after verifying the rows ``begins[i]`` to ``ends[i] - 1``."""
         if self._checks is not None:
             self._checks.need_each(begins * self._width, ends * self._width)
         return self._array
 
     def whole(self) -> NDArray[Any]:
-        """The whole array, verified."""
+        """The complete array, after verifying all of it."""
         if self._checks is not None:
             self._checks.need(0, self.nbytes)
         return self._array
 
     def damaged(self) -> NDArray[np.bool_]:
-        """Which rows have a byte in a block that is lost, (n,)."""
+        """Which rows have a byte in a lost block, (n,)."""
         if self._lost is None or not len(self):
             return np.zeros(len(self), bool)
         lost_before = np.append(0, np.cumsum(self._lost))
@@ -361,16 +361,16 @@ class CheckedArray:
 
 
 def as_checked(array: NDArray[Any] | CheckedArray) -> CheckedArray:
-    """An array in memory as a `CheckedArray` in which nothing is to be verified."""
+    """Wrap an array in memory as a `CheckedArray` without verification."""
     return array if isinstance(array, CheckedArray) else CheckedArray(array)
 
 
 @dataclass(frozen=True)
 class SalvagedFile:
-    """A damaged file as far as it can be read.
+    """The readable part of a damaged file.
 
     Attributes:
-        content: Its bytes, (size,), with zeros where there is nothing to be read.
+        content: Bytes of the file, (size,), with zeros where they cannot be read.
         lost: Which blocks are damaged, (blocks,).
     """
 
@@ -383,9 +383,9 @@ class Files:
 
     Args:
         folder: The folder.
-        digests: File name -> the digests of its blocks; what is not named is not verified.
-        sizes: File name -> bytes that were written, for files whose size is known.
-        salvaged: File name -> what is left of a damaged file, which is read in its place.
+        digests: Digests of the blocks by file name; files without digests are not verified.
+        sizes: Expected sizes in bytes by file name, as far as they are known.
+        salvaged: Salvaged content by file name, read instead of the damaged files.
         contents: File name -> bytes, for files in memory; None for files on disk.
     """
 
@@ -406,7 +406,7 @@ class Files:
 
     @classmethod
     def written(cls, folder: Path, disk: Disk) -> Files:
-        """Files that were just written through a disk, which may keep them in memory; nothing is verified."""
+        """Files that were just written through a disk, possibly a `MemoryDisk`; they are not verified."""
         if not isinstance(disk, MemoryDisk):
             return cls(folder)
         return cls(folder, contents={path.name: content for path, content in disk.contents.items() if path.parent == folder})
@@ -428,22 +428,22 @@ class Files:
         return CheckedArray(array, checks)
 
     def read(self, name: str) -> bytes:
-        """The content of a file, verified.
+        """Read and verify a file.
 
         Raises:
-            FileNotFoundError: There is no such file.
-            DamagedIndexError: It is not what was written.
+            FileNotFoundError: The file does not exist.
+            DamagedIndexError: The file is damaged.
         """
         content: bytes = self.map(name, np.uint8, (-1,)).whole().tobytes()
         return content
 
     @property
     def lost_names(self) -> list[str]:
-        """The files of which a part is lost."""
+        """Names of the files that are partly lost."""
         return [name for name, file in self._salvaged.items() if file.lost.any()]
 
     def is_lost(self, name: str) -> bool:
-        """Whether a part of a file is lost."""
+        """Whether a file is partly lost."""
         return name in self.lost_names
 
     @staticmethod
@@ -453,12 +453,12 @@ class Files:
 
 
 def lengths_around(lengths: NDArray[np.integer[Any]], lost: NDArray[np.bool_], total: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Lengths of which some are lost, filled up so that the others begin where they did; and the rows that nobody can place, (P,).
+    """Replace lost lengths so that the rows after them keep their first vectors; also return the rows that cannot be located, (P,).
 
     Args:
-        lengths: Vectors of each row, (P,).
+        lengths: Number of vectors of each row, (P,).
         lost: Which of the lengths are lost, (P,).
-        total: Vectors of all rows T.
+        total: Number of vectors of all rows, T.
 
     Example:
         >>> lengths_around(np.array([2, 9, 9, 3]), np.array([False, True, True, False]), 10)
@@ -474,10 +474,10 @@ def lengths_around(lengths: NDArray[np.integer[Any]], lost: NDArray[np.bool_], t
 
 
 def rows_with(vectors: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The rows that have one of some vectors, (P,).
+    """Rows that have at least one of the marked vectors, (P,).
 
     Args:
-        vectors: Which vectors, (T,).
+        vectors: Marked vectors, (T,).
         offsets: First vector of each row, and T, (P + 1,).
     """
     before = np.append(0, np.cumsum(vectors))
@@ -486,11 +486,11 @@ def rows_with(vectors: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray
 
 
 def strings_lost(offsets: CheckedArray, content: CheckedArray) -> NDArray[np.bool_]:
-    """Which of some strings have lost a byte or one of their borders, (n,).
+    """Which strings have lost a byte or one of their offsets, (n,).
 
     Args:
-        offsets: Where each string begins, and the number of bytes, (n + 1,) int64.
-        content: The bytes of all of them.
+        offsets: Start of each string, and the number of bytes, (n + 1,) int64.
+        content: Bytes of all strings.
     """
     damaged = offsets.damaged()
     lost = damaged[:-1] | damaged[1:]
@@ -505,12 +505,12 @@ COPIED = 1 << 20
 
 
 class RecordFiles:
-    """Writes the files of a segment side by side.
+    """Writes several files of a segment at the same time.
 
     Args:
         folder: An existing folder.
-        disk: Writes.
-        holds: File name -> what it holds.
+        disk: Performs all writes.
+        holds: Description of the content of each file, by name.
     """
 
     def __init__(self, folder: Path, disk: Disk, holds: Mapping[str, str]) -> None:
@@ -525,7 +525,7 @@ class RecordFiles:
 
     def write(self, name: str, records: NDArray[Any]) -> None:
         """Append records to a file, (n, ...)."""
-        if not len(records):  # what has no bytes has no buffer either
+        if not len(records):  # an empty array has no buffer
             return
         try:
             self._open[name].write(little_endian(records).data)
@@ -534,7 +534,7 @@ class RecordFiles:
             raise
 
     def copy(self, name: str, records: NDArray[Any] | CheckedArray, keep: NDArray[np.bool_]) -> None:
-        """Append those of the records of another segment, (P, ...), that are kept, (P,)."""
+        """Append the kept records of another segment, (P, ...), chosen by a bitmap (P,)."""
         step = _step(records)
         for start in range(0, len(records), step):
             part = slice(start, start + step)
@@ -547,7 +547,7 @@ class RecordFiles:
             self.write(name, records[start : min(start + step, last)])
 
     def close(self) -> dict[str, str]:
-        """Finish the files; file name -> what it holds."""
+        """Close the files and return what each holds, by name."""
         try:
             for file in self._open.values():
                 file.close()
@@ -557,7 +557,7 @@ class RecordFiles:
         return self._holds
 
     def _abandon(self) -> None:
-        """Let go of the files after an error; what their buffers hold cannot be written, which is no news."""
+        """Close the files after an error, ignoring further errors from unwritten buffers."""
         for file in self._open.values():
             try:
                 file.close()
@@ -566,5 +566,5 @@ class RecordFiles:
 
 
 def _step(records: NDArray[Any] | CheckedArray) -> int:
-    """Records that are copied at a time."""
+    """Number of records copied at a time."""
     return max(1, COPIED // max(1, records.nbytes // max(1, len(records))))

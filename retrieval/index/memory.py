@@ -1,6 +1,6 @@
-"""Indexes in memory: the engines, documents and search of an index in a folder, without the folder.
+"""In-memory indexes: same engines, documents and search as an index in a folder.
 
-`index_vectors` indexes vectors that exist already, such as those of the embedding store; the exact engines read them where they are.
+`index_vectors` indexes existing vectors, such as those of the embedding store; the exact engines use them without a copy.
 `build_in_memory` is ``build_index`` without ``out``: it encodes documents and keeps their texts and metadata.
 
 Shapes: P documents, T vectors of all documents, d vector width.
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 MEMORY = Path("(in memory)")
 """Path of an index in memory, in errors and logs."""
 
-# Documents that are encoded in one call, as in a build on disk.
+# Documents encoded in one call, as in a build on disk.
 _CHUNK = 512
-# Vectors outside memory up to this size are read once and searched in memory.
+# Vectors outside memory up to this size are read into memory before searching.
 READ_BYTES = 256 << 20
 
 
@@ -61,8 +61,8 @@ def index_vectors(
     Args:
         ids: P document ids.
         vectors: (P, d), or for token vectors (T, d), document after document; their inner product is the similarity. The exact engines
-            read them where they are, all at once only if they take at most 256 MiB.
-        card: The model that they come from; its ``kind`` and ``dim`` decide which engines fit.
+            use them without a copy, and read vectors outside memory completely only up to 256 MiB.
+        card: Card of the model that made them; its ``kind`` and ``dim`` decide which engines fit.
         lengths: Token vectors of each document, (P,), zero allowed; None for one vector per document.
         engine: Engine with settings, see `quiver.retrieval.index.engine_table.parse_engine`.
         seed: Random seed of engines that are trained.
@@ -70,7 +70,7 @@ def index_vectors(
     Raises:
         InputError: The engine or a setting is unknown or does not fit the model; there are no documents, an id is repeated, no document
             has a vector, or a vector is not finite (names the document).
-        ValueError: The numbers of ids, lengths and vectors do not fit each other.
+        ValueError: The numbers of ids, lengths and vectors do not match.
     """
     rows = MatrixRows(np.ascontiguousarray(vectors, np.float32)) if isinstance(vectors, np.ndarray) else vectors
     offsets = _offsets(ids, rows, lengths)
@@ -126,7 +126,7 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     )
     writer = SegmentFolderWriter(MEMORY, codec, disk, texts=options.store_text, fields=options.fields)
     parts.reverse()
-    while parts:  # each part is released once it is written, so that the vectors are not in memory twice
+    while parts:  # release each part after writing it, so that the vectors are not in memory twice
         chunk, encoded = parts.pop()
         writer.add(chunk, encoded.vectors, None if card.kind == "dense" else encoded.lengths, encoded.token_ids, encoded.tokens)
         del encoded
@@ -138,7 +138,7 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
 
 
 def _offsets(ids: Sequence[str], rows: Rows, lengths: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """First vector of each document, and T, (P + 1,), after the ids and lengths were checked."""
+    """Check ids and lengths; return the first vector of each document, and T, (P + 1,)."""
     if lengths is None:
         check_new_ids(ids, rows.shape[0])
         return np.arange(rows.shape[0] + 1)
@@ -152,7 +152,7 @@ def _offsets(ids: Sequence[str], rows: Rows, lengths: Sequence[int] | NDArray[np
 
 
 def _trained(name: str, spec: EngineSpec, rows: Rows, offsets: NDArray[np.int64], card: ModelCard, *, dense: bool, seed: int) -> AnyCodec:
-    """The codec of an engine, trained on documents chosen at random."""
+    """Train the codec of an engine on documents chosen at random."""
     chosen_engine = engine(name, card)
     chosen_engine.check(spec.settings, card)
     lengths = np.diff(offsets)
@@ -163,7 +163,7 @@ def _trained(name: str, spec: EngineSpec, rows: Rows, offsets: NDArray[np.int64]
 
 
 def _chosen(vectors: int, lengths: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """Numbers of documents chosen at random, ascending, that have at least so many vectors together, or of all."""
+    """Choose documents at random with at least ``vectors`` vectors in total, or all documents; their numbers, ascending."""
     order = np.random.default_rng(seed).permutation(len(lengths))
     enough = int(np.searchsorted(np.cumsum(lengths[order]), vectors)) + 1 if vectors else 0
     chosen: NDArray[np.int64] = np.sort(order[:enough])
@@ -184,7 +184,7 @@ def _sample(parts: Sequence[Encoded], chosen: NDArray[np.int64], card: ModelCard
 
 
 def _written(codec: AnyCodec, rows: Rows, offsets: NDArray[np.int64], *, dense: bool) -> AnySegment:
-    """A segment of an engine that codes vectors, written to memory."""
+    """Write a segment of a compressing engine to memory and open it."""
     disk = MemoryDisk()
     writer = codec.writer(MEMORY, disk)
     size = block_rows(rows.shape[1])

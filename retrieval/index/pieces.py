@@ -2,9 +2,10 @@
 
 A *chunk* is a list of documents that the model encodes in one call. Vectors may depend on it in their last bits, because the batch decides
 how matrices are multiplied; chunks are therefore the same for one worker and for a hundred. A *piece* is a run of chunks: the work unit of
-an executor and the most that a kill can cost. The plan is stored with the pieces, so that a resumed build has the same pieces whatever
-memory or workers it gets. A finished piece has a durable marker, and a resumed build makes only the missing ones. Merging copies bytes
-and encodes nothing; the resulting bytes do not depend on the borders of the pieces or on who made them.
+how matrices are multiplied; chunks therefore do not depend on the number of workers. A *piece* is a run of chunks: the work unit of
+an executor and the most work that is lost if a process is killed. The plan is stored with the pieces, so that a resumed build has the same
+pieces whatever its memory limit or number of workers. A finished piece has a durable marker, and a resumed build makes only the missing
+ones. Merging copies bytes and encodes nothing; the resulting bytes do not depend on the borders of the pieces or on which worker made them.
 
 If a codec has to be trained, documents chosen at random are encoded first, and their vectors wait on disk until their piece is written.
 Training, merging and the commit happen in the building process. A worker needs only the folder of the index, on a shared file system,
@@ -57,20 +58,20 @@ class BuildOptions:
     """Options of a build.
 
     Attributes:
-        engine: ``auto``, which suits the number of documents, ``exact``, or an engine by name, with settings as in ``ivf-dense:nlist=64``;
-            see `quiver.retrieval.index.engine_table.parse_engine`.
+        engine: ``auto`` (chosen by the number of documents), ``exact``, or an engine by name with settings, as in
+            ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engine_table.parse_engine`.
         settings: Settings of the engine; the others are chosen from the size of the corpus.
         seed: Random seed; equal documents, model, options and seed give byte-identical segments.
-        memory: Memory limit of a build in bytes, beside the model and one chunk of documents.
-        use_title: Put titles before the texts.
+        memory: Memory limit of a build in bytes, in addition to the model and one chunk of documents.
+        use_title: Whether titles are put before the texts.
         store_text: Store the texts, so that hits can be shown.
-        fields: The fields of the metadata that can be filtered by, each of which a document must have; None for all. A field of a nested
-            object has the names of both with a dot between.
-        calibrate: Whether the recall and latency of its search are measured in the end (`retrieval.index.calibration`), where its engine
-            is not exact; see `quiver.retrieval.index.calibration.allowed_seconds` for the time it takes.
-        threads: Threads that each worker encodes with; None for those of this process, shared out among the workers that run on its
-            machine. A build that goes on keeps the number that it was begun with. Vectors made with another number may differ in the
-            last bit where a library adds up in another order.
+        fields: Metadata fields that filters can test; some document must have each of them. None for all fields. The name of a field in a
+            nested object consists of both names, joined by a dot.
+        calibrate: Whether to measure the index's recall and latency (`retrieval.index.calibration`) at the end of the build, unless its
+            engine is exact. `quiver.retrieval.index.calibration.allowed_seconds` limits the time.
+        threads: Threads that each worker encodes with; None divides the threads of this process among the workers on its machine. A
+            resumed build keeps the number that it was started with. With another number, vectors may differ in the last bit because
+            libraries may add in another order.
     """
 
     engine: str = "auto"
@@ -84,13 +85,13 @@ class BuildOptions:
     threads: int | None = None
 
     def check_fields(self, there: Collection[str]) -> None:
-        """Refuse fields to filter by that no document has.
+        """Check that some document has each of the filter fields.
 
         Args:
             there: Names of all fields of the documents.
 
         Raises:
-            InputError: A field is not among them.
+            InputError: No document has one of the fields.
         """
         missing = [name for name in self.fields or () if name not in there]
         if missing:
@@ -103,20 +104,20 @@ DEFAULTS = BuildOptions()
 
 
 FAN = 4
-"""Segments that a merge of an addition with those before it waits for."""
+"""Number of segments, the new one included, from which an addition is merged with earlier segments."""
 
 FLOOR = 1 << 20
-"""Bytes below which a segment costs about the same to write, whatever is in it: a dozen files, each synced."""
+"""Bytes below which the cost of writing a segment does not depend on its size: it has a dozen files, each of which is synced."""
 
 
 class Extent(NamedTuple):
-    """How large a segment is.
+    """Size of a segment.
 
     Attributes:
         documents: Number of documents.
         vectors: Number of their vectors.
-        described: Bytes of the files of their ids and metadata.
-        size: Bytes of all files.
+        described: Size of the files of ids and metadata, in bytes.
+        size: Size of all files, in bytes.
     """
 
     documents: int
@@ -125,17 +126,17 @@ class Extent(NamedTuple):
     size: int = 0
 
     def with_more(self, other: Extent) -> Extent:
-        """Both together."""
+        """The sum of two sizes."""
         return Extent(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 def groups(codec: AnyCodec, extents: Sequence[Extent], memory: int) -> list[range]:
-    """Runs of segments that can be merged into one each.
+    """Group successive segments so that each group can be merged within the memory limit.
 
     Args:
-        codec: Says what merging takes.
-        extents: How large each segment is.
-        memory: Bytes that a merge may hold; a segment that takes more stays alone.
+        codec: Codec of the segments; it estimates the memory of a merge.
+        extents: Size of each segment.
+        memory: Memory limit of a merge in bytes; a segment that exceeds it stays alone.
     """
     runs: list[range] = []
     begin, whole = 0, Extent(0, 0)
@@ -148,19 +149,19 @@ def groups(codec: AnyCodec, extents: Sequence[Extent], memory: int) -> list[rang
 
 
 def first_merged(extents: Sequence[Extent], fits: Callable[[Extent], bool]) -> int:
-    """Where the segments begin that an addition is merged with, so that there are never many small ones and none is written often.
+    """Choose the segments that an addition is merged with, so that small segments stay few and none is rewritten often.
 
-    A size-tiered merge policy, as Lucene and log-structured stores have it: going back from the addition, a segment joins while it is no
-    larger than all that is newer than it, and a merge waits for `FAN` segments. A segment that is merged at least doubles: n additions of
-    one size write each of them log2(n) times at most, and leave about log2(n) + `FAN` segments. Segments smaller than `FLOOR` count as
-    that size; they are written more often, and are fewer.
+    This is a size-tiered merge policy, as in Lucene and log-structured stores: going back from the addition, a segment joins the merge if
+    it is no larger than all newer segments together, and the merge takes place if it has at least `FAN` segments. A merged segment at least
+    doubles in size: n additions of equal size rewrite each document at most log2(n) times and leave about log2(n) + `FAN` segments.
+    Segments smaller than `FLOOR` count as that size; they are rewritten more often and stay fewer.
 
     Args:
-        extents: How large each segment is, without its deleted documents; the last one is the addition.
-        fits: Whether a merged segment of an extent may be made.
+        extents: Size of each segment without its deleted documents; the last one is the addition.
+        fits: Whether a merge that results in a segment of a given size is allowed.
 
     Returns:
-        The first segment of the merge; the place of the addition where no merge is due.
+        Number of the first segment to merge; the number of the addition if no merge is due.
 
     Example:
         >>> def first(*sizes):
@@ -176,23 +177,23 @@ def first_merged(extents: Sequence[Extent], fits: Callable[[Extent], bool]) -> i
 
 
 def held(codec: AnyCodec, extent: Extent) -> int:
-    """Bytes that writing or merging a segment holds at most."""
+    """Maximum memory in bytes for writing or merging a segment."""
     return codec.memory(extent.documents, extent.vectors) + DOCUMENT_BYTES * extent.documents + DESCRIBED_COPIES * extent.described
 
 
-# English has about four characters a token, code and other scripts two or three; and there are special tokens.
+# English has about four characters per token, code and other scripts two or three; special tokens are added.
 _CHARACTERS_A_VECTOR = 2
 _SPECIAL = 3
 
 
 @dataclass(frozen=True)
 class SegmentPiece:
-    """A piece of the index.
+    """A piece of the index: successive documents that become one segment.
 
     Attributes:
-        name: Its name among the pieces.
+        name: Name of the piece.
         first: Number of its first document.
-        ends: Behind which document each of its chunks ends, ascending.
+        ends: End of each of its chunks as a document number, exclusive and ascending.
     """
 
     name: str
@@ -201,22 +202,22 @@ class SegmentPiece:
 
     @property
     def documents(self) -> int:
-        """How many it has."""
+        """Number of documents."""
         return self.ends[-1] - self.first
 
     def chunks(self) -> Iterable[tuple[int, int]]:
-        """First document of each chunk, and the one behind its last."""
+        """First document of each chunk, and the document after its last."""
         return zip((self.first, *self.ends), self.ends, strict=False)
 
 
 @dataclass(frozen=True)
 class SamplePiece:
-    """Documents that are encoded to train a codec on.
+    """Documents that are encoded to train a codec.
 
     Attributes:
-        name: Its name among the pieces.
-        numbers: Of the documents, ascending.
-        chunk: How many go to the model in one call.
+        name: Name of the piece.
+        numbers: Numbers of the documents, ascending.
+        chunk: Number of documents that the model encodes in one call.
     """
 
     name: str
@@ -225,19 +226,19 @@ class SamplePiece:
 
     @property
     def documents(self) -> int:
-        """How many it has."""
+        """Number of documents."""
         return len(self.numbers)
 
 
 @dataclass(frozen=True)
 class PieceLimits:
-    """When a piece is full: as soon as it has one of these.
+    """Limits of a piece; it is full when it reaches one of them.
 
     Attributes:
         documents: Number of documents.
-        characters: Of their texts.
-        vectors: Number of vectors, as far as that can be told from the texts.
-        memory: Bytes that a build may hold, twice what writing the piece takes.
+        characters: Characters of their texts.
+        vectors: Number of vectors, estimated from the texts.
+        memory: Memory limit of the build in bytes; writing a piece may use half of it.
     """
 
     documents: int
@@ -251,18 +252,18 @@ class PiecePlan:
     """The pieces of a build.
 
     Attributes:
-        pieces: In the order of the documents.
+        pieces: The pieces, in the order of the documents.
     """
 
     pieces: tuple[SegmentPiece, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept."""
+        """The plan as JSON."""
         return {"pieces": [list(piece.ends) for piece in self.pieces]}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> PiecePlan:
-        """From what ``to_json`` gave."""
+        """Read the output of ``to_json``."""
         first, pieces = 0, list[SegmentPiece]()
         for ends in content["pieces"]:
             pieces.append(SegmentPiece(piece_name(len(pieces)), first, tuple(ends)))
@@ -271,17 +272,17 @@ class PiecePlan:
 
 
 def piece_name(number: int) -> str:
-    """Name of a piece by its place."""
+    """Name of the piece with a given number."""
     return f"piece-{number:06d}"
 
 
 def chunk_ends(lengths: NDArray[np.uint32], *, documents: int, characters: int) -> list[int]:
-    """Behind which document each chunk ends.
+    """End of each chunk as a document number, exclusive.
 
     Args:
         lengths: Characters of each document, (P,).
-        documents: Of a chunk, at most.
-        characters: A chunk ends as soon as its texts have so many.
+        documents: Maximum number of documents per chunk.
+        characters: A chunk ends when its texts have at least this many characters.
 
     Example:
         >>> chunk_ends(np.array([1, 1, 1, 9, 1], np.uint32), documents=2, characters=5)
@@ -296,14 +297,14 @@ def chunk_ends(lengths: NDArray[np.uint32], *, documents: int, characters: int) 
 
 
 def plan_pieces(lengths: NDArray[np.uint32], ends: Iterable[int], limits: PieceLimits, card: ModelCard, codec: AnyCodec) -> PiecePlan:
-    """Runs of chunks.
+    """Group chunks into pieces.
 
     Args:
         lengths: Characters of each document, (P,).
-        ends: Behind which document each chunk ends.
-        limits: When a piece is full.
-        card: Of the model that encodes.
-        codec: Says what writing a piece takes.
+        ends: End of each chunk as a document number, exclusive.
+        limits: Limits of a piece.
+        card: Card of the model that encodes.
+        codec: Codec of the index; it estimates the memory of writing a piece.
     """
     vectors = np.minimum(lengths // _CHARACTERS_A_VECTOR + _SPECIAL, card.document_length) if card.kind == "colbert" else lengths * 0 + 1
     characters = np.append(0, np.cumsum(lengths, dtype=np.int64))
@@ -334,12 +335,12 @@ _SUFFIX = ".done"
 
 @dataclass(frozen=True)
 class Finished:
-    """A piece that is finished.
+    """A finished piece.
 
     Attributes:
-        folder: Where its files are.
-        holds: Its files, file name -> what it holds.
-        facts: What else is known of it.
+        folder: Folder with its files.
+        holds: Description of each file, by name.
+        facts: Further information stored with it, as JSON.
     """
 
     folder: Path
@@ -349,12 +350,12 @@ class Finished:
 
 @dataclass(frozen=True)
 class PieceFolders:
-    """Makes pieces in the folder of a build that is there.
+    """Stores pieces in the folder of a build.
 
     Attributes:
         folder: The folder.
-        disk: Takes all changes.
-        worker: Name of a worker, which nobody else has; empty for the process that holds the lock.
+        disk: Performs all writes.
+        worker: Unique name of the worker; empty for the process that holds the writers' lock.
     """
 
     folder: Path
@@ -362,10 +363,10 @@ class PieceFolders:
     worker: str = ""
 
     def finished(self, name: str) -> Finished | None:
-        """A piece that is finished and whole; None for one that is to be made.
+        """The finished piece of a name, verified; None if it has to be made.
 
         Raises:
-            InputError: It cannot be read, for a reason that is not damage, such as too many open files.
+            InputError: A file cannot be read for a reason other than damage, such as too many open files.
         """
         marker = self._marker(name)
         if not marker.is_file():
@@ -376,19 +377,20 @@ class PieceFolders:
             folder = self.folder / content["folder"]
             verify_files(folder, files, full=True)
         except (DamagedIndexError, KeyError, TypeError) as error:
-            # Not the whole error, which says what to do about an index: a commit that was killed has taken the files, or they are damaged.
+            # Log a message of its own: the error gives advice for a committed index. The files are damaged, or a killed commit has moved
+            # them.
             logger.warning("%s: files are missing or damaged; this piece of the build is made again", self.folder / name)
             logger.debug("%s: %s", name, error)
             return None
         return Finished(folder, {file: entry.holds for file, entry in files.items()}, content["facts"])
 
     def discard(self, name: str) -> None:
-        """Forget a piece that is not whole; for the process that holds the lock."""
+        """Remove the marker of a damaged piece; only for the process that holds the lock."""
         if self._marker(name).exists():
             self.disk.unlink(self._marker(name))
 
     def begin(self, name: str) -> Path:
-        """An empty folder for a piece; what was there under that name is thrown away."""
+        """Create an empty folder for a piece; an existing folder of that name is removed."""
         if not self.worker:
             self.discard(name)
         folder = self.folder / (f"{name}.{self.worker}" if self.worker else name)
@@ -398,22 +400,22 @@ class PieceFolders:
         return folder
 
     def finish(self, name: str, folder: Path, holds: Mapping[str, str], facts: Mapping[str, Any]) -> Finished:
-        """Make a piece durable, and note that it is finished.
+        """Make a piece durable and mark it as finished.
 
         Args:
-            name: The piece.
-            folder: What ``begin`` gave.
-            holds: Its files, file name -> what it holds.
-            facts: What else is to be known of it, as JSON has it.
+            name: Name of the piece.
+            folder: Folder that ``begin`` returned.
+            holds: Description of each file, by name.
+            facts: Further information to store, as JSON.
 
         Returns:
-            The piece; where another worker was faster, that worker's.
+            The piece; if another worker finished it first, that worker's.
         """
         files = {file: asdict(entry) for file, entry in seal(folder, holds, self.disk).items()}
         self.disk.sync_folder(self.folder)
         content = {"folder": folder.name, "files": files, "facts": dict(facts)}
         temporary = self.folder / f"{folder.name}.tmp"
-        if temporary.exists():  # of this worker's own, or of a process that held the lock and was killed
+        if temporary.exists():  # left by this worker, or by a killed process that held the lock
             self.disk.unlink(temporary)
         write_file(temporary, json.dumps({**content, "checksum": _digest(content)}).encode(), self.disk)
         try:
@@ -432,16 +434,16 @@ class PieceFolders:
 
 
 class WorkFolder:
-    """The folder of one build; the lock of the index is held.
+    """The working folder of one build; the caller holds the writers' lock of the index.
 
     Args:
-        layout: The index.
-        plan: Everything that decides the result, as JSON has it.
-        disk: Takes all changes.
+        layout: Paths of the index.
+        plan: Everything that determines the result, as JSON.
+        disk: Performs all writes.
 
     Attributes:
         folder: The folder.
-        pieces: What is in it.
+        pieces: The pieces in it.
     """
 
     def __init__(self, layout: Layout, plan: Mapping[str, Any], *, disk: Disk) -> None:
@@ -457,13 +459,13 @@ class WorkFolder:
 
     @property
     def names(self) -> list[str]:
-        """The pieces that are finished."""
+        """Names of the finished pieces."""
         return sorted(path.stem for path in self.folder.iterdir() if path.suffix == _SUFFIX)
 
     def remove(self) -> None:
         """Remove the folder with all pieces."""
-        # Renamed first: a worker whose build was killed may be about to make one more file in it, and now cannot. What is left of a
-        # folder of this name is removed by whoever writes to the index next.
+        # Rename first: a worker that outlived its killed build may be about to write another file into the folder, and now cannot. The next
+        # writer of the index removes leftovers of such a renamed folder.
         doomed = self._layout.doomed(self.folder.name)
         self._disk.rename(self.folder, doomed)
         remove_tree(doomed, self._disk)
@@ -486,15 +488,15 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 Piece: TypeAlias = SegmentPiece | SamplePiece
-"""What is made."""
+"""A unit of work."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """The pieces of the sample, which are finished.
+    """The finished pieces of the training sample.
 
     Attributes:
-        pieces: What was asked for, and the folder in which it is.
+        pieces: Each piece with its folder.
         dim: Vector width d.
     """
 
@@ -502,25 +504,25 @@ class Sampled:
     dim: int
 
     def encoded(self) -> list[Encoded]:
-        """The vectors of each piece, mapped."""
+        """The vectors of each piece, memory-mapped."""
         return [read_encoded(folder, piece.documents, self.dim) for piece, folder in self.pieces]
 
     def vectors(self) -> StoredSample:
-        """The vectors by the documents' numbers, mapped."""
+        """The vectors by document number, memory-mapped."""
         return StoredSample([(piece.numbers, encoded) for (piece, _), encoded in zip(self.pieces, self.encoded(), strict=True)])
 
 
 class PieceMaker:
-    """Makes pieces.
+    """Encodes documents and writes pieces.
 
     Args:
         model: Encodes the documents.
-        reading: The documents.
-        options: How the index is built.
-        folders: Where pieces go.
-        codec: Writes segments; None while there are only samples to make.
-        sample: Vectors that are there already.
-        advance: Is told of documents that are done.
+        reading: Reads the documents.
+        options: Options of the build.
+        folders: Stores the pieces.
+        codec: Writes segments; None if only samples are made.
+        sample: Vectors of the training sample, which are not encoded again.
+        advance: Called with the number of documents finished since the last call.
     """
 
     def __init__(
@@ -541,7 +543,7 @@ class PieceMaker:
         """Make a piece.
 
         Raises:
-            InputError: A vector is not finite (names the document), or the documents have changed.
+            InputError: A vector is not finite (names the document), or the corpus has changed.
         """
         return self._make_sample(piece) if isinstance(piece, SamplePiece) else self._make_segment(piece)
 
@@ -578,14 +580,14 @@ class PieceMaker:
 
 
 def contents_of(finished: Finished) -> Contents:
-    """What a finished piece of the index holds."""
+    """Counts and files of a finished piece of the index."""
     facts: Mapping[str, Any] = finished.facts
     return Contents(facts["documents"], facts["vectors"], TokenCounts(**facts["tokens"]), finished.holds)
 
 
 @dataclass(frozen=True)
 class MakeHere:
-    """The task of making pieces in the process that builds."""
+    """Task that makes pieces in the building process."""
 
     maker: PieceMaker
 
@@ -596,18 +598,18 @@ class MakeHere:
 
 @dataclass(frozen=True)
 class MakeAnywhere:
-    """The task of making pieces in another process, perhaps on another machine.
+    """Task that makes pieces in another process, possibly on another machine.
 
     Attributes:
-        folder: Of the build's pieces.
-        spool: The documents.
-        count: How many there are.
-        options: How the index is built.
-        card: Of the model.
-        threads: Threads to compute with.
-        codec: The engine and the folder of the codec; None while there are only samples to make.
-        sampled: The sample.
-        torch: Release of torch in the process that builds.
+        folder: Folder of the build's pieces.
+        spool: File of the documents.
+        count: Number of documents.
+        options: Options of the build.
+        card: Card of the model.
+        threads: Number of threads for torch.
+        codec: Engine name and folder of the codec; None if only samples are made.
+        sampled: The training sample.
+        torch: Version of torch in the building process.
     """
 
     folder: Path
@@ -638,37 +640,37 @@ class MakeAnywhere:
 
 logger = logging.getLogger(__name__)
 
-# Documents encoded in one call: enough to fill a batch, few enough that the bar moves every few seconds on a CPU.
-# Batches are packed, not padded: a larger choice of like lengths was not measurably faster.
+# Documents encoded in one call: enough to fill a batch, few enough that the progress bar moves every few seconds on a CPU.
+# Batches are packed, not padded, so grouping more documents by length gave no measurable speedup.
 CHUNK = 512
-# Long texts go in smaller calls, about 250,000 tokens each, whose vectors are held until they are written.
+# Calls with long texts are smaller, about 250,000 tokens each, because their vectors stay in memory until they are written.
 CHUNK_CHARACTERS = 1 << 20
-# A piece is full as soon as it has one of these; what is lost by a kill is less than a piece a worker. A small corpus has smaller ones,
-# about `PIECES` of them, so that there is something for every worker; a large one has no more than can be open at once.
+# A piece is full when it reaches one of these limits; a killed worker loses less than one piece. Small corpora have smaller pieces, about
+# `PIECES` of them, so that every worker has something to do; `PIECES` also limits the number of files open at once.
 PIECE_DOCUMENTS = 8192
 PIECE_CHARACTERS = 8 << 20
 PIECE_BYTES = 256 << 20
 PIECES = 256
 LEAST_PIECE = 512
-# Documents that are encoded to learn how many vectors a document has, and documents of one piece of the sample at most.
+# Documents encoded to estimate the number of vectors per document, and the maximum number of documents in a piece of the sample.
 PROBE = 256
 SAMPLE_PIECE = 2048
 
 CODEC = "codec"
-"""The piece that is the codec."""
+"""Name of the piece that holds the codec."""
 _PLAN, _THREADS = "plan", "threads"
 ENCODES_NOTHING = frozenset({CODEC, _PLAN, _THREADS})
-"""The pieces that are made in a moment; all others have cost encoding."""
+"""Names of the pieces whose creation encodes nothing; all others are worth keeping for a resumed build."""
 
 
 @dataclass(frozen=True)
 class CodecPlace:
-    """A codec on the disk.
+    """A codec on disk.
 
     Attributes:
         engine: Name of its engine.
-        folder: Where its files are.
-        holds: File name -> what it holds.
+        folder: Folder with its files.
+        holds: Description of each file, by name.
     """
 
     engine: str
@@ -677,15 +679,15 @@ class CodecPlace:
 
 
 class Pieces:
-    """One build.
+    """Makes the codec, the pieces and the segments of one build.
 
     Args:
         model: Encodes the documents.
         source: The documents.
-        options: How the index is built.
-        work: Takes the pieces.
-        executor: Has the pieces made.
-        progress: Show bars over the documents.
+        options: Options of the build.
+        work: Working folder.
+        executor: Runs the tasks that make pieces.
+        progress: Show progress bars over the documents.
     """
 
     def __init__(
@@ -702,7 +704,7 @@ class Pieces:
         self._threads = self._agreed_threads()
 
     def codec(self, name: str) -> tuple[AnyCodec, CodecPlace]:
-        """The codec of an engine, trained now or before the build was interrupted."""
+        """Return the codec of an engine, trained now or before an interruption."""
         wanted = engine(name, self._card).sample
         if wanted(self._source.count):
             self._sampled = self._encode_sample(self._choose(wanted), "sample")
@@ -712,15 +714,15 @@ class Pieces:
             done = self._work.pieces.finish(
                 CODEC, folder, self._train(name, self._sampled.encoded()).save(folder, self._work.pieces.disk), {}
             )
-        # Opened from its files even where it was trained a moment ago: a build that is resumed does the same.
+        # Open the codec from its files even if it was just trained, as a resumed build does.
         return open_codec(name, done.folder), CodecPlace(name, done.folder, done.holds)
 
     def pieces(self, codec: AnyCodec, place: CodecPlace) -> list[tuple[Path, Contents]]:
-        """The finished pieces, each with its folder, once everything is encoded.
+        """Encode all documents and return the finished pieces, each with its folder.
 
         Args:
-            codec: Writes them.
-            place: Where it is on the disk.
+            codec: Codec of the index.
+            place: The same codec on disk.
 
         Raises:
             InputError: A vector is not finite (names the document).
@@ -732,12 +734,12 @@ class Pieces:
     def merged(
         self, codec: AnyCodec, pieces: Sequence[tuple[Path, Contents]], *, before: Sequence[OpenSegment] = ()
     ) -> list[tuple[Path, Contents]]:
-        """As few segments as the memory allows, each with its folder.
+        """Merge pieces into as few segments as the memory allows; each is returned with its folder.
 
         Args:
-            codec: Wrote the pieces.
+            codec: Codec of the pieces.
             pieces: The finished pieces.
-            before: Segments of the index that become one segment together with all pieces; `first_merged` chooses them.
+            before: Segments of the index to merge with all pieces into one segment, as chosen by `first_merged`.
         """
         extents = [piece_extent(folder, each) for folder, each in pieces]
         runs = [range(len(pieces))] if before else groups(codec, extents, self._options.memory)
@@ -753,7 +755,7 @@ class Pieces:
         return segments
 
     def _agreed_threads(self) -> int:
-        """The number of threads that the build was begun with, which is this one's if it is new."""
+        """The number of threads stored with the build; a new build stores its own."""
         wanted = self._options.threads or self._executor.threads(torch.get_num_threads())
         done = self._work.pieces.finished(_THREADS)
         if done is None:
@@ -765,7 +767,7 @@ class Pieces:
         return threads
 
     def _agreed_plan(self, codec: AnyCodec) -> PiecePlan:
-        """The pieces that the build was begun with, which are those of this memory if it is new."""
+        """The plan stored with the build; a new build makes and stores one."""
         done = self._work.pieces.finished(_PLAN)
         if done is not None:
             return PiecePlan.from_json(done.facts)
@@ -785,7 +787,7 @@ class Pieces:
     def _make(
         self, pieces: Sequence[Piece], description: str, *, codec: AnyCodec | None = None, place: CodecPlace | None = None
     ) -> list[Finished]:
-        """Pieces in the order given, made now or before the build was interrupted."""
+        """Return pieces in the order given; those that are not finished are made."""
         made: dict[str, Finished] = {}
         for piece in pieces:
             if (done := self._work.pieces.finished(piece.name)) is not None:
@@ -807,7 +809,7 @@ class Pieces:
     def _running(
         self, pieces: Sequence[Piece], codec: AnyCodec | None, place: CodecPlace | None, advance: Advance
     ) -> Iterator[Iterator[tuple[Piece, Finished]]]:
-        """Pieces as they are finished; workers are gone when the block ends."""
+        """Yield pieces as they are finished; the workers are stopped when the block ends."""
         if not self._executor.remote:
             reading = Reading(self._source.read_from, self._source.count)
             vectors = self._sampled.vectors()
@@ -838,13 +840,13 @@ class Pieces:
         return open_segment(Files(folder), codec, contents.documents, texts=self._options.store_text)
 
     def _choose(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
-        """Numbers of the documents of the sample, ascending, a piece at a time: as many as have the vectors that the engine wants."""
+        """Choose documents at random with as many vectors as the engine wants for training; their numbers, ascending, per piece."""
         count, mean = self._source.count, 1.0
         order = np.random.default_rng(self._options.seed).permutation(count)
         if self._card.kind != "dense":
             probe = self._encode_sample([np.sort(order[:PROBE])], "probe")
             mean = max(float(probe.encoded()[0].lengths.mean()), 1.0)
-        # Half of the memory is the sample's, the other half the training's.
+        # The sample may use half of the memory, training the other half.
         best, fits = wanted(round(mean * count)), self._options.memory // (8 * self._card.dim)
         if fits < best:
             logger.warning(
@@ -856,7 +858,7 @@ class Pieces:
         return [numbers[start : start + size] for start in range(0, len(numbers), size)]
 
     def _encode_sample(self, parts: Sequence[NDArray[np.int64]], name: str) -> Sampled:
-        """Chosen documents, encoded now or before the build was interrupted."""
+        """Encode chosen documents, or reuse the result of an interrupted build."""
         pieces = [SamplePiece(f"{name}-{number:04d}", part, CHUNK) for number, part in enumerate(parts)]
         made = self._make(pieces, name)
         return Sampled(tuple((piece, each.folder) for piece, each in zip(pieces, made, strict=True)), self._card.dim)
@@ -876,7 +878,7 @@ class Pieces:
 
 
 def piece_extent(folder: Path, contents: Contents) -> Extent:
-    """How large a finished piece is."""
+    """Size of a finished piece."""
     sizes = {file: (folder / file).stat().st_size for file in contents.holds}
     described = sum(size for file, size in sizes.items() if is_described(file))
     return Extent(contents.documents, contents.vectors, described, sum(sizes.values()))

@@ -1,6 +1,6 @@
-"""K-means with inverted lists, and 4-bit product quantization: what the dense and the token engines share.
+"""K-means with inverted lists and 4-bit product quantization, shared by the dense and the token engines.
 
-Shapes: n vectors, K centroids, M product codes of a vector, d width.
+Shapes: n vectors, K centroids, M product codes per vector, d width.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from quiver.retrieval.index.kernels.packing import lanes
 
 logger = logging.getLogger(__name__)
 
-# FAISS's type stubs know nothing of what its Python layer adds.
+# FAISS's type stubs lack the functions that its Python layer adds.
 _faiss: Any = faiss
 
 Grouping: TypeAlias = Literal["tokens", "two-level", "flat"]
-"""How vectors are put into groups."""
+"""How vectors are grouped before clustering: by token, by a coarse k-means, or not at all."""
 
-# Vectors that k-means learns a centroid from, at most; more were not measurably better.
+# Maximum number of training vectors per centroid; more did not measurably improve recall.
 _VECTORS_A_CENTROID = 64
 _ITERATIONS = 6
-# A token that occurs less often in the sample has no centroid of its own.
+# Tokens that occur less often in the sample get no centroid of their own.
 _RARE = 8
 _DAMPING = 0.75
 
@@ -40,9 +40,9 @@ class Clustering:
     """Centroids in groups.
 
     Attributes:
-        centroids: (K, d) float32, each a value of half precision: what is saved is what was computed with.
+        centroids: (K, d) float32, rounded to half precision so that saved and computed values agree.
         groups: First centroid of each group, and K, (G + 1,).
-        tokens: For ``tokens``, the vocabulary's number of each group, ascending, (G,); otherwise None.
+        tokens: For ``tokens``, the vocabulary id of each group, ascending, (G,); otherwise None.
         heads: For ``two-level``, the centre of each group, (G, d); otherwise None.
     """
 
@@ -53,18 +53,18 @@ class Clustering:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every group is a range of the centroids, one behind the other, with its token or its centre where there are any."""
+        """Whether the groups are adjacent, non-empty ranges that cover all centroids, each with its token or centre if there are any."""
         edges, named = self.groups.tolist(), [each for each in (self.tokens, self.heads) if each is not None]
         whole = len(edges) > 1 and (edges[0], edges[-1]) == (0, len(self.centroids)) and bool((np.diff(self.groups) > 0).all())
-        # Where no token is frequent enough there is one group, which is nobody's.
+        # If no token is frequent enough, there is one group without a token.
         return whole and all(len(each) == len(edges) - 1 or (each is self.tokens and not len(each)) for each in named)
 
     def assign(self, vectors: NDArray[np.float32], token_ids: NDArray[np.uint32] | None) -> NDArray[np.int64]:
-        """The centroid of each vector: the nearest of its group.
+        """Assign each vector to the nearest centroid of its group.
 
         Args:
             vectors: (n, d).
-            token_ids: Which token each is of, (n,). Where they are None but the groups are those of tokens, all centroids are compared.
+            token_ids: Vocabulary id of each vector's token, (n,). If None and the groups are tokens, all centroids are compared.
         """
         groups = self._groups(vectors, token_ids)
         first, last = np.zeros(len(vectors), np.int64), np.full(len(vectors), len(self.centroids), np.int64)
@@ -73,20 +73,20 @@ class Clustering:
         return _nearest(vectors, first, last, self._lanes, self._half_squares)
 
     def probe(self, query: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-        """The centroids with the greatest inner products, for each vector of a query; all centroids are compared.
+        """Find the centroids with the greatest inner products for each vector of a query; all centroids are compared.
 
         Args:
             query: (n, d) float32, contiguous.
-            count: Centroids a vector; at most K.
+            count: Centroids per vector; at most K.
 
         Returns:
-            Numbers, (n, count), in no order; their inner products, (n, count) float32; and the inner products with all centroids,
-            16 vectors side by side, (n / 16, K, 16) float32.
+            Numbers, (n, count), unordered; their inner products, (n, count) float32; and the inner products with all centroids in groups of
+            16 vectors, (n / 16, K, 16) float32.
         """
         return kernels().probe(query, self._lanes, len(self.centroids), min(count, len(self.centroids)))
 
     def _groups(self, vectors: NDArray[np.float32], token_ids: NDArray[np.uint32] | None) -> NDArray[np.int64]:
-        """The group of each vector; -1 where it has none."""
+        """The group of each vector; -1 if it has none."""
         if self.heads is not None:
             first = np.zeros(len(vectors), np.int64)
             return _nearest(vectors, first, first + len(self.heads), lanes(self.heads), _half_squares(self.heads))
@@ -108,14 +108,14 @@ class Clustering:
 
 
 def cluster(vectors: NDArray[np.float32], token_ids: NDArray[np.uint32] | None, *, count: int, grouping: Grouping, seed: int) -> Clustering:
-    """Learn centroids from a sample.
+    """Train centroids on a sample.
 
     Args:
         vectors: (n, d), at least one.
-        token_ids: Which token each is of, (n,); wanted for ``tokens``.
-        count: Centroids K, about: every group has one at least, and none has more than vectors.
-        grouping: How vectors are put into groups.
-        seed: Equal input and seed give equal centroids.
+        token_ids: Vocabulary id of each vector's token, (n,); required for ``tokens``.
+        count: Approximate number K of centroids: every group gets at least one, and no more than it has vectors.
+        grouping: How vectors are grouped.
+        seed: Random seed; equal input and seed give equal centroids.
 
     Raises:
         ValueError: ``tokens`` without token ids, or count < 1.
@@ -151,7 +151,7 @@ def _by_tokens(vectors: NDArray[np.float32], token_ids: NDArray[np.uint32], *, c
 def _within(
     vectors: NDArray[np.float32], group: NDArray[np.int64], *, count: int, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """K-means inside each group; all centroids, group after group, and where the groups begin."""
+    """Run k-means within each group; return all centroids, group after group, and the first centroid of each group."""
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
     shares = sizes**_DAMPING
@@ -162,13 +162,13 @@ def _within(
 
 
 def kmeans(vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int, seed: int) -> NDArray[np.float32]:
-    """Centroids of some vectors, (count, d), at most as many as there are vectors.
+    """Compute centroids by k-means, (count, d); at most as many as there are vectors.
 
     Args:
         vectors: (n, d), at least one.
-        count: Centroids wanted.
-        vectors_a_centroid: Vectors that a centroid learns from, at most.
-        seed: Equal input and seed give equal centroids.
+        count: Number of centroids.
+        vectors_a_centroid: Maximum number of training vectors per centroid.
+        seed: Random seed; equal input and seed give equal centroids.
     """
     count = min(count, len(vectors))
     found: NDArray[np.float32]
@@ -183,7 +183,7 @@ def kmeans(vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int,
         count,
         niter=_ITERATIONS,
         seed=seed,
-        min_points_per_centroid=1,  # otherwise it complains
+        min_points_per_centroid=1,  # avoids FAISS's warning
         max_points_per_centroid=vectors_a_centroid,
     )
     means.train(np.ascontiguousarray(vectors))
@@ -192,9 +192,9 @@ def kmeans(vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int,
 
 
 def _kmeans(vectors: NDArray[np.float32], count: int, seed: int) -> NDArray[np.float32]:
-    """As `kmeans`, of half precision."""
+    """`kmeans` with centroids rounded to half precision."""
     found = kmeans(vectors, count, vectors_a_centroid=_VECTORS_A_CENTROID, seed=seed)
-    with np.errstate(over="ignore"):  # a centroid that is not finite is refused by whoever codes with it
+    with np.errstate(over="ignore"):  # codecs reject centroids that are not finite
         halves: NDArray[np.float16] = found.astype(np.float16)
     return halves.astype(np.float32)
 
@@ -211,7 +211,7 @@ def _nearest(
     packed: NDArray[np.float32],
     half_squares: NDArray[np.float32],
 ) -> NDArray[np.int64]:
-    """As the kernel of the same name, vectors of one range side by side, and those that have no choice left out."""
+    """The kernel of the same name, called with vectors sorted by range and without those that have only one choice."""
     found: NDArray[np.int64] = first.copy()
     order = np.lexsort((last, first))
     order = order[last[order] - first[order] > 1]
@@ -221,23 +221,23 @@ def _nearest(
 
 
 CODEWORDS = 16
-"""Codewords of a codebook: what four bits can name."""
+"""Codewords per codebook of 4-bit codes."""
 
-# What a list takes that is empty, measured with FAISS 1.15.
+# Memory of an empty list in bytes, measured with FAISS 1.15.
 _LIST = 300
-# Vectors whose lists are packed at once, about: what is needed beside the lists while they are made.
+# Approximate number of vectors packed at once; limits the extra memory while the lists are filled.
 _PART = 1 << 16
 
 
 class FastScanLists:
-    """Coded vectors in their lists, each under a label; several threads may search at once.
+    """Inverted lists of product codes with a label per vector. Several threads may search at once.
 
     Args:
         products: Codebooks, (M, 16, D / M).
-        codes: Product codes, (n, M / 2 rounded up) uint8; looked at a list at a time, so that they may be mapped.
-        numbers: The list of each vector, (n,), below K.
-        labels: What a vector is found as, (n,) int64; below the number of rows that a bitmap of a search has.
-        lists: Their number K.
+        codes: Product codes, (n, M / 2 rounded up) uint8; may be memory-mapped, since they are read one list at a time.
+        numbers: List of each vector, (n,), below K.
+        labels: Label that a search returns for each vector, (n,) int64; below the length of the bitmaps passed to ``search``.
+        lists: Number K of lists.
     """
 
     def __init__(
@@ -250,13 +250,13 @@ class FastScanLists:
         lists: int,
     ) -> None:
         self._index = _faiss.IndexIVFPQFastScan(_plain_lists(products, lists))
-        order = np.argsort(numbers, kind="stable")  # a radix sort where there are at most 65,536 lists
+        order = np.argsort(numbers, kind="stable")  # a radix sort for at most 65,536 lists
         sizes = np.bincount(numbers, minlength=lists)
         filled = np.flatnonzero(sizes)
         ends = np.cumsum(sizes[filled])
         first = start = 0
         while start < len(order):
-            # The lists [first, last) of those that are filled: _PART vectors at most, or one list.
+            # The non-empty lists [first, last): at most _PART vectors, or a single list.
             last = max(first + 1, int(np.searchsorted(ends, start + _PART, side="right")))
             stop = int(ends[last - 1])
             some = filled[first:last]
@@ -273,10 +273,10 @@ class FastScanLists:
         labels: NDArray[np.int64],
         rows: NDArray[np.int64],
     ) -> None:
-        """Fill some lists, which are empty, with vectors: the first ``sizes[0]`` of ``rows`` go into ``lists[0]``, and so on.
+        """Fill empty lists with vectors: the first ``sizes[0]`` of ``rows`` go into ``lists[0]``, and so on.
 
-        FAISS packs codes for its scan only where it copies a whole index of unpacked codes, and its Python layer keeps that index as long
-        as the copy. So a plain index is made of these lists alone, and what FAISS packs is copied; both are freed at the end.
+        FAISS packs codes for its scan only when it copies a complete index of unpacked codes, and its Python layer keeps that index alive
+        as long as the copy. So a plain index of only these lists is packed and its packed lists are copied; then both are freed.
         """
         ends = np.cumsum(sizes).tolist()
         for place, (size, end) in enumerate(zip(sizes.tolist(), ends, strict=True)):
@@ -288,10 +288,10 @@ class FastScanLists:
 
     @staticmethod
     def nbytes(vectors: int, *, codebooks: int, lists: int) -> int:
-        """What the lists of so many vectors take in memory, about: codes, and labels of 8 bytes.
+        """Approximate memory of the lists in bytes: codes, and labels of 8 bytes.
 
-        FAISS rounds the codes of a list up to a power of two, which of many lists takes 1 / ln 2 times as much on average. Of a single one
-        the pages at the end are never touched.
+        FAISS rounds the size of a list's codes up to a power of two: on average over many lists, they take 1 / ln 2 times the memory. For a
+        single list the unused pages at the end are never touched.
         """
         code = -(-codebooks // 2)
         return round((code / math.log(2) if lists > 1 else code) * vectors) + 8 * vectors + _LIST * lists
@@ -305,34 +305,34 @@ class FastScanLists:
         closeness: NDArray[np.float32],
         allowed: Bitmap | None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The nearest of the coded vectors in some lists, on as many threads as FAISS is set to.
+        """Find the nearest coded vectors in given lists, with FAISS's current number of threads.
 
         Args:
             queries: (Q, D) float32, contiguous.
-            k: Vectors a query, at most.
-            lists: The lists that each query looks at, (Q, nprobe).
-            closeness: Inner products of the queries with their centroids, (Q, nprobe).
-            allowed: The labels that may be found, a truth value each; None for all.
+            k: Maximum number of results per query.
+            lists: Lists to search for each query, (Q, nprobe).
+            closeness: Inner products of the queries with the centroids of these lists, (Q, nprobe).
+            allowed: Labels that may be found, one boolean per label; None for all.
 
         Returns:
-            Similarities, descending, and labels, (Q, k); -1 behind the last where there are fewer.
+            Similarities, descending, and labels, (Q, k); labels are -1 after the last result.
         """
         if allowed is None:
             parameters = _probing(lists.shape[1])
         else:
-            packed = np.packbits(allowed, bitorder="little")  # the selector does not keep it
+            packed = np.packbits(allowed, bitorder="little")  # must outlive the selector, which does not copy it
             selector = _faiss.IDSelectorBitmap(len(allowed), _faiss.swig_ptr(packed))
             parameters = _faiss.SearchParametersIVF(nprobe=lists.shape[1], sel=selector)
         k = min(k, self._index.ntotal)
         similarities, labels = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         pointers = [_faiss.swig_ptr(array) for array in (queries, lists, closeness, similarities, labels)]
-        # FAISS's own wrapper of this call takes no parameters; versions before 1.13 take no nprobe from them.
+        # FAISS's Python wrapper of this call takes no parameters; versions before 1.13 ignore nprobe in them.
         self._index.search_preassigned_c(len(queries), pointers[0], k, *pointers[1:], False, parameters)
         return similarities, labels
 
 
 def _plain_lists(products: NDArray[np.float32], lists: int) -> Any:
-    """FAISS's index of unpacked codes with given codebooks, (M, 16, D / M), whose lists are empty."""
+    """FAISS index of unpacked codes with given codebooks, (M, 16, D / M), and empty lists."""
     width = products.shape[0] * products.shape[2]
     plain = _faiss.IndexIVFPQ(_faiss.IndexFlatIP(width), width, lists, len(products), 4, _faiss.METRIC_INNER_PRODUCT)
     _faiss.copy_array_to_vector(products.ravel(), plain.pq.centroids)
@@ -346,32 +346,32 @@ def _append(lists: Any, number: int, labels: NDArray[np.int64], codes: NDArray[n
 
 @lru_cache
 def _probing(nprobe: int) -> Any:
-    """Parameters of a search of so many lists, which FAISS only reads; making them anew would take microseconds of every search."""
+    """Parameters of a search of nprobe lists, cached because creating them takes microseconds per search; FAISS only reads them."""
     return _faiss.SearchParametersIVF(nprobe=nprobe)
 
 
 def train_codebooks(residuals: NDArray[np.float32], width: int) -> NDArray[np.float32]:
-    """Codebooks of a product quantizer with 4-bit codes, (D / width, 16, width).
+    """Train the codebooks of a product quantizer with 4-bit codes, (D / width, 16, width).
 
     Args:
-        residuals: What is to be coded, (n, D) with n >= 1.
-        width: Coordinates that one code stands for.
+        residuals: Vectors to code, (n, D) with n >= 1.
+        width: Coordinates per code.
     """
     dim = residuals.shape[1]
     quantizer = _faiss.ProductQuantizer(dim, dim // width, 4)
-    quantizer.cp.min_points_per_centroid = 1  # otherwise it complains
-    # Fewer than codewords: some of them are repeated.
+    quantizer.cp.min_points_per_centroid = 1  # avoids FAISS's warning
+    # With fewer vectors than codewords, some vectors are repeated.
     quantizer.train(np.ascontiguousarray(np.resize(residuals, (max(len(residuals), CODEWORDS), dim))))
     found: NDArray[np.float32] = _faiss.vector_to_array(quantizer.centroids).reshape(-1, CODEWORDS, width)
     return found
 
 
 def train_codebook(points: NDArray[np.float32], *, bits: int) -> NDArray[np.float32]:
-    """Codewords for points of one space, (2^bits, D), by k-means.
+    """Compute the codewords of one codebook by k-means, (2^bits, D).
 
     Args:
         points: (n, D), more than codewords.
-        bits: Of a code.
+        bits: Bits per code.
     """
     quantizer = _faiss.ProductQuantizer(points.shape[1], 1, bits)
     quantizer.train(np.ascontiguousarray(points))
@@ -380,7 +380,7 @@ def train_codebook(points: NDArray[np.float32], *, bits: int) -> NDArray[np.floa
 
 
 def product_quantizer(products: NDArray[np.float32]) -> Any:
-    """FAISS's quantizer with given codebooks, (M, 16, D / M), to code vectors with."""
+    """FAISS product quantizer with given codebooks, (M, 16, D / M)."""
     quantizer = _faiss.ProductQuantizer(products.shape[0] * products.shape[2], len(products), 4)
     _faiss.copy_array_to_vector(products.ravel(), quantizer.centroids)
     return quantizer

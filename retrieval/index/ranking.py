@@ -30,17 +30,17 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def float32_error(terms: int, magnitude: float) -> float:
-    """Bound on the error of a float32 sum of products, whatever the order of summation.
+    """Bound on the error of a float32 sum of products, for any order of summation.
 
     Args:
-        terms: Number of roundings on the way to one score.
-        magnitude: Bound on the sum of the products' absolute values, such as the product of two lengths.
+        terms: Number of roundings in the computation of one score.
+        magnitude: Bound on the sum of the absolute values of the products, such as the product of two norms.
 
     Returns:
         The bound, with room for rounding the exact score to float32 once more.
 
     Raises:
-        ValueError: The scores may exceed float32, where infinities and NaN have no order.
+        ValueError: The scores may overflow float32; infinities and NaN cannot be ordered.
     """
     if not magnitude < _LARGEST:
         raise ValueError(f"scores up to {magnitude:.3g} do not fit into float32; the vectors are too long")
@@ -48,7 +48,7 @@ def float32_error(terms: int, magnitude: float) -> float:
 
 
 def is_complete(scores: NDArray[np.float32], k: int, error: float) -> bool:
-    """Whether documents that were not retrieved, none scoring above the last, cannot belong to the k best.
+    """Whether no document outside the retrieved ones can belong to the k best, given that none scores above the last.
 
     Args:
         scores: Scores of the documents retrieved, best first, more than k.
@@ -61,16 +61,16 @@ def is_complete(scores: NDArray[np.float32], k: int, error: float) -> bool:
 def candidates(
     rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, error: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.intp]]:
-    """Those of some rows that may belong to the k best.
+    """Select the rows that may belong to the k best.
 
     Args:
-        rows: Rows of the index; all that may belong to the k best must be among them.
+        rows: Rows of the index, which include all candidates for the k best.
         scores: Their scores, with an error of at most ``error``.
-        k: Hits wanted, 1 <= k <= number of rows.
+        k: Number of hits, 1 <= k <= number of rows.
         error: Bound on the error of a score.
 
     Returns:
-        Rows and scores, best first, and the places of those whose scores are too close to another to tell the order.
+        Rows and scores, best first, and the positions of scores that are too close to a neighbour to be ordered.
     """
     threshold = np.partition(scores, len(scores) - k)[len(scores) - k] - 2 * error
     kept = np.flatnonzero(scores >= threshold)
@@ -86,16 +86,16 @@ def candidates(
 def in_order(
     rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, *, ids: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The first k rows by score and then by document id, both descending, with their scores.
+    """Order rows by score and then by document id, both descending; return the first k rows and their scores.
 
     Args:
         rows: Rows of the index.
-        scores: Their scores: what is equal is a tie.
-        k: Hits wanted; fewer are given where there are fewer rows.
-        ids: Document ids of all rows of the index, or numbers in the order of the ids.
+        scores: Their scores; equal scores are ties.
+        k: Maximum number of rows to return.
+        ids: Document ids of all rows of the index, or their ranks.
     """
     order = np.argsort(-scores, kind="stable")
-    if len(order) > k:  # a tie at the cut is sorted whole, what is below it is not
+    if len(order) > k:  # sort a tie at the cut completely, but nothing below it
         order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]
     rows, scores = rows[order], scores[order]
     if (scores[:-1] == scores[1:]).any():
@@ -105,10 +105,10 @@ def in_order(
 
 
 def check_k(k: SupportsIndex) -> int:
-    """The number of hits as an ``int``, whichever integer it was, such as NumPy's: FAISS takes no other.
+    """Convert the number of hits, such as a NumPy integer, to ``int``, which FAISS requires.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: k is not an integer.
         ValueError: k < 1.
     """
     hits = operator.index(k)
@@ -118,12 +118,12 @@ def check_k(k: SupportsIndex) -> int:
 
 
 MARGIN = 32
-"""Documents kept beyond k, so that a tie at the cut is usually seen whole."""
+"""Documents retrieved in addition to k, so that the end of a tie at the cut is usually among them."""
 
-# Queries whose candidates are fetched together: enough to share what is read from the disk, few enough to hold.
+# Queries whose candidates are fetched together: many enough to share disk reads, few enough to limit memory.
 QUERIES_RESCORED = 32
 
-# Scores of a part that are held at a time where it is not FAISS that finds the best, queries x documents: 32 MiB.
+# Maximum number of scores of a part in memory if FAISS does not select the best, queries x documents: 32 MiB.
 SCORES_HELD = 8 << 20
 
 Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -131,26 +131,26 @@ Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class Part(Protocol):
-    """Some documents in memory, and the queries of the walk. A place is a document's number in the part."""
+    """Some documents in memory, and the queries of the search. A place is a document's position in the part."""
 
     def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores and places of each query's k best, (Q, min(k, n)) in any order; minus infinity for what cannot be found."""
+        """Scores and places of the k best of each query, (Q, min(k, n)), unordered; minus infinity for excluded documents."""
 
     def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
         """Scores of all documents for some queries, (len(queries), n)."""
 
     def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Scores of some documents for one query in float64."""
+        """Scores of given documents for one query in float64."""
 
 
 class Walk(Protocol):
     """Documents and queries of one search."""
 
     def parts(self) -> Iterator[tuple[int, Part]]:
-        """All documents in parts, each with the number of its first document."""
+        """Yield all documents in parts, each with the number of its first document."""
 
     def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, Part]]:
-        """Chosen documents in parts, in the order given, each with the number of documents in it."""
+        """Yield chosen documents in parts, in the order given, each with its number of documents."""
 
 
 def search_walk(
@@ -159,13 +159,13 @@ def search_walk(
     """The k best documents of every query, by score and then by document id, both descending.
 
     Args:
-        walk: Gives scores in float32 with an error of at most ``errors``, and in float64.
-        k: Hits a query, at least 1.
+        walk: Computes scores in float32 with an error of at most ``errors``, and in float64.
+        k: Hits per query, at least 1.
         findable: Number of documents whose score is not minus infinity.
-        errors: For each query the bound on the error of a score, (Q,).
-        ids: Document ids, or numbers in the order of the ids, (P,).
-        all_exact: Give every score as float64 rounded once, not only those that are too close to another: a document's score is then the
-            same in whichever company it is searched, and results of several indexes can be merged.
+        errors: Bound on the error of a score for each query, (Q,).
+        ids: Document ids, or their ranks, (P,).
+        all_exact: Compute every returned score in float64 and round it once, not only those that are too close to a neighbour. A score
+            then does not depend on the other documents, and results of several indexes can be merged.
     """
     k = min(k, findable)
     if not k:
@@ -206,7 +206,7 @@ def _nearest(walk: Walk, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]
 
 
 def _rescored(walk: Walk, wanted: dict[int, NDArray[np.int64]]) -> dict[int, NDArray[np.float64]]:
-    """Query -> its documents' scores in float64, in the order of the documents given."""
+    """Scores of the wanted documents of each query in float64, in the given order."""
     exact = {query: np.empty(len(rows), np.float64) for query, rows in wanted.items()}
     chosen = np.unique(np.concatenate([np.zeros(0, np.int64), *wanted.values()]))
     first = 0
@@ -221,7 +221,7 @@ def _rescored(walk: Walk, wanted: dict[int, NDArray[np.int64]]) -> dict[int, NDA
 
 
 def _second_walk(walk: Walk, queries: list[int], k: int, *, thresholds: NDArray[np.float64], ids: NDArray[Any]) -> dict[int, Ranked]:
-    """Query -> its ranking, by looking at every document whose float32 score reaches the threshold."""
+    """Rank the documents of some queries by scoring every document whose float32 score reaches the threshold in float64."""
     best = {query: (np.empty(0, np.int64), np.empty(0, np.float32)) for query in queries}
     for start, part in walk.parts():
         for head in range(0, len(queries), QUERIES_RESCORED):
@@ -236,13 +236,13 @@ def _second_walk(walk: Walk, queries: list[int], k: int, *, thresholds: NDArray[
 
 
 def nearest_by_scores(part: Part, queries: int, count: int, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """What ``nearest`` of a part gives, from all its scores.
+    """Implementation of ``Part.nearest`` that computes all scores.
 
     Args:
-        part: Gives the scores.
+        part: Computes the scores.
         queries: Number of queries Q.
         count: Number of documents n of the part.
-        k: Documents a query.
+        k: Documents per query.
     """
     group = max(1, SCORES_HELD // count)
     found = [_best(part.scores(range(start, min(start + group, queries))), min(k, count)) for start in range(0, queries, group)]
@@ -255,14 +255,14 @@ def _best(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDA
 
 
 ROWS = 8192
-"""Rows of a matrix that are looked at in one step, so that a check never copies the matrix."""
+"""Rows of a matrix that are checked in one step, so that a check never copies the complete matrix."""
 
 BLOCK_BYTES = 128 << 20
-"""Vectors that a search holds at a time where they are not in memory."""
+"""Maximum size in bytes of the vectors that a search reads from disk at a time."""
 
 
 def first_bad_row(rows: Rows) -> int | None:
-    """Number of the first row that holds a NaN or an infinity, or None."""
+    """Number of the first row with a NaN or infinity, or None."""
     for start, block in rows.blocks(ROWS):
         bad = ~np.isfinite(block).all(axis=1)
         if bad.any():
@@ -271,7 +271,7 @@ def first_bad_row(rows: Rows) -> int | None:
 
 
 def largest_norm(rows: Rows) -> float:
-    """Length of the longest row; not finite where a row is not, or where a length does not fit into float32."""
+    """Length of the longest row; not finite if a row is not, or if a length overflows float32."""
     largest = np.float32(0)
     for _, block in rows.blocks(ROWS):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -280,16 +280,16 @@ def largest_norm(rows: Rows) -> float:
 
 
 def block_rows(dim: int) -> int:
-    """Rows of one block of a walk over vectors of width d: 128 MiB of them."""
+    """Number of rows of width d in a block of 128 MiB."""
     return max(1, BLOCK_BYTES // (4 * dim))
 
 
 def check_new_ids(ids: Sequence[str], count: int) -> None:
-    """Refuse ids that cannot name ``count`` documents.
+    """Check that ids are unique and that there are ``count`` of them.
 
     Raises:
-        InputError: There are no documents, or an id is there twice.
-        ValueError: The numbers of ids and of documents differ.
+        InputError: There are no documents, or an id is repeated.
+        ValueError: The number of ids is wrong.
     """
     if len(ids) != count:
         raise ValueError(f"{len(ids)} ids for the vectors of {count} documents")

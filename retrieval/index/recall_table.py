@@ -1,6 +1,6 @@
-"""What searches of an index were measured to find and to take: a table of efforts, as the manifest keeps it, and the choice among them.
+"""Measured recall and latency of an index: the table as the manifest stores it, and the choice of search parameters from it.
 
-It knows nothing of how to measure, which `quiver.retrieval.index.calibration` does.
+The measuring is in `quiver.retrieval.index.calibration`.
 
 Shapes: n queries, k hits.
 """
@@ -18,17 +18,17 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index.engines import Preset, Setting
 
 Origin = Literal["index", "given"]
-"""Where the queries came from: made of the vectors of the index, or given by the user."""
+"""Origin of the queries: mixed from vectors of the index, or given by the user."""
 
 PRESET_RECALL: Mapping[Preset, float] = {"exact": 1.0, "balanced": 0.95, "fast": 0.9}
-"""The recall that each preset is to have."""
+"""Target recall of each preset."""
 
 LOW_RECALL = 0.9
-"""Where ``balanced`` has less, whoever builds the index is warned."""
+"""Recall of ``balanced`` below which a warning is logged."""
 
-# The lower end of the interval of a preset's recall may lie so much below the recall that it is to have: few queries leave wide intervals.
+# How far below its target the lower end of a preset's recall interval may lie; few queries give wide intervals.
 _DOUBT = 0.05
-# Of the normal distribution: 95% lie between these.
+# 97.5% quantile of the normal distribution.
 _Z = 1.96
 
 
@@ -38,11 +38,11 @@ class GridPoint:
 
     Attributes:
         search_params: Search parameters by name.
-        recall: The share of the k documents with the best scores that it found, on average over the queries.
+        recall: Share of the exact top k that it found, averaged over the queries.
         low: Lower end of the 95% interval of the recall.
         high: Upper end.
         p50_ms: Median latency of one query on one thread, in milliseconds.
-        p95_ms: 95th percentile of it.
+        p95_ms: 95th percentile of the latency, in milliseconds.
     """
 
     search_params: Mapping[str, Setting]
@@ -55,12 +55,12 @@ class GridPoint:
 
 @dataclass(frozen=True)
 class RecallTable:
-    """What was measured for one number of hits.
+    """Measurements for one number of hits.
 
     Attributes:
-        k: Hits a query.
-        queries: How many were searched, n.
-        points: Efforts from cheap to thorough; the last looks at everything, which is what the others are compared with: its recall is 1.
+        k: Hits per query.
+        queries: Number n of queries.
+        points: Grid points from cheap to exhaustive. The last is exhaustive search, the reference for recall, so its recall is 1.
     """
 
     k: int
@@ -68,14 +68,14 @@ class RecallTable:
     points: tuple[GridPoint, ...]
 
     def preset(self, name: Preset) -> GridPoint:
-        """What a preset looks at.
+        """Choose the grid point of a preset.
 
         Args:
-            name: ``exact`` looks at everything. The others are the fastest effort whose recall was measured to be at least that of
-                `PRESET_RECALL`, with no more than 0.05 less at the lower end of its interval.
+            name: ``exact`` chooses exhaustive search. The others choose the fastest point whose measured recall is at least
+                `PRESET_RECALL` and whose interval ends at most 0.05 below it.
 
         Returns:
-            The effort. Where none but the look at everything reaches the recall, and that is slower, the one with the highest recall.
+            The grid point. If only exhaustive search reaches the target: the point with the highest recall among the faster ones, if any.
         """
         everything, target = self.points[-1], PRESET_RECALL[name]
         if name == "exact":
@@ -89,17 +89,17 @@ class RecallTable:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured of an index.
+    """Measured recall and latency of an index.
 
     Attributes:
-        documents: Documents that could be found.
+        documents: Number of documents that were not deleted.
         largest: Rows of the largest segment.
-        origin: Where the queries came from.
-        seed: Of what was random.
-        created: When it was measured, UTC, ISO 8601.
-        processor: On what.
-        versions: Package -> version that it was measured with.
-        tables: One for each number of hits, ascending.
+        origin: Origin of the queries.
+        seed: Random seed of the queries.
+        created: Time of the measurement, UTC, ISO 8601.
+        processor: Name of the processor.
+        versions: Versions of the packages used, by name.
+        tables: One table for each number of hits, ascending.
     """
 
     documents: int
@@ -112,28 +112,29 @@ class Calibration:
     tables: tuple[RecallTable, ...]
 
     def holds_for(self, segments: Iterable[int]) -> bool:
-        """Whether the recall is still at least about what was measured, now that there are other segments.
+        """Whether the measured recall still holds approximately for changed segments.
 
-        A document among the k best of all is among the k best of its segment, and each segment is searched with the whole effort: more
-        segments, smaller ones, or deleted documents make recall no worse. A larger one does: of its documents less is looked at.
+        A document of the overall top k is in the top k of its segment, and each segment is searched with the same parameters: more
+        segments, smaller segments or deleted documents do not lower recall. A larger segment does, because a smaller share of it is
+        visited.
 
         Args:
-            segments: Rows of each segment.
+            segments: Number of rows of each segment.
         """
         return max(segments, default=0) <= self.largest
 
     def choose(self, target_recall: float, k: int) -> tuple[int, GridPoint]:
-        """The fastest point whose recall reaches a target with the lower end of its interval.
+        """The fastest grid point whose 95% interval of recall lies at or above a target.
 
         Args:
-            target_recall: Above 0 and at most 1.
-            k: Hits; the table is that of the next greater number that was measured.
+            target_recall: Target in (0, 1].
+            k: Number of hits; the table of the smallest measured number >= k is used.
 
         Returns:
-            The number of hits that it was measured for, and the point; exhaustive search if no other point reaches the target.
+            The number of hits of that table, and the point; exhaustive search if no other point reaches the target.
 
         Raises:
-            InputError: So many hits were not measured.
+            InputError: No measured number of hits is >= k.
             ValueError: The target is not in (0, 1].
         """
         check_target(target_recall)
@@ -145,14 +146,14 @@ class Calibration:
         return table.k, min((point for point in table.points if point.low >= target_recall), key=_latency)
 
     def table(self, k: int) -> RecallTable | None:
-        """What was measured for k hits, or for the next greater number; None where neither was."""
+        """The table of the smallest measured number of hits >= k; None if there is none."""
         return next((table for table in self.tables if table.k >= k), None)
 
     def advice(self) -> str | None:
-        """One line that says what to do where ``balanced`` finds less than 0.9 of the best; None where it finds more.
+        """Advice in one line if the recall of ``balanced`` is below 0.9; otherwise None.
 
-        Where an approximate effort can find more it is ``balanced`` already: only an index that was measured at fewer efforts, or one
-        whose codes do not tell its documents apart, comes here.
+        ``balanced`` already is the best of the measured points, so this happens only if few points were measured or if the codes do not
+        distinguish the documents.
         """
         for table in self.tables:
             balanced, exact = table.preset("balanced"), table.preset("exact")
@@ -164,15 +165,15 @@ class Calibration:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """As the manifest has it."""
+        """The calibration as stored in the manifest."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Any) -> Calibration:
-        """Read what ``to_json`` gave.
+        """Read the output of ``to_json``.
 
         Raises:
-            InputError: It is something else.
+            InputError: The content is malformed.
         """
         try:
             checked = _record(cls, content)
@@ -189,10 +190,10 @@ def _latency(point: GridPoint) -> float:
 
 
 def check_target(target_recall: float) -> None:
-    """Refuse a target that no search can have.
+    """Check that a target recall is possible.
 
     Raises:
-        ValueError: It is not in (0, 1].
+        ValueError: The target is not in (0, 1].
     """
     if not 0 < target_recall <= 1:
         raise ValueError(f"target_recall must be above 0 and at most 1, got {target_recall}")
@@ -201,12 +202,12 @@ def check_target(target_recall: float) -> None:
 def interval(recalls: NDArray[np.float64], counted: NDArray[np.int64]) -> tuple[float, float]:
     """The 95% interval of a mean recall.
 
-    It is Wilson's of a share, which also says something where nothing was missed. How many hits count as independent is what the spread
-    between the queries says: one query that misses all its hits tells less than many that miss one each.
+    It is Wilson's interval of a proportion, which is also meaningful if nothing was missed. The number of independent hits is estimated
+    from the variance between queries: one query that misses all its hits is less evidence than many queries that miss one each.
 
     Args:
-        recalls: Of each query, (n,).
-        counted: Hits that each query could find, (n,), at least 1.
+        recalls: Recall of each query, (n,).
+        counted: Number of hits that each query could find, (n,), at least 1.
 
     Source: Wilson, JASA 1927; Kish's design effect, Survey Sampling, 1965.
 
@@ -221,14 +222,14 @@ def interval(recalls: NDArray[np.float64], counted: NDArray[np.int64]) -> tuple[
     if spread * size > share * (1 - share) > 0:
         size = share * (1 - share) / spread
     if len(recalls) == 1:
-        size = 1.0  # it does not say how its hits hang together
+        size = 1.0  # one query does not show how its hits correlate
     middle = (share + _Z**2 / (2 * size)) / (1 + _Z**2 / size)
     half = _Z / (1 + _Z**2 / size) * (share * (1 - share) / size + _Z**2 / (4 * size**2)) ** 0.5
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def _check(calibration: Calibration) -> None:
-    """Refuse what nobody could have measured."""
+    """Reject impossible values."""
     if calibration.origin not in get_args(Origin) or not calibration.tables:
         raise ValueError("origin must be index or given, and tables must not be empty")
     if any(not isinstance(value, int) for value in (calibration.documents, calibration.largest, calibration.seed)):
@@ -265,7 +266,7 @@ def _list(content: Any) -> Sequence[Any]:
 
 
 def _record(kind: type[Any], content: Any) -> dict[str, Any]:
-    """The fields of a record, none missing and none unknown."""
+    """Check that a mapping has exactly the fields of a dataclass."""
     names = {field.name for field in fields(kind)}
     if not isinstance(content, dict) or content.keys() != names:
         raise TypeError(f"the fields must be {', '.join(sorted(names))}")

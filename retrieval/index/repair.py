@@ -1,7 +1,7 @@
 """Repair of a damaged index: keep everything that can still be read, and move damaged files to the quarantine.
 
 A repair commits one new generation. Its content is that of the newest generation whose manifest can be read, from the manifest or from its
-copy in HEAD. Of a damaged segment it keeps every row whose blocks are whole:
+copy in HEAD. It keeps every row of a damaged segment whose blocks are intact:
 
 1. A block with one flipped bit is corrected: its digest locates the bit.
 2. A row with vectors or an id in another damaged block is lost; texts, metadata and token counts are optional parts of a row.
@@ -9,8 +9,8 @@ copy in HEAD. Of a damaged segment it keeps every row whose blocks are whole:
 
 Damaged files are moved to a folder in ``quarantine``, which no command reads; the owner deletes it.
 
-Ids, texts and metadata partly repeat each other. A lost id is taken from the stored text of its document, and lost metadata from the
-stored texts; only what is lost in both places is lost.
+Ids, texts and metadata are partly redundant. A lost id is read from the stored text of its document, and lost metadata from the stored
+texts; only data damaged in both places is lost.
 
 Shapes: P documents of a segment.
 """
@@ -54,17 +54,17 @@ from quiver.retrieval.index.store.manifest import FileEntry, Manifest, SegmentEn
 from quiver.retrieval.index.store.reading import head_generation, head_manifest, read_alive, verify_alive, verify_file
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 
-# How many ids are decoded at a time.
+# Number of ids decoded at a time.
 _TOGETHER = 65_536
 
 
 @dataclass(frozen=True)
 class SalvagedDocuments:
-    """What is left of the documents of a segment.
+    """The readable documents of a damaged segment.
 
     Attributes:
-        table: The documents; the id of a row that has none left is empty.
-        ids: Their ids by row; None where an id is lost.
+        table: The documents; a lost id is an empty string.
+        ids: Ids by row; None if an id is lost.
         without_text: Rows whose text is lost, (P,).
         without_fields: Rows whose metadata is lost, (P,).
     """
@@ -76,16 +76,16 @@ class SalvagedDocuments:
 
 
 def salvage_documents(files: Files, count: int, *, texts: bool, fields: Sequence[str] | None) -> SalvagedDocuments:
-    """Read the documents of a segment around the damage of its files.
+    """Read the undamaged documents of a segment.
 
     Args:
-        files: The segment's, the damaged ones salvaged.
+        files: Files of the segment, with the damaged ones salvaged.
         count: Number of documents P.
-        texts: Whether their texts were kept.
-        fields: The fields of the metadata that were kept; None for all.
+        texts: Whether the segment has texts.
+        fields: Metadata fields that the segment has; None for all.
 
     Raises:
-        DamagedIndexError: The files do not fit each other.
+        DamagedIndexError: The files are inconsistent.
     """
     strings = StringColumn.open(files, STEM, count)
     lines = Texts(files, count) if texts else None
@@ -118,7 +118,7 @@ def _ids(strings: StringColumn, lines: Texts | None, without_text: NDArray[np.bo
 
 
 def _metadata(files: Files, count: int, lines: Texts | None, fields: Sequence[str] | None) -> tuple[MetadataTable, NDArray[np.bool_]]:
-    """The columns, and the rows whose metadata is lost."""
+    """Read the metadata columns; also return the rows whose metadata is lost."""
     if not any(is_metadata(name) for name in files.lost_names):
         return MetadataTable.open(files), np.zeros(count, bool)
     if lines is None:
@@ -138,24 +138,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What `repair_index` did, or would do.
+    """Result of `repair_index`, or its preview.
 
     Attributes:
         dry_run: Whether nothing was changed.
-        generation: The newest generation; that of the repair where there was one.
-        restored: The generation whose content it has.
-        problems: What was damaged.
-        corrected: Files in which flipped bits were turned back.
-        documents_before: Documents of the newest generation before; None where its manifest was lost.
-        documents: Documents after.
-        lost: Ids of the documents that are lost.
-        lost_unnamed: Lost documents whose ids are lost too.
-        recovered: Ids of documents that were taken from an older generation; where a document was replaced or deleted since, that is
-            undone.
-        without_text: Ids of documents whose text is lost and that can still be found.
-        without_fields: Ids of documents whose metadata is lost and that can still be found.
-        undone_deletions: Documents whose deletion is lost, so that they are found again.
-        quarantined: What was moved to the quarantine, by its place there.
+        generation: Number of the newest generation: the repaired one if a repair took place.
+        restored: Number of the generation that was restored.
+        problems: Descriptions of the damage.
+        corrected: Files in which flipped bits were corrected.
+        documents_before: Documents of the newest generation before the repair; None if its manifest was lost.
+        documents: Documents after the repair.
+        lost: Ids of lost documents.
+        lost_unnamed: Number of lost documents whose ids are lost too.
+        recovered: Ids of documents taken from an older generation; later replacements and deletions of these documents are undone.
+        without_text: Ids of searchable documents whose text is lost.
+        without_fields: Ids of searchable documents whose metadata is lost.
+        undone_deletions: Number of documents whose deletion is lost; searches return them again.
+        quarantined: Paths of the damaged files in the quarantine.
     """
 
     dry_run: bool
@@ -176,7 +175,7 @@ class RepairReport:
 
 @dataclass
 class _Losses:
-    """What the segments of a state have lost; collected while they are looked at."""
+    """Losses of the segments of a generation, collected while they are read."""
 
     corrected: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -189,13 +188,13 @@ class _Losses:
 
 @dataclass(frozen=True)
 class _Folder:
-    """The files of a segment or codec, damaged ones salvaged.
+    """The files of a segment or codec, with the damaged ones salvaged.
 
     Attributes:
         path: The folder.
-        files: The manifest's entries.
-        salvaged: File name -> what is left of it, for damaged files.
-        has_checksums: Whether the file of checksums is what it was.
+        files: Entries of the manifest.
+        salvaged: Readable content of damaged files, by name.
+        has_checksums: Whether the file of checksums is intact.
     """
 
     path: Path
@@ -205,16 +204,16 @@ class _Folder:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the folder can stay as it is."""
+        """Whether the folder can stay unchanged."""
         return not self.salvaged and self.has_checksums
 
     @property
     def is_lost(self) -> bool:
-        """Whether anything is damaged that was not corrected."""
+        """Whether any damage could not be corrected."""
         return any(file.lost.any() for file in self.salvaged.values())
 
     def write(self, folder: Path, disk: Disk) -> dict[str, str]:
-        """Write corrected files into an empty folder; file name -> what it holds."""
+        """Write the corrected files into an empty folder; return what each holds, by name."""
         for name in self.files:
             content = self.salvaged[name].content if name in self.salvaged else np.fromfile(self.path / name, np.uint8)
             write_file(folder / name, content.tobytes(), disk)
@@ -223,14 +222,14 @@ class _Folder:
 
 @dataclass(frozen=True)
 class _Part:
-    """A segment of the repaired state.
+    """A segment of the repaired generation.
 
     Attributes:
-        entry: As the manifest had it.
-        keep: It is whole and stays as it is.
-        folder: Its files, where all that was damaged could be corrected.
+        entry: Entry of the damaged manifest.
+        keep: Whether the segment is intact and stays unchanged.
+        folder: The corrected files, if all damage could be corrected.
         segment: Otherwise the rows that are kept, if any.
-        alive: Tombstones that have to be written again; None where those that are there hold.
+        alive: Bitmap of rows that are not deleted, if it has to be written again; None if the stored one is intact.
     """
 
     entry: SegmentEntry
@@ -241,7 +240,7 @@ class _Part:
 
     @property
     def documents(self) -> int:
-        """Documents that are kept of it."""
+        """Number of documents kept."""
         if self.keep or self.folder is not None:
             return self.entry.alive if self.alive is None else int(np.count_nonzero(self.alive))
         return 0 if self.segment is None else int(np.count_nonzero(self.segment.kept))
@@ -249,7 +248,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a repair is going to commit."""
+    """The generation that a repair will commit."""
 
     manifest: Manifest
     codec_folder: _Folder
@@ -259,37 +258,37 @@ class _Plan:
 
     @property
     def documents(self) -> int:
-        """Documents of the repaired state."""
+        """Number of documents of the repaired generation."""
         return sum(part.documents for part in self.parts)
 
 
 def repair_index(root: Path | str, *, dry_run: bool = False, wait: float = 0.0, disk: Disk = REAL) -> RepairReport:
-    """Commit a generation of what is whole of a damaged index, and move what is damaged to its quarantine.
+    """Commit a generation with all undamaged data of an index, and move damaged files to the quarantine.
 
     Args:
-        root: The index.
-        dry_run: Change nothing; say what would be kept and lost.
-        wait: Seconds to wait for another process that is writing.
-        disk: Takes all changes.
+        root: Folder of the index.
+        dry_run: Change nothing; report what would be kept and lost.
+        wait: Seconds to wait for another writer to finish.
+        disk: Performs all writes.
 
     Raises:
-        InputError: It is no index, another process is writing to it, a file may not be read, or nothing of it can be kept.
+        InputError: The folder is not an index, another process is writing to it, a file cannot be read, or nothing can be kept.
     """
     layout = Layout(Path(root).resolve())
     problems = _problems(layout)
     if dry_run:
         return _repaired(layout, problems, None, {})
-    # Opening a damaged index for writing restores FORMAT, and a commit replaces HEAD: their content goes to the quarantine, too.
+    # Opening a damaged index for writing restores FORMAT, and a commit replaces HEAD: move their old content to the quarantine, too.
     before = {path: path.read_bytes() for path in (layout.format, layout.head) if path.is_file()}
     with writing(layout.root, damaged=True, wait=wait, disk=disk) as writer:
         return _repaired(layout, problems, writer, before)
 
 
 def _problems(layout: Layout) -> tuple[str, ...]:
-    """What is damaged in any of the states."""
+    """Descriptions of the damage in any generation."""
     try:
         report = check_index(layout.root)
-    except DamagedIndexError as error:  # the file that says what the folder is
+    except DamagedIndexError as error:  # the FORMAT file is damaged
         return (str(error),)
     if not report.generations and not report.head_problems:
         raise InputError(f"{layout.root}: nothing has been committed; build the index again")
@@ -297,7 +296,7 @@ def _problems(layout: Layout) -> tuple[str, ...]:
 
 
 def _repaired(layout: Layout, problems: tuple[str, ...], writer: StoreWriter | None, before: Mapping[Path, bytes]) -> RepairReport:
-    """Plan a repair, and carry it out where there is a writer."""
+    """Plan a repair, and perform it if there is a writer."""
     if not problems:
         newest = read_manifest(layout.manifest(layout.generations()[-1]))
         count = newest.documents
@@ -327,7 +326,7 @@ def _repaired(layout: Layout, problems: tuple[str, ...], writer: StoreWriter | N
 
 
 def _plan(layout: Layout) -> tuple[_Plan, int | None]:
-    """The repair that keeps most, and the documents of the newest state where that is known."""
+    """The repair that keeps most, and the number of documents of the newest generation if known."""
     states = _states(layout)
     newest = max([*layout.generations(), head_generation(layout) or 0])
     for place, manifest in enumerate(states):
@@ -347,7 +346,7 @@ def _plan(layout: Layout) -> tuple[_Plan, int | None]:
 
 
 def _states(layout: Layout) -> list[Manifest]:
-    """The states whose manifests can be read, newest first: from their files, or from the copy in the head."""
+    """Manifests of the readable generations, newest first, from their files or from the copy in HEAD."""
     found: dict[int, Manifest] = {}
     for generation in layout.generations():
         try:
@@ -364,10 +363,10 @@ def _states(layout: Layout) -> list[Manifest]:
 
 
 def _codec(layout: Layout, manifest: Manifest, losses: _Losses) -> tuple[_Folder, AnyCodec]:
-    """The codec of a state.
+    """Open the codec of a generation.
 
     Raises:
-        DamagedIndexError: Some of it is lost, and with it the meaning of all vectors.
+        DamagedIndexError: A part of it is lost; no vector can be decoded without it.
     """
     folder = _salvaged(layout.codecs / manifest.codec.name, manifest.codec.files, losses)
     if folder.is_lost and (content := exact.codec_content(manifest.kind, manifest.model.dim)) is not None:
@@ -382,7 +381,7 @@ def _codec(layout: Layout, manifest: Manifest, losses: _Losses) -> tuple[_Folder
 
 
 def _rebuilt(folder: _Folder, content: Mapping[str, bytes]) -> _Folder:
-    """A codec of which nothing has to be read, since the manifest says all that it holds."""
+    """Rebuild a codec whose content follows from the manifest."""
     salvaged = dict(folder.salvaged)
     for name, whole in content.items():
         if name in salvaged and len(whole) == folder.files[name].bytes:
@@ -391,7 +390,7 @@ def _rebuilt(folder: _Folder, content: Mapping[str, bytes]) -> _Folder:
 
 
 def _part(layout: Layout, manifest: Manifest, entry: SegmentEntry, codec: AnyCodec, older: Sequence[Manifest], losses: _Losses) -> _Part:
-    """What is kept of a segment."""
+    """The part of a segment that is kept."""
     folder = _salvaged(layout.segments / entry.name, entry.files, losses)
     alive, changed = _alive(layout, manifest, entry, older, losses)
     if folder.is_lost:
@@ -402,7 +401,7 @@ def _part(layout: Layout, manifest: Manifest, entry: SegmentEntry, codec: AnyCod
 
 
 def _alive(layout: Layout, manifest: Manifest, entry: SegmentEntry, older: Sequence[Manifest], losses: _Losses) -> tuple[Bitmap, bool]:
-    """The rows that are not deleted, (P,), and whether that has to be written again."""
+    """Bitmap of the rows that are not deleted, (P,), and whether it has to be written again."""
     everything = np.ones(entry.documents, bool)
     if entry.deleted is None:
         return everything, False
@@ -421,7 +420,7 @@ def _alive(layout: Layout, manifest: Manifest, entry: SegmentEntry, older: Seque
 
 
 def _replaced(layout: Layout, manifest: Manifest, entry: SegmentEntry) -> Bitmap:
-    """The rows of a segment whose ids stand in a later one: adding that one deleted them."""
+    """The rows of a segment whose ids also occur in a later segment; adding that segment deleted them."""
     place = [each.name for each in manifest.segments].index(entry.name)
     later = set[str | None]().union(*(_ids_of(layout, manifest, each) for each in manifest.segments[place + 1 :])) - {None}
     ids = _ids_of(layout, manifest, entry) or [None] * entry.documents
@@ -429,7 +428,7 @@ def _replaced(layout: Layout, manifest: Manifest, entry: SegmentEntry) -> Bitmap
 
 
 def _ids_of(layout: Layout, manifest: Manifest, entry: SegmentEntry) -> Sequence[str | None]:
-    """The ids of a segment by row, None where one is lost; nothing where all are."""
+    """The ids of a segment by row, None for a lost id; empty if all are lost."""
     folder, policy = _salvaged(layout.segments / entry.name, entry.files, _Losses()), manifest.policy
     files = Files(folder.path, salvaged=folder.salvaged)
     try:
@@ -440,7 +439,7 @@ def _ids_of(layout: Layout, manifest: Manifest, entry: SegmentEntry) -> Sequence
 
 
 def _alive_before(layout: Layout, entry: SegmentEntry, older: Sequence[Manifest]) -> Bitmap | None:
-    """The rows of a segment that an older state has not deleted; None where no older state says so."""
+    """The rows of a segment that are not deleted in an older generation; None if no older generation has the information."""
     for manifest in older:
         for former in manifest.segments:
             if former.name == entry.name and former.deleted is not None:
@@ -452,7 +451,7 @@ def _alive_before(layout: Layout, entry: SegmentEntry, older: Sequence[Manifest]
 
 
 def _rows(folder: _Folder, manifest: Manifest, entry: SegmentEntry, codec: AnyCodec, alive: Bitmap, losses: _Losses) -> OpenSegment | None:
-    """The rows of a damaged segment that are kept; None where there are none."""
+    """The rows of a damaged segment that are kept; None if there are none."""
     files, policy = Files(folder.path, salvaged=folder.salvaged), manifest.policy
     try:
         vectors = codec.open(files, entry.documents)
@@ -477,11 +476,11 @@ def _named(documents: SalvagedDocuments, rows: Bitmap) -> list[str]:
 def _recovered(
     layout: Layout, manifest: Manifest, codec: AnyCodec, older: Sequence[Manifest], parts: Sequence[_Part], losses: _Losses
 ) -> list[_Part]:
-    """Lost documents as segments of older states have them, which the damaged state replaced by others."""
+    """Lost documents that are intact in segments of older generations."""
     if not losses.lost and not losses.lost_unnamed:
         return []
     wanted, found = set(losses.lost), []
-    # Where ids are lost, too, whatever an older state has and this one has not may be one of them.
+    # If some ids are lost, any document of an older generation that is missing in this one may be one of them.
     known = _known_ids(layout, manifest, parts) if losses.lost_unnamed else None
     seen = {entry.name for entry in manifest.segments}
     for state in older:
@@ -505,7 +504,7 @@ def _recovered(
 def _recovered_rows(
     layout: Layout, state: Manifest, entry: SegmentEntry, codec: AnyCodec, wanted: Set[str], known: Set[str] | None
 ) -> _Part | None:
-    """The rows of an older segment that are wanted by id, or whose ids are not known."""
+    """The rows of an older segment that are wanted by id, or whose ids are unknown to the damaged generation."""
     folder = _salvaged(layout.segments / entry.name, entry.files, _Losses())
     alive, _ = _alive(layout, state, entry, (), _Losses())
     segment = _rows(folder, state, entry, codec, alive, _Losses())
@@ -519,7 +518,7 @@ def _recovered_rows(
 
 
 def _known_ids(layout: Layout, manifest: Manifest, parts: Sequence[_Part]) -> Set[str]:
-    """The ids of a state, deleted ones included, as far as they are whole."""
+    """The readable ids of a generation, including deleted documents."""
     known: set[str] = set()
     for part in parts:
         known |= {key for key in _ids_of(layout, manifest, part.entry) if key is not None}
@@ -527,7 +526,7 @@ def _known_ids(layout: Layout, manifest: Manifest, parts: Sequence[_Part]) -> Se
 
 
 def _salvaged(path: Path, files: Mapping[str, FileEntry], losses: _Losses) -> _Folder:
-    """The files of a folder with flipped bits corrected, and what else is damaged marked."""
+    """The files of a folder with flipped bits corrected and other damaged blocks marked."""
     digests = read_digests(path, files)
     salvaged = {}
     for name, entry in files.items():
@@ -557,7 +556,7 @@ def _salvaged_file(path: Path, entry: FileEntry, digests: NDArray[np.uint8], los
 
 
 def _content(path: Path, size: int) -> NDArray[np.uint8]:
-    """The bytes of a damaged file, which may be changed in memory; zeros where it is too short or missing."""
+    """The bytes of a damaged file as a writable copy; zeros where the file is too short or missing."""
     there = path.stat().st_size if path.is_file() else 0
     if there == size and size:
         return np.asarray(np.memmap(path, np.uint8, "c"))
@@ -569,7 +568,7 @@ def _content(path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def _written(writer: StoreWriter, plan: _Plan) -> Manifest:
-    """The manifest of a repair, whose new files are written."""
+    """Write the new files of a repair and return its manifest."""
     codec = plan.manifest.codec
     if not plan.codec_folder.is_whole:
         scratch = writer.scratch("codec")

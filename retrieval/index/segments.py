@@ -1,8 +1,8 @@
 """Segments: documents and their vectors, row by row, and the merge of several segments' hits into one ranking.
 
-Engines know only rows and vectors; the document table knows only rows, ids, texts and metadata. Segments are written, opened and merged
-here. Hits of segments, or of shards in other processes, have scores of one codec, and no document is in two of them: the k best of all
-parts are the ranking, ordered by score and then by document id, both descending.
+Engines handle only rows and vectors; the document table handles only rows, ids, texts and metadata. This module writes, opens and merges
+segments. Hits of segments, or of shards in other processes, have comparable scores of one codec, and no document is in two segments: the
+overall ranking is the k best of all parts, ordered by score and then by document id, both descending.
 
 Shapes: P documents, Q queries, k hits.
 """
@@ -28,22 +28,22 @@ from quiver.retrieval.records import Document, Hits, TextTokens, TokenCounts
 
 
 class PartHits(Protocol):
-    """What one part found for one query, best first."""
+    """Hits of one part for one query, best first."""
 
     @property
     def scores(self) -> NDArray[np.float32]:
         """Scores, (n,) with n <= k."""
 
     def names(self, kept: Bitmap | None) -> Sequence[str]:
-        """The ids of its documents, or of those that are kept, (n,); it is the merging that says whose ids have to be read."""
+        """Ids of its documents, or of those that are kept, (n,). Merging decides whose ids have to be read."""
 
 
 @dataclass(frozen=True)
 class SegmentHits:
-    """What a segment found for one query; its ids are read from the segment's file.
+    """Hits of a segment for one query; ids are read from the segment's file on access.
 
     Attributes:
-        strings: The segment's ids.
+        strings: Ids of the segment.
         found: Rows and scores.
     """
 
@@ -56,16 +56,16 @@ class SegmentHits:
         return self.found.scores
 
     def names(self, kept: Bitmap | None) -> Sequence[str]:
-        """The ids, or those that are kept, (n,)."""
+        """Ids of all hits, or of those that are kept, (n,)."""
         return self.strings.take(self.found.rows if kept is None else self.found.rows[kept])
 
 
 @dataclass(frozen=True)
 class NamedHits:
-    """What was found for one query, ids and all.
+    """Hits for one query with ids in memory.
 
     Attributes:
-        ids: Document ids, n of them.
+        ids: Document ids, (n,).
         scores: Scores, (n,).
     """
 
@@ -73,16 +73,16 @@ class NamedHits:
     scores: NDArray[np.float32]
 
     def names(self, kept: Bitmap | None) -> Sequence[str]:
-        """The ids, or those that are kept, (n,)."""
+        """Ids of all hits, or of those that are kept, (n,)."""
         return self.ids if kept is None else [*compress(self.ids, kept.tolist())]
 
 
 def merged(found: Sequence[Sequence[PartHits]], k: int) -> Hits:
-    """The k best of each query.
+    """Merge the hits of several parts into the k best of each query.
 
     Args:
-        found: For each query what the parts found, in any order.
-        k: Hits a query; fewer are given where fewer were found.
+        found: For each query the hits of the parts, in any order.
+        k: Maximum number of hits per query.
 
     Example:
         >>> left, right = NamedHits(["b", "c"], np.float32([2, 1])), NamedHits(["d", "a"], np.float32([1, 1]))
@@ -110,19 +110,19 @@ def _merged(parts: Sequence[PartHits], k: int) -> tuple[Sequence[str], NDArray[n
     return ids[rows].tolist(), ordered
 
 
-# Ids that are compared at a time.
+# Number of ids compared at a time.
 _TOGETHER = 1 << 20
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a segment holds.
+    """Counts and files of a segment.
 
     Attributes:
         documents: Number of rows.
-        vectors: Number of vectors that are kept.
-        tokens: What tokenising did to its documents.
-        holds: File name -> what it holds.
+        vectors: Number of stored vectors.
+        tokens: Token counts of its documents.
+        holds: Description of each file, by name.
     """
 
     documents: int
@@ -133,12 +133,12 @@ class Contents:
 
 @dataclass(frozen=True)
 class OpenSegment:
-    """A segment that can be searched.
+    """A segment opened for searching.
 
     Attributes:
         documents: Ids, texts and metadata by row.
-        vectors: The engine's part.
-        alive: The rows that are not deleted; None for all of them.
+        vectors: The engine's segment.
+        alive: Rows that are not deleted; None if none is deleted.
     """
 
     documents: DocumentTable
@@ -151,13 +151,13 @@ class OpenSegment:
         return np.ones(len(self.documents), bool) if self.alive is None else self.alive
 
     def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """The row of each id; -1 where there is no such document, or it is deleted."""
+        """The row of each id; -1 if the document does not exist or is deleted."""
         rows = self.documents.ids.rows_of(ids)
         return rows if self.alive is None else np.where(self.alive[rows] & (rows >= 0), rows, -1)
 
 
 def shared_documents(one: OpenSegment, other: OpenSegment) -> int:
-    """How many ids two segments have in common, deleted documents left out."""
+    """Number of ids that two segments have in common, without deleted documents."""
     mine, theirs = (each.documents.ids.hashes_of(each.alive) for each in (one, other))
     shared = 0
     for start in range(0, len(mine), _TOGETHER):
@@ -174,9 +174,9 @@ class SegmentFolderWriter:
     Args:
         folder: The folder.
         codec: Writes the vectors.
-        disk: Takes all changes.
-        texts: Whether texts are kept.
-        fields: The fields of the metadata that are kept; None for all.
+        disk: Performs all writes.
+        texts: Whether to store texts.
+        fields: Metadata fields to store; None for all.
     """
 
     def __init__(self, folder: Path, codec: AnyCodec, disk: Disk, *, texts: bool, fields: Sequence[str] | None = None) -> None:
@@ -195,7 +195,7 @@ class SegmentFolderWriter:
         token_ids: NDArray[np.uint32] | None,
         tokens: TextTokens,
     ) -> None:
-        """Append documents with their vectors, which an inner product can compare."""
+        """Append documents with their vectors, whose similarity is the inner product."""
         self._documents.add(documents, tokens)
         self._vectors.add(vectors, lengths, token_ids)
         self._counts = total_counts([self._counts, tokens.total()])
@@ -214,27 +214,27 @@ def open_segment(files: Files, codec: AnyCodec, count: int, *, texts: bool, aliv
     """Open a segment.
 
     Args:
-        files: Its files, with the checksums to compare them with.
-        codec: Opens the vectors.
+        files: Its files, with their checksums.
+        codec: Codec of the vectors.
         count: Number of documents.
-        texts: Whether their texts are there.
-        alive: The rows that are not deleted, (count,); None for all.
+        texts: Whether the segment has texts.
+        alive: Rows that are not deleted, (count,); None for all.
 
     Raises:
         FileNotFoundError: A file is missing.
-        InputError: A file does not fit the others.
+        InputError: The files are inconsistent.
     """
     return OpenSegment(DocumentTable.open(files, count, texts=texts), codec.open(files, count), alive)
 
 
 def merge_segments(parts: Sequence[OpenSegment], codec: AnyCodec, folder: Path, disk: Disk) -> Contents:
-    """Write one segment from others without their deleted documents; nothing is encoded again.
+    """Merge segments into one without their deleted documents; nothing is encoded again.
 
     Args:
-        parts: Segments of one codec, in the order in which their documents are to come; one document at least is not deleted.
+        parts: Segments of one codec, in the order of the result; at least one document is not deleted.
         codec: Their codec.
         folder: An empty folder.
-        disk: Takes all changes.
+        disk: Performs all writes.
     """
     kept = [(part, part.kept) for part in parts if part.kept.any()]
     holds = {**merge_documents([(part.documents, keep) for part, keep in kept], folder, disk)}
@@ -245,5 +245,5 @@ def merge_segments(parts: Sequence[OpenSegment], codec: AnyCodec, folder: Path, 
 
 
 def total_counts(counts: Sequence[TokenCounts]) -> TokenCounts:
-    """The sum of what tokenising did to several sets of texts."""
+    """The sum of the token counts of several sets of texts."""
     return TokenCounts(*(sum(getattr(count, field.name) for count in counts) for field in fields(TokenCounts)))

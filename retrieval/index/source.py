@@ -1,8 +1,8 @@
 """The documents of a build and their vectors.
 
 Documents are read once before anything is encoded: this finds malformed lines and repeated ids within seconds, counts the documents, and
-computes the checksum by which a resumed build recognizes its corpus. At most one chunk of documents is in memory, with 8 bytes per id and
-4 bytes per text length.
+computes the checksum by which a resumed build recognizes its corpus. Memory: at most one chunk of documents, 8 bytes per id and 4 bytes
+per text length.
 
 Shapes: B documents of a chunk, n vectors of them, d width.
 """
@@ -32,24 +32,24 @@ from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Document, TextTokens
 
 _CHUNK = 4096
-# Documents from one remembered place of a spool to the next: at most so many lines are passed over, unread.
+# Distance of stored offsets in a spool, in documents: to find a document, at most this many lines are skipped.
 _STRIDE = 256
 
 
 @dataclass(frozen=True)
 class Spool:
-    """A file with a line for each document, any of which is found quickly; workers on other machines read it too.
+    """A file with one document per line and random access, which workers on other machines can read.
 
     Attributes:
         path: The file.
-        offsets: Where every document whose number is a multiple of `_STRIDE` begins, in bytes.
+        offsets: Byte offset of every document whose number is a multiple of `_STRIDE`.
     """
 
     path: Path
     offsets: NDArray[np.uint64]
 
     def __call__(self, first: int) -> Iterator[Document]:
-        """The documents from a number on.
+        """Read the documents from a number on.
 
         Raises:
             InputError: The file cannot be read.
@@ -66,14 +66,14 @@ class Spool:
 
 @dataclass(frozen=True)
 class Source:
-    """Documents that have been read once.
+    """Documents that have been read and checked once.
 
     Attributes:
-        read_from: Starts a reading at a document's number.
-        count: How many there are.
-        sha256: Of all that is in them, in their order.
-        lengths: Characters of each one's text, (count,).
-        fields: Names of the metadata fields that any of them has.
+        read_from: Function that reads documents from a given number on.
+        count: Number of documents.
+        sha256: Checksum of their content and order.
+        lengths: Characters of each text, (count,).
+        fields: Names of all metadata fields.
     """
 
     read_from: Callable[[int], Iterator[Document]]
@@ -84,10 +84,10 @@ class Source:
 
     @property
     def spool(self) -> Spool:
-        """The file to which they were written on the way.
+        """The file to which the documents were written during the first reading.
 
         Raises:
-            ValueError: They were not.
+            ValueError: They were not written to a file.
         """
         if not isinstance(self.read_from, Spool):
             raise ValueError("the documents were not spooled; workers cannot read them")
@@ -95,11 +95,11 @@ class Source:
 
 
 class Reading:
-    """Documents by their numbers; who asks for them in order reads them once.
+    """Reads documents by number; ascending access reads them once.
 
     Args:
-        read_from: Starts a reading at a document's number.
-        count: How many there are.
+        read_from: Function that reads documents from a given number on.
+        count: Number of documents.
     """
 
     def __init__(self, read_from: Callable[[int], Iterator[Document]], count: int) -> None:
@@ -110,7 +110,7 @@ class Reading:
         """Documents ``first`` to ``stop - 1``.
 
         Raises:
-            InputError: A document is malformed, or there are fewer or more than at the first reading.
+            InputError: A document is malformed, or the number of documents has changed since the first reading.
         """
         if self._next < 0 or first < self._next or (first != self._next and isinstance(self._read_from, Spool)):
             self._stream, self._next = self._read_from(first), first
@@ -124,7 +124,7 @@ class Reading:
         return documents
 
     def picked(self, numbers: NDArray[np.int64]) -> Iterator[Document]:
-        """The documents with these numbers, which ascend."""
+        """Read the documents with the given numbers, which must ascend."""
         for number in numbers.tolist():
             yield from self.span(number, number + 1)
 
@@ -137,19 +137,18 @@ def survey(
     spooled: bool = False,
     look: Callable[[list[Document]], None] | None = None,
 ) -> Source:
-    """Read all documents once.
+    """Read all documents once and check them.
 
     Args:
-        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents. What can be gone through only once is written
-            to ``spool`` on the way.
-        spool: A file to make; it must stay as long as the source is used.
+        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents. An iterator is written to ``spool``, because it
+            can be read only once.
+        spool: Path of a file to create; it must exist as long as the source is used.
         disk: Writes the spool.
-        spooled: Whether all is written there, whatever the corpus is: for workers that are to read any part of it.
-        look: Is shown every chunk.
+        spooled: Whether to write any corpus to ``spool``, for workers that need random access to it.
+        look: Called with every chunk.
 
     Raises:
-        InputError: A malformed corpus (file:line), no documents, an id that comes twice or is none, or a document that no file could
-            hold.
+        InputError: The corpus is malformed (names file:line) or empty, an id is empty or repeated, or a document cannot be written as JSON.
     """
     path = Path(corpus) if isinstance(corpus, str | Path) else None
     if spooled or isinstance(corpus, Iterator):
@@ -175,7 +174,7 @@ def _surveyed(read_from: Callable[[int], Iterator[Document]], look: Callable[[li
     if not count:
         raise InputError("there are no documents to index")
     ordered = np.frombuffer(hashes, np.uint64)
-    ordered.sort()  # in place: there may be as many as the memory holds
+    ordered.sort()  # in place, to save memory
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if suspects:
         _check_unique(read_from(0), suspects)
@@ -193,10 +192,10 @@ def _check_unique(documents: Iterator[Document], suspects: set[int]) -> None:
 
 
 def _line(document: Document) -> bytes:
-    """All that is in a document, on a line.
+    """Serialize a document to one line.
 
     Raises:
-        InputError: It holds what JSON or UTF-8 cannot, which the segments' files could not hold either: half of a surrogate pair, NaN.
+        InputError: It has content that JSON or UTF-8 cannot express, such as a lone surrogate or NaN; segments could not store it either.
     """
     fields = [document.id, document.text, document.title, dict(document.metadata) if document.metadata else None]
     try:
@@ -206,7 +205,7 @@ def _line(document: Document) -> bytes:
 
 
 def _write(documents: Iterator[Document], path: Path, disk: Disk) -> Spool:
-    if path.exists():  # of a build that was killed
+    if path.exists():  # left by a killed build
         disk.unlink(path)
     offsets, place = array("Q"), 0
     with disk.create(path) as file:
@@ -229,9 +228,9 @@ class Encoded:
 
     Attributes:
         vectors: (n, d) float32, comparable by inner product, document after document.
-        lengths: How many each document has, (B,).
-        token_ids: The vocabulary's numbers of their tokens, (n,) uint32; None where the model does not say.
-        tokens: What tokenising did to each document.
+        lengths: Number of vectors of each document, (B,).
+        token_ids: Vocabulary ids of the tokens, (n,) uint32; None if the model does not provide them.
+        tokens: Token counts of each document.
     """
 
     vectors: NDArray[np.float32]
@@ -240,7 +239,7 @@ class Encoded:
     tokens: TextTokens
 
     def select(self, places: NDArray[np.intp]) -> Encoded:
-        """Some of the documents, in the order given."""
+        """Select documents, in the order given."""
         ends = np.cumsum(self.lengths)
         lengths = self.lengths[places]
         begins = ends[places] - lengths
@@ -250,16 +249,16 @@ class Encoded:
 
 
 def encode(model: Model, documents: Sequence[Document], *, use_title: bool) -> Encoded:
-    """The vectors of some documents.
+    """Encode documents.
 
     Raises:
         InputError: A vector is not finite (names the document).
-        ValueError: The vectors are not what the model's card says.
+        ValueError: The vectors do not match the model's card.
     """
     encoding = model.encode([document.content(use_title=use_title) for document in documents], "document")
     given, counts = stack_vectors(encoding, model.card)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
-        vectors = np.ascontiguousarray(given, np.float32)  # what a model is to give; files have no other type
+    with np.errstate(over="ignore"):  # an overflow becomes infinity, which is rejected below
+        vectors = np.ascontiguousarray(given, np.float32)  # files store float32 only
     lengths = np.array(counts, np.int64)
     if len(lengths) != len(documents):
         raise ValueError(f"{model.card.source} gave the vectors of {len(lengths)} texts for {len(documents)}")
@@ -275,7 +274,7 @@ def encode(model: Model, documents: Sequence[Document], *, use_title: bool) -> E
 
 
 def joined(parts: Sequence[Encoded]) -> Encoded:
-    """The documents of several parts as one; one part at least."""
+    """Concatenate the documents of several parts, at least one."""
     ids = [part.token_ids for part in parts if part.token_ids is not None]
     tokens = TextTokens(*(np.concatenate([getattr(part.tokens, name) for part in parts]) for name in ("tokens", "truncated", "empty")))
     return Encoded(
@@ -287,7 +286,7 @@ def joined(parts: Sequence[Encoded]) -> Encoded:
 
 
 def write_encoded(folder: Path, encoded: Encoded, disk: Disk) -> dict[str, str]:
-    """Write vectors to a folder; file name -> what it holds."""
+    """Write vectors to a folder; return what each file holds, by name."""
     write_array(folder / "vectors.f32", encoded.vectors, disk)
     write_array(folder / "lengths.i64", encoded.lengths, disk)
     tokens = np.stack([encoded.tokens.tokens, encoded.tokens.truncated, encoded.tokens.empty]).astype(np.int64)
@@ -300,10 +299,10 @@ def write_encoded(folder: Path, encoded: Encoded, disk: Disk) -> dict[str, str]:
 
 
 def read_encoded(folder: Path, count: int, dim: int) -> Encoded:
-    """Map what `write_encoded` wrote.
+    """Memory-map the files that `write_encoded` wrote.
 
     Args:
-        folder: Where it is.
+        folder: The folder.
         count: Number of documents.
         dim: Vector width d.
     """
@@ -320,17 +319,17 @@ def read_encoded(folder: Path, count: int, dim: int) -> Encoded:
 
 
 class StoredSample:
-    """The vectors of the documents in the sample, by the documents' numbers in the corpus.
+    """The vectors of the training sample, by document number in the corpus.
 
     Args:
-        pieces: Numbers of documents, ascending, and their vectors.
+        pieces: Document numbers, ascending, with the vectors of these documents.
     """
 
     def __init__(self, pieces: Sequence[tuple[NDArray[np.int64], Encoded]]) -> None:
         self._pieces = tuple(pieces)
 
     def has(self, first: int, count: int) -> NDArray[np.bool_]:
-        """Which of some successive documents are in the sample, (count,)."""
+        """Which of ``count`` successive documents are in the sample, (count,)."""
         known = np.zeros(count, bool)
         for numbers, _ in self._pieces:
             low, high = np.searchsorted(numbers, [first, first + count])
@@ -338,12 +337,12 @@ class StoredSample:
         return known
 
     def fill(self, first: int, known: NDArray[np.bool_], others: Encoded | None) -> Encoded:
-        """Vectors of successive documents, from the sample and from an encoding of the others.
+        """Combine the vectors of successive documents from the sample and from a new encoding.
 
         Args:
             first: Number of the first document.
-            known: Which of them are in the sample, (B,).
-            others: Those that are not, in their order; None where all are.
+            known: Which of the documents are in the sample, (B,).
+            others: Encoding of the documents that are not in the sample, in order; None if there are none.
         """
         parts, numbers = ([] if others is None else [others]), [np.flatnonzero(~known)]
         for mine, encoded in self._pieces:

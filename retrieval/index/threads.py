@@ -1,4 +1,4 @@
-"""Threads: how many a library uses, and values that one thread creates for all."""
+"""Threads: temporary thread limits of FAISS and torch, and lazily created values that threads share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 import faiss
 import torch
 
-# FAISS's type stubs know nothing of what its Python layer adds.
+# FAISS's type stubs lack the functions that its Python layer adds.
 _faiss: Any = faiss
 
 
 class one_thread:  # noqa: N801, a context as those of contextlib are named
-    """FAISS on the calling thread alone: more of them make one query slower. What the caller had set is set again.
+    """Limit FAISS to one thread, because more threads make a single query slower; the previous number is restored on exit.
 
-    A class, as every search enters it: a generator takes three times as long (2.4 us).
+    A class, because every search enters it and a generator-based context manager takes three times as long (2.4 us).
     """
 
     __slots__ = ("_former",)
@@ -34,7 +34,7 @@ class one_thread:  # noqa: N801, a context as those of contextlib are named
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[None]:
-    """Torch computes with so many threads; what the caller had set is set again."""
+    """Limit torch to a number of threads; the previous number is restored on exit."""
     former = torch.get_num_threads()
     if threads == former:
         yield
@@ -50,10 +50,10 @@ Made = TypeVar("Made")
 
 
 class Lazy(Generic[Made]):
-    """A place for something that takes seconds to make, and several times its own memory: one thread makes it, the others wait.
+    """A value that is expensive to create: one thread creates it, the others wait.
 
-    Since Python 3.12 ``functools.cached_property`` lets every thread that comes in time make its own. How it is made is not kept: a bound
-    method here would lead back to its owner, and what was made would stay until Python looks for circles.
+    Since Python 3.12, ``functools.cached_property`` lets concurrent threads create the value several times. The factory is not stored: a
+    bound method would form a reference cycle and keep the value alive until the next garbage collection.
 
     Example:
         >>> calls = []
@@ -67,7 +67,7 @@ class Lazy(Generic[Made]):
         self._made: list[Made] = []
 
     def get(self, make: Callable[[], Made]) -> Made:
-        """What was made, now if it was not before; after an error the next one who asks tries again."""
+        """Return the value, creating it on first use; if creation fails, the next call tries again."""
         if not self._made:
             with self._lock:
                 if not self._made:

@@ -1,1 +1,1 @@
-"""Compressed engines for one vector a document: product codes find candidates, and bytes that stay on the disk give their scores."""
+"""Compressed engines for dense vectors: product codes in memory find candidates, and codes on disk give their scores."""

@@ -6,7 +6,7 @@
     centroids.f32    of the lists, (K, D)
     products.f32     codebooks of the product code, (M, 16, dsub)
 
-A segment has, beside its refine store, one file:
+A segment has one file in addition to its refine store:
 
     coarse.u8        product code and number of the list, (P, bytes)
 
@@ -74,20 +74,20 @@ _faiss: Any = faiss
 
 
 VECTORS_A_LIST = 32
-"""Vectors that k-means learns a centroid from, at most."""
+"""Maximum number of training vectors per centroid."""
 
 
-# Vectors that the codebooks are learned from: FAISS uses 256 for each of the 16 codewords.
+# Training vectors of the codebooks: FAISS uses 256 for each of the 16 codewords.
 _RESIDUALS = 256 * CODEWORDS
 
 
 @dataclass(frozen=True)
 class CoarseCoding:
-    """What the records of all vectors share.
+    """Coding of candidates: parameters shared by all records.
 
     Attributes:
         dim: Vector width d.
-        centroids: Of the lists, (K, D).
+        centroids: Centroids of the lists, (K, D).
         products: Codebooks of the product code, (M, 16, dsub).
     """
 
@@ -97,17 +97,17 @@ class CoarseCoding:
 
     @classmethod
     def learn(cls, vectors: NDArray[np.float32], *, lists: int, dsub: int, seed: int) -> CoarseCoding:
-        """Lists and codebooks from a sample.
+        """Train lists and codebooks on a sample.
 
         Args:
             vectors: (n, d), at least one.
-            lists: K, at most n are made.
-            dsub: Coordinates that one code stands for.
-            seed: Equal input and seed give equal codings.
+            lists: Number K of lists; at most n are made.
+            dsub: Coordinates per code.
+            seed: Random seed; equal input and seed give equal codings.
         """
         filled = _filled(vectors, -(-vectors.shape[1] // dsub) * dsub)
         rng = np.random.default_rng(seed)
-        with one_thread():  # several of them add in another order in every run
+        with one_thread():  # with several threads, the order of additions differs between runs
             centroids = kmeans(filled, lists, vectors_a_centroid=VECTORS_A_LIST, seed=seed)
             numbers = _clustering(centroids).assign(filled, None)
             chosen = np.sort(rng.choice(len(filled), min(len(filled), _RESIDUALS), replace=False))
@@ -116,7 +116,7 @@ class CoarseCoding:
 
     @property
     def dsub(self) -> int:
-        """Coordinates that one code stands for."""
+        """Coordinates per code."""
         return int(self.products.shape[2])
 
     @property
@@ -135,7 +135,7 @@ class CoarseCoding:
         return self.code_width + (self.number_type.itemsize if len(self.centroids) > 1 else 0)
 
     def encode(self, vectors: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """Records of vectors, (n, width); that of one does not depend on what it is encoded with."""
+        """Encode vectors as records, (n, width); a record does not depend on the other vectors."""
         filled = self.fill(vectors)
         numbers = self._nearest.assign(filled, None)
         codes: NDArray[np.uint8] = self._quantizer.compute_codes(filled - self.centroids[numbers])
@@ -145,14 +145,14 @@ class CoarseCoding:
         return np.concatenate([codes, stored.view(np.uint8).reshape(len(stored), stored.dtype.itemsize)], axis=1)
 
     def numbers(self, records: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """The lists of records, (n,)."""
+        """List numbers of records, (n,)."""
         if len(self.centroids) == 1:
             return np.zeros(len(records), np.int64)
         stored = np.ascontiguousarray(records[:, self.code_width :]).view(self.number_type)[:, 0]
         return stored.astype(np.int64)
 
     def fill(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Vectors at the width that codes are made of, (n, D)."""
+        """Pad vectors with zeros to the width that is coded, (n, D)."""
         return _filled(vectors, self.centroids.shape[1])
 
     @cached_property
@@ -173,16 +173,16 @@ def _filled(vectors: NDArray[np.float32], width: int) -> NDArray[np.float32]:
 
 
 def _clustering(centroids: NDArray[np.float32]) -> Clustering:
-    """The lists as one group: each vector is assigned to the nearest of all."""
+    """A clustering with a single group: each vector is assigned to the nearest of all centroids."""
     return Clustering(centroids, np.array([0, len(centroids)]))
 
 
 class InvertedLists:
-    """The documents of one segment in the lists of their centroids.
+    """The inverted lists of one segment.
 
     Args:
-        coding: Of the codec.
-        records: As it encodes them, (P, width); the numbers of their lists are below K.
+        coding: Coding of the codec.
+        records: Records of the documents, (P, width), with list numbers below K.
     """
 
     def __init__(self, coding: CoarseCoding, records: NDArray[np.uint8]) -> None:
@@ -193,34 +193,34 @@ class InvertedLists:
 
     @staticmethod
     def nbytes(coding: CoarseCoding, documents: int) -> int:
-        """What the lists of so many documents take in memory, about."""
+        """Approximate memory of the lists in bytes."""
         return FastScanLists.nbytes(documents, codebooks=len(coding.products), lists=len(coding.centroids))
 
     def find(self, queries: NDArray[np.float32], count: int, *, nprobe: int, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
-        """The documents that the codes put first for each query.
+        """Find the documents whose codes score best for each query.
 
         Args:
             queries: (Q, d).
-            count: Documents a query, at most.
-            nprobe: Lists that are searched for each.
-            allowed: The rows that may be found, (P,); None for all.
+            count: Maximum number of documents per query.
+            nprobe: Lists to search per query.
+            allowed: Rows that may be found, (P,); None for all.
 
         Returns:
-            Rows in no order, each at most once: fewer than ``count`` where the lists hold fewer.
+            Rows, unordered, each at most once; fewer than ``count`` if the lists hold fewer.
         """
         matrix = self._coding.fill(queries)
         lists, closeness = self._probe(matrix, min(nprobe, len(self._coding.centroids)))
-        # Several threads make one query slower; many queries are theirs to share.
+        # Several threads make a single query slower; they help only with many queries.
         with one_thread() if len(matrix) == 1 else nullcontext():
             _, rows = self._lists.search(matrix, count, lists=lists, closeness=closeness, allowed=allowed)
-        return [found if found[-1] >= 0 else found[found >= 0] for found in rows]  # -1 fills up what was not found
+        return [found if found[-1] >= 0 else found[found >= 0] for found in rows]  # missing results are -1
 
     def _probe(self, queries: NDArray[np.float32], nprobe: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The lists whose centroids have the greatest inner products, best first, and these, (Q, nprobe)."""
+        """The lists whose centroids have the greatest inner products, best first, and these inner products, (Q, nprobe)."""
         lists, closeness = np.zeros((len(queries), nprobe), np.int64), np.zeros((len(queries), nprobe), np.float32)
         if len(self._coding.centroids) == 1:
-            return lists, closeness  # how close the one is changes all scores alike
-        for number, query in enumerate(queries):  # one at a time: what a query finds does not depend on its company
+            return lists, closeness  # with one list, the inner product shifts all scores equally
+        for number, query in enumerate(queries):  # one at a time, so that results do not depend on the other queries
             products = self._coding.centroids @ query
             best = np.argpartition(-products, nprobe - 1)[:nprobe]
             best = best[np.argsort(-products[best], kind="stable")]
@@ -229,13 +229,13 @@ class InvertedLists:
 
 
 COARSE = "coarse.u8"
-"""The file of a segment beside its refine store."""
+"""Name of the file with the records of a segment."""
 
 _JSON = "codec.json"
 _CENTROIDS, _PRODUCTS = "centroids.f32", "products.f32"
-# Copies of a block that are held at once while it is coded.
+# Copies of a block in memory while it is coded.
 _COPIES = 8
-# What the files of a segment hold back.
+# Size of the file buffers of a segment writer, in bytes.
 _BUFFERS = 4 << 20
 
 ListsParams: TypeAlias = ScanParams | ListParams
@@ -249,13 +249,13 @@ class ListFinder:
     """Candidates from the lists of one segment; see `quiver.retrieval.index.dense.refine.Finder`.
 
     Args:
-        coding: Of the codec.
-        files: The segment's.
-        rows: Documents P it must have.
+        coding: Coding of the codec.
+        files: Files of the segment.
+        rows: Expected number of documents P.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        DamagedIndexError: It has another size.
+        FileNotFoundError: The file does not exist.
+        DamagedIndexError: The file has a wrong size.
     """
 
     def __init__(self, coding: CoarseCoding, files: Files, rows: int) -> None:
@@ -290,7 +290,7 @@ class ListFinder:
 
 
 class ListWriter:
-    """Codes vectors as they come; see `quiver.retrieval.index.engines.SegmentWriter`."""
+    """Encodes and writes vectors; see `quiver.retrieval.index.engines.SegmentWriter`."""
 
     def __init__(self, coarse: CoarseCoding, scalar: ScalarCoding, folder: Path, disk: Disk) -> None:
         self._coarse = coarse
@@ -312,7 +312,7 @@ class ListWriter:
             write_codes(self._files, self._scalar, block)
 
     def close(self) -> Mapping[str, str]:
-        """Finish the files; file name -> what it holds."""
+        """Finish the files; return what each holds, by name."""
         return self._files.close()
 
 
@@ -321,8 +321,8 @@ class ListCodec:
 
     Args:
         name: ``pq-dense`` or ``ivf-dense``.
-        coarse: How candidates are coded.
-        scalar: How the refine store is.
+        coarse: Coding of the candidates.
+        scalar: Coding of the refine store.
     """
 
     def __init__(self, name: str, coarse: CoarseCoding, scalar: ScalarCoding) -> None:
@@ -337,12 +337,12 @@ class ListCodec:
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """What a report says beside the name."""
+        """Sizes and settings for reports."""
         lists: dict[str, Setting] = {} if self.name == SCAN else {"nlist": len(self._coarse.centroids)}
         return {**lists, "dsub": self._coarse.dsub, "bits": self._scalar.bits, "bytes_a_vector": self._coarse.width + self._scalar.nbytes}
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write the codec into an existing, empty folder; file name -> what it holds."""
+        """Write the codec into an existing, empty folder; return what each file holds, by name."""
         described = {
             "dim": self._scalar.dim,
             "dsub": self._coarse.dsub,
@@ -360,9 +360,9 @@ class ListCodec:
         }
 
     def memory(self, rows: int, vectors: int) -> int:
-        """Bytes that writing or merging a segment holds at most; they do not grow with it."""
+        """Maximum memory in bytes for writing or merging a segment; it does not depend on the size of the segment."""
         del rows, vectors
-        # The centroids also lie side by side, as the compiled loop that compares vectors with them wants them.
+        # The centroids are also stored in lanes for the compiled kernel that compares vectors with them.
         return 3 * self._coarse.centroids.nbytes + 4 * _COPIES * BLOCK * self._scalar.dim + _BUFFERS
 
     def writer(self, folder: Path, disk: Disk) -> ListWriter:
@@ -374,19 +374,19 @@ class ListCodec:
 
         Raises:
             FileNotFoundError: A file is missing.
-            DamagedIndexError: A file has another size.
+            DamagedIndexError: A file has a wrong size.
         """
         return DenseSegment(RefineStore(self._scalar, files, rows), ListFinder(self._coarse, files, rows))
 
     def merge(self, parts: Sequence[tuple[ListsSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write one segment from the rows of others that are kept, byte for byte."""
+        """Merge segments by copying the kept rows byte for byte."""
         files = RecordFiles(folder, disk, _holds(self._scalar))
         for segment, keep in parts:
             segment.copy(files, keep)
         return files.close()
 
     def preset_params(self, preset: Preset, *, k: int) -> ListsParams:
-        """Search parameters of a preset for k hits."""
+        """Uncalibrated search parameters of a preset for k hits."""
         factor, exhaustive = k_factor(preset, k, dsub=self._coarse.dsub), preset == "exact"
         if self.name == SCAN:
             return ScanParams(factor, exhaustive)
@@ -411,7 +411,7 @@ class ListCodec:
 
 
 def train_scan(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
-    """The codec of ``pq-dense``; see `quiver.retrieval.index.engine_table.train_codec`."""
+    """Train the codec of ``pq-dense``; see `quiver.retrieval.index.engine_table.train_codec`."""
     del card, documents, vectors
     chosen = ScanSettings.parse(settings)
     dsub = chosen.dsub or coordinates(sample.vectors.shape[1])
@@ -419,7 +419,7 @@ def train_scan(sample: Sample, card: ModelCard, *, documents: int, vectors: int,
 
 
 def train_lists(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
-    """The codec of ``ivf-dense``; see `quiver.retrieval.index.engine_table.train_codec`."""
+    """Train the codec of ``ivf-dense``; see `quiver.retrieval.index.engine_table.train_codec`."""
     del card, vectors
     chosen = ListSettings.parse(settings)
     return _trained(LISTS, sample, replace(chosen, nlist=chosen.nlist or sizes(documents).lists), seed)
@@ -438,12 +438,12 @@ def check_lists(settings: Mapping[str, Setting], card: ModelCard) -> None:
 
 
 def open_scan(folder: Path) -> ListCodec:
-    """Open what the codec of ``pq-dense`` wrote."""
+    """Open a saved codec of ``pq-dense``."""
     return _opened(SCAN, folder)
 
 
 def open_lists(folder: Path) -> ListCodec:
-    """Open what the codec of ``ivf-dense`` wrote."""
+    """Open a saved codec of ``ivf-dense``."""
     return _opened(LISTS, folder)
 
 

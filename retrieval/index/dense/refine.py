@@ -36,20 +36,20 @@ Codes: TypeAlias = NDArray[np.signedinteger[Any]]
 """Codes of either size."""
 
 _CENTRE, _SPREAD = "centre.f32", "spread.f32"
-# A coordinate that does not vary in the sample varies in what is added later: its spread is so much of the others' at least.
+# Minimum spread of a coordinate relative to the others: a coordinate that is constant in the sample may vary in later vectors.
 _LEAST_SPREAD = 0.1
-# Vectors of a sample that are looked at together.
+# Vectors of a sample processed together.
 _BLOCK = 4096
 
 
 @dataclass(frozen=True)
 class ScalarCoding:
-    """What the codes of all vectors share.
+    """Parameters shared by the codes of all vectors.
 
     Attributes:
         centre: Mean of the sample, (d,).
         spread: Standard deviation of each coordinate, (d,), positive.
-        bits: Bits of a code.
+        bits: Bits per code.
     """
 
     centre: NDArray[np.float32]
@@ -58,7 +58,7 @@ class ScalarCoding:
 
     @classmethod
     def learn(cls, vectors: NDArray[np.float32], bits: Bits = 8) -> ScalarCoding:
-        """Centre and spread of a sample, (n, d) with n >= 1.
+        """Compute centre and spread of a sample, (n, d) with n >= 1.
 
         Example:
             >>> coding = ScalarCoding.learn(np.array([[1, 8], [3, 8]], np.float32))
@@ -67,11 +67,11 @@ class ScalarCoding:
         """
         centre, variance = _moments(vectors)
         spread = np.sqrt(variance + _LEAST_SPREAD**2 * variance.mean())
-        spread[spread.astype(np.float32) == 0] = 1  # one document, or the same one again and again
+        spread[spread.astype(np.float32) == 0] = 1  # all vectors are equal
         return cls(centre.astype(np.float32), spread.astype(np.float32), bits)
 
     def weigh(self, query: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
-        """A query (d,) as codes are compared with it: times the spread, (d,), and its inner product with the centre."""
+        """Prepare a query (d,) for scoring codes: the query times the spread, (d,), and its inner product with the centre."""
         exact, (centre, spread) = query.astype(np.float64), self._exact
         return exact * spread, float(exact @ centre)
 
@@ -96,14 +96,14 @@ class ScalarCoding:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a vector: its codes, and its scale."""
+        """Bytes per vector: its codes and its scale."""
         return self.dim * self.bits // 8 + 4
 
     def encode(self, vectors: NDArray[np.float32]) -> tuple[Codes, NDArray[np.float32]]:
-        """Codes, (n, d), and scales, (n,), of vectors; those of one do not depend on what it is encoded with.
+        """Codes, (n, d), and scales, (n,), of vectors; the code of a vector does not depend on the other vectors.
 
         Raises:
-            InputError: A vector is so long that float32 cannot hold what is computed of it.
+            InputError: A vector is so long that its code overflows float32.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = (vectors - self.centre) / self.spread
@@ -111,19 +111,19 @@ class ScalarCoding:
         scales = largest / np.float32(self.largest)
         if not np.isfinite(scales).all():
             raise InputError("a vector is too long to be coded; use the engine exact-dense")
-        # What is so close to the centre that its scale is no normal number is the centre.
+        # A vector so close to the centre that its scale would be subnormal is stored as the centre.
         scales[scales < np.finfo(np.float32).tiny] = 0
         codes = np.rint(np.divide(scaled, scales[:, None], out=np.zeros_like(scaled), where=scales[:, None] > 0))
         return codes.clip(-self.largest, self.largest).astype(self.code_type), scales
 
     def decode(self, codes: Codes, scales: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The vectors of codes, (n, d)."""
+        """Decode vectors, (n, d)."""
         decoded: NDArray[np.float32] = codes * scales[:, None] * self.spread + self.centre
         return decoded
 
 
 def _moments(vectors: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and variance of each coordinate, (d,), in float64 a block at a time: a sample may take half of the memory that there is."""
+    """Mean and variance of each coordinate, (d,), in float64, block by block because a sample may take half of the memory."""
     blocks = [vectors[start : start + _BLOCK] for start in range(0, len(vectors), _BLOCK)]
     mean = np.sum([block.sum(axis=0, dtype=np.float64) for block in blocks], axis=0) / len(vectors)
     squares = np.sum([((block - mean) ** 2).sum(axis=0) for block in blocks], axis=0)
@@ -132,7 +132,7 @@ def _moments(vectors: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray
 
 @dataclass(frozen=True)
 class Prepared:
-    """Queries as codes are compared with them.
+    """Queries prepared for scoring codes.
 
     Attributes:
         weights: The query times the spread, (Q, d).
@@ -144,29 +144,29 @@ class Prepared:
 
     @classmethod
     def of(cls, queries: NDArray[np.float32], coding: ScalarCoding) -> Prepared:
-        """Queries (Q, d) for the codes of a coding."""
+        """Prepare queries (Q, d) for the codes of a coding."""
         weighed = [coding.weigh(query) for query in queries]
         weights = np.array([weights for weights, _ in weighed], np.float64).reshape(len(queries), coding.dim)
         return cls(weights, np.array([offset for _, offset in weighed], np.float64))
 
     def score(self, query: int, codes: Codes, scales: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Inner products of one query with the vectors of some rows of the codes, (len(rows),)."""
+        """Inner products of one query with the coded vectors of given rows, (len(rows),)."""
         return kernels().inner_products(codes, scales, rows, self.weights[query], float(self.offsets[query]))
 
 
 def save_scalar(coding: ScalarCoding, folder: Path, disk: Disk) -> Mapping[str, str]:
-    """Write a coding into the folder of its codec; file name -> what it holds."""
+    """Write a coding into the folder of its codec; return what each file holds, by name."""
     write_array(folder / _CENTRE, coding.centre, disk)
     write_array(folder / _SPREAD, coding.spread, disk)
     return {_CENTRE: "centre of the vectors, (d,) float32", _SPREAD: "spread of each coordinate, (d,) float32"}
 
 
 def open_scalar(folder: Path, dim: int, bits: Bits) -> ScalarCoding:
-    """Read what `save_scalar` wrote of vectors of width d; how many bits a code has is the codec's to know.
+    """Read a coding of vectors of width d that `save_scalar` wrote; the codec stores ``bits`` itself.
 
     Raises:
         FileNotFoundError: A file is missing.
-        DamagedIndexError: A file has another size.
+        DamagedIndexError: A file has a wrong size.
     """
     centre, spread = (np.array(map_array(folder / name, np.float32, (dim,))) for name in (_CENTRE, _SPREAD))
     return ScalarCoding(centre, spread, bits)
@@ -175,26 +175,26 @@ def open_scalar(folder: Path, dim: int, bits: Bits) -> ScalarCoding:
 SCALES = "scales.f32"
 
 BLOCK = 4096
-"""Documents that are coded or decoded at a time."""
+"""Number of documents coded or decoded at a time."""
 
-# Documents that are searched at a time.
+# Number of documents searched at a time.
 _SEARCHED = 16_384
 
-# Float32 roundings on the way to a score beside the sum: the weights, the scale and the offset.
+# Float32 roundings of a score in addition to those of the sum: weights, scale and offset.
 _ROUNDINGS = 4
 
 
 class RefineStore:
-    """The codes of one segment, mapped.
+    """The codes of one segment, memory-mapped.
 
     Args:
-        coding: Of the codec.
-        files: What a writer wrote.
-        rows: Documents P it must have.
+        coding: Coding of the codec.
+        files: Files of the segment.
+        rows: Expected number of documents P.
 
     Raises:
         FileNotFoundError: A file is missing.
-        DamagedIndexError: A file has another size.
+        DamagedIndexError: A file has a wrong size.
     """
 
     def __init__(self, coding: ScalarCoding, files: Files, rows: int) -> None:
@@ -207,34 +207,34 @@ class RefineStore:
 
     @property
     def nbytes(self) -> int:
-        """Size of what is mapped."""
+        """Size of the mapped files in bytes."""
         return self.codes.nbytes + self.scales.nbytes
 
     def decode(self, rows: NDArray[np.int64] | slice) -> NDArray[np.float32]:
-        """The vectors of some rows, (n, d)."""
+        """Decode the vectors of given rows, (n, d)."""
         return self.coding.decode(self.codes[rows], self.scales[rows])
 
     def scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores of some rows for one query (d,), (len(rows),)."""
+        """Scores of given rows for one query (d,), (len(rows),)."""
         products = kernels().inner_products(self.codes.rows(rows), self.scales.rows(rows), rows, *self.coding.weigh(query))
         return products.astype(np.float32)
 
     def nearest_of(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], k: int, *, ranks: NDArray[np.uint32]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
-        """The k best of some rows for one query (d,), ties to the greater rank, with the scores of `scores`; and the least score of all."""
+        """The k best of given rows for one query (d,) by `scores`, ties to the greater rank; and the lowest score of all rows."""
         return kernels().nearest_of(self.codes.rows(rows), self.scales.rows(rows), rows, *self.coding.weigh(query), ranks, k)
 
     def search(self, queries: NDArray[np.float32], k: int, *, ranks: NDArray[np.uint32], allowed: Bitmap | None) -> list[Found]:
-        """The k best of all rows, or of those allowed, as of scores in float64 rounded once; ties go to the greater rank.
+        """The k best allowed rows by float64 scores rounded once to float32; ties go to the greater rank.
 
         Raises:
-            ValueError: A query makes scores that float32 cannot hold.
+            ValueError: A query has scores that overflow float32.
         """
         prepared = Prepared.of(queries, self.coding)
         picked = None if allowed is None else np.flatnonzero(allowed)
         findable = len(self) if picked is None else len(picked)
-        # No code is longer than this; a looser bound than the longest code itself, and needs no pass over them.
+        # Upper bound on the length of a code. It is looser than the longest code, but needs no pass over the codes.
         longest = float(self._largest_scale) * self.coding.largest * self.coding.dim**0.5
         magnitudes = np.sqrt((prepared.weights**2).sum(axis=1)) * longest + np.abs(prepared.offsets)
         errors = np.array([float32_error(self.coding.dim + _ROUNDINGS, float(magnitude)) for magnitude in magnitudes])
@@ -243,7 +243,7 @@ class RefineStore:
         return [Found(places if picked is None else picked[places], scores) for places, scores in found]
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
-        """Append the rows that are kept, (P,), to the files of another segment, byte for byte."""
+        """Append the kept rows, (P,), to the files of another segment, byte for byte."""
         files.copy(fine(self.coding), self.codes, keep)
         files.copy(SCALES, self.scales, keep)
 
@@ -253,7 +253,7 @@ class RefineStore:
         return np.max(scales, initial=np.float32(0))
 
     def damaged(self) -> Bitmap:
-        """The rows that a salvaged file has lost, (P,)."""
+        """Rows lost with a damaged file, (P,)."""
         return self.codes.damaged() | self.scales.damaged()
 
 
@@ -263,7 +263,7 @@ def fine(coding: ScalarCoding) -> str:
 
 
 def holds(coding: ScalarCoding) -> dict[str, str]:
-    """The files of a refine store: file name -> what it holds."""
+    """Descriptions of the files of a refine store, by name."""
     return {fine(coding): f"codes of the final scores, (P, d) int{coding.bits}", SCALES: "their scales, (P,) float32"}
 
 
@@ -271,7 +271,7 @@ def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.fl
     """Append vectors, (n, d), to the files of a segment.
 
     Raises:
-        InputError: One is too long.
+        InputError: A vector is too long.
     """
     codes, scales = coding.encode(vectors)
     files.write(fine(coding), codes)
@@ -279,7 +279,7 @@ def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.fl
 
 
 class _Part:
-    """Documents whose codes are in memory, and the queries; see `quiver.retrieval.index.ranking.Part`."""
+    """Documents whose codes are in memory, and the queries; implements `quiver.retrieval.index.ranking.Part`."""
 
     def __init__(self, prepared: Prepared, codes: Codes, scales: NDArray[np.float32]) -> None:
         self._prepared = prepared
@@ -303,7 +303,7 @@ class _Part:
 
 
 class _Walk:
-    """Chosen documents in parts, or all of them, of which nothing is copied; see `quiver.retrieval.index.ranking.Walk`."""
+    """All or chosen documents in parts, without copying them; implements `quiver.retrieval.index.ranking.Walk`."""
 
     def __init__(self, store: RefineStore, prepared: Prepared, picked: NDArray[np.int64] | None) -> None:
         self._store = store
@@ -324,12 +324,12 @@ class _Walk:
         return _Part(self._prepared, self._store.codes[rows], self._store.scales[rows])
 
 
-# Where a filter leaves so few documents, all of them are scored, which is no slower than to look for candidates among all: a multiple of
-# the candidates, or a share of all documents as long as that is not too many. A document is scored in the time of some twenty codes.
+# If a filter leaves this few documents, all of them are scored, which is no slower than finding candidates: up to a multiple of the
+# candidates, or up to a share of all documents within a limit. Scoring a document takes as long as scanning about twenty codes.
 _FEW = 8
 _SHARE = 24
 _MANY = 20_000
-# How much more widely a search looks under a filter, at most.
+# Maximum factor by which a filter increases search parameters.
 _WIDER = 4.0
 
 
@@ -346,13 +346,13 @@ class DenseParams(Protocol):
 
 
 def widened(parameter: int, allowed: Bitmap | None) -> int:
-    """A parameter that says how much of an index is looked at, for a search under a filter.
+    """Increase a search parameter for a search with a filter.
 
-    Where one document in f is allowed, the ten best of those are among the ten f best of all, which lie somewhat farther apart.
+    If one document in f is allowed, the ten best allowed ones are among the 10 f best of all documents, which lie somewhat farther apart.
 
     Args:
         parameter: Its value without a filter.
-        allowed: The rows that may be found, (P,); None for all.
+        allowed: Rows that may be found, (P,); None for all.
 
     Example:
         >>> widened(10, np.array([True, False, False, False])), widened(10, None)
@@ -373,34 +373,34 @@ class Finder(Protocol[SearchParams]):
 
     @property
     def size(self) -> Size:
-        """What it takes in memory, whether or not it is there yet, and on the disk."""
+        """Size in memory, whether or not it is loaded yet, and on disk."""
 
     def find(self, queries: NDArray[np.float32], count: int, *, params: SearchParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
-        """Documents that may be among the best of each query.
+        """Find documents that may be among the best of each query.
 
         Args:
             queries: (Q, d) float32, contiguous.
-            count: Documents a query, at most.
-            params: The search_params of the search.
-            allowed: The rows that may be found, (P,); None for all.
+            count: Maximum number of documents per query.
+            params: Search parameters.
+            allowed: Rows that may be found, (P,); None for all.
 
         Returns:
-            Rows, all allowed, in no order, each at most once: fewer than ``count`` where no more were met.
+            Allowed rows, unordered, each at most once; fewer than ``count`` if the search met no more.
         """
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
-        """Append what it has on the disk of the rows that are kept, (P,), byte for byte."""
+        """Append the stored records of the kept rows, (P,), byte for byte."""
 
     def damaged(self) -> Bitmap:
-        """The rows that a salvaged file has lost, (P,)."""
+        """Rows lost with a damaged file, (P,)."""
 
 
 class DenseSegment(Generic[SearchParams]):
     """The documents of one segment; see `quiver.retrieval.index.engines.Segment`.
 
     Args:
-        store: Gives their scores.
-        finder: Finds candidates among them.
+        store: Computes the scores.
+        finder: Finds candidates.
     """
 
     def __init__(self, store: RefineStore, finder: Finder[SearchParams]) -> None:
@@ -412,13 +412,13 @@ class DenseSegment(Generic[SearchParams]):
 
     @property
     def size(self) -> Size:
-        """What it takes in memory, that included which is made at the first search, and on the disk."""
+        """Size in memory, including the lists that the first search creates, and on disk."""
         resident, mapped = self._finder.size
         return Size(resident, mapped + self.store.nbytes)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """One vector a row, (P,)."""
+        """Number of vectors per row, (P,): 1."""
         return np.ones(len(self), np.int64)
 
     def search(
@@ -442,7 +442,8 @@ class DenseSegment(Generic[SearchParams]):
         found = []
         for number, rows in enumerate(self._finder.find(matrix, wanted, params=params, allowed=allowed)):
             best, scores, least = self.store.nearest_of(rows, matrix[number], k, ranks=ranks)
-            # Fewer were met than there are, or all from the last hit on are equal: then some that were not met may be so too.
+            # Fewer than k rows were met, or all rows from the last hit on have equal scores: rows that were not met may belong to the k
+            # best.
             if len(rows) < k or (len(rows) > k and scores[-1] == least):
                 found += self.store.search(matrix[number : number + 1], k, ranks=ranks, allowed=allowed)
             else:
@@ -450,11 +451,11 @@ class DenseSegment(Generic[SearchParams]):
         return found
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores of some rows by the refine store, (len(rows),)."""
+        """Scores of given rows from the refine store, (len(rows),)."""
         return self.store.scores(query, rows)
 
     def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The vectors of some rows as the refine store has them, (n, d), and one each, (n,)."""
+        """Decoded vectors of given rows, (n, d), and the number of vectors of each row, (n,): 1."""
         return self.store.decode(rows), np.ones(len(rows), np.int64)
 
     def damaged(self) -> Bitmap:
@@ -462,6 +463,6 @@ class DenseSegment(Generic[SearchParams]):
         return self.store.damaged() | self._finder.damaged()
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
-        """Append the rows that are kept, (P,), to the files of another segment, byte for byte."""
+        """Append the kept rows, (P,), to the files of another segment, byte for byte."""
         self._finder.copy(files, keep)
         self.store.copy(files, keep)

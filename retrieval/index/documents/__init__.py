@@ -1,1 +1,1 @@
-"""What an index knows of its documents beside their vectors: ids, texts, metadata, and filters over them."""
+"""Per-document data of an index: ids, texts, metadata fields, and filters on them."""

@@ -1,4 +1,4 @@
-"""Strings, ids and texts of a segment, for millions of documents without a Python object each.
+"""Strings, ids and texts of a segment, stored without a Python object per document.
 
 Strings are stored as in Arrow's large string layout, in two raw files: all UTF-8 bytes, and the offset where each string ends. The order
 of UTF-8 bytes is that of code points, which is Python's order and that of ``strcmp``, by which trec_eval sorts ids.
@@ -22,12 +22,12 @@ from quiver.retrieval.index.mapped import CheckedArray, Files, as_checked, strin
 from quiver.retrieval.records import Document
 
 LOOK = "the index is damaged, run quiver index check to find the file"
-"""What to do where a file that is mapped turns out not to be what was written."""
+"""Advice for errors about damaged memory-mapped files."""
 
 
-# Bytes whose places are worked out together.
+# Number of bytes whose positions are computed at a time.
 _PLACES = 1 << 20
-# So many numbers are read from an array faster one by one than as arrays: those of a search's hits.
+# Up to this many elements, reading them one by one is faster than as an array; hits of a search are that few.
 _FEW = 20
 
 
@@ -38,7 +38,7 @@ class StringColumn(Sequence[str]):
 
     Args:
         content: The bytes of all strings.
-        offsets: Where each string begins, and the number of bytes, (n + 1,) int64, ascending.
+        offsets: Start of each string, and the number of bytes, (n + 1,) int64, ascending.
     """
 
     def __init__(self, content: NDArray[np.uint8] | CheckedArray, offsets: NDArray[np.int64] | CheckedArray) -> None:
@@ -52,12 +52,12 @@ class StringColumn(Sequence[str]):
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each string begins, and the number of bytes, (n + 1,), verified."""
+        """Start of each string, and the number of bytes, (n + 1,), verified."""
         return self._offsets.whole()
 
     @classmethod
     def pack(cls, strings: Iterable[str]) -> StringColumn:
-        """Pack strings that are in memory."""
+        """Create a column from strings in memory."""
         encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
         offsets = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=offsets[1:])
@@ -65,14 +65,14 @@ class StringColumn(Sequence[str]):
 
     @classmethod
     def concatenate(cls, columns: Sequence[StringColumn]) -> StringColumn:
-        """The strings of several columns, one after the other, in memory; one column at least."""
+        """Concatenate at least one column, in memory."""
         firsts = np.cumsum([0, *(len(column.content) for column in columns)])
         offsets = [column.offsets[:-1] + first for column, first in zip(columns, firsts, strict=False)]
         return cls(np.concatenate([column.content for column in columns]), np.concatenate([*offsets, firsts[-1:]]))
 
     @classmethod
     def open(cls, files: Files, stem: str, count: int, *, content: str | None = None) -> StringColumn:
-        """Map what ``save`` wrote; the bytes are verified as they are read.
+        """Map the files that ``save`` wrote; bytes are verified as they are read.
 
         Args:
             files: Files of the folder.
@@ -82,7 +82,7 @@ class StringColumn(Sequence[str]):
 
         Raises:
             FileNotFoundError: A file is missing.
-            DamagedIndexError: The files do not fit each other.
+            DamagedIndexError: The files are inconsistent.
         """
         offsets = files.map(f"{stem}.offsets", np.int64, (count + 1,))
         stored = files.map(content or f"{stem}.utf8", np.uint8, (-1,))
@@ -91,7 +91,7 @@ class StringColumn(Sequence[str]):
         return cls(stored, offsets)
 
     def save(self, stem: Path, disk: Disk, what: str) -> dict[str, str]:
-        """Write two files beside each other; file name -> what it holds."""
+        """Write the bytes and the offsets to two files; return what each holds, by name."""
         write_array(stem.with_name(f"{stem.name}.utf8"), self.content, disk)
         write_array(stem.with_name(f"{stem.name}.offsets"), self.offsets, disk)
         return {f"{stem.name}.utf8": f"{what}, UTF-8", f"{stem.name}.offsets": f"the begin of each of the {what}, and the end, int64"}
@@ -120,10 +120,10 @@ class StringColumn(Sequence[str]):
         return content
 
     def take(self, indices: NDArray[np.intp]) -> list[str]:
-        """The strings with these numbers, in the order given.
+        """The strings with given numbers, in the order given.
 
         Raises:
-            DamagedIndexError: They are not what was written.
+            DamagedIndexError: The bytes are damaged.
         """
         if len(indices) <= _FEW:
             offset = self._offsets.item
@@ -134,7 +134,7 @@ class StringColumn(Sequence[str]):
         return _decoded([content[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
 
     def select(self, indices: NDArray[np.intp]) -> StringColumn:
-        """The strings with these numbers, in the order given, as a column in memory."""
+        """The strings with given numbers, in the order given, as a column in memory."""
         begins = self._offsets[indices]
         lengths = self._offsets[indices + 1] - begins
         source = self._content.spans(begins, begins + lengths)
@@ -151,12 +151,12 @@ class StringColumn(Sequence[str]):
         return StringColumn(content, offsets)
 
     def equal(self, indices: NDArray[np.intp], others: StringColumn, theirs: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Whether strings are those of another pack, pair by pair, (len(indices),).
+        """Compare strings with those of another column, pair by pair; (len(indices),).
 
         Args:
             indices: Numbers of strings.
-            others: Another pack.
-            theirs: Numbers of strings there, as many.
+            others: The other column.
+            theirs: Numbers of strings of the other column, as many.
         """
         lengths = self._lengths(indices)
         same: NDArray[np.bool_] = lengths == others._lengths(theirs)
@@ -172,13 +172,13 @@ class StringColumn(Sequence[str]):
         return lengths
 
     def lost(self) -> NDArray[np.bool_]:
-        """The strings that a salvaged file has lost, (n,)."""
+        """Strings lost with a damaged file, (n,)."""
         return strings_lost(self._offsets, self._content)
 
     def order(self) -> NDArray[np.int64]:
-        """Numbers of the strings in ascending order, (n,); equal strings stay in the order they have.
+        """Numbers of the strings in ascending order, (n,); equal strings keep their order.
 
-        Eight bytes are compared at a time, and only among those strings that are equal so far: what is held is some numbers a string.
+        Eight bytes are compared at a time, only among strings that are equal so far; memory use is a few numbers per string.
         """
         lengths = np.diff(self.offsets)
         order = np.argsort(self._words(np.arange(len(self)), 0, lengths), kind="stable")
@@ -186,7 +186,7 @@ class StringColumn(Sequence[str]):
         offset = 8
         while True:
             tied = _tied(group)
-            # Padding with zeros makes a string equal to a longer one that ends in zeros: their lengths decide, when nothing else is left.
+            # Padding with zeros makes a string equal to a longer one that ends in zero bytes: in that case their lengths decide.
             places = np.flatnonzero(tied)
             if not len(places):
                 return order
@@ -201,7 +201,7 @@ class StringColumn(Sequence[str]):
             offset += 8
 
     def _words(self, rows: NDArray[np.intp], offset: int, lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Eight bytes of each string from ``offset`` on as a number that sorts like them, filled up with zeros."""
+        """Eight bytes of each string from ``offset`` on, padded with zeros, as a number with the same order."""
         words = np.zeros((len(rows), 8), np.uint8)
         begins, content = self._offsets[rows] + offset, self.content
         left = lengths[rows] - offset
@@ -220,7 +220,7 @@ def _decoded(strings: Sequence[bytes | memoryview]) -> list[str]:
 
 
 def _starts(ordered: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """For each place of an ordered array the first place with the same value."""
+    """The first position with the same value, for each position of a sorted array."""
     new = np.ones(len(ordered), bool)
     new[1:] = ordered[1:] != ordered[:-1]
     starts: NDArray[np.int64] = np.maximum.accumulate(np.where(new, np.arange(len(ordered)), 0))
@@ -236,7 +236,7 @@ def _tied(group: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _refined(group: NDArray[np.int64], places: NDArray[np.intp], words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The groups, split where the words at these places differ; a group is the first place that is in it."""
+    """Split groups where the words at the given places differ; a group is named by its first place."""
     new = np.ones(len(places), bool)
     new[1:] = (words[1:] != words[:-1]) | (group[places][1:] != group[places][:-1])
     refined: NDArray[np.int64] = group.copy()
@@ -245,13 +245,13 @@ def _refined(group: NDArray[np.int64], places: NDArray[np.intp], words: NDArray[
 
 
 STEM = "ids"
-"""What the names of the files begin with."""
+"""Start of the file names."""
 
 _HASHES = "ids.hashes"
 _ROWS = "ids.rows"
 _RANKS = "ids.ranks"
 
-# Ids that are objects at a time.
+# Number of ids that are Python objects at a time.
 _TOGETHER = 65_536
 
 
@@ -270,11 +270,11 @@ class IdTable:
 
     @classmethod
     def open(cls, files: Files, count: int) -> IdTable:
-        """Map what `write_ids` wrote.
+        """Map the files that `write_ids` wrote.
 
         Raises:
             FileNotFoundError: A file is missing.
-            DamagedIndexError: A file does not fit the number of documents.
+            DamagedIndexError: A file does not match the number of documents.
         """
         return cls(
             StringColumn.open(files, STEM, count),
@@ -285,7 +285,7 @@ class IdTable:
 
     @classmethod
     def of(cls, ids: Sequence[str]) -> IdTable:
-        """A table in memory of ids that differ from each other."""
+        """Create a table of unique ids in memory."""
         strings = StringColumn.pack(ids)
         return cls(strings, *(CheckedArray(table) for table in _tables(strings)))
 
@@ -298,13 +298,13 @@ class IdTable:
         return len(self.strings)
 
     def hashes_of(self, rows: NDArray[np.bool_] | None) -> NDArray[np.uint64]:
-        """The hashes of the ids in some rows, ascending; equal hashes of 64 bits are equal ids but for one chance in many millions.
+        """Hashes of the ids in given rows, ascending. Ids with equal 64-bit hashes are treated as equal; collisions are extremely rare.
 
         Args:
-            rows: Which rows, (P,); None for all.
+            rows: Bitmap of the rows, (P,); None for all.
 
         Raises:
-            DamagedIndexError: The table is not what was written.
+            DamagedIndexError: The table is damaged.
         """
         if rows is None:
             return self._hashes.whole()
@@ -329,7 +329,7 @@ class IdTable:
         stored = self._hashes.whole()
         places = np.searchsorted(stored, hashes)
         open_questions = np.arange(len(ids))
-        # Nearly always one round: another one is for ids of equal hash, which stand side by side.
+        # Usually one round; more are needed only for ids of equal hash, which are adjacent in the table.
         while len(open_questions):
             open_questions = open_questions[places[open_questions] < len(self)]
             open_questions = open_questions[stored[places[open_questions]] == hashes[open_questions]]
@@ -344,7 +344,7 @@ class IdTable:
 
 
 def write_ids(folder: Path, strings: StringColumn, disk: Disk) -> dict[str, str]:
-    """Write the ids of a segment, which differ from each other; file name -> what it holds."""
+    """Write the unique ids of a segment; return what each file holds, by name."""
     hashes, rows, ranks = _tables(strings)
     holds = strings.save(folder / STEM, disk, "document ids in the order of the rows")
     write_array(folder / _HASHES, hashes, disk)
@@ -384,11 +384,11 @@ _LOST = "lost"
 
 
 class TextWriter:
-    """Writes documents one after the other.
+    """Writes documents as JSON lines.
 
     Args:
-        folder: Takes the files.
-        disk: Writes them.
+        folder: Folder of the files.
+        disk: Performs all writes.
     """
 
     def __init__(self, folder: Path, disk: Disk) -> None:
@@ -405,12 +405,12 @@ class TextWriter:
         self.add_line(json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n")
 
     def add_line(self, line: bytes) -> None:
-        """Append a document as another segment has it."""
+        """Append the stored line of a document from another segment."""
         self._file.write(line)
         self._offsets.append(self._offsets[-1] + len(line))
 
     def close(self) -> dict[str, str]:
-        """Finish the files; file name -> what it holds."""
+        """Finish the files; return what each holds, by name."""
         self._file.close()
         write_array(self._folder / _OFFSETS, np.array(self._offsets, np.int64), self._disk)
         return {
@@ -423,27 +423,27 @@ class Texts:
     """The stored documents by row, as JSON lines; both files stay on disk."""
 
     def __init__(self, files: Files, count: int, *, instead: Mapping[int, bytes] | None = None) -> None:
-        """Map what `TextWriter` wrote.
+        """Map the files that `TextWriter` wrote.
 
         Args:
-            files: The segment's.
+            files: Files of the segment.
             count: Number of documents P.
-            instead: Row -> the line that takes the place of one that cannot be read.
+            instead: Lines to return instead of unreadable ones, by row.
 
         Raises:
             FileNotFoundError: A file is missing.
-            DamagedIndexError: A file does not fit the number of documents.
+            DamagedIndexError: A file does not match the number of documents.
         """
         self._path = files.folder / _LINES
         self._instead = instead or {}
         self._lines = StringColumn.open(files, _DOCUMENTS, count, content=_LINES)
-        if files.is_lost(_OFFSETS) and not files.is_lost(_LINES):  # a line of JSON has no line feed inside
+        if files.is_lost(_OFFSETS) and not files.is_lost(_LINES):  # JSON lines contain no line feeds
             content = self._lines.content
             offsets = np.append(0, 1 + np.flatnonzero(content == ord("\n")))
             self._lines = StringColumn(content, offsets) if len(offsets) == count + 1 else self._lines
 
     def line(self, row: int) -> bytes:
-        """The line of a document, with its end."""
+        """The line of a document, including its line feed."""
         if row in self._instead:
             return self._instead[row]
         return self._lines.bytes_of(row)
@@ -460,7 +460,7 @@ class Texts:
         raise LostTextError(f"the text of document '{fields['_id']}' was lost to damage; add the document again with --replace")
 
     def lost(self) -> NDArray[np.bool_]:
-        """The rows whose line a salvaged file has lost, (P,)."""
+        """Rows whose line was lost with a damaged file, (P,)."""
         return self._lines.lost()
 
 

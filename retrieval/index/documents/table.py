@@ -1,4 +1,4 @@
-"""The documents of one segment by row: ids, and where they are kept texts and metadata.
+"""The documents of one segment by row: ids, metadata, token counts and, if stored, texts.
 
 Shapes: P documents of a segment.
 """
@@ -30,10 +30,10 @@ from quiver.retrieval.records import Document, TextTokens, TokenCounts
 Part = TypeVar("Part")
 
 DOCUMENT_BYTES = 256
-"""What writing or merging holds of a document at most, whatever its id and metadata are: hash, rank and places, and copies of them."""
+"""Maximum memory per document for writing or merging, in bytes, without its id and metadata: hash, rank, offsets, and copies of them."""
 
 DESCRIBED_COPIES = 12
-"""What it holds of ids and metadata at most, as a multiple of the bytes of their files (`is_described`)."""
+"""Maximum memory for ids and metadata while writing or merging, as a multiple of the size of their files (`is_described`)."""
 
 _TOKENS = "documents.tokens"
 
@@ -43,9 +43,9 @@ class DocumentTable:
 
     Args:
         ids: The ids.
-        metadata: The columns of their metadata, or the damage that keeps these from being read.
-        tokens: What tokenising did to each, (P,), or likewise.
-        texts: The texts, or likewise; None where they are not kept.
+        metadata: Metadata columns, or the error that prevents reading them.
+        tokens: Packed token counts of each document, (P,), or the error.
+        texts: The texts, or the error; None if texts are not stored.
 
     Attributes:
         ids: The ids.
@@ -67,16 +67,16 @@ class DocumentTable:
     def open(cls, files: Files, count: int, *, texts: bool) -> DocumentTable:
         """Open what a `DocumentTableWriter` wrote.
 
-        Ids are needed by every search. Texts and metadata are not: where their files are damaged, only what reads them fails.
+        Every search needs ids, but not texts and metadata: if their files are damaged, only operations that read them fail.
 
         Args:
-            files: The segment's.
+            files: Files of the segment.
             count: Number of documents P.
-            texts: Whether their texts are there.
+            texts: Whether texts are stored.
 
         Raises:
             FileNotFoundError: A file is missing.
-            DamagedIndexError: A file of the ids does not fit the others.
+            DamagedIndexError: A file of the ids is inconsistent with the others.
         """
         return cls(
             IdTable.open(files, count),
@@ -87,24 +87,24 @@ class DocumentTable:
 
     @property
     def metadata(self) -> MetadataTable:
-        """The columns of their metadata.
+        """Metadata columns of the documents.
 
         Raises:
-            DamagedIndexError: They are not what was written.
+            DamagedIndexError: Their files are damaged.
         """
         return _opened(self._metadata)
 
     @property
     def tokens(self) -> CheckedArray:
-        """What tokenising did to each, (P,), packed as ``_write_tokens`` says."""
+        """Token counts of each document, (P,), in the packed form of ``_write_tokens``."""
         return _opened(self._tokens)
 
     @property
     def texts(self) -> Texts | None:
-        """The texts; None where they are not kept.
+        """The texts; None if they are not stored.
 
         Raises:
-            DamagedIndexError: They are not what was written.
+            DamagedIndexError: Their files are damaged.
         """
         return None if self._texts is None else _opened(self._texts)
 
@@ -112,21 +112,21 @@ class DocumentTable:
         return len(self.ids)
 
     def matching(self, condition: Condition) -> NDArray[np.bool_]:
-        """The rows of which a condition is true, (P,)."""
+        """Rows that meet a condition, as a bitmap (P,)."""
         return matching_rows(condition, self.metadata, len(self))
 
     def token_counts(self, rows: NDArray[np.bool_]) -> TokenCounts:
-        """What tokenising did to some documents.
+        """Total token counts of chosen documents.
 
         Args:
-            rows: Which of them, (P,).
+            rows: Bitmap of the documents, (P,).
         """
         packed = self.tokens.whole()[rows]
         tokens = int((packed >> 2).sum(dtype=np.int64))
         return TokenCounts(len(packed), tokens, int(np.count_nonzero(packed & 2)), int(np.count_nonzero(packed & 1)))
 
     def having(self, ids: Collection[str]) -> NDArray[np.bool_]:
-        """The rows whose ids are among some, (P,)."""
+        """Rows whose ids are among the given ones, as a bitmap (P,)."""
         found = np.zeros(len(self), bool)
         rows = self.ids.rows_of(list(ids))
         found[rows[rows >= 0]] = True
@@ -134,14 +134,14 @@ class DocumentTable:
 
 
 def _optional(files: Files, opened: Callable[[], Part]) -> Part | DamagedIndexError:
-    """A part of a segment that a search can do without, or the damage that keeps it from being opened.
+    """Open a part of a segment that searches do not need; return the error if it is damaged.
 
-    Files are opened now, not when they are wanted: a reader keeps what it has opened when a writer removes the files.
+    Files are opened immediately, not on first use, so that they stay readable when a writer removes them.
     """
     try:
         return opened()
     except FileNotFoundError as error:
-        if not files.folder.is_dir():  # the whole segment was removed in this moment
+        if not files.folder.is_dir():  # a writer has just removed the whole segment
             raise
         return missing_file(Path(error.filename))
     except DamagedIndexError as error:
@@ -155,23 +155,23 @@ def _opened(part: Part | DamagedIndexError) -> Part:
 
 
 def open_tokens(files: Files, count: int) -> CheckedArray:
-    """What tokenising did to each document, (P,) uint32."""
+    """Packed token counts of each document, (P,) uint32."""
     return files.map(_TOKENS, np.uint32, (count,))
 
 
 def is_described(name: str) -> bool:
-    """Whether the size of a segment's file is that of ids or of metadata, and thus does not follow from the number of documents."""
+    """Whether a file holds ids or metadata, so that its size does not follow from the number of documents."""
     return is_ids(name) or is_metadata(name)
 
 
 class DocumentTableWriter:
-    """Writes the documents of a segment; what is held of each is its id, and of its metadata the values that differ.
+    """Writes the documents of a segment; ids and distinct metadata values are kept in memory.
 
     Args:
-        folder: Takes the files.
-        disk: Writes them.
-        texts: Whether texts are kept.
-        fields: The fields of the metadata that are kept; None for all.
+        folder: Folder of the segment.
+        disk: Performs all writes.
+        texts: Whether to store texts.
+        fields: Metadata fields to store; None for all.
     """
 
     def __init__(self, folder: Path, disk: Disk, *, texts: bool, fields: Sequence[str] | None = None) -> None:
@@ -184,7 +184,7 @@ class DocumentTableWriter:
         self._tokens: list[NDArray[np.uint32]] = []
 
     def add(self, documents: Sequence[Document], tokens: TextTokens) -> None:
-        """Append documents, whose ids no other ones of the segment have, and what tokenising did to them."""
+        """Append documents, whose ids must be unique in the segment, with their token counts."""
         for document in documents:
             self._ids += document.id.encode("utf-8")
             self._offsets.append(len(self._ids))
@@ -195,7 +195,7 @@ class DocumentTableWriter:
         self._tokens.append(packed.astype(np.uint32))
 
     def close(self) -> dict[str, str]:
-        """Finish the files; file name -> what it holds."""
+        """Finish the files; return what each holds, by name."""
         strings = StringColumn(np.frombuffer(self._ids, np.uint8), np.array(self._offsets, np.int64))
         holds = write_ids(self._folder, strings, self._disk) | self._metadata.save(self._folder, self._disk)
         holds |= _write_tokens(self._folder, np.concatenate([np.zeros(0, np.uint32), *self._tokens]), self._disk)
@@ -203,15 +203,15 @@ class DocumentTableWriter:
 
 
 def merge_documents(parts: Sequence[tuple[DocumentTable, NDArray[np.bool_]]], folder: Path, disk: Disk) -> dict[str, str]:
-    """Write one segment's documents from those of others that are kept, in order; the bytes are those a writer would have written.
+    """Merge the documents of segments, keeping chosen rows in order; the bytes equal those of a segment written at once.
 
     Args:
-        parts: Documents of segments, each with the rows to keep; all with texts, or all without.
-        folder: Takes the files.
-        disk: Writes them.
+        parts: Documents of segments, each with the rows to keep; either all have texts or none.
+        folder: Folder of the new segment.
+        disk: Performs all writes.
 
     Returns:
-        File name -> what it holds.
+        What each file holds, by name.
     """
     holds: dict[str, str] = {}
     if parts[0][0].texts is not None:

@@ -1,1 +1,1 @@
-"""The loops of indexes over vectors and codes: compiled, and the same in NumPy; engines and clustering take them from here."""
+"""Compiled kernels for vectors and codes, with NumPy references; engines and clustering use them."""

@@ -1,4 +1,4 @@
-"""The folder of an index: files that are written once, one manifest a generation, commits that are whole or not there.
+"""The folder of an index: write-once files, one manifest per generation, atomic commits.
 
-The store knows nothing of vectors, documents or models: a segment and a codec are folders with files and their checksums.
+The store has no access to vectors, documents or models: it handles segments and codecs as folders of files with checksums.
 """

@@ -17,12 +17,12 @@ from quiver.retrieval.index.store.writing import unreferenced
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """One committed state.
+    """Result of checking one generation.
 
     Attributes:
         generation: Its number.
-        manifest: What it is; None where its manifest is damaged.
-        problems: What is damaged, one line each.
+        manifest: Its manifest; None if damaged.
+        problems: Descriptions of the damage, one line each.
     """
 
     generation: int
@@ -32,13 +32,12 @@ class GenerationReport:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check_index` found.
+    """Result of `check_index`.
 
     Attributes:
-        generations: All states that are there, oldest first; the last is the one that readers open.
-        leftovers: Files and folders that no state needs: of an interrupted build, of a commit that did not come to its end, or of a writer
-            that is at work.
-        head_problems: What is wrong with the head or with what it names: the newest state may be missing.
+        generations: All existing generations, oldest first; readers open the last.
+        leftovers: Files and folders that no generation needs: of an interrupted build, an incomplete commit, or a writer at work.
+        head_problems: Problems of HEAD or of the manifest that it names; the newest generation may be missing.
     """
 
     generations: tuple[GenerationReport, ...]
@@ -47,18 +46,18 @@ class CheckReport:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is damaged in the newest state."""
+        """Descriptions of the damage in the newest generation."""
         return (*self.head_problems, *(self.generations[-1].problems if self.generations else ()))
 
 
 def check_index(root: Path | str) -> CheckReport:
-    """Read every file of every state and compare it with its checksum; nothing is changed.
+    """Read every file of every generation and compare it with its checksum; nothing is changed.
 
-    It takes minutes for a large index, in which a writer may commit: what is missing of a state that has been removed meanwhile is no
-    damage, and that state is left out.
+    This takes minutes for a large index, and a writer may commit meanwhile: a generation that is removed during the check is left out of
+    the report.
 
     Raises:
-        InputError: It is no index, one of another format version, or a file of it may not be read.
+        InputError: The folder is not an index, has another format version, or a file cannot be read for a reason other than damage.
     """
     layout = Layout(Path(root).resolve())
     check_format(layout)
@@ -71,7 +70,7 @@ def check_index(root: Path | str) -> CheckReport:
 
 
 def head_problems(layout: Layout) -> tuple[str, ...]:
-    """What is wrong with the head, or with the manifest that it names."""
+    """Problems of HEAD or of the manifest that it names."""
     known = head_generation(layout)
     newest = max(layout.generations(), default=0)
     if known is None:
@@ -94,7 +93,7 @@ def _is_manifest(layout: Layout, content: bytes) -> bool:
 
 
 def _leftovers(layout: Layout) -> list[Path]:
-    """What no state names; nothing where a state cannot be read, or a writer removes one in this moment."""
+    """Files that no generation names; empty if a generation cannot be read or a writer is removing one."""
     try:
         return unreferenced(layout, layout.generations())
     except (DamagedIndexError, FileNotFoundError):
@@ -117,7 +116,7 @@ def _check_generation(layout: Layout, generation: int) -> GenerationReport:
 
 
 def _problems(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
-    """What is damaged in a folder, a line for each file."""
+    """Descriptions of the damage in a folder, one line per file."""
     problems = []
     for name, entry in files.items():
         try:

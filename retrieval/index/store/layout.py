@@ -1,4 +1,4 @@
-"""Where the files of an index lie.
+"""Paths of the files of an index.
 
     DIR/FORMAT                              what the folder is, and the version of its format
     DIR/HEAD                                the newest generation and a copy of its manifest
@@ -25,7 +25,7 @@ VERSION = 4
 
 _RESUMABLE = "b-"
 _DOOMED = "removed-"
-# Not \d, which other digits than these are too.
+# [0-9] instead of \d, which also matches other Unicode digits.
 _MANIFEST = re.compile(r"m-([0-9]{12})\.json")
 _SEGMENT = re.compile(r"s-[0-9]{12}-[0-9]{4}")
 _CODEC = re.compile(r"c-[0-9a-f]{24}")
@@ -35,7 +35,7 @@ _FILE = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
 
 @dataclass(frozen=True)
 class Layout:
-    """The places in the folder of an index.
+    """Paths in the folder of an index.
 
     Attributes:
         root: The folder.
@@ -45,17 +45,17 @@ class Layout:
 
     @property
     def format(self) -> Path:
-        """Says what the folder is."""
+        """File that identifies the folder as an index."""
         return self.root / "FORMAT"
 
     @property
     def head(self) -> Path:
-        """Names the newest generation."""
+        """File that names the newest generation."""
         return self.root / "HEAD"
 
     @property
     def quarantine(self) -> Path:
-        """Folder of what repairs took out of use."""
+        """Folder of the files that repairs have replaced."""
         return self.root / "quarantine"
 
     @property
@@ -85,12 +85,12 @@ class Layout:
 
     @property
     def temporary(self) -> Path:
-        """Folder of what is not committed."""
+        """Folder of uncommitted files."""
         return self.root / "tmp"
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All folders in it."""
+        """All folders of an index."""
         return self.manifests, self.codecs, self.segments, self.tombstones, self.temporary
 
     def pieces(self, fingerprint: str) -> Path:
@@ -98,15 +98,15 @@ class Layout:
         return self.temporary / f"{_RESUMABLE}{fingerprint}"
 
     def doomed(self, name: str) -> Path:
-        """Where a folder goes that is being removed."""
+        """Path to which a folder is renamed before it is removed."""
         return self.temporary / f"{_DOOMED}{name}"
 
     def manifest(self, generation: int) -> Path:
-        """The manifest of a generation."""
+        """Path of the manifest of a generation."""
         return self.manifests / f"m-{generation:012d}.json"
 
     def generations(self) -> list[int]:
-        """The generations whose manifests are there, oldest first; none where there is no such folder."""
+        """Generations with a manifest, oldest first; empty if the folder does not exist."""
         if not self.manifests.is_dir():
             return []
         matches = (_MANIFEST.fullmatch(entry.name) for entry in self.manifests.iterdir())
@@ -114,40 +114,40 @@ class Layout:
 
 
 def entries(folder: Path) -> list[Path]:
-    """What is in a folder, in the order of the names; nothing where there is none."""
+    """Content of a folder, sorted by name; empty if the folder does not exist."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def segment_name(generation: int, number: int) -> str:
-    """Name of the segment with this number among those that a generation adds."""
+    """Name of a segment, by its generation and its number among the segments added by it."""
     return f"s-{generation:012d}-{number:04d}"
 
 
 def tombstones_name(segment: str, generation: int) -> str:
-    """Name of the tombstones that a generation gives a segment."""
+    """Name of the tombstones of a segment that a generation writes."""
     return f"t-{segment}-{generation:012d}"
 
 
 def is_resumable(name: str) -> bool:
-    """Whether what has this name in the temporary folder is a build that may be resumed."""
+    """Whether an entry of the temporary folder is a build that can be resumed."""
     return name.startswith(_RESUMABLE)
 
 
 def is_segment(name: str) -> bool:
-    """Whether this can be the name of a segment."""
+    """Whether this is a valid name of a segment."""
     return bool(_SEGMENT.fullmatch(name))
 
 
 def is_codec(name: str) -> bool:
-    """Whether this can be the name of a codec."""
+    """Whether this is a valid name of a codec."""
     return bool(_CODEC.fullmatch(name))
 
 
 def is_tombstones(name: str) -> bool:
-    """Whether this can be the name of tombstones."""
+    """Whether this is a valid name of tombstones."""
     return bool(_TOMBSTONES.fullmatch(name))
 
 
 def is_file(name: str) -> bool:
-    """Whether this can be the name of a file in the folder of a segment or codec; it leads nowhere else."""
+    """Whether this is a valid file name in the folder of a segment or codec; it cannot point outside the folder."""
     return bool(_FILE.fullmatch(name))

@@ -1,6 +1,6 @@
-"""The manifest: everything that is known of one committed state of an index, with a checksum of itself and of every file.
+"""The manifest: a complete description of one generation of an index, with checksums of itself and of every file.
 
-It is JSON, so that people and other programs can read it. Unknown fields are refused: they would change what the index means.
+It is JSON, so that people and other programs can read it. Unknown fields are rejected, because they would change what the index means.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quiver.retrieval.records import ModelCard, TokenCounts
 
 Record = TypeVar("Record", "FileEntry", "TombstonesEntry", "SegmentEntry", "CodecEntry", "Manifest", ModelCard, TokenCounts)
 
-# Rows are numbered in 32 bits.
+# Row numbers have 32 bits.
 _MOST_DOCUMENTS = 1 << 32
 
 
@@ -29,9 +29,9 @@ class FileEntry:
     """One file.
 
     Attributes:
-        holds: What it holds.
-        bytes: Its size.
-        sha256: Of the digests of its blocks (`quiver.retrieval.index.mapped`).
+        holds: Description of its content.
+        bytes: Its size in bytes.
+        sha256: SHA-256 of the digests of its blocks (`quiver.retrieval.index.mapped`).
     """
 
     holds: str
@@ -41,13 +41,13 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class TombstonesEntry:
-    """Which documents of a segment are deleted.
+    """The deleted documents of a segment.
 
     Attributes:
-        name: The file in the folder of tombstones.
-        documents: How many are deleted.
-        bytes: Size of the file, which holds them twice.
-        sha256: Of either copy.
+        name: Name of the file in the folder of tombstones.
+        documents: Number of deleted documents.
+        bytes: Size of the file, which holds two copies.
+        sha256: SHA-256 of one copy.
     """
 
     name: str
@@ -61,12 +61,12 @@ class SegmentEntry:
     """One segment of a generation.
 
     Attributes:
-        name: Its folder.
-        documents: Rows it has, deleted ones included.
-        vectors: Vectors it has, those of deleted documents included.
-        tokens: What tokenising did to its documents.
-        files: File name -> what it holds, its size and its checksum.
-        deleted: Which rows are deleted; None where none is.
+        name: Name of its folder.
+        documents: Number of rows, including deleted ones.
+        vectors: Number of vectors, including those of deleted documents.
+        tokens: Token counts of its documents.
+        files: Entries of its files, by name.
+        deleted: The deleted documents; None if there are none.
     """
 
     name: str
@@ -78,19 +78,19 @@ class SegmentEntry:
 
     @property
     def alive(self) -> int:
-        """Documents that are not deleted."""
+        """Number of documents that are not deleted."""
         return self.documents - (self.deleted.documents if self.deleted else 0)
 
 
 @dataclass(frozen=True)
 class CodecEntry:
-    """What all segments share.
+    """The codec of all segments.
 
     Attributes:
         engine: Name of the engine.
-        name: Its folder.
-        parameters: What a report says beside the name.
-        files: File name -> what it holds, its size and its checksum.
+        name: Name of its folder.
+        parameters: Sizes and settings for reports.
+        files: Entries of its files, by name.
     """
 
     engine: str
@@ -101,13 +101,13 @@ class CodecEntry:
 
 @dataclass(frozen=True)
 class Policy:
-    """How documents became vectors, and what is kept of them.
+    """How documents are encoded, and what is stored of them.
 
     Attributes:
-        use_title: Whether titles were encoded before the texts.
-        separator: What stood between title and text.
-        store_text: Whether the documents' texts are in the index.
-        fields: The fields of the metadata that can be filtered by; None for all.
+        use_title: Whether titles are encoded before the texts.
+        separator: String between title and text.
+        store_text: Whether the index stores texts.
+        fields: Metadata fields that filters can test; None for all.
     """
 
     use_title: bool = True
@@ -118,18 +118,18 @@ class Policy:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A committed state of an index.
+    """One committed generation of an index.
 
     Attributes:
         generation: Its number.
-        created: When it was committed, UTC, ISO 8601.
-        operation: What made it: build, add, delete, compact, calibrate or repair.
-        versions: Package -> version that made it.
-        model: The model whose vectors it holds, with width, similarity and fingerprint.
-        policy: How documents became vectors.
-        codec: What all segments share.
+        created: Time of the commit, UTC, ISO 8601.
+        operation: Operation that created it: build, add, delete, compact, calibrate or repair.
+        versions: Versions of the packages that created it, by name.
+        model: Card of the model whose vectors the index holds, with width, similarity and fingerprint.
+        policy: How documents are encoded.
+        codec: The codec of all segments.
         segments: The segments, in the order in which documents were added.
-        calibration: What was measured of its search, as `quiver.retrieval.index.recall_table` writes it; None where nothing was.
+        calibration: Output of `quiver.retrieval.index.recall_table.Calibration.to_json`; None if the index is not calibrated.
     """
 
     generation: int
@@ -149,35 +149,35 @@ class Manifest:
 
     @property
     def documents(self) -> int:
-        """Documents that are in the index."""
+        """Number of documents that are not deleted."""
         return sum(segment.alive for segment in self.segments)
 
     @property
     def deleted(self) -> int:
-        """Documents that are deleted and still take room."""
+        """Number of deleted documents that still take up disk space."""
         return sum(segment.documents - segment.alive for segment in self.segments)
 
     @property
     def vectors(self) -> int:
-        """Vectors it holds, those of deleted documents included."""
+        """Number of vectors, including those of deleted documents."""
         return sum(segment.vectors for segment in self.segments)
 
     @property
     def tokens(self) -> TokenCounts:
-        """What tokenising did to the documents, deleted ones included."""
+        """Token counts of the documents, including deleted ones."""
         counts = [segment.tokens for segment in self.segments]
         return TokenCounts(*(sum(getattr(count, name.name) for count in counts) for name in fields(TokenCounts)))
 
     @property
     def bytes(self) -> int:
-        """Size of all files, the manifest left out."""
+        """Size of all files in bytes, without the manifest."""
         sizes = [entry.bytes for files in (self.codec.files, *(segment.files for segment in self.segments)) for entry in files.values()]
         checksums = DIGEST * sum(map(count_blocks, sizes))
         return sum(sizes) + checksums + sum(segment.deleted.bytes for segment in self.segments if segment.deleted)
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """The manifest as its file has it; half a surrogate pair, which a path may hold, stands there as JSON's escape of it."""
+    """Content of the manifest's file; a lone surrogate, which a path may contain, is written as a JSON escape."""
     content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=2, ensure_ascii=False) + "\n").encode(
         "utf-8", "backslashreplace"
@@ -185,12 +185,12 @@ def manifest_bytes(manifest: Manifest) -> bytes:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest and compare its checksum.
+    """Read a manifest and verify its checksum.
 
     Raises:
-        FileNotFoundError: It is gone.
-        DamagedIndexError: It is not what was written, or that of another generation.
-        InputError: It is of another format version, or may not be read.
+        FileNotFoundError: The file does not exist.
+        DamagedIndexError: The content is damaged, or belongs to another generation.
+        InputError: It has another format version, or the file cannot be read for a reason other than damage.
     """
     try:
         stored = path.read_bytes()
@@ -207,11 +207,11 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def parse_manifest(stored: bytes, path: Path) -> Manifest:
-    """The manifest that some bytes hold; see `read_manifest`.
+    """Parse the content of a manifest's file; see `read_manifest`.
 
     Args:
-        stored: The content of a file.
-        path: The file, for messages.
+        stored: Content of the file.
+        path: The file, for error messages.
     """
     try:
         content = json.loads(stored)
@@ -231,7 +231,7 @@ def parse_manifest(stored: bytes, path: Path) -> Manifest:
 
 
 def version_problem(version: int) -> str:
-    """What to do about an index of another format version."""
+    """Error message for an index of another format version, with the remedy."""
     remedy = "update Quiver" if version > VERSION else "build the index again"
     return f"index format version {version}, this Quiver reads version {VERSION}; {remedy}"
 
@@ -274,7 +274,7 @@ def _files(content: dict[str, Any]) -> dict[str, FileEntry]:
 
 
 def _checked(record: Record) -> Record:
-    """The record itself, once its words are words and its numbers whole and not negative: the sizes of arrays come from them."""
+    """Check that the strings of a record are strings and its numbers non-negative integers, since array sizes are computed from them."""
     for each in fields(record):
         value = getattr(record, each.name)
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0

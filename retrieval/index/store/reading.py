@@ -1,8 +1,8 @@
-"""Opening a committed state: the newest manifest, its files compared with it, and another try if a writer was faster.
+"""Opening a generation: read the newest manifest, verify its files, and try again if a writer has replaced it meanwhile.
 
-A reader takes no lock. What it has opened stays readable for as long as it is open, for files are never changed and what is mapped
-outlives its name. Only a reader that is still opening can find files gone, when two commits have gone by since it read the manifest;
-then there is a newer one, and it begins again.
+Readers take no lock. Opened files stay readable as long as they are open, because files are never changed and a mapping outlives the name
+of its file. Only a reader that is still opening the index can find files missing, if two commits have happened since it read the manifest;
+it then starts again with the newer manifest.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from quiver.retrieval.index.store.manifest import FileEntry, Manifest, SegmentEn
 Opened = TypeVar("Opened")
 
 NOTHING_COMMITTED = "nothing has been committed, the build was never finished; run the same one again, which resumes"
-"""What is wrong with an index whose first build was interrupted."""
+"""Error message for an index whose first build was interrupted."""
 
-# What is not mapped but parsed when it is opened is hashed before, even where the reader asks for no more than sizes.
+# Files that are parsed, not mapped, are always verified completely when they are opened.
 _ALWAYS_HASHED = (".faiss", ".json")
 
 
 def check_format(layout: Layout) -> None:
-    """Refuse a folder that is no index of this version.
+    """Check that a folder is an index of this format version.
 
     Raises:
-        DamagedIndexError: It is one, but the file that says so is missing or changed.
-        InputError: It is none, or one of another format version (says which).
+        DamagedIndexError: It is an index, but its FORMAT file is missing or damaged.
+        InputError: It is not an index, or has another format version (names it).
     """
     version = format_version(layout.root)
     if version is None:
@@ -48,7 +48,7 @@ def check_format(layout: Layout) -> None:
 
 
 def format_version(root: Path) -> int | None:
-    """The format version of the index in a folder, whatever its state; None where there is none of ours."""
+    """Format version of the index in a folder, in whatever state; None if the folder is not an index."""
     path = Layout(root).format
     try:
         line = path.read_bytes()
@@ -68,17 +68,17 @@ def format_version(root: Path) -> int | None:
 
 
 def format_line(version: int) -> bytes:
-    """What the file that says what the folder is holds: the format, its version, and a checksum of the two."""
+    """Content of the FORMAT file: the format, its version, and a checksum."""
     said = f"{FORMAT} {version}"
     return f"{said} {hashlib.sha256(said.encode()).hexdigest()[:16]}\n".encode()
 
 
 def newest_manifest(layout: Layout) -> Manifest:
-    """The newest committed state.
+    """Read the newest manifest.
 
     Raises:
-        DamagedIndexError: Its manifest is missing or not what was written; names the newest generation that is known to have existed.
-        InputError: The folder is no index, is of another format version, or has no committed state.
+        DamagedIndexError: The newest manifest is missing or damaged; names the newest generation known to have existed.
+        InputError: The folder is not an index, has another format version, or has no committed generation.
     """
     check_format(layout)
     while True:
@@ -100,11 +100,11 @@ def newest_manifest(layout: Layout) -> Manifest:
 
 
 def read_generation(layout: Layout, generation: int) -> Manifest:
-    """The state of a generation that somebody asked for by number, whether or not there are newer ones.
+    """Read the manifest of a given generation.
 
     Raises:
-        DamagedIndexError: Its manifest is not what was written.
-        InputError: There is no such generation.
+        DamagedIndexError: The manifest is damaged.
+        InputError: The generation does not exist.
     """
     check_format(layout)
     try:
@@ -115,7 +115,7 @@ def read_generation(layout: Layout, generation: int) -> Manifest:
 
 
 def head_generation(layout: Layout) -> int | None:
-    """The newest generation that was committed, as the head says; 0 before the first, None where the head is missing or damaged."""
+    """The newest committed generation according to HEAD; 0 before the first commit, None if HEAD is missing or damaged."""
     content = read_around(layout.head, Path.read_bytes)
     if content is None:
         return None
@@ -124,12 +124,12 @@ def head_generation(layout: Layout) -> int | None:
 
 
 def head_bytes(generation: int, manifest: bytes) -> bytes:
-    """The head as its file has it: two lines that name the generation, so that one may be damaged, and a copy of its manifest."""
+    """Content of HEAD: two identical lines that name the generation, so that one may be damaged, and a copy of its manifest."""
     return 2 * _head_line(generation) + manifest
 
 
 def head_manifest(layout: Layout) -> bytes:
-    """The copy of the newest manifest in the head; nothing where there is none."""
+    """The copy of the newest manifest in HEAD; empty if there is none."""
     parts = (read_around(layout.head, Path.read_bytes) or b"").split(b"\n", 2)
     return parts[2] if len(parts) == 3 else b""
 
@@ -148,7 +148,7 @@ def _named(line: bytes) -> int | None:
 
 
 def _not_newest(layout: Layout, problem: str, older: Sequence[int]) -> DamagedIndexError:
-    """The error where the newest state cannot be opened: an older one is opened by its number only, for it lacks what came later."""
+    """Error if the newest generation cannot be opened. Older ones lack later changes, so they are opened only by number."""
     remedy = "quiver index repair --dry-run says what can be restored"
     if older:
         remedy += f"; --generation {older[-1]} opens that older state as it was"
@@ -156,14 +156,14 @@ def _not_newest(layout: Layout, problem: str, older: Sequence[int]) -> DamagedIn
 
 
 def open_newest(layout: Layout, opener: Callable[[Manifest], Opened]) -> Opened:
-    """Open the newest committed state, or a newer one that replaces it in that moment.
+    """Open the newest generation, or a newer one committed meanwhile.
 
     Args:
-        layout: The index.
-        opener: Opens the files that a manifest names; it raises FileNotFoundError or InputError where one is not there.
+        layout: Paths of the index.
+        opener: Opens the files of a manifest; raises FileNotFoundError or InputError if a file is missing.
 
     Raises:
-        DamagedIndexError: A file is missing or not what was written.
+        DamagedIndexError: A file is missing or damaged.
         InputError: As `newest_manifest`.
     """
     while True:
@@ -178,12 +178,12 @@ def open_newest(layout: Layout, opener: Callable[[Manifest], Opened]) -> Opened:
 
 
 def open_files(folder: Path, files: Mapping[str, FileEntry], *, verify: bool) -> Files:
-    """The files of a segment, each block of which is verified when it is first read.
+    """Open the files of a folder; each block is verified when it is first read.
 
     Args:
-        folder: Where they are.
-        files: The manifest's entries.
-        verify: Whether blocks are verified; files that are parsed are so in any case.
+        folder: The folder.
+        files: Entries of the manifest.
+        verify: Whether to verify blocks; files that are parsed are always verified.
     """
     digests = read_digests(folder, files)
     checked = {name: each for name, each in digests.items() if verify or name.endswith(_ALWAYS_HASHED)}
@@ -191,27 +191,27 @@ def open_files(folder: Path, files: Mapping[str, FileEntry], *, verify: bool) ->
 
 
 def verify_files(folder: Path, files: Mapping[str, FileEntry], *, full: bool) -> None:
-    """Compare files with what the manifest says of them.
+    """Compare the files of a folder with the manifest.
 
     Args:
-        folder: Where they are.
-        files: The manifest's entries.
-        full: Read every file and compare its sha256; otherwise only those that are parsed when they are opened, and all sizes.
+        folder: The folder.
+        files: Entries of the manifest.
+        full: Read every file and verify its checksum; otherwise verify all sizes, and the checksums only of files that are parsed.
 
     Raises:
-        DamagedIndexError: One is missing, cut short or changed (names it).
-        InputError: One may not be read, which is no damage.
+        DamagedIndexError: A file is missing, truncated or changed (names it).
+        InputError: A file cannot be read for a reason other than damage.
     """
     for name, entry in files.items():
         verify_file(folder / name, entry.bytes, entry.sha256 if full or name.endswith(_ALWAYS_HASHED) else None)
 
 
 def verify_file(path: Path, size: int, sha256: str | None) -> None:
-    """Compare one file with its size and, where given, its checksum.
+    """Verify the size and, if given, the checksum of a file.
 
     Raises:
-        DamagedIndexError: It is missing, cut short or changed.
-        InputError: It may not be read, which is no damage.
+        DamagedIndexError: The file is missing, truncated or changed.
+        InputError: The file cannot be read for a reason other than damage.
     """
     try:
         found = path.stat().st_size
@@ -224,16 +224,16 @@ def verify_file(path: Path, size: int, sha256: str | None) -> None:
 
 
 def verify_state(layout: Layout, manifest: Manifest, *, shared: Collection[str] = ()) -> None:
-    """Read the files of a state and compare them with their checksums.
+    """Read the files of a generation and verify their checksums.
 
     Args:
-        layout: The index.
-        manifest: The state.
-        shared: Names of codecs, segments and tombstones to pass over.
+        layout: Paths of the index.
+        manifest: Manifest of the generation.
+        shared: Names of codecs, segments and tombstones to skip.
 
     Raises:
-        DamagedIndexError: One is missing, cut short or changed (names it).
-        InputError: One may not be read, which is no damage.
+        DamagedIndexError: A file is missing, truncated or changed (names it).
+        InputError: A file cannot be read for a reason other than damage.
     """
     if manifest.codec.name not in shared:
         verify_files(layout.codecs / manifest.codec.name, manifest.codec.files, full=True)
@@ -245,7 +245,7 @@ def verify_state(layout: Layout, manifest: Manifest, *, shared: Collection[str] 
 
 
 def read_alive(layout: Layout, segment: SegmentEntry) -> NDArray[np.bool_] | None:
-    """Which rows of a segment are not deleted, (documents,); None for all of them.
+    """Bitmap of the rows of a segment that are not deleted, (documents,); None if none is deleted.
 
     Raises:
         DamagedIndexError: The tombstones are missing, or both copies in their file have changed.
@@ -265,10 +265,10 @@ def read_alive(layout: Layout, segment: SegmentEntry) -> NDArray[np.bool_] | Non
 
 
 def verify_alive(layout: Layout, segment: SegmentEntry) -> None:
-    """Compare both copies of a segment's tombstones with their checksum.
+    """Verify both copies of a segment's tombstones.
 
     Raises:
-        DamagedIndexError: They are missing or changed.
+        DamagedIndexError: The file is missing, or a copy has changed.
     """
     read_alive(layout, segment)
     if segment.deleted is not None and any(bits is None for bits in _tombstones(layout, segment.deleted)):
@@ -277,7 +277,7 @@ def verify_alive(layout: Layout, segment: SegmentEntry) -> None:
 
 
 def _tombstones(layout: Layout, entry: TombstonesEntry) -> list[NDArray[np.uint8] | None]:
-    """The copies of some tombstones; None for one that is damaged."""
+    """The two copies of the tombstones; None for a damaged one."""
     path = layout.tombstones / entry.name
     try:
         content = path.read_bytes()
@@ -289,5 +289,5 @@ def _tombstones(layout: Layout, entry: TombstonesEntry) -> list[NDArray[np.uint8
 
 
 def tombstones_bytes(alive: NDArray[np.bool_]) -> bytes:
-    """The tombstones of a segment: one bit a row, set where it is deleted."""
+    """Content of tombstones: one bit per row, set if it is deleted."""
     return np.packbits(~alive, bitorder="little").tobytes()

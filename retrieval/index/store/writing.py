@@ -1,4 +1,4 @@
-"""Changing an index: one writer at a time, a commit that is one link, and what is no longer needed removed.
+"""Changing an index: a single writer, atomic commits, and removal of files that are no longer needed.
 
 A commit is: the new files, each synced, in folders that are synced; the folders renamed to where readers look; then the manifest,
 written and synced under another name, is linked to the name of its generation. Before that link the index is the old one, after it
@@ -56,24 +56,24 @@ from quiver.retrieval.records import TokenCounts
 logger = logging.getLogger(__name__)
 
 KEPT = 2
-"""Generations that stay on the disk: the newest, and the one before it for readers that are just opening it, and for repair."""
+"""Number of generations kept: the newest, and the previous one for readers that are opening it and for repair."""
 
 UNFINISHED_SECONDS = 7 * 24 * 3600.0
-"""Age at which the unfinished work of an interrupted build or addition is removed by the next writer, from its last finished piece."""
+"""Age in seconds, counted from the last finished piece, at which the next writer removes the work of an interrupted build."""
 
-# What a writer that had no room, or was killed, may leave of an index that it had just begun.
+# Files that a writer may leave behind if it is killed or runs out of space right after it created an index.
 _BEGINNINGS = ("LOCK", "FORMAT.tmp", "HEAD", "HEAD.tmp")
-# Name in the temporary folder of a manifest that is being committed.
+# Name of a manifest in the temporary folder during its commit.
 _MANIFEST = "manifest.json"
 
 
 class StoreWriter:
-    """Changes one index; made by `writing`, which holds the lock for as long as it is used.
+    """Changes one index; created by `writing`, which holds the lock meanwhile.
 
     Attributes:
-        layout: The index.
-        disk: Takes all changes.
-        manifest: The newest committed state, None before the first commit.
+        layout: Paths of the index.
+        disk: Performs all writes.
+        manifest: The newest manifest; None before the first commit.
     """
 
     def __init__(self, layout: Layout, disk: Disk, manifest: Manifest | None) -> None:
@@ -83,11 +83,11 @@ class StoreWriter:
         generations = layout.generations()
         self.generation = max([*generations[-1:], head_generation(layout) or 0]) + 1
         self._segments = 0
-        # Where the states before are not known, they are damaged: nobody can go back to them.
+        # Without a readable manifest, earlier generations are damaged and need not be kept.
         self._kept = 1 if manifest is None else KEPT
 
     def scratch(self, name: str) -> Path:
-        """A new, empty folder in the temporary one; what a killed writer has left under that name is removed."""
+        """Create an empty folder in the temporary folder; leftovers of a killed writer under that name are removed."""
         folder = self.layout.temporary / name
         if folder.exists():
             remove_tree(folder, self.disk)
@@ -103,14 +103,14 @@ class StoreWriter:
         *,
         apart: bool = False,
     ) -> CodecEntry:
-        """Put a codec that lies in a scratch folder where readers look; equal ones are kept once.
+        """Move a codec from a scratch folder to the folder of codecs; equal codecs are stored once.
 
         Args:
             folder: The scratch folder.
             engine: Name of the engine.
-            parameters: What a report says beside the name.
-            holds: File name -> what it holds.
-            apart: Give it a name of its own beside an equal one that is damaged.
+            parameters: Sizes and settings for reports.
+            holds: Description of each file, by name.
+            apart: Use a name of its own, next to an equal codec that is damaged.
         """
         self._check_alone()
         files = seal(folder, holds, self.disk)
@@ -123,7 +123,7 @@ class StoreWriter:
         return CodecEntry(engine, name, dict(parameters), files)
 
     def _has_codec(self, folder: Path, files: Mapping[str, FileEntry]) -> bool:
-        """Whether a codec is there and whole; a damaged one is taken away, so that a new one heals the states that name it."""
+        """Whether an intact codec exists; a damaged one is removed, so that the new one repairs the generations that name it."""
         if not folder.exists():
             return False
         try:
@@ -135,10 +135,10 @@ class StoreWriter:
         return True
 
     def add_segment(self, folder: Path, holds: Mapping[str, str], *, documents: int, vectors: int, tokens: TokenCounts) -> SegmentEntry:
-        """Put a segment that lies in a scratch folder where readers look; nobody reads it before the commit.
+        """Move a segment from a scratch folder to the folder of segments; it becomes visible with the commit.
 
         Raises:
-            InputError: Another process has committed in the meantime: the file system does not keep the lock.
+            InputError: Another process has committed meanwhile: the file system does not support locks.
         """
         self._check_alone()
         name = segment_name(self.generation, self._segments)
@@ -148,11 +148,11 @@ class StoreWriter:
         return SegmentEntry(name, documents, vectors, tokens, files)
 
     def delete(self, segment: SegmentEntry, alive: NDArray[np.bool_]) -> SegmentEntry:
-        """The segment with other tombstones.
+        """Write new tombstones for a segment and return its changed entry.
 
         Args:
-            segment: As the manifest has it.
-            alive: Which rows are not deleted, (documents,).
+            segment: Entry of the manifest.
+            alive: Rows that are not deleted, (documents,).
         """
         self._check_alone()
         content = tombstones_bytes(alive)
@@ -160,20 +160,20 @@ class StoreWriter:
         path = self.layout.tombstones / name
         if path.exists():  # as in _adopt
             self.disk.unlink(path)
-        write_file(path, 2 * content, self.disk)  # twice: no other file says which documents are deleted
+        write_file(path, 2 * content, self.disk)  # two copies, because no other file has this information
         self.disk.sync_folder(self.layout.tombstones)
         deleted = segment.documents - int(np.count_nonzero(alive))
         entry = TombstonesEntry(name, deleted, 2 * len(content), hashlib.sha256(content).hexdigest())
         return replace(segment, deleted=entry)
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Make a new state the one that readers open, and remove what is older than the one before.
+        """Commit a generation, and remove generations older than the previous one.
 
         Args:
-            manifest: Its generation and time are set here.
+            manifest: The new manifest; its generation and time are set here.
 
         Returns:
-            The manifest as it was written.
+            The manifest as written.
 
         Raises:
             InputError: As `add_segment`.
@@ -183,7 +183,7 @@ class StoreWriter:
         manifest = replace(manifest, generation=self.generation, created=created)
         temporary, content = self.layout.temporary / _MANIFEST, manifest_bytes(manifest)
         write_file(temporary, content, self.disk)
-        # The lock makes sure that nobody else takes the name in between, where there are no links either.
+        # The lock ensures that no other process takes the name meanwhile, even on file systems without hard links.
         link_if_absent(temporary, self.layout.manifest(self.generation), self.disk)
         self.disk.sync_folder(self.layout.manifests)
         put_file(self.layout.head, head_bytes(self.generation, content), self.disk)
@@ -194,17 +194,17 @@ class StoreWriter:
         return manifest
 
     def collect_garbage(self) -> list[Path]:
-        """Remove the generations that readers no longer need, and the files that only those needed.
+        """Remove generations that readers no longer need, and the files that only they use.
 
-        A generation goes only once the newest one is known to be whole wherever it differs: where a file was damaged after its commit, the
-        last state that can be restored stays on the disk.
+        A generation is removed only after the files of the newest one that differ from it have been verified. If a file was damaged after
+        its commit, the last restorable generation thus stays on disk.
 
         Returns:
-            What was removed.
+            The removed paths.
         """
         generations = self.layout.generations()
         removed = [self.layout.manifest(generation) for generation in generations[: -self._kept] if self._is_superseded(generation)]
-        # Oldest first, and manifests before files: whatever manifest is there after a kill still has all its files.
+        # Oldest first, and manifests before files: after a kill, every remaining manifest still has all its files.
         for path in removed:
             self.disk.unlink(path)
         if removed:
@@ -215,20 +215,20 @@ class StoreWriter:
         return removed
 
     def quarantine(self, *, replaced: Mapping[Path, bytes]) -> list[Path]:
-        """Move all that the newest state does not need to a folder of the quarantine; nothing is deleted.
+        """Move everything that the newest generation does not need to the quarantine; nothing is deleted.
 
         Args:
-            replaced: Files that were overwritten -> their content before.
+            replaced: Previous content of overwritten files, by path.
 
         Returns:
-            Where each file and folder lies now.
+            The new path of each file and folder.
         """
         newest = self.layout.generations()[-1]
         place = self.layout.quarantine / f"{newest:012d}"
         make_folders(place, self.disk)
         manifests = [self.layout.manifest(generation) for generation in self.layout.generations()[:-1]]
         moved = []
-        # Manifests last: a file that none of them names would be taken for a leftover by the next writer, if this one were killed.
+        # Manifests last: if this writer is killed, the next one would remove files that no manifest names as leftovers.
         for path in [*unreferenced(self.layout, [newest]), *manifests]:
             self.disk.rename(path, place / path.name)
             moved.append(place / path.name)
@@ -240,7 +240,7 @@ class StoreWriter:
         return moved
 
     def _is_superseded(self, generation: int) -> bool:
-        """Whether the newest state is whole in all that it does not share with an older one."""
+        """Whether the newest generation is intact wherever it differs from an older one."""
         if self._kept == 1 or self.manifest is None:  # a damaged index was overwritten
             return True
         older = read_manifest(self.layout.manifest(generation))
@@ -254,7 +254,7 @@ class StoreWriter:
         return True
 
     def _check_alone(self) -> None:
-        """Refuse to go on where the lock has not kept another process out, before a file of its is taken for a leftover."""
+        """Detect that the lock has failed to exclude another process, before its files are mistaken for leftovers."""
         generations = self.layout.generations()
         if generations and generations[-1] >= self.generation:
             raise InputError(
@@ -272,7 +272,7 @@ class StoreWriter:
         if not path.is_dir():
             self.disk.unlink(path)
             return
-        # Renamed first, so that a folder under a name that readers know is always whole.
+        # Rename first, so that a folder with a final name is always complete.
         doomed = self.layout.doomed(path.name)
         self.disk.rename(path, doomed)
         remove_tree(doomed, self.disk)
@@ -286,11 +286,11 @@ def writing(
 
     Args:
         root: Folder of the index.
-        create: Make one; the folder must be missing, empty, or hold a build that was never finished.
-        overwrite: With ``create``: an index may be there, damaged or not, which stays what it is until the commit.
-        damaged: A manifest may be damaged; the writer then knows of no state.
+        create: Create the index; the folder must be missing, empty, or hold a build that was never finished.
+        overwrite: With ``create``: allow an existing index, damaged or not; it stays unchanged until the commit.
+        damaged: Allow damaged manifests; the writer then may have no manifest.
         wait: Seconds to wait for another writer to finish.
-        disk: Takes all changes.
+        disk: Performs all writes.
 
     Raises:
         InputError: It is no index (or is one, with ``create`` alone), cannot be written, or another process is still writing to it after
@@ -311,7 +311,7 @@ def writing(
     with _locked(layout, wait):
         try:
             if create:
-                check_place(layout.root, overwrite=overwrite)  # once more: nobody else writes now
+                check_place(layout.root, overwrite=overwrite)  # check again, now that the lock is held
             _prepare(layout, disk)
             yield StoreWriter(layout, disk, _swept(layout, disk, damaged=damaged or overwrite))
         finally:
@@ -320,10 +320,10 @@ def writing(
 
 
 def check_place(root: Path, *, overwrite: bool) -> None:
-    """Refuse to build an index where something else is.
+    """Check that an index can be built in a folder.
 
     Raises:
-        InputError: There is an index already and it is not to be replaced, or the folder holds anything else.
+        InputError: An index exists and ``overwrite`` is false, or the folder has other content.
     """
     version, committed = format_version(root), bool(Layout(root).generations())
     if version is not None and version > VERSION:
@@ -337,12 +337,12 @@ def check_place(root: Path, *, overwrite: bool) -> None:
 
 
 def seal(folder: Path, holds: Mapping[str, str], disk: Disk) -> dict[str, FileEntry]:
-    """Make the files of a folder durable, take their checksums and write those of their blocks beside them.
+    """Make the files of a folder durable, compute their checksums, and write the file with the digests of their blocks.
 
     Args:
-        folder: Holds exactly these files.
-        holds: File name -> what it holds.
-        disk: Syncs.
+        folder: Folder with exactly these files.
+        holds: Description of each file, by name.
+        disk: Performs all writes.
     """
     files, stored = {}, bytearray()
     for name in sorted(holds):
@@ -390,7 +390,7 @@ def _owner(path: Path) -> str:
 
 
 def _prepare(layout: Layout, disk: Disk) -> None:
-    """Make what a new index lacks; the file that says what the folder is comes first."""
+    """Create the missing parts of a new index, the FORMAT file first."""
     if format_version(layout.root) != VERSION:
         put_file(layout.format, format_line(VERSION), disk)
     if not layout.head.exists() and not layout.generations():
@@ -398,13 +398,13 @@ def _prepare(layout: Layout, disk: Disk) -> None:
     missing = [folder for folder in layout.folders if not folder.is_dir()]
     for folder in missing:
         disk.mkdir(folder)
-    # Before the first commit also where nothing is missing: whoever made these names may have been killed before they were durable.
+    # Before the first commit, sync even if nothing is missing: a killed process may have created these names without syncing them.
     if missing or not layout.generations():
         disk.sync_folder(layout.root)
 
 
 def _swept(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
-    """The newest state, once what a killed process has left is gone; None where it is damaged and may be."""
+    """Remove leftovers of killed processes and return the newest manifest; None if it is damaged and ``damaged`` is true."""
     for path in entries(layout.temporary):
         if is_resumable(path.name):
             if time.time() - path.stat().st_mtime <= UNFINISHED_SECONDS:
@@ -443,15 +443,15 @@ def unreferenced(layout: Layout, generations: Sequence[int]) -> list[Path]:
 
 
 def _of_version_1(root: Path) -> list[Path]:
-    """The files of an index of format version 1 in whose place this one was built."""
+    """The files of an index of format version 1 that this index replaces."""
     manifest = root / "manifest.json"
     return [manifest, *sorted(root.glob("g-" + "[0-9a-f]" * 12))] if manifest.is_file() else []
 
 
 def _remove_unused(layout: Layout, *, remove_root: bool) -> None:
-    """Remove the folder of an index that was begun and holds nothing: no state, and no work that could be resumed.
+    """Remove the folder of a new index that has no generation and no work to resume.
 
-    This is tidying after an error, which it must not hide: what cannot be removed stays.
+    This cleans up after an error and must not hide it, so files that cannot be removed are ignored.
     """
     if layout.generations() or entries(layout.temporary):
         return

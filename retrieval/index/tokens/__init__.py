@@ -1,1 +1,1 @@
-"""Compressed index of token vectors: candidates from inverted lists, final scores from 2 to 4 bits a coordinate."""
+"""Compressed token engine: candidates from inverted lists, final scores from codes of 2 to 4 bits per coordinate."""

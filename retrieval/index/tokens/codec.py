@@ -57,7 +57,7 @@ _CENTROIDS, _GROUPS, _PRODUCTS, _PAIRS, _TOKENS, _HEADS = (
     "tokens.u32",
     "heads.f32",
 )
-# Residuals that the product code is learned from: 16 codewords a codebook need no more.
+# Training residuals of the product code; the 16 codewords per codebook need no more.
 _RESIDUALS = 65_536
 
 
@@ -65,9 +65,9 @@ class TokenCodec:
     """See `quiver.retrieval.index.engines.Codec`; made by `train` or `open_tokens`.
 
     Args:
-        coding: How vectors become bytes.
-        pool_factor: Every document's vectors are merged until one in so many is left.
-        vectors: Vectors the index was expected to have, before pooling; chooses the search_params of a search.
+        coding: Coding of the vectors.
+        pool_factor: The vectors of each document are merged until one in this many is left.
+        vectors: Expected number of vectors of the index before pooling; search parameters depend on it.
     """
 
     name = NAME
@@ -84,7 +84,7 @@ class TokenCodec:
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """What a report says beside the name."""
+        """Sizes and settings for reports."""
         clustering = self._coding.clustering
         return {
             "bits": self._coding.bits,
@@ -95,7 +95,7 @@ class TokenCodec:
         }
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write the codec into an existing, empty folder; file name -> what it holds."""
+        """Write the codec into an existing, empty folder; return what each file holds, by name."""
         clustering = self._coding.clustering
         arrays: dict[str, tuple[NDArray[np.generic] | None, str]] = {
             _CENTROIDS: (clustering.centroids.astype(np.float16), "centroids, (K, d) float16"),
@@ -120,7 +120,7 @@ class TokenCodec:
         return {_JSON: "sizes and settings of the codec"} | {name: holds for name, (_, holds) in present.items()}
 
     def memory(self, rows: int, vectors: int) -> int:
-        """Bytes that writing or merging a segment holds at most; they do not grow with it."""
+        """Maximum memory in bytes for writing or merging a segment; it does not depend on the size of the segment."""
         del rows, vectors
         return memory(self._coding, pool_factor=self._pool_factor)
 
@@ -133,12 +133,12 @@ class TokenCodec:
 
         Raises:
             FileNotFoundError: A file is missing.
-            DamagedIndexError: A file has another size than the others ask for.
+            DamagedIndexError: A file has a wrong size.
         """
         return TokenSegment(self._coding, files, rows)
 
     def merge(self, parts: Sequence[tuple[TokenSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write one segment from the rows of others that are kept, byte for byte."""
+        """Merge segments by copying the kept rows byte for byte."""
         return copy(parts, folder, disk)
 
     def preset_params(self, preset: Preset, *, k: int) -> TokenParams:
@@ -165,10 +165,10 @@ class TokenCodec:
 
 
 def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Refuse what no codec can be trained with.
+    """Check settings and vector width before training.
 
     Raises:
-        InputError: A setting is wrong, or the width of the vectors is not a multiple of 8, or 16 at 3.5 bits, up to 4,096.
+        InputError: A setting is invalid, or the width is above 4,096 or not a multiple of 8 (16 for 3.5 bits).
     """
     bits = TokenSettings.parse(settings).bits
     if card.dim % multiple(bits) or card.dim > WIDEST:
@@ -182,12 +182,12 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
     """Train the codec of a token index.
 
     Args:
-        sample: Vectors of documents chosen at random, with lengths, and with token ids if the model says them.
-        card: The model they come from.
-        documents: Documents of the index; what is chosen depends on the vectors alone.
-        vectors: Vectors of the index.
+        sample: Vectors of documents chosen at random, with lengths, and with token ids if the model provides them.
+        card: Card of the model that made them.
+        documents: Expected number of documents; not used.
+        vectors: Expected number of vectors.
         settings: See `TokenSettings`.
-        seed: Equal input and seed give equal codecs.
+        seed: Random seed; equal input and seed give equal codecs.
 
     Raises:
         InputError: A setting is wrong, the width of the vectors is not a multiple of 8 up to 4,096, or they are too long for half
@@ -217,11 +217,11 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
 
 
 def open_tokens(folder: Path) -> TokenCodec:
-    """Open what a codec's ``save`` wrote.
+    """Open a codec folder written by ``TokenCodec.save``.
 
     Raises:
         FileNotFoundError: A file is missing.
-        InputError: A file does not fit the others.
+        InputError: The files are inconsistent.
     """
     described = read_json(folder / _JSON)
     try:

@@ -40,7 +40,7 @@ COARSE = "coarse.u8"
 FINE = "fine.u8"
 
 CODED_DIMENSIONS = 4
-"""Coordinates that one 4-bit code of a product quantizer stands for."""
+"""Coordinates per 4-bit product code."""
 
 # What a document that was not met is taken to score lies so much of the similarities' range below the least of them, which is its bound:
 # half as many candidates then hold as many of the best documents (measured; from 0.1 to 0.2 it makes no difference).
@@ -48,14 +48,14 @@ _BELOW = 0.15
 
 
 class CandidateLists:
-    """The tokens of one segment in the lists of their centroids.
+    """The tokens of one segment in inverted lists.
 
     Args:
         clustering: The centroids.
         products: Codebooks of the product quantizer, (d / 4, 16, 4).
         codes: Product codes, (T, d / 8) uint8.
         centroids: Centroid of each token, (T,).
-        lengths: Tokens of each document, (P,).
+        lengths: Number of tokens of each document, (P,).
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CandidateLists:
 
     @staticmethod
     def size(tokens: int, dim: int, centroids: int) -> int:
-        """Bytes of lists in memory, before they are made."""
+        """Estimated memory of the lists in bytes."""
         return FastScanLists.nbytes(tokens, codebooks=dim // CODED_DIMENSIONS, lists=centroids)
 
     def search(
@@ -83,17 +83,17 @@ class CandidateLists:
         tokens_k: int,
         allowed: Bitmap | None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Documents that the tokens of a query meet.
+        """Find documents with tokens near the tokens of a query.
 
         Args:
             query: (n, d) float32, contiguous.
-            lists: Centroids whose lists are looked at for each token, (n, nprobe).
-            closeness: Inner products of the tokens with these centroids, (n, nprobe).
-            tokens_k: Tokens that each token meets, k'.
-            allowed: Documents that may be met, (P,); None for all.
+            lists: Lists to search for each query token, (n, nprobe).
+            closeness: Inner products of the query tokens with the centroids of these lists, (n, nprobe).
+            tokens_k: Number k' of document tokens to find per query token.
+            allowed: Documents that may be found, (P,); None for all.
 
         Returns:
-            Documents, each once, and guesses at their scores.
+            Documents, each once, and estimates of their scores.
         """
         with one_thread():
             similarities, documents = self._lists.search(query, tokens_k, lists=lists, closeness=closeness, allowed=allowed)
@@ -105,7 +105,7 @@ _HOLDS = {
     COARSE: "product code and centroid of each vector, (T, bytes)",
     FINE: "code and scale of each vector, (T, bytes)",
 }
-# Vectors coded at a time.
+# Number of vectors coded at a time.
 _BLOCK = 16_384
 # Copies of a block that are held at once while it is coded, or of the distances of all pairs while they are merged.
 _COPIES = 8
@@ -115,10 +115,10 @@ class TokenWriter:
     """Codes vectors as they come; see `quiver.retrieval.index.engines.SegmentWriter`.
 
     Args:
-        coding: Of the codec.
-        pool_factor: Every document's vectors are merged until one in so many is left.
+        coding: Coding of the codec.
+        pool_factor: The vectors of each document are merged until one in this many is left.
         folder: An existing folder.
-        disk: Writes.
+        disk: Performs all writes.
     """
 
     def __init__(self, coding: Coding, *, pool_factor: int, folder: Path, disk: Disk) -> None:
@@ -161,32 +161,32 @@ class TokenWriter:
         self._files.write(LENGTHS, lengths.astype("<u4"))
 
     def close(self) -> Mapping[str, str]:
-        """Finish the files; file name -> what it holds."""
+        """Finish the files; return what each holds, by name."""
         return self._files.close()
 
 
 def memory(coding: Coding, *, pool_factor: int) -> int:
-    """Bytes that writing holds at most beside the vectors given, whatever the size of the segment."""
+    """Maximum memory of a writer in bytes, without the vectors passed to it; it does not depend on the size of the segment."""
     centroids = coding.clustering.centroids.nbytes
     pairs = 8 * WINDOW * WINDOW * _COPIES if pool_factor > 1 else 0
     return 2 * centroids + _BLOCK * coding.dim * 4 * _COPIES + 3 * COPIED + pairs
 
 
 def copy(parts: Sequence[tuple[TokenSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-    """Write a segment from the documents of others that are kept, byte for byte.
+    """Merge segments by copying the kept documents byte for byte.
 
     Args:
         parts: Segments of one codec, each with the rows to keep, (P,).
         folder: An existing folder.
-        disk: Writes.
+        disk: Performs all writes.
 
     Returns:
-        File name -> what it holds.
+        What each file holds, by name.
     """
     files = RecordFiles(folder, disk, _HOLDS)
     for segment, keep in parts:
         edges = np.flatnonzero(np.diff(np.concatenate([[False], keep, [False]]).astype(np.int8)))
-        for first, last in edges.reshape(-1, 2).tolist():  # runs of rows that follow each other
+        for first, last in edges.reshape(-1, 2).tolist():  # runs of adjacent rows
             begin, end = int(segment.offsets[first]), int(segment.offsets[last])
             for name, records in ((COARSE, segment.coarse), (FINE, segment.fine)):
                 files.copy_span(name, records, begin, end)
@@ -195,7 +195,7 @@ def copy(parts: Sequence[tuple[TokenSegment, Bitmap]], folder: Path, disk: Disk)
 
 
 def _pieces(ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Runs of documents with a block of vectors at most, one document at least."""
+    """Ranges of documents with at most one block of vectors; each has at least one document."""
     first = 0
     while first < len(ends) - 1:
         last = max(first + 1, int(np.searchsorted(ends, ends[first] + _BLOCK, side="right")) - 1)
@@ -216,13 +216,13 @@ class TokenSegment:
     """The documents of one segment; see `quiver.retrieval.index.engines.Segment`.
 
     Args:
-        coding: Of the codec.
-        files: What a writer wrote.
-        rows: Documents it must have.
+        coding: Coding of the codec.
+        files: Files of the segment.
+        rows: Expected number of documents.
 
     Raises:
         FileNotFoundError: A file is missing.
-        DamagedIndexError: A file has another size than the others ask for.
+        DamagedIndexError: A file has a wrong size.
     """
 
     def __init__(self, coding: Coding, files: Files, rows: int) -> None:
@@ -247,12 +247,12 @@ class TokenSegment:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many vectors each document has, after pooling, (P,)."""
+        """Number of vectors of each document after pooling, (P,)."""
         return np.diff(self.offsets)
 
     @property
     def size(self) -> Size:
-        """What it takes in memory, the lists included, which are made at the first search, and on the disk."""
+        """Size in memory, including the lists that the first search creates, and on disk."""
         lists = CandidateLists.size(int(self.offsets[-1]), self._coding.dim, len(self._coding.clustering.centroids))
         return Size(
             resident=lists + self.offsets.nbytes + self._filled.nbytes, mapped=self.coarse.nbytes + self.fine.nbytes + 4 * len(self)
@@ -287,7 +287,7 @@ class TokenSegment:
         return found
 
     def _rows(self, allowed: Bitmap | None) -> NDArray[np.int64]:
-        """The rows that have a vector and are allowed."""
+        """Allowed rows with a vector."""
         return np.flatnonzero(self._filled if allowed is None else allowed)
 
     def _met(
@@ -323,11 +323,11 @@ class TokenSegment:
         return rows[: len(scores)], scores
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """MaxSim of a query with the coded vectors of some rows; minus infinity for a row without a vector.
+        """MaxSim of a query with the coded vectors of given rows; minus infinity for a row without a vector.
 
         Raises:
-            DamagedIndexError: A row names a centroid that there is not.
-            ValueError: The query makes scores that float32 cannot hold.
+            DamagedIndexError: A row refers to a centroid that does not exist.
+            ValueError: The query has scores that overflow float32.
         """
         if not len(rows):
             return np.empty(0, np.float32)
@@ -350,7 +350,7 @@ class TokenSegment:
         return scores
 
     def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The decoded vectors of some rows, (n, d), row after row, and how many each has, (len(rows),)."""
+        """Decoded vectors of given rows, (n, d), row after row, and the number of vectors of each row, (len(rows),)."""
         parts = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows.tolist()]
         places = np.concatenate([np.empty(0, np.int64), *parts])
         coarse = self.coarse[places]
