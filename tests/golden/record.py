@@ -118,11 +118,8 @@ def checkpoint(folder: Path, *, work: Path) -> tuple[dict[str, Any], dict[str, s
 # ---- a. Evaluation.
 
 # Engine and search effort of an evaluation; the first version wrote both as one factory string.
-INDEXES: dict[str, dict[str, str]] = {
-    "exact": {},
-    "hnsw": {"engine": "faiss-dense:factory=HNSW32,Flat", "effort": "efSearch=128"} if NEW else {"index": "HNSW32,Flat?efSearch=128"},
-    "int8": {},
-}
+HNSW = {"engine": "faiss-dense:factory=HNSW32,Flat,bits=16", "effort": "efSearch=128"}
+INDEXES: dict[str, dict[str, str]] = {"exact": {}, "hnsw": HNSW if NEW else {"index": "HNSW32,Flat?efSearch=128"}, "int8": {}}
 
 
 def evaluation(collection: str, engine: str, work: Path) -> Item:
