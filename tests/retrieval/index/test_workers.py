@@ -292,16 +292,17 @@ def test_three_nodes_build_the_same_bytes_also_when_one_is_killed(
     tmp_path: Path, minilm: Path, ray_nodes: Any, left: Callable[[], Left], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(pieces, "CHUNK", 8)
-    corpus = write_corpus(tmp_path / "c.jsonl", documents(480))
+    # Enough pieces that the last worker to start still finds some on a busy machine: one is killed when all three have begun.
+    corpus = write_corpus(tmp_path / "c.jsonl", documents(1440))
     whole = build_index(corpus, load_model(minilm), tmp_path / "whole", options=BuildOptions(calibrate=False))
     for kill in (False, True):
         built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / f"built-{kill}", kill, 8)
-        assert left().made == 60
+        assert left().made == 180
         lost = left().folders.total() - left().made
         assert lost <= kill
-        assert ("done again by another worker" in caplog.text) == kill
+        assert ("is repeated by another worker" in caplog.text) == kill
         assert sums(built) == sums(whole)
-        sys.stdout.write(f"60 pieces on three nodes, killed: {kill}, {lost} begun and made again\n")
+        sys.stdout.write(f"180 pieces on three nodes, killed: {kill}, {lost} begun and made again\n")
 
 
 @pytest.mark.exhaustive
