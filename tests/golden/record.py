@@ -279,36 +279,6 @@ def index_files(work: Path) -> Item:
     return {"exact": exact, "bits": bits}
 
 
-OLD = Path(__file__).resolve().parent / "indexes-v1"
-
-
-def old_indexes(work: Path) -> Item:
-    """Indexes that the first version has written (``--write-indexes``), searched: their format and their models' fingerprints last."""
-    found = {}
-    queries = fixtures.synthetic(work) / "queries.jsonl"
-    for label, model in (("dense", fixtures.synthetic_model(work, "dense")), ("colbert", fixtures.synthetic_model(work, "colbert"))):
-        index = work / "indexes" / f"old-{label}"
-        shutil.rmtree(index, ignore_errors=True)
-        shutil.copytree(OLD / label, index)  # a search may leave a lock
-        found[label] = search(work, index, queries, k=10, model=model)
-    return {"rankings": found}
-
-
-def write_indexes() -> None:
-    """Write the indexes of `old_indexes`, of documents made of ten words, by a model at a place that is nobody's."""
-    work = Path(tempfile.gettempdir()) / "quiver-golden"
-    shutil.rmtree(work, ignore_errors=True)
-    shutil.rmtree(OLD, ignore_errors=True)
-    OLD.mkdir()
-    for label, engine in (("dense", "pq-dense"), ("colbert", "ivf-tokens")):
-        index = build(work, label, fixtures.synthetic(work), fixtures.synthetic_model(work, label), engine)
-        shutil.copytree(index, OLD / label)
-    for folder in sorted((path for path in OLD.rglob("*") if path.is_dir()), reverse=True):  # git keeps no empty folders
-        if not any(folder.iterdir()):
-            folder.rmdir()
-    shutil.rmtree(work)
-
-
 # ---- d. Checkpoints.
 
 
@@ -600,7 +570,6 @@ ITEMS: dict[str, Callable[[Path], Item]] = {
     **{f"rankings.{engine}": partial(ranking, engine) for engine in ENGINES},
     "rankings.hybrid": hybrid,
     "index.files": index_files,
-    "index.old": old_indexes,
     **{
         f"evaluate.{collection}.{engine}": partial(evaluation, collection, engine)
         for collection in ("cranfield", "cosqa", "scifact")
@@ -679,11 +648,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="Folder for what is made on the way; by default one that is removed in the end.")
     parser.add_argument("--compare", type=Path, help="A recording to compare the new one with; exit status 1 if they differ.")
     parser.add_argument("--list", action="store_true", help="Print the items.")
-    parser.add_argument("--write-indexes", action="store_true", help="Write indexes-v1 anew: only by the version that is the standard.")
     given = parser.parse_args()
-    if given.write_indexes:
-        write_indexes()
-        return 0
     if given.list:
         print("\n".join(ITEMS))
         return 0
