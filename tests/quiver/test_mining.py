@@ -1,4 +1,4 @@
-"""``quiver mine`` and ``quiver score`` end to end with a real model of two layers, and one line for every mistake."""
+"""``quiver mine`` and ``quiver teacher-scores`` end to end with a real model of two layers, and one line for every mistake."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def _collection(folder: Path, splits: Sequence[str]) -> None:
 
 
 def _mined(path: Path, negatives: int, *, scored: bool) -> None:
-    """Rows as ``quiver mine`` and ``quiver score`` write them."""
+    """Rows as ``quiver mine`` and ``quiver teacher-scores`` write them."""
     rows = []
     for place in range(ROWS):
         row: dict[str, Any] = {"query": _text("mined", place), "positive": _text("found", place)}
