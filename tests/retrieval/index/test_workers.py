@@ -27,8 +27,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
 from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.protocols import Executor
-from quiver.retrieval.records import Document
+from quiver.retrieval.records import Document, Executor
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WORDS = ["granite", "water", "bird", "stone", "river", "cloud", "leaf", "sand", "wind", "fire"]
