@@ -28,8 +28,7 @@ from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.documents.strings import id_hashes
 from quiver.retrieval.index.mapped import map_array
 from quiver.retrieval.models.pooling import comparable
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseEncoding, Document, TextTokens
+from quiver.retrieval.records import DenseEncoding, DenseModel, Document, TextTokens, TokenModel
 
 _CHUNK = 4096
 # Distance of stored offsets in a spool, in documents: to find a document, at most this many lines are skipped.

@@ -44,7 +44,6 @@ from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.index.store.manifest import FileEntry
 from quiver.retrieval.index.store.reading import verify_files
 from quiver.retrieval.index.store.writing import seal
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Hits
 from quiver.retrieval.search.bm25 import (
     PARAMETERS,
@@ -59,7 +58,7 @@ from quiver.retrieval.search.bm25 import (
     split_words,
     total_statistics,
 )
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version, progress_bar
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from quiver.retrieval.index.documents.metadata import FilterLike
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.models.maxsim import maxsim_packed
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import Hits, Query, Run
+from quiver.retrieval.records import DenseModel, Hits, Query, Run, TokenModel
 from quiver.retrieval.search.bm25_index import WordIndex
 from quiver.retrieval.search.search import search
 

@@ -13,8 +13,7 @@ from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.models.pooling import comparable
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseEncoding, Missing, Query, TokenCounts
+from quiver.retrieval.records import DenseEncoding, DenseModel, Missing, Query, TokenCounts, TokenModel
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
