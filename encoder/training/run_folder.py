@@ -121,21 +121,25 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def refuse_existing(out: Path, *, overwrite: bool) -> None:
+def refuse_existing(out: Path, *, overwrite: bool | None) -> None:
     """Check that a new run can be written to a folder.
 
+    Args:
+        out: Run folder.
+        overwrite: Whether an existing run is replaced; None for a command that cannot do that.
+
     Raises:
-        InputError: ``out`` holds a run and ``overwrite`` is False; or it holds something with a name of `MADE` that is not part of a run.
+        InputError: ``out`` holds a run that is not replaced; or it holds something with a name of `MADE` that is not part of a run.
     """
     held = [name for name in MADE if (out / name).exists()]
-    if not held:
+    if not held or (overwrite and is_run(out)):
         return
     if not is_run(out):
         raise InputError(f"{out}: holds {held[0]} already, and not from a training run; choose another --out")
-    if not overwrite and (out / RECORD).exists():
-        raise InputError(f"{out}: holds a run already; choose another --out, or --overwrite")
-    if not overwrite:
-        raise InputError(f"{out}: holds an unfinished run; go on with it by --resume, or begin again by --overwrite")
+    complete = (out / RECORD).exists()
+    remedies = [] if complete else ["resume it with --resume"]
+    remedies += ["choose another --out"] + ["replace it with --overwrite"] * (overwrite is not None)
+    raise InputError(f"{out}: already holds a {'complete' if complete else 'unfinished'} run; {', or '.join(remedies)}")
 
 
 def is_run(out: Path) -> bool:

@@ -127,7 +127,7 @@ class Backend:
         self._loss = loss
         self._collate = collate
         self._clip = recipe.training.max_grad_norm
-        self._optimizer, self._schedule = make_optimizer(recipe.training, model.named_parameters(), steps)
+        self._optimizer, self._schedule = make_optimizer(recipe.training, model.parameters(), steps)
 
     def step(self, rows: Sequence[Row]) -> float:
         """Train on a batch and return its loss, when the device has finished."""

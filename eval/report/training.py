@@ -16,10 +16,8 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.encoder.pretraining import run_folder as pretraining_folder
-from quiver.encoder.pretraining.record import curves as pretraining_curves
 from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD
+from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD, recipe_of
 from quiver.eval.report.blocks import Block, Code, Column, Facts, Figure, Gallery, Paragraph, Report, Section, Span, Table, table
 from quiver.eval.report.charts import Curve, Points, curve_chart, curve_note, finite
 from quiver.eval.report.render import write_folder
@@ -33,6 +31,9 @@ CURVES: Mapping[str, str] = {
     "tokens_per_second": "Tokens/s",
 }
 """Metric in the log of a training run -> title of its chart and column."""
+
+PRETRAINING = "pretraining"
+"""Value of ``kind`` in a pretraining recipe."""
 
 PRETRAINING_CURVES: Mapping[str, str] = {
     "loss": "Loss",
@@ -141,7 +142,7 @@ def read_run(folder: str | Path) -> TrainingRun:
         raise InputError(f"{place}: not a training run, it holds neither {RECORD} nor {RECIPE}; give the --out of quiver train or pretrain")
     record = next((read_json(file) for name in (RECORD, BEGUN) if (file := place / name).is_file()), {})
     try:
-        if record.get("schema") == pretraining_folder.SCHEMA:
+        if (recipe_of(place) or {}).get("kind") == PRETRAINING:
             return _pretraining(place, record, finished=finished)
         return _finished(record) if finished else _unfinished(place, record)
     except (KeyError, TypeError, ValueError) as error:
@@ -186,9 +187,10 @@ def _finished(record: Mapping[str, Any]) -> TrainingRun:
 
 
 def _pretraining(place: Path, record: Mapping[str, Any], *, finished: bool) -> TrainingRun:
-    result: Mapping[str, Any] = record["result"] if finished else {"resumed_at": [], "curves": pretraining_curves(place)}
+    keys, lines = (*PRETRAINING_CURVES, "tokens"), read_log(place / LOG) if (place / LOG).is_file() else []
+    logged = {"resumed_at": [], "curves": {key: curve(lines, key) for key in keys}}
+    result: Mapping[str, Any] = record["result"] if finished else logged
     recipe = _by_name(record["recipe"] if finished else read_json(place / RECIPE))
-    keys = (*PRETRAINING_CURVES, "tokens")
     return TrainingRun(
         title=f"Pretraining run: {recipe['name']}",
         recipe=recipe,

@@ -16,8 +16,9 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
-from quiver.encoder.training.log import LOG, Line, RunLog, curve, read_log
-from quiver.encoder.training.processes import Processes, RunStoppedError, init_distributed, keep_freed_memory, peak_memory
+from quiver.encoder.training.log import LOG, Line, RunLog, read_log, training_curves
+from quiver.encoder.training.optimization import require_optimizer
+from quiver.encoder.training.processes import Processes, RunStoppedError, init_distributed, keep_freed_memory
 from quiver.encoder.training.run_folder import (
     DATA,
     RECORD,
@@ -38,7 +39,7 @@ from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback, Progress
 from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.optimization import Schedule, require_optimizer
+from quiver.retrieval.training.loop.optimization import Schedule
 from quiver.retrieval.training.loop.state import average_models
 from quiver.retrieval.training.loop.task import SCORE, Model, Run, Scorer, batch_order, fit
 from quiver.retrieval.training.rules import IN_BATCH
@@ -93,7 +94,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or what a calle
     if (recipe.development is None) is not (scorer is None):
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
-    require_optimizer(recipe.training)
+    require_optimizer(recipe.training.optimizer)
     with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
         session = _Session(Run(recipe, out, processes, scorer, progress, callbacks), command, data_folder or out / DATA)
         return session.resume() if resume else session.begin(overwrite=overwrite)
@@ -280,18 +281,11 @@ def describe_batch(recipe: Recipe, rows: TrainingRows, processes: int) -> dict[s
 def describe_result(log: Sequence[Line], progress: Progress, *, epochs: float, kept_steps: Sequence[int]) -> dict[str, Any]:
     """How a run went, from its log and its last progress."""
     return {
-        "steps": progress.step,
+        **progress.totals(),
+        **training_curves(log),
         "epochs": epochs,
-        "losses": curve(log, "loss"),
-        "learning_rates": curve(log, "learning_rate"),
-        "grad_norms": curve(log, "grad_norm"),
-        "tokens_per_second": curve(log, "tokens_per_second"),
         "development": [{key: line[key] for key in ("step", SCORE, "seconds")} for line in log if SCORE in line],
         "kept_steps": list(kept_steps),
-        "texts": progress.texts,
-        "texts_truncated": progress.truncated,
-        "tokens": progress.tokens,
-        "seconds": progress.seconds,
-        "resumed_at": list(progress.resumed_at),
-        "peak_memory_bytes": peak_memory(),
+        "texts": progress.counts["texts"],
+        "texts_truncated": progress.counts["truncated"],
     }

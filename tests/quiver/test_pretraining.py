@@ -84,9 +84,9 @@ def test_pretrain_and_its_report(quiver: Callable[..., Any], folder: Path) -> No
         assert "Held-out loss" in page
     again = quiver("pretrain", "recipe.json", "--out", "out")
     assert (again.code, again.out) == (2, "")
-    assert "holds a run already" in again.err
+    assert "already holds a complete run" in again.err
     printed = quiver("pretrain", "recipe.json", "--out", "other", "--json")
-    assert json.loads(printed.out)["schema"] == "quiver-pretraining/1"
+    assert json.loads(printed.out)["schema"] == "quiver-run/pretraining-1"
 
 
 def test_the_report_of_a_run_that_goes_on(quiver: Callable[..., Any], folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Pat
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["corpus", "recipe.json", "tokenizer"]
     again = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
     assert again.code == 2
-    assert "holds an unfinished run; go on with it by --resume" in again.err
+    assert "already holds an unfinished run; resume it with --resume" in again.err
     assert quiver("pretrain", "recipe.json", "--out", "out", "--prepare", "--resume").code == 0
     assert quiver("pretrain", "recipe.json", "--out", "whole").code == 0
     (folder / "lines.txt").unlink()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.log import LOG, RunLog, curve, read_log
-from quiver.encoder.training.processes import keep_freed_memory, peak_memory
+from quiver.encoder.training.log import LOG, RunLog, read_log, training_curves
+from quiver.encoder.training.processes import keep_freed_memory
 from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     RECORD,
@@ -174,20 +174,13 @@ def _result(session: Session[Model, Example], progress: Progress) -> dict[str, A
     log, schedule = read_log(session.out / LOG), session.schedule
     about = ("epoch", "seconds")
     return {
-        "steps": progress.step,
+        **progress.totals(),
+        **training_curves(log),
         "planned_steps": schedule.steps,
         "epochs": progress.step / schedule.per_epoch,
         "stopped_early": progress.step < schedule.steps,
         "best_step": progress.best_step,
-        "losses": curve(log, "loss"),
-        "learning_rates": curve(log, "learning_rate"),
-        "grad_norms": curve(log, "grad_norm"),
-        "tokens_per_second": curve(log, "tokens_per_second"),
         "development": [{key: value for key, value in line.items() if key not in about} for line in log if SCORE in line],
-        "tokens": progress.tokens,
-        "seconds": progress.seconds,
-        "resumed_at": list(progress.resumed_at),
-        "peak_memory_bytes": peak_memory(),
     }
 
 

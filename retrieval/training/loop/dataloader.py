@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count, islice
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.trainer import TrainingBatch
+from quiver.encoder.training.trainer import TrainingBatch, prefetch
 from quiver.retrieval.data.embedding_store import text_keys
 from quiver.retrieval.training.data import TrainingRows
 
@@ -275,11 +274,7 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         batches = (self._made(batch) for batch in islice(self._order.batches(*self._start), self._count))
-        with ThreadPoolExecutor(1, thread_name_prefix="dataloader") as ahead:
-            coming = ahead.submit(next, batches, None)
-            while (made := coming.result()) is not None:
-                coming = ahead.submit(next, batches, None)
-                yield made
+        return prefetch(batches)
 
     def _made(self, batch: Batch) -> TrainingBatch:
         part = len(batch.rows) // self._processes.size
@@ -293,9 +288,8 @@ class DataLoader:
         return TrainingBatch(
             inputs,
             examples,
-            texts=now.texts - before.texts,
-            truncated=now.truncated - before.truncated,
             tokens=now.tokens - before.tokens,
+            counts={"texts": now.texts - before.texts, "truncated": now.truncated - before.truncated},
             next_position=batch.then,
             ends_epoch=batch.last,
         )

@@ -7,85 +7,60 @@ Source: AdamW, arXiv:1711.05101; its schedule-free form, arXiv:2405.15682 (packa
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.training import optimization as schedules
+from quiver.encoder.training.optimization import OptimizerSettings
 from quiver.retrieval.training.sections import Recipe, TrainingSection
 
 SCHEDULE_FREE = "schedule_free_adamw"
 
-FALLS: Mapping[str, Callable[[float], float]] = {
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
-    "constant": lambda done: 1.0,
-}
-"""Scheduler -> share of the peak, given the share of the updates after the warm-up that are done."""
-
-
-def require_optimizer(training: TrainingSection) -> None:
-    """Say early that a recipe's optimiser is not installed.
-
-    Raises:
-        InputError: It is the schedule-free one, and its package is missing.
-    """
-    if training.optimizer == SCHEDULE_FREE and importlib.util.find_spec("schedulefree") is None:
-        raise InputError("training.optimizer: schedule_free_adamw needs schedulefree: pip install schedulefree")
-
 
 def warmup_steps(training: TrainingSection, steps: int) -> int:
-    """Updates over which the learning rate rises."""
+    """Steps in which the learning rate rises."""
     return math.ceil(steps * training.warmup_ratio)
 
 
 def learning_rate_share(training: TrainingSection, update: int, steps: int) -> float:
-    """Share of the peak learning rate that an update is done with.
+    """Learning rate of a step as a share of its peak.
 
     Args:
         training: Scheduler and warm-up.
-        update: From 0.
-        steps: Updates of the whole run.
+        update: Steps done before it.
+        steps: Steps of the whole run.
     """
     warmup = warmup_steps(training, steps)
-    if update < warmup:
-        # The schedule-free form begins with its first step of the warm-up, transformers' schedules with zero.
-        return (update + 1 if training.optimizer == SCHEDULE_FREE else update) / warmup
-    return max(0.0, FALLS[training.scheduler]((update - warmup) / max(1, steps - warmup)))
+    if training.optimizer == SCHEDULE_FREE and update < warmup:
+        return (update + 1) / warmup  # schedules of transformers start at zero, the schedule-free form does not
+    return schedules.learning_rate_share(update, warmup=warmup, decay_start=warmup, total=steps, decay=training.scheduler)
 
 
-def make_optimizer(training: TrainingSection, parameters: Iterable[tuple[str, nn.Parameter]], steps: int) -> tuple[Optimizer, LambdaLR]:
-    """The optimiser of a recipe and its schedule.
+def make_optimizer(training: TrainingSection, parameters: Iterable[nn.Parameter], steps: int) -> tuple[Optimizer, LambdaLR]:
+    """The optimizer of a recipe and its schedule.
 
     Args:
-        training: Which, learning rate, decay, warm-up.
-        parameters: By name; those without gradients are left out.
-        steps: Updates of the whole run.
+        training: Optimizer, learning rate, weight decay and warm-up.
+        parameters: Those without gradients are left out.
+        steps: Steps of the whole run.
 
     Raises:
-        InputError: Its package is missing.
+        InputError: The package of the optimizer is not installed.
     """
-    require_optimizer(training)
-    trained = [parameter for _, parameter in parameters if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": training.weight_decay},
-        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    settings = OptimizerSettings(
+        training.optimizer, training.learning_rate, training.weight_decay, warmup_steps=warmup_steps(training, steps), fused=True
+    )
+    optimizer = schedules.make_optimizer(settings, parameters)
     if training.optimizer == SCHEDULE_FREE:
-        library = importlib.import_module("schedulefree")
-        optimizer: Optimizer = library.AdamWScheduleFree(groups, lr=training.learning_rate, warmup_steps=warmup_steps(training, steps))
         return optimizer, LambdaLR(optimizer, lambda update: 1.0)  # it has its own
-    optimizer = AdamW(groups, lr=training.learning_rate, fused=True)
     return optimizer, LambdaLR(optimizer, lambda update: learning_rate_share(training, update, steps))
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:  # it imports the libraries of the extra
 logger = logging.getLogger(__name__)
 
 Model: TypeAlias = BiEncoder | ColBERT
+
+COUNTS = ("texts", "truncated")
+"""Names of the counts of a batch."""
 
 SCORE = "ndcg@10"
 """Log key of the score on the development collection."""
@@ -103,9 +107,22 @@ class RetrievalTask:
         """Device of the encoder."""
         return self._student.model.encoder.device
 
-    def batches(self) -> Iterator[TrainingBatch]:
-        """The remaining batches."""
-        return iter(self._loader)
+    @property
+    def learning_rate_setting(self) -> str:
+        """Name of the learning rate in the recipe."""
+        return "training.learning_rate"
+
+    @property
+    def keep_best(self) -> int:
+        """1 where the recipe keeps the checkpoint with the best score."""
+        section = self._run.recipe.development
+        return int(section is not None and section.keep_best)
+
+    def steps(self) -> Iterator[list[TrainingBatch]]:
+        """The remaining steps."""
+        batches = iter(self._loader)
+        while step := list(islice(batches, self._run.recipe.training.accumulation)):
+            yield step
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         """The recipe's loss."""
@@ -116,10 +133,27 @@ class RetrievalTask:
         training = self._run.recipe.training
         return training.learning_rate * learning_rate_share(training, step - 1, self._schedule.steps)
 
-    def set_learning_rate(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         """Advance the schedule."""
         del step  # the schedule counts by itself; its state is part of the checkpoint
         self._state.schedule.step()
+
+    def finished(self, progress: Progress) -> bool:
+        """Whether this was the last step."""
+        return progress.step == self._schedule.steps
+
+    def log_due(self, progress: Progress) -> bool:
+        """Whether a log line is written after this step."""
+        return self.finished(progress) or progress.step % self._run.recipe.training.log_every == 0
+
+    def position(self, progress: Progress) -> Mapping[str, float]:
+        """The epoch, as a fraction."""
+        return {"epoch": self._schedule.epochs(progress.epoch, progress.epoch_batches)}
+
+    def log_values(self, progress: Progress) -> Mapping[str, float]:
+        """No further values."""
+        del progress
+        return {}
 
     def evaluation_due(self, progress: Progress) -> bool:
         """Whether the development collection is scored after this step."""
@@ -194,16 +228,7 @@ def fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step:
         return progress, schedule
     start, count = (progress.epoch, progress.epoch_batches), (schedule.steps - progress.step) * training.accumulation
     loader = DataLoader(order, rows, student.collator, processes, start=start, count=count)
-    settings = TrainerSettings(
-        steps=schedule.steps,
-        accumulation=training.accumulation,
-        batches_per_epoch=schedule.batches_per_epoch,
-        max_grad_norm=training.max_grad_norm,
-        log_every=training.log_every,
-        seed=training.seed,
-        keep_best=recipe.development is not None and recipe.development.keep_best,
-        learning_rate_setting="training.learning_rate",
-    )
+    settings = TrainerSettings(training.seed, training.max_grad_norm, COUNTS)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
         bar = training_bar(
@@ -236,7 +261,7 @@ def _train_state(run: Run, schedule: Schedule, student: Student) -> TrainState:
         from quiver.retrieval.training.loop.fsdp import shard
 
         shards = shard(student.model, student.library, run.processes)
-    optimizer, rates = make_optimizer(training, student.library.named_parameters(), schedule.steps)
+    optimizer, rates = make_optimizer(training, student.library.parameters(), schedule.steps)
     return TrainState(student.model, student.library, optimizer, rates, lora=training.lora is not None, shards=shards)
 
 

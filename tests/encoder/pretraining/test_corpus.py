@@ -11,7 +11,7 @@ import pytest
 from quiver.encoder import InputError, Tokenizer
 from quiver.encoder.pretraining import corpus as module
 from quiver.encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus, side_of, train_texts
-from quiver.encoder.pretraining.sections import DataSection, SourceSection
+from quiver.encoder.pretraining.recipe import DataSection, SourceSection
 
 TEXTS = [f"text number {number} of a body of text" for number in range(300)]
 

@@ -14,8 +14,8 @@ from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.phases import first_model, in_form, make_tokenizer, phase_config
-from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.pretraining.snapshot import save_model
+from quiver.encoder.pretraining.recipe import PretrainingRecipe
+from quiver.encoder.pretraining.task import save_model
 
 MakeRecipe = Callable[..., PretrainingRecipe]
 

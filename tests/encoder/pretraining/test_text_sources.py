@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder import InputError
-from quiver.encoder.pretraining.sections import SourceSection
-from quiver.encoder.pretraining.text_sources import read_documents
+from quiver.encoder.pretraining.corpus import read_documents
+from quiver.encoder.pretraining.recipe import SourceSection
 
 
 def read(path: Path, *, fields: tuple[str, ...] = ("title", "text"), split: str | None = None, lines: bool = False) -> list[str]:

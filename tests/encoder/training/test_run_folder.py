@@ -131,11 +131,14 @@ def test_what_is_not_a_runs_is_never_replaced(tmp_path: Path, name: str) -> None
 
 def test_where_there_is_a_run(tmp_path: Path) -> None:
     finished(tmp_path / "done")
-    with pytest.raises(InputError, match=r"done: holds a run already; choose another --out, or --overwrite$"):
+    with pytest.raises(InputError, match=r"done: already holds a complete run; choose another --out, or replace it with --overwrite$"):
         refuse_existing(tmp_path / "done", overwrite=False)
     refuse_existing(tmp_path / "done", overwrite=True)
     begin(tmp_path / "begun")
-    with pytest.raises(InputError, match=r"begun: holds an unfinished run; go on with it by --resume, or begin again by --overwrite$"):
+    with pytest.raises(
+        InputError,
+        match=r"begun: already holds an unfinished run; resume it with --resume, or choose another --out, or replace it with --overwrite$",
+    ):
         refuse_existing(tmp_path / "begun", overwrite=False)
     refuse_existing(tmp_path / "begun", overwrite=True)
 

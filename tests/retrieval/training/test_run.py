@@ -417,7 +417,7 @@ def test_rows_and_model_at_hand_give_the_run_of_the_recipe(make_recipe: MakeReci
     plain = train(recipe, tmp_path / "plain")
     assert record["model"] == plain["model"]
     assert record["data"] == plain["data"]
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already holds a complete run"):
         train_and_save(recipe, rows_of(recipe, tmp_path), model, tmp_path / "at-hand")
 
 
@@ -428,7 +428,7 @@ def test_a_run_that_is_there_is_replaced_by_one_that_is_complete(make_recipe: Ma
     (out / "report.md").write_text("of the old run")
     before = contents(out)
     for overwrite, resume, problem in (
-        (False, False, "holds a run already"),
+        (False, False, "already holds a complete run"),
         (False, True, "the run is complete, there is nothing to resume"),
     ):
         with pytest.raises(InputError, match=problem):
@@ -455,7 +455,7 @@ def test_only_the_run_that_was_begun_is_resumed(make_recipe: MakeRecipe, rows_fi
     recipe = make_recipe("dense", *chosen)
     killed(recipe, out, 4)
     before = contents(out)
-    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
+    with pytest.raises(InputError, match="already holds an unfinished run; resume it with --resume, or choose another --out"):
         train(recipe, out)
     with pytest.raises(
         InputError,

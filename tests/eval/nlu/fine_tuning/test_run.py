@@ -181,7 +181,7 @@ def test_sigterm_finishes_the_update_and_saves_before_anything_is_scored(
     assert len(scored) == (asked - 1) // 4
     assert (out / "checkpoints" / f"step-{asked:06d}" / "seal.json").is_file()
     assert not (out / "run.json").exists()
-    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
+    with pytest.raises(InputError, match="already holds an unfinished run; resume it with --resume, or choose another --out"):
         train(recipe, out)
     train(recipe, out, resume=True)
     assert len(scored) == 6
@@ -326,7 +326,7 @@ def test_what_a_run_is_resumed_with_is_what_it_was_begun_with(
 
 
 def test_folders_that_are_taken(recipe: GlueRecipe, tmp_path: Path, whole: Path) -> None:
-    with pytest.raises(InputError, match="holds a run already; choose another --out, or --overwrite"):
+    with pytest.raises(InputError, match="already holds a complete run; choose another --out, or replace it with --overwrite"):
         train(recipe, whole)
     with pytest.raises(InputError, match="the run is complete, there is nothing to resume; its model is"):
         train(recipe, whole, resume=True)
