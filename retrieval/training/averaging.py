@@ -20,7 +20,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import check_target, replacing_folder
 from quiver.retrieval.records import ModelCard
-from quiver.retrieval.training.loop.state import open_snapshot_model
+from quiver.retrieval.training.state import load_trainable
 
 
 def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
@@ -39,12 +39,12 @@ def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
     """
     if not sources:
         raise ValueError("an average needs at least one model")
-    mean = open_snapshot_model(local_folder(sources[0]))
+    mean = load_trainable(local_folder(sources[0]))
     if len(sources) == 1:
         return mean
     sums = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in _weights(mean).items()}
     for source in sources[1:]:
-        other = open_snapshot_model(local_folder(source))
+        other = load_trainable(local_folder(source))
         if difference := _difference(mean, other):
             raise InputError(f"{source} and {sources[0]} cannot be averaged: they differ in {difference}")
         for name, tensor in _weights(other).items():

@@ -31,7 +31,7 @@ from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.lock import exclusive_lock, remove_empty
 from quiver.encoder.training.log import LOG
 from quiver.encoder.training.nonfinite import NONFINITE
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,7 @@ from quiver.encoder.training.log import Line, curve
 from quiver.encoder.training.machine import peak_memory
 from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.training.data import TrainingRows
-from quiver.retrieval.training.loop.task import SCORE
-from quiver.retrieval.training.rules import IN_BATCH
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import IN_BATCH, SCORE, Recipe
 from quiver.retrieval.utils import installed_version
 
 SCHEMA = "quiver-run/2"

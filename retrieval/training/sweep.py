@@ -34,11 +34,9 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.schema import SchemaError
 from quiver.retrieval.training.data import discard_rows
-from quiver.retrieval.training.loop.task import SCORE
-from quiver.retrieval.training.recipe import load_recipe
+from quiver.retrieval.training.recipe import SCORE, Recipe, load_recipe
 from quiver.retrieval.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
 from quiver.retrieval.training.run_folder import RECORD as RUN_RECORD
-from quiver.retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -91,19 +89,19 @@ class Grid:
 
 
 def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
-    """Read a recipe once for every combination of values.
+    """Read a recipe for every combination of values.
 
     Args:
         source: A YAML file, or the name of a shipped recipe.
-        settings: ``section.setting=value`` for all runs, or ``section.setting=value,value`` for an axis; a comma inside of quotes or
-            brackets parts no values. Where ``training.learning_rate`` is not among them, it is an axis with the paper's values.
+        settings: ``section.setting=value`` for all runs, or ``section.setting=value,value`` for an axis; commas inside quotes or brackets
+            do not separate values. ``training.learning_rate`` is an axis with the paper's values unless it is set.
 
     Returns:
         The grid; seeds vary fastest, so that one candidate is complete before the next begins.
 
     Raises:
-        SchemaError: A combination is no valid recipe; names the problems of all of them.
-        InputError: There is nothing to vary, a value repeats, or the runs could not be told apart by a development score.
+        SchemaError: A combination is not a valid recipe; names the problems of all combinations.
+        InputError: There is nothing to vary, a value repeats, or the runs have no common development collection to compare them.
     """
     fixed, axes = _parse(settings)
     combinations = list(itertools.product(*axes.values()))
@@ -347,23 +345,22 @@ def run_sweep(
     train: Train,
     overwrite: bool = False,
     command: str | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     changed: Callable[[Sweep], None] = lambda sweep: None,
 ) -> Sweep:
     """Train every run of a grid that is not trained yet.
 
     Args:
-        grid: What `quiver.retrieval.training.sweep.make_grid` made.
-        out: Folder of the sweep; what it holds of the same grid, or of a smaller one, is taken over.
+        grid: Result of `make_grid`.
+        out: Folder of the sweep; finished runs of the same grid, or of a smaller one, are kept.
         train: Trains one run and scores it on its development collection.
-        overwrite: Remove the grid's runs that are there, and nothing else in their folders, and train all of them; without it a sweep
-            that was stopped then goes on.
-        command: The command line to record.
-        tell: Gets a line when a run begins and when it ends, for whoever is watching.
-        changed: Gets the state of the sweep whenever ``sweep.json`` has been written.
+        overwrite: Remove the existing runs of the grid, and nothing else in their folders, and train all of them.
+        command: Command line to record.
+        report: Called with a line of text when a run starts and when it ends.
+        changed: Called with the state of the sweep after each write of ``sweep.json``.
 
     Returns:
-        All runs and candidates; ``best`` is None if no candidate is whole.
+        All runs and candidates; ``best`` is None if no candidate is complete.
 
     Raises:
         InputError: ``out`` holds runs of another recipe, is in use, or cannot be written; or every run failed.
@@ -379,7 +376,7 @@ def run_sweep(
             for run, folder, state in zip(grid.runs, folders, states, strict=True)
         ]
         if taken := states.count("finished"):
-            tell(f"{taken} of {len(results)} runs are already finished")
+            report(f"{taken} of {len(results)} runs are already finished")
         sweep = _write(grid, results, out, command)
         changed(sweep)
         spent: list[float] = []
@@ -387,11 +384,11 @@ def run_sweep(
             if state == "finished":
                 continue
             waiting = sum(result.status == "waiting" for result in results)
-            tell(f"run {place + 1} of {len(results)}: {run.name}{_remaining(spent, waiting)}")
+            report(f"run {place + 1} of {len(results)}: {run.name}{_remaining(spent, waiting)}")
             started = time.perf_counter()
             results[place] = _trained(run, folder, partial(train, resume=state == "unfinished", data_folder=out / RUNS / DATA))
             spent.append(time.perf_counter() - started)
-            tell(_outcome(results[place]))
+            report(_outcome(results[place]))
             sweep = _write(grid, results, out, command)
             changed(sweep)
         if all(result.status == "finished" for result in results):
@@ -425,10 +422,10 @@ def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "fin
     Raises:
         InputError: The folder holds a run of another recipe; names the first setting that differs.
     """
-    there, finished = recipe_of(folder), (folder / RUN_RECORD).is_file()
-    if there is None:  # a run that was killed before it wrote its recipe starts over
+    found, finished = recipe_of(folder), (folder / RUN_RECORD).is_file()
+    if found is None:  # a run that was killed before it wrote its recipe starts over
         return "unfinished" if (folder / BEGUN).is_file() else "absent"
-    for path, was, now in recipe_changes(there, recipe.model_dump()):
+    for path, was, now in recipe_changes(found, recipe.model_dump()):
         if path not in WITHOUT_WEIGHT:
             raise InputError(
                 f"{folder}: a run with another {path} ({was!r} there, {now!r} now); choose another --out, or --overwrite all runs"
@@ -447,7 +444,8 @@ def _trained(run: GridRun, folder: Path, train: Callable[[Recipe, Path], object]
         reason = str(error).strip().splitlines()
         return SweepRun(_relative(run), run.settings, "failed", error=reason[0] if reason else type(error).__name__)
     finally:
-        gc.collect()  # trainers have reference cycles: otherwise two models are in memory while the next run starts
+        # torch's schedules and the cached losses form reference cycles: without a collection, two models are in memory during the next run.
+        gc.collect()
 
 
 def _finished(run: GridRun, folder: Path) -> SweepRun:

@@ -36,9 +36,9 @@ from quiver.retrieval.index import Index, index_vectors
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.search import bm25
 from quiver.retrieval.training.data.table import blocks
+from quiver.retrieval.training.mining.job_folder import open_job
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, Searcher, SearcherResult, VectorSearcher
 from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairSource, TextTable, read_mining_data
-from quiver.retrieval.training.mining.work_folder import open_work
 from quiver.retrieval.utils import installed_version, progress_bar
 
 
@@ -507,7 +507,7 @@ def mine_negatives(
         "rules": asdict(rules),
         "output": asdict(output),
     }
-    with open_work(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
+    with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
         data = read_mining_data(source, work.fresh("texts"), index=system.index)
         work.agree(data=data.sha256)
         depths = _depths(data, rules, len(data.queries) if output.limit is None else min(output.limit, len(data.queries)))

@@ -31,7 +31,7 @@ from quiver.retrieval.index import Index
 from quiver.retrieval.records import Document
 from quiver.retrieval.training.data.sources import Example, read_whole
 from quiver.retrieval.training.data.table import BLOCK, TextColumn, TextWriter, blocks
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 logger = logging.getLogger(__name__)
 

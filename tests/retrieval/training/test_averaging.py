@@ -20,8 +20,8 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.averaging import average_models, write_average
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 Write = Callable[..., Path]

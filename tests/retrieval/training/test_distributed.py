@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import Recipe
 
 pytest.importorskip("pylate.models")
 
@@ -34,8 +34,8 @@ from torch import distributed
 from quiver.retrieval.training.recipe import load_recipe
 from quiver.retrieval.training.run import train
 
-logging.getLogger("quiver.retrieval.training.loop.fsdp").setLevel(logging.INFO)
-logging.getLogger("quiver.retrieval.training.loop.fsdp").addHandler(logging.StreamHandler())
+logging.getLogger("quiver.retrieval.training.state").setLevel(logging.INFO)
+logging.getLogger("quiver.retrieval.training.state").addHandler(logging.StreamHandler())
 distributed.init_process_group("gloo")  # once for all runs: each would begin one of its own
 for name in sys.argv[2:]:
     folder = Path(sys.argv[1])
@@ -81,7 +81,7 @@ def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, s
     process = torchrun(str(worker), str(tmp_path), *CASES)
     _, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors[-4000:]
-    shares = re.findall(r"process \d has ([\d,]+) of ([\d,]+) weights", errors)
+    shares = re.findall(r"process \d holds ([\d,]+) of ([\d,]+) weights", errors)
     assert len(shares) == 2 * sum(SHARDED[0] in options for options in CASES.values())
     assert all(int(own.replace(",", "")) < 0.55 * int(every.replace(",", "")) for own, every in shares)
 

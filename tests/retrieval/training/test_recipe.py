@@ -17,9 +17,7 @@ import yaml
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import Rule, SchemaError, validate
 from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
-from quiver.retrieval.training.recipe import KINDS, load_recipe
-from quiver.retrieval.training.rules import DISTILLING, IN_BATCH, LOSSES, READ_BY, RULES
-from quiver.retrieval.training.sections import LossSection, Recipe
+from quiver.retrieval.training.recipe import DISTILLATION, IN_BATCH, KINDS, LOSSES, READ_BY, RULES, LossSection, Recipe, load_recipe
 
 RANDOM: dict[str, Any] = {
     "name": "sample",
@@ -313,14 +311,14 @@ def test_every_rule_is_tested_above() -> None:
 def test_every_loss_trains_one_kind_and_finds_its_negatives_in_one_way() -> None:
     names = typing.get_args(typing.get_type_hints(LossSection)["name"])
     assert sorted(names) == sorted(name for of_kind in LOSSES.values() for name in of_kind)
-    assert sorted(names) == sorted(IN_BATCH + DISTILLING)
+    assert sorted(names) == sorted(IN_BATCH + DISTILLATION)
 
 
 def test_every_setting_of_a_loss_is_read_by_some() -> None:
     """The widths of a Matryoshka loss, which stands around any of the dense ones, have a rule of their own."""
     settings = set(LossSection.model_fields)
     assert set(READ_BY) == settings - {"name", "matryoshka_dims"}
-    assert all(set(losses) < {*IN_BATCH, *DISTILLING} for losses in READ_BY.values())
+    assert all(set(losses) < {*IN_BATCH, *DISTILLATION} for losses in READ_BY.values())
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:

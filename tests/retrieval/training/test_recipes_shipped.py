@@ -28,8 +28,8 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ModelFolder, load_model
 from quiver.retrieval.training import run as training_run
+from quiver.retrieval.training.model import build_model
 from quiver.retrieval.training.recipe import KINDS, load_recipe
-from quiver.retrieval.training.start import build_model
 
 COUNT = 30
 STEPS = 3

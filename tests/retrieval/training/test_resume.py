@@ -20,7 +20,7 @@ from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import Recipe
 
 pytest.importorskip("pylate.models")
 

@@ -32,12 +32,11 @@ from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training import run as module
 from quiver.retrieval.training import run_folder
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.dataloader import BatchOrder
-from quiver.retrieval.training.loop.optimization import learning_rate_share
-from quiver.retrieval.training.loop.task import SCORE
+from quiver.retrieval.training.dataloader import BatchOrder
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import SCORE, Recipe
 from quiver.retrieval.training.run_record import describe_data
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.state import learning_rate_share
 
 pytest.importorskip("pylate.models")
 

@@ -18,6 +18,7 @@ from quiver.encoder.training.lock import LOCK, exclusive_lock
 from quiver.encoder.training.log import LOG
 from quiver.encoder.training.nonfinite import NONFINITE
 from quiver.retrieval.training import run_folder
+from quiver.retrieval.training.recipe import Recipe
 from quiver.retrieval.training.run_folder import (
     BEGUN,
     CHECKPOINTS,
@@ -41,7 +42,6 @@ from quiver.retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from quiver.retrieval.training.sections import Recipe
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
 

@@ -11,7 +11,7 @@ import pytest
 
 from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.task import SCORE
+from quiver.retrieval.training.recipe import SCORE, Recipe
 from quiver.retrieval.training.run_record import (
     base_model,
     describe_batch,
@@ -20,7 +20,6 @@ from quiver.retrieval.training.run_record import (
     negatives_per_query,
     versions,
 )
-from quiver.retrieval.training.sections import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 

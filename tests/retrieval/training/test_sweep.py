@@ -19,8 +19,7 @@ from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.data import prepare
 from quiver.retrieval.training.data.prepare import Built
-from quiver.retrieval.training.loop.task import SCORE
-from quiver.retrieval.training.sections import DataSection, Recipe
+from quiver.retrieval.training.recipe import SCORE, DataSection, Recipe
 from quiver.retrieval.training.sweep import DATA, LOCK, Grid, Sweep, make_grid, run_sweep
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
@@ -136,7 +135,7 @@ def test_a_stopped_sweep_goes_on(grid: Callable[..., Grid], tmp_path: Path) -> N
         run_sweep(grid(RATES), tmp_path, train=trainer)
     assert [run["status"] for run in json.loads((tmp_path / "sweep.json").read_text())["runs"]] == ["finished", "waiting", "waiting"]
     trainer.calls.clear()
-    found = run_sweep(grid(RATES), tmp_path, train=trainer, tell=lines.append)
+    found = run_sweep(grid(RATES), tmp_path, train=trainer, report=lines.append)
     assert trainer.calls == [("learning_rate=3e-5", True), ("learning_rate=8e-5", False)]
     assert len(found.candidates) == 3
     assert found == run_sweep(grid(RATES), tmp_path / "whole", train=Trainer(peak))

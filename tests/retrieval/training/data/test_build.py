@@ -16,7 +16,7 @@ from quiver.retrieval.data.docstrings import Pair
 from quiver.retrieval.training.data import HELD_OUT, TrainingRows, prepare_rows, rows_of_pairs
 from quiver.retrieval.training.data.prepare import TextEntry, write_texts_by_id
 from quiver.retrieval.training.data.table import TableWriter
-from quiver.retrieval.training.sections import STDLIB_DOCSTRINGS, DataSection
+from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
 
 TRIPLET = ("positive", "negative")
 

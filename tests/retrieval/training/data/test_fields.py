@@ -6,7 +6,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.training.data.sources import Example, FieldReader, id_of, parse_list, text_of
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 
 def read(row: dict[str, Any], **fields: Any) -> Example:

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 
 @pytest.fixture

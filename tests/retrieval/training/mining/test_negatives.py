@@ -30,6 +30,7 @@ from quiver.retrieval.search.bm25 import PARAMETERS
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining import negatives
+from quiver.retrieval.training.mining.job_folder import WORK, JobFolder, open_job
 from quiver.retrieval.training.mining.negatives import (
     MARGINS,
     Margin,
@@ -45,8 +46,7 @@ from quiver.retrieval.training.mining.negatives import (
 )
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked
 from quiver.retrieval.training.mining.texts import BeirSource, PairSource, TextTableWriter, content_id, read_mining_data
-from quiver.retrieval.training.mining.work_folder import WORK, JobFolder, open_work
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 WORDS = [f"w{number}" for number in range(40)]
 
@@ -502,14 +502,14 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from conftest import WordSum
-from quiver.retrieval.training.mining import negatives, work_folder
+from quiver.retrieval.training.mining import job_folder, negatives
 negatives.QUERIES_PER_PART = (7, 7)
-plain = work_folder.JobFolder.write
+plain = job_folder.JobFolder.write
 def killing(self, part, content):
     if part == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     plain(self, part, content)
-work_folder.JobFolder.write = killing
+job_folder.JobFolder.write = killing
 negatives.mine_negatives(
     negatives.PairSource(({path!r},), positive_field="pos"), negatives.MiningSystem(WordSum(), None, Path({cache!r})), Path({out!r}),
     rules=negatives.Rules(negatives=3, choice="random"), output=negatives.Output(),
@@ -601,7 +601,7 @@ def test_a_damaged_part_is_done_again(
 
 @contextmanager
 def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[JobFolder]:
-    with open_work(out, "r.json", "quiver-sample/1", settings=settings, overwrite=overwrite) as work:
+    with open_job(out, "r.json", "quiver-sample/1", settings=settings, overwrite=overwrite) as work:
         yield work
 
 
@@ -633,7 +633,7 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("content", [{"notes.md": "mine"}, {"plan.json": "{}"}, {"lock": "not empty"}, {"000000.part": "x"}])
 @pytest.mark.parametrize("finished", [False, True])
-def test_somebody_elses_work_folder_is_left_alone(tmp_path: Path, overwrite: bool, content: dict[str, str], finished: bool) -> None:
+def test_a_foreign_work_folder_is_not_touched(tmp_path: Path, overwrite: bool, content: dict[str, str], finished: bool) -> None:
     folder = tmp_path / WORK
     folder.mkdir()
     for name, text in content.items():

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from quiver.retrieval.training.loop.optimization import Schedule
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import Recipe
+from quiver.retrieval.training.state import Schedule
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from quiver.encoder import InputError
-from quiver.retrieval.training.loop.optimization import (
-    FALLS,
+from quiver.retrieval.training.recipe import Recipe, TrainingSection
+from quiver.retrieval.training.state import (
+    DECAYS,
     has_two_weights,
     learning_rate_share,
     make_optimizer,
@@ -21,7 +22,6 @@ from quiver.retrieval.training.loop.optimization import (
     warmup_steps,
     weights_for_use,
 )
-from quiver.retrieval.training.sections import Recipe, TrainingSection
 
 MakeRecipe = Callable[..., Recipe]
 Make = Callable[..., TrainingSection]
@@ -86,7 +86,7 @@ def test_the_warm_up_is_rounded_up(training: Make, ratio: float, steps: int, war
 def test_the_course_of_the_learning_rate_by_hand(training: Make) -> None:
     shares = {
         name: [learning_rate_share(training(f"training.scheduler={name}", "training.warmup_ratio=0.2"), update, 10) for update in range(10)]
-        for name in FALLS
+        for name in DECAYS
     }
     rising, falling = [0.0, 0.5], [place / 8 for place in range(8)]
     assert shares["constant"] == rising + [1.0] * 8

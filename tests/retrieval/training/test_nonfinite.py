@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from quiver.encoder import InputError
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.dataloader import BatchOrder
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.dataloader import BatchOrder
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -87,8 +87,9 @@ def test_one_text_of_an_update_stops_the_run_before_it(
         rows[number] for number in expected
     ]
     assert {example["epoch"] for example in batch["rows"]} == {0}
-    assert {"0.query_input_ids", "0.document_1_input_ids", "0.document_3_attention_mask"} <= set(tensors)
-    assert [place for place, ids in enumerate(tensors["0.document_1_input_ids"]) if token in ids] == [expected.index(row)]
+    ids, bounds = tensors["0.ids"], tensors["0.cu_seqlens"].tolist()
+    assert len(bounds) == 1 + 4 * 4  # four rows of a query and three documents
+    assert [place for place, (start, end) in enumerate(pairwise(bounds)) if token in ids[start:end]] == [4 + expected.index(row)]
     assert not list((tmp_path / "out" / "checkpoints").glob("*"))
 
 
@@ -126,7 +127,7 @@ def test_a_gradient_alone(train: Callable[..., Any], make_recipe: MakeRecipe, ro
 def test_losses_that_cancel_out_to_no_number(
     train: Callable[..., Any], make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quiver.retrieval.training.loop.task import RetrievalTask
+    from quiver.retrieval.training.run import RetrievalTask
 
     real, signs = RetrievalTask.loss, iter([math.inf, -math.inf])
     monkeypatch.setattr(RetrievalTask, "loss", lambda *arguments: real(*arguments) * next(signs))

@@ -23,13 +23,12 @@ from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder
 from quiver.retrieval.records import IN_PROCESS
-from quiver.retrieval.training.mining import scoring
+from quiver.retrieval.training.mining import teacher_scores
+from quiver.retrieval.training.mining.job_folder import WORK
 from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
-from quiver.retrieval.training.mining.scoring import score_rows
-from quiver.retrieval.training.mining.teachers import CrossEncoderTeacher, Ensemble, VectorTeacher, load_teacher, min_max
+from quiver.retrieval.training.mining.teacher_scores import CrossEncoderTeacher, Ensemble, VectorTeacher, load_teacher, min_max, score_rows
 from quiver.retrieval.training.mining.texts import BeirSource
-from quiver.retrieval.training.mining.work_folder import WORK
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 TEXTS = [f"w{first} w{second} w{first + second}" for first in range(6) for second in range(7)]
 ROWS: list[dict[str, Any]] = [
@@ -60,7 +59,7 @@ def similarity(model: Any, query: str, document: str) -> float:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of ten pairs at most."""
-    monkeypatch.setattr(scoring, "PAIRS_PER_PART", 10)
+    monkeypatch.setattr(teacher_scores, "PAIRS_PER_PART", 10)
 
 
 @pytest.mark.parametrize("kind", ["word_sum", "word_by_word"])
@@ -390,18 +389,18 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.training.mining import scoring, work_folder
-from quiver.retrieval.training.sections import DataSection
-from quiver.retrieval.training.mining.teachers import VectorTeacher
-scoring.PAIRS_PER_PART = 10
-plain = work_folder.JobFolder.write
+from quiver.retrieval.training.mining import job_folder, teacher_scores
+from quiver.retrieval.training.recipe import DataSection
+from quiver.retrieval.training.mining.teacher_scores import VectorTeacher
+teacher_scores.PAIRS_PER_PART = 10
+plain = job_folder.JobFolder.write
 def killing(self, part, content):
     if part == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     plain(self, part, content)
-work_folder.JobFolder.write = killing
+job_folder.JobFolder.write = killing
 section = DataSection(train=({path!r},), document_fields=("positive", "negatives"))
-scoring.score_rows(section, VectorTeacher(BiEncoder.from_pretrained({model!r})), Path({out!r}), cache=Path({cache!r}))
+teacher_scores.score_rows(section, VectorTeacher(BiEncoder.from_pretrained({model!r})), Path({out!r}), cache=Path({cache!r}))
 """
 
 

@@ -19,9 +19,8 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ModelFolder, load_model
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training import start
-from quiver.retrieval.training.rules import RULES
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model, require_extra, resize_vocabulary
+from quiver.retrieval.training.model import build_model, require_extra, resize_vocabulary
+from quiver.retrieval.training.recipe import RULES, Recipe
 
 TEXTS = ["how wide is the window of a local layer", "A bird has wings, feathers and a beak!", "find what was asked for"]
 SHAPE = {

@@ -33,7 +33,7 @@ _SCHEMA = "quiver-work/1"
 
 
 class JobFolder:
-    """An unfinished job in an output folder, see `open_work`."""
+    """An unfinished job in an output folder, see `open_job`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -102,7 +102,7 @@ class JobFolder:
 
 
 @contextmanager
-def open_work(out: Path, record: str, schema: str, *, settings: Mapping[str, object], overwrite: bool) -> Iterator[JobFolder]:
+def open_job(out: Path, record: str, schema: str, *, settings: Mapping[str, object], overwrite: bool) -> Iterator[JobFolder]:
     """Start a job in a folder, or resume the unfinished one there.
 
     Args:
