@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm, save_masked_lm
+from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.averaging import MovingAverage
@@ -105,7 +105,7 @@ def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Write a model to be used: without dropout, as published ones are."""
     folder.mkdir(parents=True, exist_ok=True)
     with _without_dropout(model):
-        save_masked_lm(model, folder)
+        save_head(model, folder)
     tokenizer.save(folder)
 
 
@@ -144,7 +144,7 @@ def read_snapshot(folder: Path) -> Snapshot:
         rest = {name: state[name] for name in ("optimizer", "average", "stream", "random")}
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder}: written by another version of Quiver ({error}); start the run again") from error
-    return Snapshot(load_masked_lm(folder), progress, **rest)
+    return Snapshot(load_head(MaskedLM, folder), progress, **rest)
 
 
 @contextmanager

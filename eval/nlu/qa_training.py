@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quiver.encoder.checkpoints.head_checkpoint import load_span_qa
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
 from quiver.encoder.heads import SpanQA
@@ -105,7 +105,7 @@ class SpanTask:
 
     def open(self, folder: Path) -> SpanQA:
         """Read a model."""
-        return load_span_qa(folder)
+        return load_head(SpanQA, folder)
 
 
 def train_qa(
