@@ -41,7 +41,7 @@ class MovingAverage:
             weight.copy_(self._mean[name])
 
     def state(self) -> dict[str, Tensor]:
-        """The average by name, for `quiver.encoder.training.state_files`."""
+        """The average by name, for `quiver.encoder.training.state`."""
         return dict(self._mean)
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.averaging import MovingAverage
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.state_files import read_state, write_state
+from quiver.encoder.training.state import read_state, write_state
 
 STATE = "trainer"
 
@@ -117,7 +117,7 @@ def write_snapshot(folder: Path, train_state: TrainState, tokenizer: Tokenizer, 
         train_state: Between two updates.
         tokenizer: Of the model.
         progress: Of the run.
-        random: `quiver.encoder.training.random_state.random_state` of every process by rank.
+        random: `quiver.encoder.training.state.random_state` of every process by rank.
     """
     save_model(train_state.model, tokenizer, folder)
     state = {

@@ -25,6 +25,7 @@ from quiver.encoder.files import file_sha256
 from quiver.encoder.heads import SpanQA
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.run_folder import MODEL
 from quiver.eval.nlu.answering import answer_questions
 from quiver.eval.nlu.fine_tuning.run import Prepared, Request, run_fine_tuning
 from quiver.eval.nlu.fine_tuning.task import Schedule, TaskBatch
@@ -33,7 +34,6 @@ from quiver.eval.nlu.qa_recipe import QaDataSection, QaRecipe
 from quiver.eval.nlu.qa_results import PREDICTIONS, RESULTS, QaResults, answer_texts, score_predictions, write_qa_results
 from quiver.eval.nlu.questions import Question, read_questions, read_split
 from quiver.eval.nlu.windows import NOWHERE, LabelledWindow, check_settings, labelled_windows
-from quiver.retrieval.training.run_folder import MODEL
 
 logger = logging.getLogger(__name__)
 

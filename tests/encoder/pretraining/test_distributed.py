@@ -32,7 +32,7 @@ from torch import distributed
 from quiver.encoder.pretraining.recipe import load_pretraining_recipe
 from quiver.encoder.pretraining.run import pretrain
 from quiver.encoder.pretraining.update import Updater
-from quiver.encoder.training.stopping import RunStoppedError
+from quiver.encoder.training.processes import RunStoppedError
 
 folder = Path(sys.argv[1])
 recipe = load_pretraining_recipe(folder / "two.json")

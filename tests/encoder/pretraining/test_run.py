@@ -27,7 +27,7 @@ from quiver.encoder.pretraining.sections import PretrainingRecipe
 from quiver.encoder.pretraining.snapshot import read_snapshot
 from quiver.encoder.pretraining.update import Updater
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.stopping import RunStoppedError
+from quiver.encoder.training.processes import RunStoppedError
 
 pytest.importorskip("optimi")
 

@@ -26,7 +26,7 @@ from quiver.encoder import (
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import interpolate_positions
 from quiver.encoder.schema import SchemaError
-from quiver.encoder.training.bar import BarCallback
+from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.eval.nlu.answering import answer_questions
 from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection

@@ -19,12 +19,12 @@ import torch
 from quiver.encoder import InputError, load_head
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import SequenceClassifier
-from quiver.encoder.training.bar import BarCallback
+from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.state_files import write_state
-from quiver.encoder.training.stopping import RunStoppedError
+from quiver.encoder.training.processes import RunStoppedError
+from quiver.encoder.training.run_folder import exclusive_lock
+from quiver.encoder.training.state import write_state
 from quiver.eval.nlu.fine_tuning.run import Request
 from quiver.eval.nlu.glue_recipe import GlueRecipe
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
