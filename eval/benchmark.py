@@ -20,8 +20,7 @@ from quiver.encoder.files import expand_home
 from quiver.eval.datasets.cache import Cache, CachedCollection, Record, is_offline
 from quiver.eval.datasets.catalogue import Entry, Metadata, beir, coir, mldr, mteb, nanobeir
 from quiver.eval.datasets.sources import Source
-from quiver.retrieval.data.corpus import Collection, load_collection
-from quiver.retrieval.data.run import ranked
+from quiver.retrieval.data.corpus import Collection, load_collection, ranked
 from quiver.retrieval.records import Run
 
 logger = logging.getLogger(__name__)

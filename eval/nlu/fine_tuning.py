@@ -1,7 +1,7 @@
 """Fine-tuning of an encoder with a head: a task of the trainer, the run folder, the best model, and the record of the run.
 
 A task has examples, a loss and a score. The trainer learns it by AdamW with linear warm-up and decay, writes checkpoints, and stops early.
-The run folder is described in `quiver.retrieval.training.run_folder`; it also holds the results of the task. A session can be interrupted
+The run folder is described in `quiver.encoder.training.run_folder`; it also holds the results of the task. A session can be interrupted
 at any point: the folder then holds the run at its last checkpoint. A resumed run ends with the same weights as an uninterrupted one, bit
 for bit on a CPU.
 
@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import logging
 import math
-import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -32,22 +30,16 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.heads import SequenceClassifier, SpanQA
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.bar import FORMS, BarCallback, training_bar
+from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, RunLog, curve, read_log
-from quiver.encoder.training.machine import keep_freed_memory, peak_memory
-from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.random_state import preserve_rng_state
-from quiver.encoder.training.state_files import read_state, write_state
-from quiver.encoder.training.stopping import stop_requests
-from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, read_progress
-from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
-from quiver.retrieval.models.loading import default_device, read_model_folder
-from quiver.retrieval.training.run_folder import (
+from quiver.encoder.training.processes import Processes, keep_freed_memory, peak_memory, stop_requests
+from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     RECORD,
-    Beginning,
+    RunIdentity,
+    describe_session,
+    exclusive_lock,
     finish_run,
     new_run,
     refuse_existing,
@@ -57,7 +49,10 @@ from quiver.retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from quiver.retrieval.training.run_record import versions
+from quiver.encoder.training.state import preserve_rng_state, read_state, write_state
+from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, read_progress
+from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
+from quiver.retrieval.models.loading import default_device, read_model_folder
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -409,11 +404,11 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
     with preserve_rng_state(), keep_freed_memory(), exclusive_lock(out):
         if request.resume:
             refuse_nothing_to_resume(out)
-            refuse_other_run(out, _beginning(request, {}))
+            refuse_other_run(out, _identity(request, {}))
         else:
             refuse_existing(out, overwrite=request.overwrite)
         prepared = prepare()
-        now = _beginning(request, prepared.facts)
+        now = _identity(request, prepared.facts)
         room: AbstractContextManager[None] = nullcontext() if request.resume else new_run(out)
         try:
             with room:
@@ -424,12 +419,11 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
                     (out / name).unlink(missing_ok=True)
 
 
-def _beginning(request: Request, facts: Mapping[str, Any]) -> Beginning:
-    about = {"command": request.command, "device": default_device(), "threads": torch.get_num_threads(), "versions": versions()}
-    return Beginning(request.recipe, facts, about)
+def _identity(request: Request, facts: Mapping[str, Any]) -> RunIdentity:
+    return RunIdentity(request.recipe, facts, describe_session(request.command, default_device()))
 
 
-def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Beginning) -> Result:
+def _train(request: Request, prepared: Prepared[Model, Example, Result], now: RunIdentity) -> Result:
     out, checkpoints = request.out, Checkpoints(request.out / CHECKPOINTS)
     step = None
     if request.resume:
@@ -445,19 +439,13 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Be
     shutil.rmtree(unfinished_model(out), ignore_errors=True)
     prepared.task.save(model, unfinished_model(out))
     scores = prepared.finish(model)
-    record = {
-        "schema": RUN_SCHEMA,
-        "recipe": request.recipe,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "platform": platform.platform(),
-        **now.about,
-        **prepared.facts,
+    parts = {
         "counts": prepared.counts,
         "model": {"parameters": sum(weight.numel() for weight in model.parameters())},
         "result": _result(session, progress),
         "scores": asdict(scores),
     }
-    finish_run(out, record)
+    finish_run(out, now.record(RUN_SCHEMA, parts))
     return scores
 
 

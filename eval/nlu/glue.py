@@ -19,6 +19,7 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
+from quiver.encoder.training.run_folder import BEGUN, MODEL, RECORD, WITHOUT_WEIGHT, recipe_changes, refuse_existing
 from quiver.eval.metrics import Average, average
 from quiver.eval.nlu.fine_tuning import RUN_SCHEMA, Request, finished
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
@@ -27,7 +28,6 @@ from quiver.eval.nlu.recipes import MNLI, GlueRecipe
 from quiver.eval.published import GLUE_COLUMNS, GLUE_SOURCE, TABLE_5
 from quiver.eval.report.paper import Layout, Line, layout_section
 from quiver.eval.report.render import Column, Report, Section, table, write_folder
-from quiver.retrieval.training.run_folder import BEGUN, MODEL, RECORD, WITHOUT_WEIGHT, recipe_changes, refuse_existing
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quiver.encoder.checkpoints.head_checkpoint import load_classifier, save_classifier
+from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, write_json
 from quiver.encoder.heads import SHARED_TRANSFORM, ClassifierPooling, SequenceClassifier, init_head
@@ -65,7 +65,7 @@ def open_glue_model(
     """
     folder = encoder_folder(source)
     tokenizer = Tokenizer.from_pretrained(folder)
-    opened = load_classifier(folder, num_labels=len(task.labels) or 1, pooling=pooling, new_head_seed=seed)
+    opened = load_head(SequenceClassifier, folder, num_labels=len(task.labels) or 1, pooling=pooling, new_head_seed=seed)
     family = opened.encoder.config.family
     if opened.pooling != "cls" and family not in SHARED_TRANSFORM:
         raise InputError(f"model.pooling: a {family} classifies by its first token; set it to cls")
@@ -237,12 +237,12 @@ class TextTask:
 
     def save(self, model: SequenceClassifier, folder: Path) -> None:
         """Write model and tokenizer."""
-        save_classifier(model, folder)
+        save_head(model, folder)
         save_tokenizer(self.tokenizer, folder)
 
     def open(self, folder: Path) -> SequenceClassifier:
         """Read a model."""
-        return load_classifier(folder)
+        return load_head(SequenceClassifier, folder)
 
 
 @dataclass(frozen=True)

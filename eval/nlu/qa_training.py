@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints import config_to_hf
-from quiver.encoder.checkpoints.head_checkpoint import load_span_qa, save_span_qa
+from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
@@ -29,11 +29,11 @@ from quiver.encoder.model import Encoder
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.position_extension import extend_positions
 from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.run_folder import MODEL
 from quiver.eval.nlu.answers import PREDICTIONS, RESULTS, QaResults, answer_questions, answer_texts, score_predictions, write_qa_results
 from quiver.eval.nlu.fine_tuning import TYPES, Prepared, Request, Schedule, TaskBatch, encoder_folder, run_fine_tuning, save_tokenizer
 from quiver.eval.nlu.questions import NOWHERE, LabelledWindow, Question, check_settings, labelled_windows, read_questions, read_split
 from quiver.eval.nlu.recipes import QaDataSection, QaRecipe
-from quiver.retrieval.training.run_folder import MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def open_span_qa(
     """
     folder = encoder_folder(source)
     tokenizer = Tokenizer.from_pretrained(folder)
-    model = load_span_qa(folder, new_head_seed=seed)
+    model = load_head(SpanQA, folder, new_head_seed=seed)
     if extend == 1 and attention_dropout is None:
         return model, tokenizer
     encoder = extend_positions(model.encoder, extend) if extend > 1 else model.encoder
@@ -91,7 +91,7 @@ def save_qa_model(model: SpanQA, tokenizer: Tokenizer, folder: Path) -> None:
     Raises:
         InputError: The config.json of the model's family cannot express the head.
     """
-    save_span_qa(model, folder)
+    save_head(model, folder)
     save_tokenizer(tokenizer, folder)
 
 
@@ -169,7 +169,7 @@ class SpanTask:
 
     def open(self, folder: Path) -> SpanQA:
         """Read a model."""
-        return load_span_qa(folder)
+        return load_head(SpanQA, folder)
 
 
 def train_qa(

@@ -23,6 +23,7 @@ from quiver.encoder.files import read_json
 from quiver.encoder.pretraining import run_folder as pretraining_folder
 from quiver.encoder.pretraining.record import curves as pretraining_curves
 from quiver.encoder.training.log import LOG, curve, read_log
+from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD
 from quiver.eval.report.charts import (
     PALETTE,
     WIDTH,
@@ -58,7 +59,6 @@ from quiver.eval.report.render import (
 )
 from quiver.eval.report.retrieval import LABELS, points
 from quiver.eval.results import HEADLINE
-from quiver.retrieval.training.run_folder import BEGUN, RECIPE, RECORD
 from quiver.retrieval.training.sweep import LEARNING_RATE, SEED, Candidate, Sweep, Value, short_names, show_settings, show_value
 
 if TYPE_CHECKING:

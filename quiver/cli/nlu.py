@@ -63,7 +63,7 @@ def glue(
 
     Example: quiver glue glue_base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
     """
-    from quiver.encoder.training.stopping import RunStoppedError
+    from quiver.encoder.training.processes import RunStoppedError
     from quiver.eval.nlu.glue import train_glue, write_glue_report
     from quiver.eval.nlu.glue_tasks import TASKS
     from quiver.eval.nlu.glue_training import RESULTS
@@ -123,10 +123,10 @@ def qa_train(
 
     Example: quiver qa train qa_korquad_512 --out runs/qa-512 model.init=klue/bert-base
     """
-    from quiver.encoder.training.stopping import RunStoppedError
+    from quiver.encoder.training.processes import RunStoppedError
+    from quiver.encoder.training.run_folder import MODEL
     from quiver.eval.nlu.qa_training import train_qa
     from quiver.eval.nlu.recipes import load_qa_recipe
-    from quiver.retrieval.training.run_folder import MODEL
 
     resolved, bars = load_qa_recipe(recipe, overrides or []), show_progress(progress)
     try:
