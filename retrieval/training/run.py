@@ -1,18 +1,16 @@
 """Train a recipe from start to end, or resume it: data, model, training loop, run record.
 
-A process may be killed at any instruction: the run folder (`quiver.retrieval.training.run_folder`) then holds the run as of its last
+A process may be killed at any instruction: the run folder (`quiver.encoder.training.run_folder`) then holds the run as of its last
 checkpoint. A resumed run ends with the weights of one that was not interrupted, on a CPU bit for bit.
 """
 
 from __future__ import annotations
 
 import logging
-import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,33 +19,28 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json
+from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.lora import add_lora
-from quiver.encoder.training.bar import FORMS, BarCallback, training_bar
+from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import exclusive_lock
-from quiver.encoder.training.log import LOG, RunLog, read_log
-from quiver.encoder.training.machine import keep_freed_memory
-from quiver.encoder.training.processes import Processes, init_distributed
-from quiver.encoder.training.random_state import preserve_rng_state
-from quiver.encoder.training.stopping import RunStoppedError, stop_requests
-from quiver.encoder.training.tensorboard import tensorboard
-from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import default_device
-from quiver.retrieval.training.averaging import average_models
-from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.dataloader import BatchOrder, Collator, DataLoader
-from quiver.retrieval.training.model import build_model, require_extra
-from quiver.retrieval.training.recipe import SCORE, Recipe
-from quiver.retrieval.training.run_folder import (
+from quiver.encoder.training.log import LOG, Line, RunLog, curve, read_log
+from quiver.encoder.training.processes import (
+    Processes,
+    RunStoppedError,
+    init_distributed,
+    keep_freed_memory,
+    peak_memory,
+    stop_requests,
+)
+from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     DATA,
     RECORD,
     START,
     TENSORBOARD,
-    Beginning,
+    RunIdentity,
+    describe_session,
+    exclusive_lock,
     finish_run,
     is_run,
     new_run,
@@ -58,10 +51,19 @@ from quiver.retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from quiver.retrieval.training.run_record import SCHEMA, base_model, describe_batch, describe_data, describe_result, versions
+from quiver.encoder.training.state import preserve_rng_state
+from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import default_device
+from quiver.retrieval.training.data import TrainingRows, prepare_rows
+from quiver.retrieval.training.dataloader import BatchOrder, Collator, DataLoader
+from quiver.retrieval.training.model import build_model, require_extra
+from quiver.retrieval.training.recipe import IN_BATCH, SCORE, Recipe
 from quiver.retrieval.training.state import (
     Schedule,
     TrainState,
+    average_models,
     learning_rate_share,
     load_trainable,
     make_optimizer,
@@ -77,6 +79,9 @@ if TYPE_CHECKING:  # imports the libraries of the extra
 __all__ = ["RunStoppedError", "Scorer", "check_rows", "train", "train_and_save"]
 
 logger = logging.getLogger(__name__)
+
+SCHEMA = "quiver-run/2"
+"""Schema of ``run.json``."""
 
 Model: TypeAlias = BiEncoder | ColBERT
 
@@ -100,7 +105,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
 
     Args:
         recipe: The recipe.
-        out: Run folder, see `quiver.retrieval.training.run_folder`.
+        out: Run folder, see `quiver.encoder.training.run_folder`.
         resume: Resume the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none.
         overwrite: Replace an earlier run in ``out`` when this one is complete.
         progress: Show a progress bar.
@@ -216,11 +221,11 @@ class _Session:
             replaced = new_run(out)
         with replaced:
             if processes.is_main_process:
-                self._beginning(None).write(out)
+                self._identity(None).write(out)
             processes.barrier()
             rows, model = given if given is not None else (self._rows(), None)
             if processes.is_main_process:
-                self._beginning(rows).write(out)
+                self._identity(rows).write(out)
             return self._train(rows, model, step=None)
 
     def resume(self) -> dict[str, Any]:
@@ -229,9 +234,9 @@ class _Session:
         if processes.is_main_process and is_run(run.out) and (run.out / RECORD).exists():  # killed after it was complete
             remove_leftovers(run.out)
         refuse_nothing_to_resume(run.out)
-        refuse_other_run(run.out, self._beginning(None))
+        refuse_other_run(run.out, self._identity(None))
         rows = self._rows()
-        now = self._beginning(rows)
+        now = self._identity(rows)
         refuse_other_run(run.out, now)
         processes.barrier()  # all processes have read the files that are written now
         newest = 0
@@ -250,13 +255,12 @@ class _Session:
         recipe, bar = run.recipe, run.progress and run.processes.is_main_process
         return prepare_rows(recipe.data, self.data, seed=recipe.training.seed, progress=bar)
 
-    def _beginning(self, rows: TrainingRows | None) -> Beginning:
+    def _identity(self, rows: TrainingRows | None) -> RunIdentity:
         run = self.run
-        fixed: dict[str, Any] = {"processes": run.processes.size}
+        facts: dict[str, Any] = {"processes": run.processes.size}
         if rows is not None:
-            fixed["data"] = describe_data(run.recipe, rows)
-        about = {"command": self.command, "device": default_device(), "threads": torch.get_num_threads(), "versions": versions()}
-        return Beginning(run.recipe.model_dump(), fixed, about)
+            facts["data"] = describe_data(run.recipe, rows)
+        return RunIdentity(run.recipe.model_dump(), facts, describe_session(self.command, default_device()), schema=Recipe)
 
     def _train(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
         run = self.run
@@ -276,22 +280,12 @@ class _Session:
         final.save(unfinished_model(run.out))
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
-        record = {
-            "schema": SCHEMA,
-            "recipe": recipe.model_dump(),
-            "command": self.command,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "versions": versions(),
-            "platform": platform.platform(),
-            "device": default_device(),
-            "threads": torch.get_num_threads(),
-            "processes": run.processes.size,
-            "data": describe_data(recipe, rows),
+        parts = {
             "batch": describe_batch(recipe, rows, run.processes.size),
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
             "result": describe_result(read_log(run.out / LOG), progress, epochs=epochs, kept_steps=kept),
         }
-        finish_run(run.out, record)
+        finish_run(run.out, self._identity(rows).record(SCHEMA, parts))
 
 
 def _model_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
@@ -479,3 +473,64 @@ class RetrievalTask:
 
     def _due(self, every: int | None, progress: Progress) -> bool:
         return self._schedule.due(every, progress.step, progress.epoch_ends)
+
+
+# The record of a run.
+
+
+def describe_data(recipe: Recipe, rows: TrainingRows) -> dict[str, Any]:
+    """Return what identifies the rows of a run."""
+    return {
+        "rows": len(rows),
+        "documents_per_row": rows.documents_per_row,
+        "sha256": rows.sha256,
+        "skipped": rows.skipped,
+        "copies": rows.copies,
+        "revision": recipe.data.revision,
+    }
+
+
+def base_model(recipe: Recipe) -> str | None:
+    """Return the Hub id of the checkpoint that a recipe starts from; None for a local folder or random weights."""
+    init = recipe.model.init
+    return None if init == "random" or expand_home(init).is_dir() else init
+
+
+def negatives_per_query(recipe: Recipe, documents_per_row: int, processes: int) -> int:
+    """Return the number of negatives of a query: those of its row and, with in-batch negatives, all documents of the other rows."""
+    if recipe.loss.name not in IN_BATCH:
+        return documents_per_row - 1
+    rows = recipe.training.batch_size * (processes if recipe.loss.gather_across_devices else 1)
+    return rows * documents_per_row - 1
+
+
+def describe_batch(recipe: Recipe, rows: TrainingRows, processes: int) -> dict[str, int]:
+    """Return the number of rows per step and of negatives per query."""
+    training = recipe.training
+    return {
+        "rows": training.batch_size,
+        "accumulation": training.accumulation,
+        "processes": processes,
+        "effective": training.batch_size * training.accumulation * processes,
+        "negatives_per_query": negatives_per_query(recipe, rows.documents_per_row, processes),
+    }
+
+
+def describe_result(log: Sequence[Line], progress: Progress, *, epochs: float, kept_steps: Sequence[int]) -> dict[str, Any]:
+    """Return the result of a run, from its log and its last progress."""
+    return {
+        "steps": progress.step,
+        "epochs": epochs,
+        "losses": curve(log, "loss"),
+        "learning_rates": curve(log, "learning_rate"),
+        "grad_norms": curve(log, "grad_norm"),
+        "tokens_per_second": curve(log, "tokens_per_second"),
+        "development": [{key: line[key] for key in ("step", SCORE, "seconds")} for line in log if SCORE in line],
+        "kept_steps": list(kept_steps),
+        "texts": progress.texts,
+        "texts_truncated": progress.truncated,
+        "tokens": progress.tokens,
+        "seconds": progress.seconds,
+        "resumed_at": list(progress.resumed_at),
+        "peak_memory_bytes": peak_memory(),
+    }

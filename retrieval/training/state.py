@@ -1,4 +1,4 @@
-"""Weights, optimizer, learning rate and sharding of a run, and the checkpoint that holds them.
+"""Weights, optimizer, learning rate and sharding of a run, the checkpoint that holds them, and averages of checkpoints.
 
 A checkpoint folder opens like any model folder and makes a resumed run equal to one that was not interrupted, on a CPU bit for bit:
 
@@ -6,7 +6,7 @@ A checkpoint folder opens like any model folder and makes a resumed run equal to
     trained_weights.safetensors             the weights in training, where they differ from the model's: LoRA, schedule-free AdamW
     trainer.json, trainer.safetensors       optimizer, schedule, random generators of all processes, progress
 
-The frozen weights of a LoRA run are not in its checkpoints but in ``start/``, see `quiver.retrieval.training.run_folder`.
+The frozen weights of a LoRA run are not in its checkpoints but in ``start/``, see `quiver.encoder.training.run_folder`.
 
 Matrices and embeddings decay; biases and the scales of norms do not, as in transformers' trainer.
 
@@ -21,7 +21,7 @@ import importlib
 import importlib.util
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,14 +35,18 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from quiver.encoder import Encoder
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import save_tensors
+from quiver.encoder.training.averaging import average_weights
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.state_files import read_state, write_state
+from quiver.encoder.training.state import read_state, write_state
 from quiver.encoder.training.trainer import Progress, read_progress, whole_tensor
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.export.export import check_target, replacing_folder
 from quiver.retrieval.models.loading import default_device, load_parts
+from quiver.retrieval.records import ModelCard
 from quiver.retrieval.training.recipe import Recipe, TrainingSection
 
 logger = logging.getLogger(__name__)
@@ -427,3 +431,94 @@ def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, li
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder}: written by another version of Quiver or torch ({error}); start the run again") from error
+
+
+# Averages of models.
+
+
+def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
+    """Load models one by one and average their weights.
+
+    Two models are in memory at a time.
+
+    Args:
+        sources: Folders or Hub ids, at least one. A model that occurs twice counts twice.
+
+    Returns:
+        The average, with the common settings.
+
+    Raises:
+        InputError: A source is not a model, or two models differ in more than their weights (names both and the difference).
+    """
+    if not sources:
+        raise ValueError("an average needs at least one model")
+    mean = load_trainable(local_folder(sources[0]))
+    if len(sources) == 1:
+        return mean
+
+    def weights() -> Iterator[dict[str, Tensor]]:
+        yield _tensors(mean)
+        for source in sources[1:]:
+            other = load_trainable(local_folder(source))
+            if difference := _difference(mean, other):
+                raise InputError(f"{source} and {sources[0]} cannot be averaged: they differ in {difference}")
+            yield _tensors(other)
+
+    averages = average_weights(weights())
+    with torch.no_grad():
+        for name, tensor in _tensors(mean).items():
+            tensor.copy_(averages[name])
+    return mean
+
+
+def write_average(sources: Sequence[str | Path], out: Path, *, overwrite: bool = False) -> ModelCard:
+    """Average models and write the result by one rename (into a git clone, file by file).
+
+    Args:
+        sources: See `average_models`.
+        out: Target folder.
+        overwrite: Replace an existing model.
+
+    Returns:
+        The card of the average.
+
+    Raises:
+        InputError: The models cannot be averaged (see `average_models`); or ``out`` is a file, contains one of the sources, holds a model
+            and ``overwrite`` is False, holds other files, or cannot be written.
+    """
+    if any(Path(source).resolve().is_relative_to(out.resolve()) for source in sources):
+        raise InputError(f"{out}: is or contains one of the models to average; choose another --out")
+    for source in sources:
+        check_target(out, Path(source), overwrite=overwrite)
+    mean = average_models(sources)
+    model = type(mean)(mean.encoder, mean.tokenizer, mean.settings, source=str(out))
+    try:
+        with replacing_folder(out) as folder:
+            model.save(folder)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    return model.card
+
+
+def _tensors(model: BiEncoder | ColBERT) -> dict[str, Tensor]:
+    """Tensors of the model by name, not copied."""
+    return {
+        f"{part}.{name}": tensor
+        for part, module in (("encoder", model.encoder), ("projections", model.projections))
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def _difference(first: BiEncoder | ColBERT, second: BiEncoder | ColBERT) -> str | None:
+    """Difference of two models besides their weights, in words; None if there is none."""
+    compared = {
+        "kind": (first.settings.kind, second.settings.kind),
+        "architecture": (asdict(first.encoder.config), asdict(second.encoder.config)),
+        "vocabulary": (first.tokenizer.to_json(), second.tokenizer.to_json()),
+        "the shapes of their weights": tuple({name: t.shape for name, t in _tensors(model).items()} for model in (first, second)),
+        "their settings": tuple(replace(model.settings, encoder_folder=Path(), projections=()) for model in (first, second)),
+        "their Dense modules": tuple(
+            [(one.activation, one.use_residual) for one in model.settings.projections] for model in (first, second)
+        ),
+    }
+    return next((what for what, (one, other) in compared.items() if one != other), None)

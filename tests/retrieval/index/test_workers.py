@@ -24,8 +24,8 @@ from quiver.retrieval.index.pieces import PieceFolders, WorkFolder, chunk_ends
 from quiver.retrieval.index.source import Reading, survey
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document, Executor
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -167,7 +167,7 @@ from pathlib import Path
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.index import BuildOptions, build_index, pieces
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.models.encoding import Projection
 
 if __name__ == "__main__":
     pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 8
