@@ -99,7 +99,7 @@ def test_problems_of_all_combinations_are_named_once(recipe: Path) -> None:
     with pytest.raises(SchemaError) as refused:
         make_grid(recipe, ["training.learning_rate=3,8e-5", "training.batch_size=0,1,4"])
     assert sorted(refused.value.problems) == [
-        "loss.name: mnrl finds its negatives in the batch: training.batch_size must be >= 2",
+        "loss.name: mnrl takes its negatives from the batch: training.batch_size must be >= 2",
         "training.batch_size: must be >= 1, got 0",
         "training.learning_rate: must be <= 1, got 3",
     ]

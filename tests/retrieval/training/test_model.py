@@ -18,7 +18,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ModelFolder, load_model
-from quiver.retrieval.training import start
+from quiver.retrieval.training import model as module
 from quiver.retrieval.training.model import build_model, require_extra, resize_vocabulary
 from quiver.retrieval.training.recipe import RULES, Recipe
 
@@ -109,7 +109,7 @@ def test_a_random_model_takes_a_vocabulary_that_is_there(bare: Path) -> None:
     assert (model.tokenizer.token_id("[Q] "), model.tokenizer.token_id("[D] ")) == (300, 301)
     assert model.encoder.config.vocab_size == 384
     small = {**asked, "architecture": SHAPE | {"vocab_size": 299}}
-    with pytest.raises(InputError, match=r"model\.architecture\.vocab_size: must be >= 300, the ids of .*bare, got 299"):
+    with pytest.raises(InputError, match=r"model\.architecture\.vocab_size: must be >= 300, the size of .*bare, got 299"):
         build_model(make_recipe("colbert", small), [])
 
 
@@ -176,8 +176,8 @@ def test_new_prefixes_are_drawn_by_the_seed_around_the_mean(bare: Path) -> None:
     tokens = ["[Q] ", "[D] ", *(f"[T{number}] " for number in range(2000))]
     tables = []
     for seed in (1, 1, 2):
-        parts = start.load_parts(bare)
-        start._add_tokens(parts, tokens, seed=seed)
+        parts = module.load_parts(bare)
+        module._add_tokens(parts, tokens, seed=seed)
         tables.append(parts.encoder.embeddings.tokens.weight.detach())
     assert torch.equal(tables[0], tables[1])
     assert not torch.isclose(tables[0][300:], tables[2][300:]).all(dim=1).any()
@@ -224,9 +224,9 @@ def test_a_colbert_keeps_its_projections_and_its_prefixes(colbert: Path) -> None
     assert torch.equal(model.encoder.embeddings.tokens.weight[:302], load_encoder(colbert).embeddings.tokens.weight[:302])
     settings = model.settings.colbert
     assert (settings.skiplist, settings.query_expansion, settings.attend_to_expansion) == ((), False, False)
-    with pytest.raises(InputError, match=r"model\.colbert\.dim: must be 8, the width of the projection that .*colbert has, got 128"):
+    with pytest.raises(InputError, match=r"model\.colbert\.dim: must be 8, the width of the projection of .*colbert, got 128"):
         build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"dim": 128}}), [])
-    with pytest.raises(InputError, match=r"model\.colbert\.projection: .*colbert has a projection already"):
+    with pytest.raises(InputError, match=r"model\.colbert\.projection: orthogonal initializes a new projection, but .*colbert has one"):
         build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"projection": "orthogonal"}}), [])
 
 
@@ -260,25 +260,25 @@ def test_what_does_not_fit_is_named(bare: Path, tmp_path: Path) -> None:
 
 def test_the_revision_goes_to_the_hub(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    real = start.load_parts
+    real = module.load_parts
 
     def load_parts(source: str, *, revision: str | None = None, device: str = "cpu") -> object:
         asked.append((source, revision))
         return real(bare, device=device)
 
-    monkeypatch.setattr(start, "load_parts", load_parts)
+    monkeypatch.setattr(module, "load_parts", load_parts)
     build_model(make_recipe("dense", {"init": "owner/model", "revision": "v2", **DENSE}), [])
     assert asked == [("owner/model", "v2")]
 
 
 def test_a_model_is_built_where_the_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "default_device", lambda: "meta")
+    monkeypatch.setattr(module, "default_device", lambda: "meta")
     model = build_model(make_recipe("colbert", RANDOM | {"colbert": COLBERT}), TEXTS)
     assert {weight.device.type for module in (model.encoder, model.projections) for weight in module.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("module", start.EXTRA)
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=rf"training needs {module}: pip install 'quiver-retrieval\[train\]'"):
+@pytest.mark.parametrize("name", module.EXTRA)
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=rf"training needs {name}: pip install 'quiver-retrieval\[train\]'"):
         require_extra()

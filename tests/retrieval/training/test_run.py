@@ -201,7 +201,7 @@ def test_a_run_of_one_update_in_its_warm_up(
 ) -> None:
     """It is told that nothing is trained, and nothing is."""
     chosen = (f"model.init={steady_folder}", "training.max_steps=1")
-    told = "nothing is trained: the warm-up begins with a learning rate of 0, and the run has one update"
+    told = "nothing is trained: the run has one step, and its learning rate is 0"
     for place, (overrides, nothing) in enumerate((((), True), (("training.warmup_ratio=0",), False))):
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
@@ -365,7 +365,7 @@ def test_a_run_leaves_the_generators_alone(make_recipe: MakeRecipe, tmp_path: Pa
 
 def test_what_is_refused_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, recipe = tmp_path / "out", make_recipe("dense")
-    with pytest.raises(InputError, match="--resume goes on with a run and --overwrite replaces it; give one of them"):
+    with pytest.raises(InputError, match="--resume continues a run and --overwrite replaces it; use one of them"):
         train(recipe, out, resume=True, overwrite=True)
     with pytest.raises(InputError, match="holds no run to resume"):
         train(recipe, out, resume=True)
@@ -376,7 +376,7 @@ def test_what_is_refused_before_anything_is_written(make_recipe: MakeRecipe, tmp
         train(make_recipe("dense", f"data.train={tmp_path / 'nowhere.jsonl'}"), out)
     with pytest.raises(InputError, match=r"rows\.jsonl:1: .*question"):
         train(make_recipe("dense", "data.query_field=question"), out)
-    with pytest.raises(InputError, match=r"data\.train: 64 rows are fewer than one batch of 65; lower training\.batch_size"):
+    with pytest.raises(InputError, match=r"data\.train: 64 rows do not fill one batch of 65; lower training\.batch_size"):
         train(make_recipe("dense", "training.batch_size=65"), out)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file: a file; --out names a folder"):
@@ -402,7 +402,7 @@ def test_a_missing_extra_is_named_before_anything_is_read(
 
 def test_rows_at_hand_are_checked_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe("dense", "training.batch_size=65")
-    with pytest.raises(InputError, match="64 rows are fewer than one batch of 65"):
+    with pytest.raises(InputError, match="64 rows do not fill one batch of 65"):
         check_rows(recipe, rows_of(recipe, tmp_path))
     check_rows(make_recipe("dense", "training.batch_size=64"), rows_of(recipe, tmp_path))
 
