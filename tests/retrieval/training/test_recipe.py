@@ -201,14 +201,14 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         )
     ),
     (COLBERT | {"model.colbert": None}, "model.colbert: required for kind: colbert"),
-    ({"model.colbert": {"document_length": 100}}, "model.colbert: only for kind: colbert, this is dense"),
+    ({"model.colbert": {"document_length": 100}}, "model.colbert: only for kind: colbert, but kind is dense"),
     ({"data.train": []}, "data.train: must name at least one source"),
     ({"data.train": ["rows.jsonl", " "]}, "data.train.1: must not be blank, got ' '"),
     ({"data.train": ["rows.jsonl", "docstrings:stdlib"]}, "data.train: docstrings:stdlib cannot be mixed with other sources"),
     (IDS | {"data.queries": None}, "data.queries: required for format: ids"),
     (IDS | {"data.documents": None}, "data.documents: required for format: ids"),
-    (IDS | {"data.format": "texts", "data.documents": None}, "data.queries: only for format: ids, this is texts"),
-    (IDS | {"data.format": "beir", "data.queries": None}, "data.documents: only for format: ids, this is beir"),
+    (IDS | {"data.format": "texts", "data.documents": None}, "data.queries: only for format: ids, but format is texts"),
+    (IDS | {"data.format": "beir", "data.queries": None}, "data.documents: only for format: ids, but format is beir"),
     (
         TEACHER | {"data.format": "beir"},
         "data.format: beir folders have no teacher scores; run quiver mine and quiver teacher-scores first, and train on their rows",
