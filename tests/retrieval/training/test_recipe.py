@@ -229,7 +229,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"kind": "dense", "loss.name": "contrastive"},
-        "loss.name: contrastive does not train kind: dense; the losses of dense are mnrl, cached_mnrl, margin_mse, kl, "
+        "loss.name: contrastive cannot train kind: dense; the losses of dense are mnrl, cached_mnrl, margin_mse, kl, "
         "of colbert contrastive, cached_contrastive, distillation",
     ),
     ({"loss.name": "kl"}, "loss.name: kl needs teacher scores: name their fields in data.score_fields"),
