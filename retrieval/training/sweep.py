@@ -20,20 +20,27 @@ import logging
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.schema import SchemaError
-from quiver.encoder.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
+from quiver.encoder.training.run_folder import (
+    BEGUN,
+    WITHOUT_WEIGHT,
+    exclusive_lock,
+    is_run,
+    recipe_changes,
+    recipe_of,
+    remove_leftovers,
+    remove_run,
+)
 from quiver.encoder.training.run_folder import RECORD as RUN_RECORD
 from quiver.retrieval.training.data import discard_rows
 from quiver.retrieval.training.recipe import SCORE, Recipe, load_recipe
@@ -247,8 +254,8 @@ def _distinct(values: Sequence[Value]) -> tuple[Value, ...]:
     return tuple({show_value(value): value for value in values}.values())
 
 
-RECORD, RUNS, DATA, LOCK = "sweep.json", "runs", ".data", ".lock"
-"""Files of a sweep, and the lock that excludes a second sweep."""
+RECORD, RUNS, DATA = "sweep.json", "runs", ".data"
+"""Files and folders of a sweep."""
 
 SCHEMA = "quiver-sweep/1"
 
@@ -365,7 +372,8 @@ def run_sweep(
     Raises:
         InputError: ``out`` holds runs of another recipe, is in use, or cannot be written; or every run failed.
     """
-    with _exclusive(out):
+    with exclusive_lock(out):
+        (out / RUNS).mkdir(exist_ok=True)
         folders = [out / RUNS / run.name for run in grid.runs]
         if overwrite:
             for folder in filter(is_run, folders):
@@ -396,24 +404,6 @@ def run_sweep(
     if all(result.status == "failed" for result in results):
         raise InputError(f"{out}: every run failed, {results[0].folder} with: {results[0].error}")
     return sweep
-
-
-@contextmanager
-def _exclusive(out: Path) -> Iterator[None]:
-    """Create the folder and lock it for the block."""
-    try:
-        (out / RUNS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
-    lock = FileLock(out / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise InputError(f"{out}: another sweep is running in this folder; wait for it, or choose another --out") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "finished"]:

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -39,7 +37,7 @@ from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining.job_folder import open_job
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, Searcher, SearcherResult, VectorSearcher
 from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairSource, TextTable, read_mining_data
-from quiver.retrieval.utils import installed_version, progress_bar
+from quiver.retrieval.utils import progress_bar
 
 
 class MarginKind(NamedTuple):
@@ -498,7 +496,6 @@ def mine_negatives(
     Raises:
         InputError: The data, the model or the index cannot be used, or ``out`` holds other files.
     """
-    started = time.perf_counter()
     if system.index is not None and system.model is not None:
         system.index.check_model(system.model.card)
     settings = {
@@ -525,11 +522,7 @@ def mine_negatives(
         result = write_mined(found, data, out, rules=rules, count=len(depths), ids=output.ids, progress=progress)
         if not output.ids:
             _remove_texts(out)
-        record = {
-            "schema": SCHEMA,
-            "command": command,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "versions": {name: installed_version(name) for name in ("quiver-retrieval", "torch", "numpy", "faiss-cpu", "bm25s")},
+        content = {
             **settings,
             "system": system.description,
             "data": {
@@ -540,10 +533,8 @@ def mine_negatives(
                 "without_positive": data.without_positive,
             },
             "result": result,
-            "seconds": round(time.perf_counter() - started, 1),
         }
-        work.finish(RECORD, record)
-    return record
+        return work.finish(content, command=command, packages=("quiver-retrieval", "torch", "numpy", "faiss-cpu", "bm25s"))
 
 
 def _remove_texts(out: Path) -> None:

@@ -19,12 +19,10 @@ import hashlib
 import importlib
 import json
 import platform
-import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -48,7 +46,7 @@ from quiver.retrieval.training.data.table import SCORES, TableWriter, TextColumn
 from quiver.retrieval.training.mining.job_folder import JobFolder, open_job
 from quiver.retrieval.training.mining.searchers import PairScores
 from quiver.retrieval.training.recipe import DataSection
-from quiver.retrieval.utils import installed_version, progress_bar
+from quiver.retrieval.utils import progress_bar
 
 # The rows and their texts.
 
@@ -571,7 +569,6 @@ def score_rows(
     Raises:
         InputError: The rows or the teacher cannot be used, a score is not finite, or ``out`` holds other files.
     """
-    started = time.perf_counter()
     if normalize not in NORMALIZATIONS:
         raise InputError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
     members = teacher.members if isinstance(teacher, Ensemble) else (teacher,)
@@ -596,19 +593,8 @@ def score_rows(
                         work.write(first + number, _checked(scores, section, parts[number], data.ends).tobytes())
                         advance(sizes[number])
         result = _write(section, data, _row_scores(work, parts, data.ends, teacher, members=len(members)), out, NORMALIZATIONS[normalize])
-        record = {
-            "schema": SCHEMA,
-            "command": command,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "versions": {name: installed_version(name) for name in ("quiver-retrieval", "torch", "numpy", "sentence-transformers")},
-            **settings,
-            "teacher": dict(teacher.description),
-            "data": {"sha256": data.sha256},
-            "result": result,
-            "seconds": round(time.perf_counter() - started, 1),
-        }
-        work.finish(RECORD, record)
-    return record
+        content = {**settings, "teacher": dict(teacher.description), "data": {"sha256": data.sha256}, "result": result}
+        return work.finish(content, command=command, packages=("quiver-retrieval", "torch", "numpy", "sentence-transformers"))
 
 
 def _named_fields(section: DataSection) -> dict[str, Any]:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from filelock import FileLock
 
 from quiver.encoder import InputError
 from quiver.encoder.training.recipe_file import find_recipe
+from quiver.encoder.training.run_folder import exclusive_lock
 from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.data import prepare
 from quiver.retrieval.training.data.prepare import Built
 from quiver.retrieval.training.recipe import SCORE, DataSection, Recipe
-from quiver.retrieval.training.sweep import DATA, LOCK, Grid, Sweep, make_grid, run_sweep
+from quiver.retrieval.training.sweep import DATA, Grid, Sweep, make_grid, run_sweep
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 RATES = "training.learning_rate=1e-5,3e-5,8e-5"
@@ -263,7 +263,7 @@ def test_a_run_without_a_score_is_not_a_run_of_a_sweep(grid: Callable[..., Grid]
 
 def test_two_sweeps_do_not_share_a_folder(grid: Callable[..., Grid], tmp_path: Path) -> None:
     trainer = Trainer(peak)
-    with FileLock(tmp_path / LOCK), pytest.raises(InputError, match="another sweep is running"):
+    with exclusive_lock(tmp_path), pytest.raises(InputError, match="another session is training there"):
         run_sweep(grid(RATES), tmp_path, train=trainer)
     assert trainer.calls == []
     run_sweep(grid(RATES), tmp_path, train=trainer)
@@ -271,7 +271,7 @@ def test_two_sweeps_do_not_share_a_folder(grid: Callable[..., Grid], tmp_path: P
 
 def test_a_folder_that_cannot_be_written_is_one_line(grid: Callable[..., Grid], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="file: a file; --out names a folder"):
         run_sweep(grid(RATES), tmp_path / "file", train=Trainer(peak))
 
 

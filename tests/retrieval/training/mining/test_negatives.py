@@ -624,7 +624,7 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="another process is using this folder"), opened(busy, overwrite=True, a=1):
             pass
         assert work.read(0) == b"part"
-        work.finish("r.json", {"schema": "quiver-sample/1"})
+        work.finish({}, command=None, packages=())
     assert [path.name for path in busy.iterdir()] == ["r.json"]
     with pytest.raises(InputError, match=r"busy: holds a finished result \(r.json\)"), opened(busy, a=1):
         pass
