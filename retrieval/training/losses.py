@@ -2,7 +2,7 @@
 
 A loss of these libraries calls a model once per column of a batch (queries, positives, first negatives, ...) with a dictionary of features,
 and reads vectors from the dictionary that it returns. Batches stay packed: `LossModel` encodes a `PackedBatch` as it is, all columns in
-one pass where the loss permits, and makes what a loss reads beside it (padded token vectors, token ids and masks of a ColBERT) in one
+one pass where the loss permits, and makes what a loss needs besides (padded token vectors, token ids and masks of a ColBERT) in one
 place.
 
 Importing this module imports sentence-transformers and PyLate (extra ``train``).
@@ -115,17 +115,17 @@ class LossModel(nn.Module):
         """
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         parts = [batch[first:last] for first, last in bounds]
-        columns = [self._features(part, is_query=place == 0, width=self._width(parts, place)) for place, part in enumerate(parts)]
+        columns = [self._features(part, is_query=position == 0, width=self._width(parts, position)) for position, part in enumerate(parts)]
         # On a GPU, tokens that are not attended to (query expansion) would exclude all columns from flash attention.
         if one_pass and (batch.ids.device.type == "cpu" or batch.key_lengths is None):
             shared = _SharedPass(batch, [part.num_tokens for part in parts])
-            columns = [{**column, SHARED: partial(shared.hidden, place)} for place, column in enumerate(columns)]
+            columns = [{**column, SHARED: partial(shared.hidden, position)} for position, column in enumerate(columns)]
         return columns
 
-    def _width(self, parts: Sequence[PackedBatch], place: int) -> int:
+    def _width(self, parts: Sequence[PackedBatch], position: int) -> int:
         """Padded length S of a column of a ColBERT."""
-        if not isinstance(self._model, ColBERT) or place == 0:
-            return parts[place].max_seqlen
+        if not isinstance(self._model, ColBERT) or position == 0:
+            return parts[position].max_seqlen
         if self._pad_to_limit:
             return self._document_limit
         # PyLate pads documents to their limit and multiplies scores of padding by zero, so a document with padding scores at least 0 per
@@ -182,7 +182,7 @@ class RetrievalLoss(nn.Module):
 
     Args:
         recipe: Loss and precision.
-        model: What `quiver.retrieval.training.model.build_model` returned; trained in place.
+        model: Result of `quiver.retrieval.training.model.build_model`; trained in place.
         processes: Number of processes of the run.
 
     Attributes:

@@ -122,7 +122,7 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
         values = {path: _value_of(recipe, path) for path in axes}
         name = "_".join(f"{labels[path]}={_file_name(value)}" for path, value in values.items())
         runs.append(GridRun(name, values, overrides, recipe))
-    if repeated := next((run.name for place, run in enumerate(runs) if run.name in {other.name for other in runs[:place]}), None):
+    if repeated := next((run.name for position, run in enumerate(runs) if run.name in {other.name for other in runs[:position]}), None):
         raise InputError(f"a value is repeated: {repeated} occurs twice in the grid")
     values_of = {path: tuple(run.settings[path] for run in runs) for path in axes}
     return Grid(str(source), fixed, {path: _distinct(values) for path, values in values_of.items()}, tuple(runs))
@@ -388,15 +388,15 @@ def run_sweep(
         sweep = _write(grid, results, out, command)
         changed(sweep)
         spent: list[float] = []
-        for place, (run, folder, state) in enumerate(zip(grid.runs, folders, states, strict=True)):
+        for position, (run, folder, state) in enumerate(zip(grid.runs, folders, states, strict=True)):
             if state == "finished":
                 continue
             waiting = sum(result.status == "waiting" for result in results)
-            report(f"run {place + 1} of {len(results)}: {run.name}{_remaining(spent, waiting)}")
+            report(f"run {position + 1} of {len(results)}: {run.name}{_remaining(spent, waiting)}")
             started = time.perf_counter()
-            results[place] = _trained(run, folder, partial(train, resume=state == "unfinished", data_folder=out / RUNS / DATA))
+            results[position] = _trained(run, folder, partial(train, resume=state == "unfinished", data_folder=out / RUNS / DATA))
             spent.append(time.perf_counter() - started)
-            report(_outcome(results[place]))
+            report(_outcome(results[position]))
             sweep = _write(grid, results, out, command)
             changed(sweep)
         if all(result.status == "finished" for result in results):

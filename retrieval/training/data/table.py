@@ -373,7 +373,7 @@ class TrainingRows:
     @property
     def column_names(self) -> list[str]:
         """Names of the columns, such as ``query``, ``document_1``, ``document_2``, ``scores``."""
-        return ["query", *(f"document_{place}" for place in range(1, self.documents_per_row + 1)), *([SCORES] if self.scored else [])]
+        return ["query", *(f"document_{position}" for position in range(1, self.documents_per_row + 1)), *([SCORES] if self.scored else [])]
 
     def columns(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
         """Return rows by number as columns of equal length B."""

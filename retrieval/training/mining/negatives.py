@@ -183,9 +183,9 @@ def choose_negatives(found: Ranked, ranked: NDArray[np.intp], positive_score: fl
         >>> picked.chosen.rows.tolist(), picked.suspects.rows.tolist(), picked.dropped
         ([7], [2], {'perc-pos': 1})
     """
-    places = ranked[rules.ranks.first - 1 : rules.ranks.last]
-    candidates = found.at(places)
-    kept = np.ones(len(places), bool)
+    positions = ranked[rules.ranks.first - 1 : rules.ranks.last]
+    candidates = found.at(positions)
+    kept = np.ones(len(positions), bool)
     dropped: dict[str, int] = {}
     for margin in rules.margins:
         passes = candidates.scores.astype(np.float64) <= margin.limit(positive_score)
@@ -200,7 +200,7 @@ def choose_negatives(found: Ranked, ranked: NDArray[np.intp], positive_score: fl
         chosen=candidates.at(left[: rules.negatives]),
         suspects=candidates.at(out),
         ranks=out + rules.ranks.first,
-        candidates=len(places),
+        candidates=len(positions),
         left_out=len(found.rows) - len(ranked),
         dropped=dropped,
     )
@@ -345,15 +345,15 @@ def _training_rows(mined: MinedQuery, data: MiningData, *, ids: bool) -> Iterabl
 
 def _suspect_rows(mined: MinedQuery, data: MiningData) -> Iterable[dict[str, Any]]:
     """One row per suspect, with the positive of the lowest score, which the margins used."""
-    place = min(range(len(mined.positives)), key=mined.positive_scores.__getitem__)
-    positive, documents = mined.positives[place], data.documents
+    lowest = min(range(len(mined.positives)), key=mined.positive_scores.__getitem__)
+    positive, documents = mined.positives[lowest], data.documents
     for number, score, rank in zip(mined.suspects, mined.suspect_scores, mined.suspect_ranks, strict=True):
         yield {
             "query_id": data.queries.ids[mined.query],
             "query": data.queries[mined.query],
             "positive_id": documents.ids[positive],
             "positive": documents[positive],
-            "positive_score": mined.positive_scores[place],
+            "positive_score": mined.positive_scores[lowest],
             "candidate_id": documents.ids[number],
             "candidate": documents[number],
             "candidate_score": score,

@@ -90,7 +90,7 @@ def read_scoring_data(section: DataSection, folder: Path) -> ScoringData:
 
     Raises:
         InputError: A row is malformed, has no document or a blank query or positive, cannot be written as JSON, or has an id without a text
-            (names the place); or there are no rows.
+            (named by its location); or there are no rows.
     """
     rows = _RowReader()
     with TableWriter(folder) as writer:
@@ -112,16 +112,16 @@ def read_again(section: DataSection, data: ScoringData) -> Iterator[tuple[str, M
     remedy = "restore the file, or start over with --overwrite"
     found = 0
     for source in section.train:
-        for place, row in iter_source(source):
-            if found == len(data) or text_keys([row_line(place, row, ())])[0] != data.rows[found]:
-                raise InputError(f"{place}: the row has changed since it was scored; {remedy}")
+        for location, row in iter_source(source):
+            if found == len(data) or text_keys([row_line(location, row, ())])[0] != data.rows[found]:
+                raise InputError(f"{location}: the row has changed since it was scored; {remedy}")
             found += 1
-            yield place, row
+            yield location, row
     if found < len(data):
         raise InputError(f"{', '.join(section.train)}: has {found:,} rows, but {len(data):,} were scored; {remedy}")
 
 
-def row_line(place: str, row: Mapping[str, object], scores: Sequence[float]) -> str:
+def row_line(location: str, row: Mapping[str, object], scores: Sequence[float]) -> str:
     """Return a row with its scores as JSON.
 
     Raises:
@@ -130,7 +130,7 @@ def row_line(place: str, row: Mapping[str, object], scores: Sequence[float]) -> 
     try:
         return json.dumps({**row, SCORES: scores}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{place}: a field cannot be written as JSON ({error}); remove it from the file") from error
+        raise InputError(f"{location}: a field cannot be written as JSON ({error}); remove it from the file") from error
 
 
 class _RowReader:
@@ -143,7 +143,7 @@ class _RowReader:
     def read(self, section: DataSection) -> Iterator[Example]:
         """Yield the rows, and remember their keys."""
         for example, row in read_whole(section, all_columns=True):
-            self._keys += text_keys([row_line(example.place, row, ())]).tobytes()
+            self._keys += text_keys([row_line(example.location, row, ())]).tobytes()
             yield example
 
     def add(self, query: int, documents: Sequence[int]) -> None:
@@ -169,12 +169,12 @@ def _number_texts(section: DataSection, rows: _RowReader, writer: TableWriter) -
     """Write each distinct text once."""
     known = KeyTable()
     for block in blocks(rows.read(section)):
-        places = {text: example.place for example in block for text in (example.query, *example.documents)}
-        texts = list(places)
+        locations = {text: example.location for example in block for text in (example.query, *example.documents)}
+        texts = list(locations)
         keys = text_keys(texts)
         numbers = known.find(keys)
         new = np.flatnonzero(numbers < 0)
-        numbers[new] = [writer.add_text(encode_text(places[texts[number]], texts[number])) for number in new.tolist()]
+        numbers[new] = [writer.add_text(encode_text(locations[texts[number]], texts[number])) for number in new.tolist()]
         known.add(keys[new], numbers[new])
         of = dict(zip(texts, numbers.tolist(), strict=True))
         for example in block:
@@ -203,7 +203,7 @@ def _number_ids(section: DataSection, rows: _RowReader, writer: TableWriter, fol
     for block in blocks(examples):
         for example, query, numbers in ids.look_up(block):
             if flaw := ids.flaw(example, query, numbers[0]):
-                raise InputError(f"{example.place}: {flaw}")
+                raise InputError(f"{example.location}: {flaw}")
             rows.add(query, numbers)
     ids.close()
 
@@ -477,9 +477,9 @@ class Ensemble:
         check_weights(len(members), weights)
         described = [dict(member.description) for member in members]
         prints = [member["fingerprint"] for member in described]
-        for place, one in enumerate(prints):
-            if one in prints[:place]:
-                raise InputError(f"{described[place]['source']}: is given twice as a teacher; use weights to increase its share")
+        for position, one in enumerate(prints):
+            if one in prints[:position]:
+                raise InputError(f"{described[position]['source']}: is given twice as a teacher; use weights to increase its share")
         self.members = tuple(members)
         self.weights = None if weights is None else tuple(weights)
         fingerprint = hashlib.sha256(json.dumps(prints).encode()).hexdigest()
@@ -580,13 +580,13 @@ def score_rows(
         parts = _parts(data.ends)
         pairs = int(data.ends[-1])
         sizes = [int(data.ends[part.stop] - data.ends[part.start]) for part in parts]
-        for place, member in enumerate(members):
-            first = place * len(parts)  # each teacher's parts follow those of the previous one
+        for position, member in enumerate(members):
+            first = position * len(parts)  # each teacher's parts follow those of the previous one
             missing = {number: part for number, part in enumerate(parts) if not work.has(first + number)}
             if not missing:
                 continue
             with member.scorer(data, cache=cache, progress=progress) as score:
-                label = "scoring" if len(members) == 1 else f"scoring, teacher {place + 1} of {len(members)}"
+                label = "scoring" if len(members) == 1 else f"scoring, teacher {position + 1} of {len(members)}"
                 with progress_bar(label, pairs, enabled=progress) as advance:
                     advance(pairs - sum(sizes[number] for number in missing))
                     for number, scores in score(missing):
@@ -639,7 +639,7 @@ def _row_scores(
     """Scores of each row, in order."""
     for number, part in enumerate(parts):
         inner = ends[part.start + 1 : part.stop] - ends[part.start]
-        kept = [np.frombuffer(work.read(place * len(parts) + number), "<f4") for place in range(members)]
+        kept = [np.frombuffer(work.read(position * len(parts) + number), "<f4") for position in range(members)]
         for scores in zip(*(np.split(one, inner) for one in kept), strict=True):
             together = teacher.together(scores) if isinstance(teacher, Ensemble) else scores[0].astype(np.float64)
             if not np.abs(together).max() <= np.finfo(np.float32).max:
@@ -658,9 +658,9 @@ def _write(
     best, positives, everything, lowest, highest = 0, 0.0, 0.0, np.inf, -np.inf
     rows = read_again(section, data)
     with atomic_file(out / ROWS) as file:
-        for (place, row), raw in zip(rows, scores, strict=True):
+        for (location, row), raw in zip(rows, scores, strict=True):
             values = [float(f"{score:.9g}") for score in normalize(raw).tolist()]
-            file.write(row_line(place, row, values).encode("utf-8") + b"\n")
+            file.write(row_line(location, row, values).encode("utf-8") + b"\n")
             best += bool(raw.argmax() == 0)
             positives += float(raw[0])
             everything += float(raw.sum(dtype=np.float64))

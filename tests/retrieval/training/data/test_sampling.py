@@ -16,7 +16,7 @@ def chosen(rows: int, sample: RowSample, block: int = SAMPLE_BLOCK) -> tuple[lis
         for example in sample.wanted([Example(str(number), "", [], []) for number in range(start, min(rows, start + block))]):
             sample.add(example)
             written.append(example)
-    return [int(written[number].place) for number in sample.order().tolist()], len(written)
+    return [int(written[number].location) for number in sample.order().tolist()], len(written)
 
 
 def test_the_first_rows() -> None:
