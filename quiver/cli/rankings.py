@@ -16,7 +16,7 @@ from quiver.retrieval.data.corpus import read_queries
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import DamagedIndexError, Filter, Index, open_index
 from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.errors import LostTextError
+from quiver.retrieval.index.files import LostTextError
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.plan import PlannedShard
-from quiver.retrieval.index.documents.metadata import Filter
-from quiver.retrieval.index.index import Index, SearchRequest, open_manifest
-from quiver.retrieval.index.segments import NamedHits
-from quiver.retrieval.index.store.layout import Layout
-from quiver.retrieval.index.store.manifest import Manifest
+from quiver.retrieval.index.index import Index, NamedHits, SearchRequest, open_manifest
+from quiver.retrieval.index.metadata import Filter
+from quiver.retrieval.index.store.reading import Layout, Manifest
 from quiver.retrieval.records import Hits, Missing
 
 _ID_BYTES = 32  # approximate size of an id in a serialized filter

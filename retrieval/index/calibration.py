@@ -27,11 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.engines import AnyCodec, Setting
-from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.engines import AnyCodec, Setting, one_thread
+from quiver.retrieval.index.index import Index, OpenSegment
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
-from quiver.retrieval.index.segments import OpenSegment
-from quiver.retrieval.index.threads import one_thread
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.versions import installed_version
 

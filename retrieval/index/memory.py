@@ -8,30 +8,47 @@ Shapes: P documents, T vectors of all documents, d vector width.
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import checked_document, read_documents
-from quiver.retrieval.index.disk import MemoryDisk
-from quiver.retrieval.index.documents.metadata import MetadataTable
-from quiver.retrieval.index.documents.strings import IdTable
-from quiver.retrieval.index.documents.table import DocumentTable
-from quiver.retrieval.index.engine_table import EngineSpec, engine, engine_name, parse_engine, train_codec
-from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample
-from quiver.retrieval.index.exact import DENSE, TOKENS, ExactDenseSegment, ExactTokenSegment, document_blocks, token_rows
-from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.mapped import CheckedArray, Files
-from quiver.retrieval.index.pieces import BuildOptions
-from quiver.retrieval.index.ranking import block_rows, check_new_ids, first_bad_row, largest_norm
-from quiver.retrieval.index.segments import OpenSegment, SegmentFolderWriter, open_segment
-from quiver.retrieval.index.source import Encoded, Model, encode, joined, survey
-from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
+from quiver.retrieval.index.documents import DocumentTable, IdTable
+from quiver.retrieval.index.engines import (
+    EXACT_DENSE,
+    EXACT_TOKENS,
+    AnyCodec,
+    AnySegment,
+    EngineSpec,
+    Sample,
+    engine,
+    engine_name,
+    parse_engine,
+    train_codec,
+)
+from quiver.retrieval.index.exact import (
+    ROWS,
+    ExactDenseSegment,
+    ExactTokenSegment,
+    block_rows,
+    document_blocks,
+    largest_norm,
+    token_rows,
+)
+from quiver.retrieval.index.files import CheckedArray, Files
+from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter, open_segment
+from quiver.retrieval.index.metadata import MetadataTable
+from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
+from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.protocols import MatrixRows, Rows
 from quiver.retrieval.records import DenseVectors, Document, ModelCard, TokenCounts
@@ -41,8 +58,6 @@ logger = logging.getLogger(__name__)
 MEMORY = Path("(in memory)")
 """Path of an index in memory, in errors and logs."""
 
-# Documents encoded in one call, as in a build on disk.
-_CHUNK = 512
 # Vectors outside memory up to this size are read into memory before searching.
 READ_BYTES = 256 << 20
 
@@ -64,7 +79,7 @@ def index_vectors(
             use them without a copy, and read vectors outside memory completely only up to 256 MiB.
         card: Card of the model that made them; its ``kind`` and ``dim`` decide which engines fit.
         lengths: Token vectors of each document, (P,), zero allowed; None for one vector per document.
-        engine: Engine with settings, see `quiver.retrieval.index.engine_table.parse_engine`.
+        engine: Engine with settings, see `quiver.retrieval.index.engines.parse_engine`.
         seed: Random seed of engines that are trained.
 
     Raises:
@@ -87,9 +102,9 @@ def index_vectors(
         raise InputError(f"{what} of document '{owner}' is not finite; check the model")
     codec = _trained(name, spec, rows, offsets, card, dense=lengths is None, seed=seed)
     segment: AnySegment
-    if name == DENSE:
+    if name == EXACT_DENSE:
         segment = ExactDenseSegment(rows, norm, all_exact=False)
-    elif name == TOKENS:
+    elif name == EXACT_TOKENS:
         segment = ExactTokenSegment(rows, offsets, norm, all_exact=False)
     else:
         segment = _written(codec, rows, offsets, dense=lengths is None)
@@ -112,7 +127,7 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     parts: list[tuple[list[Document], Encoded]] = []
     stream = iter(documents)
     with progress_bar("documents", source.count, enabled=progress) as advance:
-        while chunk := list(islice(stream, _CHUNK)):
+        while chunk := list(islice(stream, options.pieces.chunk_documents)):
             parts.append((chunk, encode(model, chunk, use_title=options.use_title)))
             advance(len(chunk))
     logger.info("%d documents encoded", source.count)
@@ -201,3 +216,85 @@ def _in_memory(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: P
     entry = SegmentEntry(str(MEMORY), documents, vectors, tokens, {})
     manifest = Manifest(0, "", "build", {}, card, policy, CodecEntry(codec.name, "", codec.parameters, {}), (entry,))
     return Index(MEMORY, manifest, codec, [segment])
+
+
+class MemoryDisk:
+    """Files of an index without a folder, kept in memory. Folders, renames and links are not supported.
+
+    Attributes:
+        contents: Path -> bytes of the files that have been written and closed.
+    """
+
+    def __init__(self) -> None:
+        self.contents: dict[Path, NDArray[np.uint8]] = {}
+
+    def create(self, path: Path) -> BinaryIO:
+        """See `Disk`."""
+        if path in self.contents:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        return _MemoryFile(path, self.contents)
+
+    def sync_file(self, path: Path) -> None:
+        """See `Disk`; nothing to do."""
+
+    def sync_folder(self, path: Path) -> None:
+        """See `Disk`; nothing to do."""
+
+    def mkdir(self, path: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{path}: an index in memory has no folders")
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{source}: files of an index in memory are not renamed")
+
+    def link(self, source: Path, target: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{source}: files of an index in memory are not linked")
+
+    def unlink(self, path: Path) -> None:
+        """See `Disk`."""
+        del self.contents[path]
+
+    def rmdir(self, path: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{path}: an index in memory has no folders")
+
+
+class _MemoryFile(io.BytesIO):
+    def __init__(self, path: Path, contents: dict[Path, NDArray[np.uint8]]) -> None:
+        super().__init__()
+        self._path = path
+        self._contents = contents
+
+    def close(self) -> None:
+        if not self.closed and self._path not in self._contents:
+            self._contents[self._path] = np.frombuffer(self.getvalue(), np.uint8)
+        super().close()
+
+
+def first_bad_row(rows: Rows) -> int | None:
+    """Number of the first row with a NaN or infinity, or None."""
+    for start, block in rows.blocks(ROWS):
+        bad = ~np.isfinite(block).all(axis=1)
+        if bad.any():
+            return start + int(bad.argmax())
+    return None
+
+
+def check_new_ids(ids: Sequence[str], count: int) -> None:
+    """Check that ids are unique and that there are ``count`` of them.
+
+    Raises:
+        InputError: There are no documents, or an id is repeated.
+        ValueError: The number of ids is wrong.
+    """
+    if len(ids) != count:
+        raise ValueError(f"{len(ids)} ids for the vectors of {count} documents")
+    if not count:
+        raise InputError("an index needs at least one document, got none")
+    seen: set[str] = set()
+    for key in ids:
+        if key in seen:
+            raise InputError(f"document id '{key}' occurs twice; ids must be unique")
+        seen.add(key)

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from quiver.encoder import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense import settings as dense
-from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
-from quiver.retrieval.index.engine_table import engine, engine_name
-from quiver.retrieval.index.engines import Setting
+from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
+from quiver.retrieval.index.engines import Setting, engine, engine_name
 from quiver.retrieval.index.quantization import CODEWORDS, FastScanLists
 from quiver.retrieval.index.tokens import settings as tokens
 from quiver.retrieval.index.tokens.coding import WINDOW

@@ -14,11 +14,10 @@ import numpy as np
 from quiver.encoder import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.engine_table import engine, train_codec
-from quiver.retrieval.index.engines import Sample, Setting
-from quiver.retrieval.index.segments import SegmentFolderWriter
-from quiver.retrieval.index.source import Encoded, encode, joined
+from quiver.retrieval.index.engines import Sample, Setting, engine, train_codec
+from quiver.retrieval.index.files import REAL
+from quiver.retrieval.index.index import SegmentFolderWriter
+from quiver.retrieval.index.pieces import Encoded, encode, joined
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import clean

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.ranking import check_k, in_order
+from quiver.retrieval.index.engines import check_k, in_order
 from quiver.retrieval.records import Hits
 
 NAME = "bm25"

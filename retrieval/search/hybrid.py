@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.documents.metadata import FilterLike
-from quiver.retrieval.index.engines import Setting
-from quiver.retrieval.index.ranking import check_k
+from quiver.retrieval.index.engines import Setting, check_k
+from quiver.retrieval.index.metadata import FilterLike
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Hits, Query, Run

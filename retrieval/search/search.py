@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.metadata import FilterLike
-from quiver.retrieval.index.engines import Setting
+from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.ranking import check_k
+from quiver.retrieval.index.metadata import FilterLike
 from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Missing, Query, TokenCounts

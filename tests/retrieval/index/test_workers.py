@@ -20,9 +20,8 @@ import pytest
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.cluster import LocalProcesses, open_executor
 from quiver.retrieval.index import BuildOptions, Index, build_index, open_index, pieces
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.pieces import PieceFolders, WorkFolder, chunk_ends
-from quiver.retrieval.index.source import Reading, survey
+from quiver.retrieval.index.files import REAL
+from quiver.retrieval.index.pieces import PieceFolders, Reading, WorkFolder, chunk_ends, survey
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model

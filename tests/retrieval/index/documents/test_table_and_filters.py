@@ -16,11 +16,9 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.documents.metadata import Condition, Filter, describe
-from quiver.retrieval.index.documents.table import DocumentTable, DocumentTableWriter, merge_documents
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.documents import DocumentTable, DocumentTableWriter, merge_documents
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
+from quiver.retrieval.index.metadata import Condition, Filter, describe
 from quiver.retrieval.records import Document, TextTokens, TokenCounts
 
 VALUES: list[Any] = [

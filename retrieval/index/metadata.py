@@ -29,10 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import Disk, write_array, write_file
-from quiver.retrieval.index.documents.strings import LOOK, StringColumn
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import CheckedArray, Files, as_checked
+from quiver.retrieval.index.documents import LOOK, StringColumn
+from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, as_checked, write_array, write_file
 from quiver.retrieval.records import Metadata, Value
 
 logger = logging.getLogger(__name__)
