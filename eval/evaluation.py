@@ -56,8 +56,7 @@ from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
-from quiver.retrieval.records import Hits, ModelCard, Run
+from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, Hits, ModelCard, Run, TokenModel
 from quiver.retrieval.search.bm25 import PARAMETERS, BlockLimits, rank_streamed
 from quiver.retrieval.search.explain import token_matches
 

@@ -33,7 +33,7 @@ from quiver.encoder.files import file_sha256, sync_folder, write_json, write_tex
 from quiver.eval.averages import Part, average, data_sets
 from quiver.eval.decoding import decode
 from quiver.retrieval.records import Document, ModelCard, Query
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version
 
 logger = logging.getLogger(__name__)
 

@@ -287,10 +287,8 @@ class Trainer:
             inputs.append(
                 {name: value.to(task.device) if isinstance(value, Tensor | PackedBatch) else value for name, value in batch.inputs.items()}
             )
-            loss = task.loss(inputs[-1]) / settings.accumulation
-            # Divided twice, as transformers 5 with accelerate 1 does for losses of sentence-transformers: gradients, and with them the norm
-            # that is logged and clipped, are the mean divided by `accumulation`. AdamW does not depend on their scale.
-            (loss / settings.accumulation).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss = task.loss(inputs[-1]) / settings.accumulation  # a step minimizes the mean over all its batches
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             losses.append(loss.detach())
         weights = [weight for weight in task.module.parameters() if weight.requires_grad]
         average_gradients(weights, self._processes)

@@ -67,9 +67,9 @@ from quiver.eval.bench.training_backends import (
 from quiver.eval.report.blocks import Report, Section
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.loading import default_device
-from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.training.rules import LOSSES
 from quiver.retrieval.training.start import require_extra
+from quiver.retrieval.utils import Advance, progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

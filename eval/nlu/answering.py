@@ -17,7 +17,7 @@ from quiver.encoder.tokenizer import Tokenizer
 from quiver.eval.nlu.answer_scores import NO_ANSWER
 from quiver.eval.nlu.questions import Question
 from quiver.eval.nlu.windows import NOWHERE, Window, WindowSettings, make_windows
-from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.utils import progress_bar
 
 # Token budget of a batch. Longer windows are allowed: a batch holds at least one.
 BATCH_TOKENS = 16_384

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from quiver.cli.output import JsonOption, help_alone, print_json, print_table, quiver_version, say
-from quiver.retrieval.units import parse_size
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version, parse_size
 
 if TYPE_CHECKING:
     import torch

@@ -32,7 +32,7 @@ from quiver.cli.output import (
     show_progress,
 )
 from quiver.encoder.errors import InputError
-from quiver.retrieval.units import parse_duration
+from quiver.retrieval.utils import parse_duration
 
 if TYPE_CHECKING:
     from quiver.retrieval.index import Index

@@ -31,7 +31,7 @@ from quiver.cli.output import (
     show_progress,
 )
 from quiver.encoder.errors import InputError
-from quiver.retrieval.units import parse_size
+from quiver.retrieval.utils import parse_size
 
 if TYPE_CHECKING:
     from quiver.cli.rankings import Explained, Found

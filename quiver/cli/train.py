@@ -36,7 +36,7 @@ from quiver.encoder.errors import InputError
 if TYPE_CHECKING:
     from quiver.encoder.config import Precision
     from quiver.retrieval.index import Index
-    from quiver.retrieval.protocols import Executor
+    from quiver.retrieval.records import Executor
     from quiver.retrieval.training.mining.negatives import MiningSystem
     from quiver.retrieval.training.mining.teachers import Ensemble, Teacher
     from quiver.retrieval.training.mining.texts import BeirSource, PairSource

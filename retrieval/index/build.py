@@ -75,10 +75,8 @@ from quiver.retrieval.index.store.reading import (
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.models.loading import with_absolute_source
 from quiver.retrieval.models.pooling import comparable
-from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.protocols import IN_PROCESS, Executor
-from quiver.retrieval.records import DenseEncoding, Document, ModelCard
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.records import IN_PROCESS, DenseEncoding, Document, Executor, ModelCard
+from quiver.retrieval.utils import Advance, installed_version, progress_bar
 
 logger = logging.getLogger(__name__)
 

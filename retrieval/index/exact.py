@@ -43,8 +43,7 @@ from quiver.retrieval.index.engines import (
 )
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, lengths_around, little_endian, rows_with, write_array, write_file
 from quiver.retrieval.models.maxsim import maxsim_packed
-from quiver.retrieval.protocols import MatrixRows, PickedRows, Rows
-from quiver.retrieval.records import DenseVectors, ModelCard, TokenVectors
+from quiver.retrieval.records import DenseVectors, MatrixRows, ModelCard, PickedRows, Rows, TokenVectors
 
 _UNIT_ROUNDOFF = 2.0**-24
 _LARGEST = float(np.finfo(np.float32).max)

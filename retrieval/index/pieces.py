@@ -47,9 +47,8 @@ from quiver.retrieval.index.store.reading import FileEntry, Layout, verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.models.loading import load_from_card
 from quiver.retrieval.models.pooling import comparable
-from quiver.retrieval.progress import Advance
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts
+from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
+from quiver.retrieval.utils import Advance
 
 _CHUNK = 4096
 # Distance of stored offsets in a spool, in documents: to find a document, at most this many lines are skipped.
@@ -894,7 +893,7 @@ class MakeHere:
     maker: PieceMaker
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.protocols.Task`."""
+        """See `quiver.retrieval.records.Task`."""
         return self.maker
 
 
@@ -925,7 +924,7 @@ class MakeAnywhere:
     torch: str = str(torch.__version__)
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.protocols.Task`."""
+        """See `quiver.retrieval.records.Task`."""
         here = platform.node()
         if not self.folder.is_dir():
             raise InputError(f"{self.folder}: does not exist on {here}; workers need the folder of the index on a shared file system")

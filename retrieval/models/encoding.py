@@ -20,8 +20,8 @@ from quiver.encoder import Encoder, PackedBatch, Tokenizer, pack
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
 from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Role, TextTokens
+from quiver.retrieval.utils import progress_bar
 
 logger = logging.getLogger(__name__)
 

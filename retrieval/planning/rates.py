@@ -21,8 +21,8 @@ from quiver.retrieval.index.pieces import Encoded, encode, joined
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Document
+from quiver.retrieval.utils import progress_bar
 
 SCHEMA = "quiver-benchmark/1"
 """``schema`` of the files that rates are read from."""

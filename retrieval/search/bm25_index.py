@@ -40,7 +40,6 @@ from quiver.retrieval.index.index import OpenSegment
 from quiver.retrieval.index.metadata import FilterLike
 from quiver.retrieval.index.store.reading import FileEntry, verify_files
 from quiver.retrieval.index.store.writing import seal
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Hits
 from quiver.retrieval.search.bm25 import (
     PARAMETERS,
@@ -55,7 +54,7 @@ from quiver.retrieval.search.bm25 import (
     split_words,
     total_statistics,
 )
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version, progress_bar
 
 logger = logging.getLogger(__name__)
 

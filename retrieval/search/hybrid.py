@@ -26,8 +26,7 @@ from quiver.retrieval.index import Index
 from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.metadata import FilterLike
 from quiver.retrieval.models.maxsim import maxsim_packed
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import Hits, Query, Run
+from quiver.retrieval.records import DenseModel, Hits, Query, Run, TokenModel
 from quiver.retrieval.search.bm25_index import WordIndex
 from quiver.retrieval.search.search import search
 

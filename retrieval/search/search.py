@@ -12,8 +12,7 @@ from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.metadata import FilterLike
 from quiver.retrieval.models.pooling import comparable
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseEncoding, Missing, Query, TokenCounts
+from quiver.retrieval.records import DenseEncoding, DenseModel, Missing, Query, TokenCounts, TokenModel
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex

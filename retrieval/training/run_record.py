@@ -26,7 +26,7 @@ from quiver.retrieval.training.data import TrainingRows
 from quiver.retrieval.training.loop.task import SCORE
 from quiver.retrieval.training.rules import IN_BATCH
 from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version
 
 SCHEMA = "quiver-run/2"
 

@@ -9,8 +9,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import BuildOptions, Filter, build_index
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import Document, Query, TokenCounts
+from quiver.retrieval.records import DenseModel, Document, Query, TokenCounts, TokenModel
 from quiver.retrieval.search.hybrid import index_system
 from quiver.retrieval.search.search import search
 

@@ -59,8 +59,7 @@ from quiver.retrieval.index.dense.settings import (
 )
 from quiver.retrieval.index.engines import FAISS_DENSE, Bitmap, Engine, Lazy, Preset, Sample, Setting, Size, one_thread, setting_names
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, RecordFiles, map_array, write_file
-from quiver.retrieval.protocols import MatrixRows, Rows
-from quiver.retrieval.records import ModelCard
+from quiver.retrieval.records import MatrixRows, ModelCard, Rows
 
 # FAISS's type stubs know nothing of what its Python layer adds.
 _faiss: Any = faiss

@@ -168,9 +168,8 @@ def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
     bits = TokenSettings.parse(settings).bits
     if card.dim % multiple(bits) or card.dim > WIDEST:
         at = f" at {bits} bits" if multiple(bits) > TOKEN_WIDTH_MULTIPLE else ""
-        raise InputError(
-            f"{card.source}: vectors of width {card.dim}; {IVF_TOKENS} takes multiples of {multiple(bits)}{at} up to {WIDEST:,}, use exact-tokens"
-        )
+        widths = f"multiples of {multiple(bits)}{at} up to {WIDEST:,}"
+        raise InputError(f"{card.source}: vectors of width {card.dim}; {IVF_TOKENS} takes {widths}, use exact-tokens")
 
 
 def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> TokenCodec:

@@ -35,7 +35,7 @@ from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.files import write_json
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version
 
 SCHEMA = "quiver-onnx/1"
 """Value of ``schema`` in ``onnx_config.json``."""

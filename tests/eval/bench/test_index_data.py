@@ -15,7 +15,7 @@ from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.protocols import MatrixRows
+from quiver.retrieval.records import MatrixRows
 
 MakeVectors = Callable[..., VectorFolder]
 

@@ -32,8 +32,7 @@ from quiver.retrieval.index import (
 from quiver.retrieval.index.engines import AnyCodec, Engine, Sample, Setting
 from quiver.retrieval.index.exact import open_tokens, train_tokens
 from quiver.retrieval.index.pieces import PieceSizes
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts
+from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
 
 SMALL = BuildOptions(pieces=PieceSizes(chunk_documents=4, documents=8))
 """Two chunks per piece."""

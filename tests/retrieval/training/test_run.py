@@ -220,6 +220,21 @@ def test_a_run_learns(make_recipe: MakeRecipe, tmp_path: Path) -> None:
         assert losses[-1] < 0.8 * losses[0], kind
 
 
+def test_a_step_of_several_batches_has_the_loss_and_gradient_of_one_large_batch(
+    make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path
+) -> None:
+    """Without in-batch negatives the loss is a mean over rows, so 2 x 4 rows are 8 rows."""
+    common = (f"model.init={steady_folder}", "loss.name=kl", "data.score_fields=scores", "training.log_every=1", "training.max_steps=4")
+    results = [
+        train(make_recipe("dense", *common, f"training.batch_size={8 // count}", f"training.accumulation={count}"), tmp_path / str(count))
+        for count in (1, 2, 4)
+    ]
+    for key in ("losses", "grad_norms"):
+        one, *others = ([value for _, value in record["result"][key]] for record in results)
+        for other in others:
+            assert other == pytest.approx(one, rel=1e-4), key
+
+
 def test_scores_change_nothing_but_what_is_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """With dropout: what the scorer draws and reads leaves the run as it is; of equal scores the first counts."""
     usual = ("training.max_steps=5",)

@@ -10,7 +10,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.settings import ListParams, ScanParams, coordinates, probes, sample_size, sizes
-from quiver.retrieval.index.engines import Sample, engine_name, find_engine, train_codec
+from quiver.retrieval.index.engines import ENGINE_MODULES, Sample, engine_name, find_engine, train_codec
 from quiver.retrieval.records import ModelCard
 
 CARD = ModelCard("a model", "dense", "0" * 64, 16, "cosine", 32, 128)

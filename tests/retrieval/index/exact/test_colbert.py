@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index, exact, index_vectors
 from quiver.retrieval.index import exact as ranking
-from quiver.retrieval.protocols import MatrixRows
-from quiver.retrieval.records import ModelCard
+from quiver.retrieval.records import MatrixRows, ModelCard
 
 Tokens = NDArray[np.float32]
 

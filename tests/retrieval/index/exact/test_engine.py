@@ -13,8 +13,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample, open_codec, train_codec
 from quiver.retrieval.index.exact import largest_norm
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
-from quiver.retrieval.protocols import MatrixRows
-from quiver.retrieval.records import ModelCard
+from quiver.retrieval.records import MatrixRows, ModelCard
 
 DIM = 12
 NAMES = {"dense": "exact-dense", "colbert": "exact-tokens"}

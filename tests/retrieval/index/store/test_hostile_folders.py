@@ -16,6 +16,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
+    BuildOptions,
     DamagedIndexError,
     add_documents,
     build_index,
