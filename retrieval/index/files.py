@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import io
 import mmap
 import os
 import threading
@@ -22,7 +23,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import sync_folder
-from quiver.retrieval.index.memory import MemoryDisk
 
 # Errors that mean that a file is missing or damaged. Other errors, such as missing permissions or too many open files, may be temporary.
 _SPOILT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
@@ -119,6 +119,61 @@ class RealDisk:
     def rmdir(self, path: Path) -> None:
         """See `Disk`."""
         path.rmdir()
+
+
+class MemoryDisk:
+    """Files of an index without a folder, kept in memory. Folders, renames and links are not supported.
+
+    Attributes:
+        contents: Path -> bytes of the files that have been written and closed.
+    """
+
+    def __init__(self) -> None:
+        self.contents: dict[Path, NDArray[np.uint8]] = {}
+
+    def create(self, path: Path) -> BinaryIO:
+        """See `Disk`."""
+        if path in self.contents:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        return _MemoryFile(path, self.contents)
+
+    def sync_file(self, path: Path) -> None:
+        """See `Disk`; nothing to do."""
+
+    def sync_folder(self, path: Path) -> None:
+        """See `Disk`; nothing to do."""
+
+    def mkdir(self, path: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{path}: an index in memory has no folders")
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{source}: files of an index in memory are not renamed")
+
+    def link(self, source: Path, target: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{source}: files of an index in memory are not linked")
+
+    def unlink(self, path: Path) -> None:
+        """See `Disk`."""
+        del self.contents[path]
+
+    def rmdir(self, path: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{path}: an index in memory has no folders")
+
+
+class _MemoryFile(io.BytesIO):
+    def __init__(self, path: Path, contents: dict[Path, NDArray[np.uint8]]) -> None:
+        super().__init__()
+        self._path = path
+        self._contents = contents
+
+    def close(self) -> None:
+        if not self.closed and self._path not in self._contents:
+            self._contents[self._path] = np.frombuffer(self.getvalue(), np.uint8)
+        super().close()
 
 
 REAL: Disk = RealDisk()

@@ -8,14 +8,10 @@ Shapes: P documents, T vectors of all documents, d vector width.
 
 from __future__ import annotations
 
-import errno
-import io
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +40,7 @@ from quiver.retrieval.index.exact import (
     largest_norm,
     token_rows,
 )
-from quiver.retrieval.index.files import CheckedArray, Files
+from quiver.retrieval.index.files import CheckedArray, Files, MemoryDisk
 from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter, open_segment
 from quiver.retrieval.index.metadata import MetadataTable
 from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
@@ -215,61 +211,6 @@ def _in_memory(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: P
     entry = SegmentEntry(str(MEMORY), documents, vectors, tokens, {})
     manifest = Manifest(0, "", "build", {}, card, policy, CodecEntry(codec.name, "", codec.parameters, {}), (entry,))
     return Index(MEMORY, manifest, codec, [segment])
-
-
-class MemoryDisk:
-    """Files of an index without a folder, kept in memory. Folders, renames and links are not supported.
-
-    Attributes:
-        contents: Path -> bytes of the files that have been written and closed.
-    """
-
-    def __init__(self) -> None:
-        self.contents: dict[Path, NDArray[np.uint8]] = {}
-
-    def create(self, path: Path) -> BinaryIO:
-        """See `Disk`."""
-        if path in self.contents:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        return _MemoryFile(path, self.contents)
-
-    def sync_file(self, path: Path) -> None:
-        """See `Disk`; nothing to do."""
-
-    def sync_folder(self, path: Path) -> None:
-        """See `Disk`; nothing to do."""
-
-    def mkdir(self, path: Path) -> None:
-        """See `Disk`."""
-        raise NotImplementedError(f"{path}: an index in memory has no folders")
-
-    def rename(self, source: Path, target: Path) -> None:
-        """See `Disk`."""
-        raise NotImplementedError(f"{source}: files of an index in memory are not renamed")
-
-    def link(self, source: Path, target: Path) -> None:
-        """See `Disk`."""
-        raise NotImplementedError(f"{source}: files of an index in memory are not linked")
-
-    def unlink(self, path: Path) -> None:
-        """See `Disk`."""
-        del self.contents[path]
-
-    def rmdir(self, path: Path) -> None:
-        """See `Disk`."""
-        raise NotImplementedError(f"{path}: an index in memory has no folders")
-
-
-class _MemoryFile(io.BytesIO):
-    def __init__(self, path: Path, contents: dict[Path, NDArray[np.uint8]]) -> None:
-        super().__init__()
-        self._path = path
-        self._contents = contents
-
-    def close(self) -> None:
-        if not self.closed and self._path not in self._contents:
-            self._contents[self._path] = np.frombuffer(self.getvalue(), np.uint8)
-        super().close()
 
 
 def first_bad_row(rows: Rows) -> int | None:
