@@ -15,9 +15,9 @@ from typing import Any
 from quiver.retrieval.cluster.plan import Sharding, ShardPlan, plan_shards
 from quiver.retrieval.cluster.replicas import ReplicaSet, Timeouts, scatter
 from quiver.retrieval.cluster.shard import PackedRequest, ShardLauncher, ShardSpec
+from quiver.retrieval.index.documents import Filter, FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
 from quiver.retrieval.index.index import Index, PartHits, SearchRequest, merged, open_manifest
-from quiver.retrieval.index.metadata import Filter, FilterLike
 from quiver.retrieval.index.store.reading import Layout, Manifest, newest_manifest, open_newest
 from quiver.retrieval.records import Hits, Missing, ModelCard
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents import is_texts
 from quiver.retrieval.index.files import DIGEST, count_blocks
 from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.strings import is_texts
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.plan import PlannedShard
+from quiver.retrieval.index.documents import Filter
 from quiver.retrieval.index.index import Index, NamedHits, SearchRequest, open_manifest
-from quiver.retrieval.index.metadata import Filter
 from quiver.retrieval.index.store.reading import Layout, Manifest
 from quiver.retrieval.records import Hits, Missing
 

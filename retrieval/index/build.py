@@ -1,6 +1,11 @@
 """Build and change an index: build, add, delete, compact and calibrate.
 
 An operation takes the writers' lock, does its work and commits it atomically. An interrupted build or addition resumes when run again.
+
+`Pieces` makes the segments of a build. If a codec has to be trained, documents chosen at random are encoded first, and their vectors wait
+on disk until their piece is written. Then all pieces are encoded (`quiver.retrieval.index.pieces`), in this process or by workers, and
+merged into segments. Merging copies bytes and encodes nothing; the resulting bytes do not depend on the borders of the pieces or on which
+worker made them. Training, merging and the commit happen in the building process.
 """
 
 from __future__ import annotations
@@ -22,9 +27,9 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate, is_approximate
+from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate
 from quiver.retrieval.index.documents import is_described
-from quiver.retrieval.index.engines import AnyCodec, Sample, engine, engine_name, open_codec, parse_engine, train_codec
+from quiver.retrieval.index.engines import AnyCodec, Sample, engine, engine_name, is_approximate, open_codec, parse_engine, train_codec
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, Files
 from quiver.retrieval.index.index import (
     Contents,

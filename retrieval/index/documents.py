@@ -1,505 +1,544 @@
-"""Strings, ids and texts of a segment, stored without a Python object per document.
+"""Documents of a segment by row: ids, metadata, filters, token counts and, if stored, texts.
 
-Strings are stored as in Arrow's large string layout, in two raw files: all UTF-8 bytes, and the offset where each string ends. The order
-of UTF-8 bytes is that of code points, which is Python's order and that of ``strcmp``, by which trec_eval sorts ids.
+For every metadata field a segment stores the distinct values in ascending order and the rows of each value. A comparison selects a run of
+values, whose rows are adjacent in the file: a filter reads only what it finds. A field with values of several types has one column per
+type; a list has one entry per element. The bytes do not depend on the order in which the documents were added or merged.
+
+A condition is ``FIELD OPERATOR VALUE`` with one of the operators ``=`` (or ``==``), ``!=``, ``<``, ``<=``, ``>``, ``>=``; or ``FIELD in
+VALUE, VALUE, ...``. Spaces between the parts are ignored. A field or value that contains spaces or one of ``" = ! < > , ( ) & |``, or
+begins with ``'``, is written in double quotes with the escapes of JSON. ``and`` and ``or`` do not exist: conditions are separate strings,
+and all of them must hold.
+
+An unquoted value that reads as a number or as ``true`` or ``false`` is compared with numbers and booleans as such, and with strings
+as written; a quoted value is only compared with strings. If a field is a list, a document has every value in it.
+
+Shapes: P documents of a segment.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import logging
+import math
+import re
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.data.corpus import as_id
+from quiver.encoder.errors import InputError
 from quiver.retrieval.index.files import (
     CheckedArray,
     DamagedIndexError,
     Disk,
     Files,
-    LostTextError,
     as_checked,
     missing_file,
-    strings_lost,
     write_array,
+    write_file,
 )
-from quiver.retrieval.index.metadata import (
-    Condition,
-    MetadataTable,
-    MetadataWriter,
-    is_metadata,
-    matching_rows,
-    merge_columns,
-    write_columns,
-)
-from quiver.retrieval.records import Document, TextTokens, TokenCounts
+from quiver.retrieval.index.strings import LOOK, IdTable, StringColumn, Texts, TextWriter, is_ids, write_ids
+from quiver.retrieval.records import Document, Metadata, TextTokens, TokenCounts, Value
 
-LOOK = "the index is damaged, run quiver index check to find the file"
-"""Advice for errors about damaged memory-mapped files."""
+logger = logging.getLogger(__name__)
 
+Type: TypeAlias = Literal["boolean", "integer", "number", "string"]
+Values: TypeAlias = StringColumn | NDArray[Any]
 
-# Number of bytes whose positions are computed at a time.
-_PLACES = 1 << 20
-# Up to this many elements, reading them one by one is faster than as an array; hits of a search are that few.
-_FEW = 20
+_STEM = "metadata"
+_LIST = f"{_STEM}.json"
+_DTYPES: dict[str, type[np.generic]] = {"boolean": np.bool_, "integer": np.int64, "number": np.float64}
+# Longer strings are texts, which nobody compares with a value.
+_LONGEST = 512
+_INT64 = 1 << 63
 
 
-class StringColumn(Sequence[str]):
-    """Strings as an Arrow ``large_string`` array, in memory or in two mapped files that are verified as they are read.
-
-    The one class for ids, texts and string values of metadata. The bytes may hold lone surrogates, which Arrow calls ``large_binary``.
+class Column:
+    """The values of one field that have one type.
 
     Args:
-        content: The bytes of all strings.
-        offsets: Start of each string, and the number of bytes, (n + 1,) int64, ascending.
+        field: Name of the field.
+        type: Type of the values.
+        values: The n distinct values in ascending order.
+        ends: Where the rows of each value end, (n,) int64.
+        rows: Rows in the order of the values, ascending for each, uint32.
     """
 
-    def __init__(self, content: NDArray[np.uint8] | CheckedArray, offsets: NDArray[np.int64] | CheckedArray) -> None:
-        self._content = as_checked(content)
-        self._offsets = as_checked(offsets)
+    def __init__(
+        self,
+        field: str,
+        type: Type,  # noqa: A002
+        values: StringColumn | NDArray[Any] | CheckedArray,
+        ends: NDArray[np.int64] | CheckedArray,
+        rows: NDArray[np.uint32] | CheckedArray,
+    ) -> None:
+        self.field = field
+        self.type: Type = type
+        self._values = values if isinstance(values, StringColumn) else as_checked(values)
+        self._ends = as_checked(ends)
+        self._rows = as_checked(rows)
 
     @property
-    def content(self) -> NDArray[np.uint8]:
-        """The bytes of all strings, verified."""
-        return self._content.whole()
+    def values(self) -> Values:
+        """The n distinct values in ascending order."""
+        return self._values if isinstance(self._values, StringColumn) else self._values.whole()
 
     @property
-    def offsets(self) -> NDArray[np.int64]:
-        """Start of each string, and the number of bytes, (n + 1,), verified."""
-        return self._offsets.whole()
+    def ends(self) -> NDArray[np.int64]:
+        """Where the rows of each value end, (n,)."""
+        return self._ends.whole()
+
+    @property
+    def rows(self) -> NDArray[np.uint32]:
+        """Rows in the order of the values, ascending for each."""
+        return self._rows.whole()
+
+    def rows_between(self, first: int, last: int) -> NDArray[np.uint32]:
+        """Rows that have one of the values ``first`` to ``last - 1``; a row may be there twice."""
+        if first >= last:
+            return self._rows[:0]
+        return self._rows[(self._ends.item(first - 1) if first else 0) : self._ends.item(last - 1)]
+
+
+class MetadataTable:
+    """The columns of one segment.
+
+    Args:
+        columns: In any order.
+    """
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self.columns = tuple(columns)
 
     @classmethod
-    def pack(cls, strings: Iterable[str]) -> StringColumn:
-        """Create a column from strings in memory."""
-        encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=offsets[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
-
-    @classmethod
-    def concatenate(cls, columns: Sequence[StringColumn]) -> StringColumn:
-        """Concatenate at least one column, in memory."""
-        firsts = np.cumsum([0, *(len(column.content) for column in columns)])
-        offsets = [column.offsets[:-1] + first for column, first in zip(columns, firsts, strict=False)]
-        return cls(np.concatenate([column.content for column in columns]), np.concatenate([*offsets, firsts[-1:]]))
-
-    @classmethod
-    def open(cls, files: Files, stem: str, count: int, *, content: str | None = None) -> StringColumn:
-        """Map the files that ``save`` wrote; bytes are verified as they are read.
-
-        Args:
-            files: Files of the folder.
-            stem: Start of the names of both files.
-            count: Number of strings n.
-            content: Name of the file of bytes; by default the stem with ``.utf8``.
+    def open(cls, files: Files) -> MetadataTable:
+        """Map what a writer wrote.
 
         Raises:
             FileNotFoundError: A file is missing.
-            DamagedIndexError: The files are inconsistent.
+            DamagedIndexError: The files do not fit each other.
         """
-        offsets = files.map(f"{stem}.offsets", np.int64, (count + 1,))
-        stored = files.map(content or f"{stem}.utf8", np.uint8, (-1,))
-        if not files.is_lost(f"{stem}.offsets") and len(stored) != int(offsets.item(count)):
-            raise DamagedIndexError(f"{files.folder / stem}.offsets: does not fit {len(stored)} bytes of strings; run quiver index repair")
-        return cls(stored, offsets)
-
-    def save(self, stem: Path, disk: Disk, what: str) -> dict[str, str]:
-        """Write the bytes and the offsets to two files; return what each holds, by name."""
-        write_array(stem.with_name(f"{stem.name}.utf8"), self.content, disk)
-        write_array(stem.with_name(f"{stem.name}.offsets"), self.offsets, disk)
-        return {f"{stem.name}.utf8": f"{what}, UTF-8", f"{stem.name}.offsets": f"the begin of each of the {what}, and the end, int64"}
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"string {index} of {len(self)}")
-        return _decoded([self.bytes_of(index % len(self))])[0]
-
-    def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), 65_536):
-            yield from self.take(np.arange(start, min(start + 65_536, len(self))))
-
-    def bytes_of(self, index: int) -> bytes:
-        """The UTF-8 bytes of one string, 0 <= index < n."""
-        content: bytes = self._content[self._offsets.item(index) : self._offsets.item(index + 1)].tobytes()
-        return content
-
-    def take(self, indices: NDArray[np.intp]) -> list[str]:
-        """The strings with given numbers, in the order given.
-
-        Raises:
-            DamagedIndexError: The bytes are damaged.
-        """
-        if len(indices) <= _FEW:
-            offset = self._offsets.item
-            spans = [(offset(index), offset(index + 1)) for index in indices.tolist()]
-            return _decoded([self._content[begin:end].data for begin, end in spans])
-        begins, ends = self._offsets[indices], self._offsets[indices + 1]
-        content = self._content.spans(begins, ends).data
-        return _decoded([content[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
-
-    def select(self, indices: NDArray[np.intp]) -> StringColumn:
-        """The strings with given numbers, in the order given, as a column in memory."""
-        begins = self._offsets[indices]
-        lengths = self._offsets[indices + 1] - begins
-        source = self._content.spans(begins, begins + lengths)
-        offsets = np.append(0, np.cumsum(lengths))
-        total = int(offsets[-1])
-        content = np.empty(max(total, 0), np.uint8)
-        first = done = 0
-        while done < total:  # in parts: the index of a byte takes eight bytes
-            last = max(first + 1, int(np.searchsorted(offsets[1:], done + _PLACES, side="right")))
-            end = int(offsets[last])
-            shifts = begins[first:last] - offsets[first:last]
-            content[done:end] = source[np.repeat(shifts, lengths[first:last]) + np.arange(done, end)]
-            first, done = last, end
-        return StringColumn(content, offsets)
-
-    def equal(self, indices: NDArray[np.intp], others: StringColumn, theirs: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Compare strings with those of another column, pair by pair; (len(indices),).
-
-        Args:
-            indices: Numbers of strings.
-            others: The other column.
-            theirs: Numbers of strings of the other column, as many.
-        """
-        lengths = self._lengths(indices)
-        same: NDArray[np.bool_] = lengths == others._lengths(theirs)
-        alike = np.flatnonzero(same & (lengths > 0))
-        if len(alike):
-            mine = self.select(indices[alike])
-            equal = mine.content == others.select(theirs[alike]).content
-            same[alike] = np.logical_and.reduceat(equal, mine.offsets[:-1])
-        return same
-
-    def _lengths(self, indices: NDArray[np.intp]) -> NDArray[np.int64]:
-        lengths: NDArray[np.int64] = self._offsets[indices + 1] - self._offsets[indices]
-        return lengths
-
-    def lost(self) -> NDArray[np.bool_]:
-        """Strings lost with a damaged file, (n,)."""
-        return strings_lost(self._offsets, self._content)
-
-    def order(self) -> NDArray[np.int64]:
-        """Numbers of the strings in ascending order, (n,); equal strings keep their order.
-
-        Eight bytes are compared at a time, only among strings that are equal so far; memory use is a few numbers per string.
-        """
-        lengths = np.diff(self.offsets)
-        order = np.argsort(self._words(np.arange(len(self)), 0, lengths), kind="stable")
-        group = _starts(self._words(order, 0, lengths))
-        offset = 8
-        while True:
-            tied = _tied(group)
-            # Padding with zeros makes a string equal to a longer one that ends in zero bytes: in that case their lengths decide.
-            places = np.flatnonzero(tied)
-            if not len(places):
-                return order
-            rows = order[places]
-            if int(lengths[rows].max()) <= offset:
-                order[places] = rows[np.lexsort((rows, lengths[rows], group[places]))]
-                return order
-            words = self._words(rows, offset, lengths)
-            inner = np.lexsort((words, group[places]))
-            order[places] = rows[inner]
-            group = _refined(group, places, words[inner])
-            offset += 8
-
-    def _words(self, rows: NDArray[np.intp], offset: int, lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Eight bytes of each string from ``offset`` on, padded with zeros, as a number with the same order."""
-        words = np.zeros((len(rows), 8), np.uint8)
-        begins, content = self._offsets[rows] + offset, self.content
-        left = lengths[rows] - offset
-        for place in range(8):
-            has = np.flatnonzero(left > place)
-            words[has, place] = content[begins[has] + place]
-        numbers: NDArray[np.uint64] = words.view(">u8")[:, 0].astype(np.uint64)
-        return numbers
+        try:
+            listed = json.loads(files.read(_LIST))
+            return cls([_open_column(files, number, **fields) for number, fields in enumerate(listed)])
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, DamagedIndexError):
+                raise
+            raise DamagedIndexError(f"{files.folder / _LIST}: not the list of the metadata ({error}); run quiver index repair") from error
 
 
-def _decoded(strings: Sequence[bytes | memoryview]) -> list[str]:
+def is_metadata(name: str) -> bool:
+    """Whether a file of a segment is one of its metadata."""
+    return name.startswith(_STEM)
+
+
+class MetadataWriter:
+    """Collects the metadata of documents, in the order of their rows.
+
+    Args:
+        fields: The fields to keep; None for all.
+    """
+
+    def __init__(self, fields: Sequence[str] | None = None) -> None:
+        self._fields = None if fields is None else frozenset(fields)
+        self._columns: dict[tuple[str, Type], _Collected] = {}
+        self._row = 0
+        self._left_out = 0
+
+    def add(self, metadata: Metadata | None) -> None:
+        """Append the metadata of the next document."""
+        for field, value in (metadata or {}).items():
+            if self._fields is None or field in self._fields:
+                for each in [value] if isinstance(value, str | int | float) else value:
+                    self._add(field, each)
+        self._row += 1
+
+    def _add(self, field: str, value: Value) -> None:
+        if isinstance(value, str) and len(value) > _LONGEST:
+            self._left_out += 1
+            return
+        kind, stored = typed(value)
+        collected = self._columns.setdefault((field, kind), _Collected({}, array("I"), array("I")))
+        collected.codes.append(collected.numbers.setdefault(stored, len(collected.numbers)))
+        collected.rows.append(self._row)
+
+    def save(self, folder: Path, disk: Disk) -> dict[str, str]:
+        """Write the columns; file name -> what it holds."""
+        if self._left_out:
+            logger.warning("%d metadata values of more than %d characters cannot be filtered by", self._left_out, _LONGEST)
+        return write_columns(folder, self.columns(), disk)
+
+    def columns(self) -> list[Column]:
+        """The columns of what was added."""
+        columns = []
+        for (field, kind), collected in self._columns.items():
+            values: Values
+            if kind == "string":
+                values = StringColumn.pack(str(value) for value in collected.numbers)
+            else:
+                values = np.array(list(collected.numbers), _DTYPES[kind])
+            codes, rows = np.array(collected.codes, np.int64), np.array(collected.rows, np.uint32)
+            columns.append(_to_column(field, kind, values, codes, rows))
+        return columns
+
+
+@dataclass(frozen=True)
+class _Collected:
+    numbers: dict[Value, int]
+    codes: array[int]
+    rows: array[int]
+
+
+def typed(value: Value) -> tuple[Type, Value]:
+    """The type of a value and the value as its column holds it; an integer that 64 bits cannot hold is a number, infinite if need be."""
+    if isinstance(value, bool):
+        return "boolean", value
+    if isinstance(value, int):
+        return ("integer", value) if -_INT64 <= value < _INT64 else ("number", _nearest_float(value))
+    return ("number", value + 0.0) if isinstance(value, float) else ("string", value)
+
+
+def _nearest_float(value: int) -> float:
     try:
-        return [str(string, "utf-8") for string in strings]
-    except UnicodeDecodeError as error:
-        raise DamagedIndexError(f"a string in the index is not UTF-8 ({error.reason}); {LOOK}") from error
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
-def _starts(ordered: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The first position with the same value, for each position of a sorted array."""
-    new = np.ones(len(ordered), bool)
-    new[1:] = ordered[1:] != ordered[:-1]
-    starts: NDArray[np.int64] = np.maximum.accumulate(np.where(new, np.arange(len(ordered)), 0))
-    return starts
+def write_columns(folder: Path, columns: Sequence[Column], disk: Disk) -> dict[str, str]:
+    """Write columns; file name -> what it holds."""
+    holds = {_LIST: "the fields of the metadata, their types and sizes"}
+    listed = []
+    for number, column in enumerate(sorted(columns, key=lambda each: (each.field, each.type))):
+        stem, what = f"{_STEM}-{number:04d}", f"of the metadata's field {column.field!r} ({column.type})"
+        if isinstance(column.values, StringColumn):
+            holds |= column.values.save(folder / f"{stem}.values", disk, f"distinct values {what}")
+        else:
+            write_array(folder / f"{stem}.values", column.values, disk)
+            holds[f"{stem}.values"] = f"distinct values {what}, ascending"
+        write_array(folder / f"{stem}.ends", column.ends, disk)
+        write_array(folder / f"{stem}.rows", column.rows, disk)
+        holds[f"{stem}.ends"] = f"where the rows of each value end, {what}, int64"
+        holds[f"{stem}.rows"] = f"rows in the order of the values {what}, uint32"
+        listed.append({"field": column.field, "type": column.type, "values": len(column.values), "entries": len(column.rows)})
+    write_file(folder / _LIST, json.dumps(listed, ensure_ascii=False, indent=1).encode(), disk)
+    return holds
 
 
-def _tied(group: NDArray[np.int64]) -> NDArray[np.bool_]:
-    same = group[1:] == group[:-1]
-    tied: NDArray[np.bool_] = np.zeros(len(group), bool)
-    tied[1:] = same
-    tied[:-1] |= same
-    return tied
+def merge_columns(parts: Sequence[tuple[MetadataTable, NDArray[np.bool_]]]) -> list[Column]:
+    """The columns of several segments as those of one, whose rows are those that are kept, in order."""
+    gathered: dict[tuple[str, Type], list[tuple[Column, NDArray[np.int64]]]] = {}
+    first = 0
+    for table, keep in parts:
+        renumbered = np.where(keep, first + np.cumsum(keep) - 1, -1)
+        first += int(np.count_nonzero(keep))
+        for column in table.columns:
+            gathered.setdefault((column.field, column.type), []).append((column, renumbered))
+    merged = []
+    for (field, kind), columns in gathered.items():
+        codes, rows, begin = [], [], 0
+        for column, renumbered in columns:
+            code = np.repeat(np.arange(len(column.values)), np.diff(column.ends, prepend=0))
+            row = renumbered[column.rows]
+            codes.append(begin + code[row >= 0])
+            rows.append(row[row >= 0].astype(np.uint32))
+            begin += len(column.values)
+        values = _concatenated([column.values for column, _ in columns])
+        column = _to_column(field, kind, values, np.concatenate(codes), np.concatenate(rows))
+        if len(column.rows):
+            merged.append(column)
+    return merged
 
 
-def _refined(group: NDArray[np.int64], places: NDArray[np.intp], words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Split groups where the words at the given places differ; a group is named by its first place."""
-    new = np.ones(len(places), bool)
-    new[1:] = (words[1:] != words[:-1]) | (group[places][1:] != group[places][:-1])
-    refined: NDArray[np.int64] = group.copy()
-    refined[places] = places[np.maximum.accumulate(np.where(new, np.arange(len(places)), 0))]
-    return refined
+def _concatenated(values: Sequence[Values]) -> Values:
+    packed = [part for part in values if isinstance(part, StringColumn)]
+    return StringColumn.concatenate(packed) if packed else np.concatenate([np.asarray(part) for part in values])
 
 
-STEM = "ids"
-"""Start of the file names."""
+def _to_column(field: str, kind: Type, values: Values, codes: NDArray[np.int64], rows: NDArray[np.uint32]) -> Column:
+    """A column from entries, each a value's number and a row, in any order; values that no entry has vanish.
 
-_HASHES = "ids.hashes"
-_ROWS = "ids.rows"
-_RANKS = "ids.ranks"
+    Args:
+        field: Name of the field.
+        kind: Type of the values.
+        values: Values, which may be there twice.
+        codes: The number of each entry's value, (m,).
+        rows: The row of each entry, (m,).
+    """
+    distinct, place = _distinct(values)
+    codes = place[codes]
+    # One number an entry, so that they can be sorted and those that are there twice dropped at once.
+    entries = np.unique(codes * (1 << 32) + rows)
+    used, counts = np.unique(entries >> 32, return_counts=True)
+    kept: Values = distinct.select(used) if isinstance(distinct, StringColumn) else distinct[used]
+    return Column(field, kind, kept, np.cumsum(counts), (entries & 0xFFFFFFFF).astype(np.uint32))
 
-# Number of ids that are Python objects at a time.
-_TOGETHER = 65_536
+
+def _distinct(values: Values) -> tuple[Values, NDArray[np.int64]]:
+    """The distinct values in ascending order, and the place of each value among them."""
+    if not isinstance(values, StringColumn):
+        distinct, inverse = np.unique(values, return_inverse=True)
+        return distinct, inverse.astype(np.int64)
+    order = values.order()
+    new = np.ones(len(order), bool)
+    new[1:] = ~values.equal(order[1:], values, order[:-1])
+    place = np.empty(len(order), np.int64)
+    place[order] = np.cumsum(new) - 1
+    return values.select(order[new]), place
 
 
-class IdTable:
-    """The ids of a segment's P documents.
+def _open_column(files: Files, number: int, *, field: str, type: Type, values: int, entries: int) -> Column:  # noqa: A002
+    stem = f"{_STEM}-{number:04d}"
+    opened: StringColumn | CheckedArray
+    if type == "string":
+        opened = StringColumn.open(files, f"{stem}.values", values)
+    else:
+        opened = files.map(f"{stem}.values", _DTYPES[type], (values,))
+    ends = files.map(f"{stem}.ends", np.int64, (values,))
+    return Column(field, type, opened, ends, files.map(f"{stem}.rows", np.uint32, (entries,)))
+
+
+def describe(tables: Sequence[MetadataTable]) -> Mapping[str, tuple[str, ...]]:
+    """Field -> the types of its values, over several segments, in order."""
+    found: dict[str, set[str]] = {}
+    for table in tables:
+        for column in table.columns:
+            found.setdefault(column.field, set()).add(column.type)
+    return {field: tuple(sorted(types)) for field, types in sorted(found.items())}
+
+
+Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">="]
+
+GRAMMAR = "field=value, !=, <, <=, >, >= or 'field in a,b'"
+"""A condition in short."""
+
+_QUOTING = 'put a field or value that has spaces or any of " = ! < > , ( ) & | in double quotes, such as city="New York"'
+_ALONE = "give each condition by itself, all of them must hold; for alternatives of one field write 'field in a,b'"
+# A text without white space at its end is split in time linear in its length: reading stops at the first character that fits nowhere.
+_TOKENS = re.compile(
+    r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<operator>==|[!<>]=|[=<>])|(?P<comma>,)|(?P<bare>[^\s"=!<>,()&|'][^\s"=!<>,()&|]*)|(?P<other>\S))""",
+    re.DOTALL,
+)
+_WORDS = frozenset({"quoted", "bare"})
+_COMBINING = frozenset({"and", "or"})
+# Characters of a malformed condition that an error repeats.
+_SHOWN = 80
+_OPERATORS: dict[str, Operator] = {"=": "=", "==": "=", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison of a field.
 
     Attributes:
-        strings: The ids by row.
+        field: Name of the field.
+        operator: ``=`` is true of a document that has one of the values, ``!=`` of every other one, also one without the field; the
+            others are true of a document that has a value of the right side's type in that relation to one of them.
+        values: The right side, one value at least.
     """
 
-    def __init__(self, strings: StringColumn, hashes: CheckedArray, rows: CheckedArray, ranks: CheckedArray) -> None:
-        self.strings = strings
-        self._hashes = hashes
-        self._rows = rows
-        self._ranks = ranks
+    field: str
+    operator: Operator
+    values: tuple[Value, ...]
 
     @classmethod
-    def open(cls, files: Files, count: int) -> IdTable:
-        """Map the files that `write_ids` wrote.
+    def parse(cls, text: str) -> Condition:
+        """Read a condition, in the grammar of this module.
 
         Raises:
-            FileNotFoundError: A file is missing.
-            DamagedIndexError: A file does not match the number of documents.
+            InputError: It is malformed; says the grammar.
+
+        Example:
+            >>> Condition.parse("year >= 2019")
+            Condition(field='year', operator='>=', values=(2019, '2019'))
+            >>> Condition.parse('lang in en, "de"')
+            Condition(field='lang', operator='=', values=('en', 'de'))
+            >>> Condition.parse('"first author" == "J. Doe"')
+            Condition(field='first author', operator='=', values=('J. Doe',))
         """
-        return cls(
-            StringColumn.open(files, STEM, count),
-            files.map(_HASHES, np.uint64, (count,)),
-            files.map(_ROWS, np.uint32, (count,)),
-            files.map(_RANKS, np.uint32, (count,)),
-        )
-
-    @classmethod
-    def of(cls, ids: Sequence[str]) -> IdTable:
-        """Create a table of unique ids in memory."""
-        strings = StringColumn.pack(ids)
-        return cls(strings, *(CheckedArray(table) for table in _tables(strings)))
-
-    @property
-    def ranks(self) -> NDArray[np.uint32]:
-        """The rank of each id in ascending order, (P,)."""
-        return self._ranks.whole()
-
-    def __len__(self) -> int:
-        return len(self.strings)
-
-    def hashes_of(self, rows: NDArray[np.bool_] | None) -> NDArray[np.uint64]:
-        """Hashes of the ids in given rows, ascending. Ids with equal 64-bit hashes are treated as equal; collisions are extremely rare.
-
-        Args:
-            rows: Bitmap of the rows, (P,); None for all.
-
-        Raises:
-            DamagedIndexError: The table is damaged.
-        """
-        if rows is None:
-            return self._hashes.whole()
-        numbers = self._rows.whole()
-        if len(self) and int(numbers.max()) >= len(self):
-            raise DamagedIndexError(f"the table of ids names a row that does not exist; {LOOK}")
-        hashes: NDArray[np.uint64] = self._hashes.whole()[rows[numbers]]
-        return hashes
-
-    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """The row of each id, (len(ids),); -1 where the segment has no such document. An integer stands for its digits, as in files.
-
-        Raises:
-            InputError: An id is neither a string nor an integer.
-            DamagedIndexError: The table is not what was written, which nobody has asked for before.
-        """
-        found = np.full(len(ids), -1, np.int64)
-        if not len(self) or not len(ids):
-            return found
-        keys = [as_id(key) for key in ids]
-        hashes, asked = id_hashes(keys), StringColumn.pack(keys)
-        stored = self._hashes.whole()
-        places = np.searchsorted(stored, hashes)
-        open_questions = np.arange(len(ids))
-        # Usually one round; more are needed only for ids of equal hash, which are adjacent in the table.
-        while len(open_questions):
-            open_questions = open_questions[places[open_questions] < len(self)]
-            open_questions = open_questions[stored[places[open_questions]] == hashes[open_questions]]
-            rows = self._rows[places[open_questions]].astype(np.int64)
-            if (rows >= len(self)).any():
-                raise DamagedIndexError(f"the table of ids names a row that does not exist; {LOOK}")
-            same = self.strings.equal(rows, asked, open_questions)
-            found[open_questions[same]] = rows[same]
-            open_questions = open_questions[~same]
-            places[open_questions] += 1
-        return found
+        tokens = _split(text)
+        words, between = tokens[::2], tokens[1::2]
+        membership = between[:1] == [_Token("bare", "in")]
+        expected = ["comma"] * (len(words) - 2) if membership else []
+        if (
+            len(words) < 2
+            or any(word.kind not in _WORDS for word in words)
+            or not (membership or between[0].kind == "operator")
+            or [token.kind for token in between[1:]] != expected
+        ):
+            raise _malformed(text, combined=any(token.kind == "bare" and token.text.lower() in _COMBINING for token in tokens[3:]))
+        operator: Operator = "=" if membership else _OPERATORS[between[0].text]
+        return cls(_string(words[0]), operator, tuple(each for value in words[1:] for each in _read(value)))
 
 
-def write_ids(folder: Path, strings: StringColumn, disk: Disk) -> dict[str, str]:
-    """Write the unique ids of a segment; return what each file holds, by name."""
-    hashes, rows, ranks = _tables(strings)
-    holds = strings.save(folder / STEM, disk, "document ids in the order of the rows")
-    write_array(folder / _HASHES, hashes, disk)
-    write_array(folder / _ROWS, rows, disk)
-    write_array(folder / _RANKS, ranks, disk)
-    return holds | {
-        _HASHES: "64-bit hashes of the ids, ascending, (P,) uint64",
-        _ROWS: "the row of each hash, (P,) uint32",
-        _RANKS: "the rank of each row's id in ascending order, (P,) uint32",
-    }
+@dataclass(frozen=True)
+class Filter:
+    """Which documents may be found: those of which all conditions are true, and whose id is among the ids if some are given.
 
-
-def _tables(strings: StringColumn) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32]]:
-    """Hashes in ascending order, the row of each hash, and the rank of each row's id."""
-    chunks = range(0, len(strings), _TOGETHER)
-    hashes = np.concatenate([np.zeros(0, np.uint64), *(id_hashes(strings[start : start + _TOGETHER]) for start in chunks)])
-    by_hash = np.argsort(hashes, kind="stable")
-    ranks = np.empty(len(strings), np.uint32)
-    ranks[strings.order()] = np.arange(len(strings), dtype=np.uint32)
-    return hashes[by_hash], by_hash.astype(np.uint32), ranks
-
-
-def is_ids(name: str) -> bool:
-    """Whether a file of a segment holds the ids themselves."""
-    return name == f"{STEM}.utf8"
-
-
-def id_hashes(ids: Sequence[str]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each id, the same on every machine."""
-    digests = [hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in ids]
-    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64, copy=False)
-
-
-_DOCUMENTS = "documents"
-_LINES, _OFFSETS = f"{_DOCUMENTS}.jsonl", f"{_DOCUMENTS}.offsets"
-_LOST = "lost"
-
-
-class TextWriter:
-    """Writes documents as JSON lines.
-
-    Args:
-        folder: Folder of the files.
-        disk: Performs all writes.
+    Attributes:
+        conditions: May be none.
+        ids: None for all documents; ids that the index does not have are passed over.
     """
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
-        self._folder = folder
-        self._disk = disk
-        self._offsets = [0]
-        self._file = disk.create(folder / _LINES)
+    conditions: tuple[Condition, ...] = ()
+    ids: frozenset[str] | None = None
 
-    def add(self, document: Document) -> None:
-        """Append one document."""
-        fields: dict[str, object] = {"_id": document.id, "title": document.title, "text": document.text}
-        if document.metadata:
-            fields["metadata"] = dict(document.metadata)
-        self.add_line(json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n")
-
-    def add_line(self, line: bytes) -> None:
-        """Append the stored line of a document from another segment."""
-        self._file.write(line)
-        self._offsets.append(self._offsets[-1] + len(line))
-
-    def close(self) -> dict[str, str]:
-        """Finish the files; return what each holds, by name."""
-        self._file.close()
-        write_array(self._folder / _OFFSETS, np.array(self._offsets, np.int64), self._disk)
-        return {
-            _LINES: "the documents as JSON lines, in the order of the rows",
-            _OFFSETS: "the byte at which each line begins, and the number of bytes, (P + 1,) int64",
-        }
-
-
-class Texts:
-    """The stored documents by row, as JSON lines; both files stay on disk."""
-
-    def __init__(self, files: Files, count: int, *, instead: Mapping[int, bytes] | None = None) -> None:
-        """Map the files that `TextWriter` wrote.
-
-        Args:
-            files: Files of the segment.
-            count: Number of documents P.
-            instead: Lines to return instead of unreadable ones, by row.
+    @classmethod
+    def parse(cls, conditions: str | Sequence[str], *, ids: Sequence[str] | None = None) -> Filter:
+        """A filter from a condition as text, or from several that must all hold.
 
         Raises:
-            FileNotFoundError: A file is missing.
-            DamagedIndexError: A file does not match the number of documents.
+            InputError: One is malformed.
         """
-        self._path = files.folder / _LINES
-        self._instead = instead or {}
-        self._lines = StringColumn.open(files, _DOCUMENTS, count, content=_LINES)
-        if files.is_lost(_OFFSETS) and not files.is_lost(_LINES):  # JSON lines contain no line feeds
-            content = self._lines.content
-            offsets = np.append(0, 1 + np.flatnonzero(content == ord("\n")))
-            self._lines = StringColumn(content, offsets) if len(offsets) == count + 1 else self._lines
+        texts = [conditions] if isinstance(conditions, str) else conditions
+        return cls(tuple(map(Condition.parse, texts)), None if ids is None else frozenset(ids))
 
-    def line(self, row: int) -> bytes:
-        """The line of a document, including its line feed."""
-        if row in self._instead:
-            return self._instead[row]
-        return self._lines.bytes_of(row)
 
-    def __getitem__(self, row: int) -> Document:
+FilterLike: TypeAlias = Filter | str | Sequence[str] | None
+"""The filter of a search: a condition such as ``"year>=2015"``, several that must all hold, or a `Filter`; None for all documents."""
+
+
+def as_filter(filter: FilterLike) -> Filter | None:
+    """The filter of a search.
+
+    Raises:
+        InputError: A condition is malformed, or ``filter`` is something else.
+
+    Example:
+        >>> as_filter("year>=2015") == as_filter(["year>=2015"]) == Filter.parse(["year>=2015"])
+        True
+    """
+    if filter is None or isinstance(filter, Filter):
+        return filter
+    if not isinstance(filter, Sequence) or not all(isinstance(condition, str) for condition in filter):
+        raise InputError(f"filter must be a Filter, a condition such as 'year>=2015' or a list of conditions, got {filter!r}")
+    return Filter.parse(filter)
+
+
+def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDArray[np.bool_]:
+    """The rows of a segment of which a condition is true, (count,).
+
+    Raises:
+        DamagedIndexError: A column is not what was written.
+    """
+    found = np.zeros(count, bool)
+    for column in table.columns:
+        if column.field == condition.field:
+            for value in condition.values:
+                rows = column.rows_between(*_span(column, condition.operator, value))
+                if len(rows) and int(rows.max()) >= count:
+                    raise DamagedIndexError(f"the column of {column.field!r} names a row that does not exist; {LOOK}")
+                found[rows] = True
+    return ~found if condition.operator == "!=" else found
+
+
+def _span(column: Column, operator: Operator, value: Value) -> tuple[int, int]:
+    """The numbers of a column's values that stand in a relation to a value, from the first to behind the last."""
+    size = len(column.values)
+    bounds = _bounds(column, value)
+    if bounds is None:
+        return 0, 0
+    below, above = bounds
+    spans = {"=": (below, above), "!=": (below, above), "<": (0, below), "<=": (0, above), ">": (above, size), ">=": (below, size)}
+    return spans[operator]
+
+
+def _bounds(column: Column, value: Value) -> tuple[int, int] | None:
+    """How many of a column's values are less than a value, and how many are not greater; None where they cannot be compared."""
+    kind, stored = typed(value)
+    if column.type == "string" or kind == "string":
+        if not isinstance(column.values, StringColumn) or not isinstance(stored, str):
+            return None
+        return _bisect(column.values, stored.encode("utf-8", "surrogatepass"))
+    if (column.type == "boolean") != (kind == "boolean"):
+        return None
+    values = np.asarray(column.values)
+    number = stored if not isinstance(stored, str) else 0
+    if column.type == "integer" and isinstance(number, float):
+        # NumPy would compare as float64, in which large integers are not exact.
+        limits = np.iinfo(np.int64)
+        if not limits.min <= number <= limits.max:
+            return (0, 0) if number < 0 else (len(values), len(values))
+        return int(np.searchsorted(values, math.ceil(number))), int(np.searchsorted(values, math.floor(number), "right"))
+    return int(np.searchsorted(values, number)), int(np.searchsorted(values, number, "right"))
+
+
+def _bisect(values: StringColumn, wanted: bytes) -> tuple[int, int]:
+    low, high = 0, len(values)
+    while low < high:
+        middle = (low + high) // 2
+        if values.bytes_of(middle) < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low, low + (low < len(values) and values.bytes_of(low) == wanted)
+
+
+@dataclass(frozen=True)
+class _Token:
+    """A part of a condition: ``quoted``, ``bare``, ``operator`` or ``comma``."""
+
+    kind: str
+    text: str
+
+
+def _split(text: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    for match in _TOKENS.finditer(text.strip()):
+        kind = str(match.lastgroup)
+        if kind == "other":
+            raise _malformed(text, combined=match[kind] in "&|")
+        tokens.append(_Token(kind, match[kind]))
+    return tokens
+
+
+def _malformed(text: str, *, combined: bool) -> InputError:
+    shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return InputError(f"filter {shown!r}: expected {GRAMMAR}; {_ALONE if combined else _QUOTING}")
+
+
+def _string(token: _Token) -> str:
+    if token.kind == "bare":
+        return token.text
+    try:
+        return str(json.loads(token.text))
+    except ValueError as error:
+        raise InputError(f"filter: {token.text} is not a string in double quotes ({error})") from error
+
+
+def _read(token: _Token) -> tuple[Value, ...]:
+    """What a value may be: a number or a truth value if it reads as one, and a string; in quotes a string alone."""
+    word = _string(token)
+    if token.kind == "quoted":
+        return (word,)
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true", word
+    for number in (int, float):
         try:
-            fields = json.loads(self.line(row))
-            if not fields.get(_LOST):
-                return Document(fields["_id"], fields["text"], fields["title"], fields.get("metadata"))
-        except DamagedIndexError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedIndexError(f"{self._path}:{row + 1}: not a document ({error}); run quiver index repair") from error
-        raise LostTextError(f"the text of document '{fields['_id']}' was lost to damage; add the document again with --replace")
-
-    def lost(self) -> NDArray[np.bool_]:
-        """Rows whose line was lost with a damaged file, (P,)."""
-        return self._lines.lost()
-
-
-def lost_line(key: str) -> bytes:
-    """The line of a document whose text is lost."""
-    return json.dumps({"_id": key, _LOST: True}, ensure_ascii=False).encode("utf-8") + b"\n"
-
-
-def is_texts(name: str) -> bool:
-    """Whether a file of a segment holds texts, which no search reads."""
-    return name in (_LINES, _OFFSETS)
+            value = number(word)
+        except ValueError:
+            continue
+        # An integer is not asked: beyond 300 digits it cannot be turned into the float that isfinite looks at.
+        return (value, word) if isinstance(value, int) or math.isfinite(value) else (word,)
+    return (word,)
 
 
 Part = TypeVar("Part")
 
+
 DOCUMENT_BYTES = 256
 """Maximum memory per document for writing or merging, in bytes, without its id and metadata: hash, rank, offsets, and copies of them."""
+
 
 DESCRIBED_COPIES = 12
 """Maximum memory for ids and metadata while writing or merging, as a multiple of the size of their files (`is_described`)."""
 
-_TOKENS = "documents.tokens"
+
+_TOKEN_COUNTS = "documents.tokens"
 
 
 class DocumentTable:
@@ -620,7 +659,7 @@ def _opened(part: Part | DamagedIndexError) -> Part:
 
 def open_tokens(files: Files, count: int) -> CheckedArray:
     """Packed token counts of each document, (P,) uint32."""
-    return files.map(_TOKENS, np.uint32, (count,))
+    return files.map(_TOKEN_COUNTS, np.uint32, (count,))
 
 
 def is_described(name: str) -> bool:
@@ -693,5 +732,7 @@ def merge_documents(parts: Sequence[tuple[DocumentTable, NDArray[np.bool_]]], fo
 
 
 def _write_tokens(folder: Path, tokens: NDArray[np.uint32], disk: Disk) -> dict[str, str]:
-    write_array(folder / _TOKENS, tokens, disk)
-    return {_TOKENS: "what tokenising did to each document: 4 times its tokens, + 2 if it was truncated, + 1 if it was empty, (P,) uint32"}
+    write_array(folder / _TOKEN_COUNTS, tokens, disk)
+    return {
+        _TOKEN_COUNTS: "what tokenising did to each document: 4 times its tokens, + 2 if it was truncated, + 1 if it was empty, (P,) uint32"
+    }

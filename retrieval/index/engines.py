@@ -1,8 +1,10 @@
-"""The interface of an engine: a codec that is trained once, and segments that are written once.
+"""Index engines: their interface, the table of engines by name, and how engine names and settings are parsed.
 
-A *codec* holds the data that all segments share: centroids, codebooks, ranges. A *segment* holds the vectors of some documents, which it
-identifies only by their rows 0 to P - 1. An engine has no access to ids, stores or manifests: its caller provides folders, a `Disk` to
-write through, and a bitmap of the rows that may be found. `ENGINE_MODULES` lists the engines by name.
+An engine is a codec that is trained once, and segments that are written once. A *codec* holds the data that all segments share: centroids,
+codebooks, ranges. A *segment* holds the vectors of some documents, which it identifies only by their rows 0 to P - 1. An engine has no
+access to ids, stores or manifests: its caller provides folders, a `Disk` to write through, and a bitmap of the rows that may be found.
+
+To add an engine, write a module with a dictionary ``ENGINES`` that holds an `Engine`, and name the module in `ENGINE_MODULES`.
 
 Every engine keeps these rules:
     - scores are the model's similarity as exactly as the segment stores it, on one scale for all segments of a codec, so that hits of
@@ -253,6 +255,11 @@ AnyCodec: TypeAlias = Codec[Any, Any]
 
 AnySegment: TypeAlias = Segment[Any, Any]
 """A segment of either kind of vectors."""
+
+
+def is_approximate(codec: AnyCodec) -> bool:
+    """Whether the engine is approximate; an exact engine has nothing to calibrate."""
+    return len(codec.param_grid(10, documents=1)) > 1
 
 
 def check_preset(effort: str | Mapping[str, Setting]) -> None:

@@ -1,4 +1,8 @@
-"""Exact rankings from float32 scores: ties are found and broken by document id, wherever the documents are stored.
+"""Exact search, and the exact engines: uncompressed float32 vectors, all of which are compared with every query.
+
+On disk a segment is one memory-mapped file of vectors; in memory it is any `Rows`, such as vectors of the embedding store. Dense vectors
+are searched with ``faiss.knn``, the search of ``IndexFlatIP`` without its copy of the vectors; token vectors are scored by MaxSim. A
+document without token vectors keeps its row and id and is never found.
 
 Matrix products round the same inner product differently at different positions of the matrix: with FAISS and 300 queries of width 768,
 copies of one document got different scores for most queries. Scores that are too close to order in float32 are therefore computed again
@@ -9,7 +13,7 @@ together nor on the number of threads.
 query; the k best of all blocks and a margin are kept. If the margin does not contain the end of a tie at position k, a second pass reads
 every document whose score may reach the k best. Peak memory: one block and Q x (k + margin) candidates.
 
-Shapes: Q queries, P documents, n documents of a block, k hits, d width.
+Shapes: Q queries, P documents, n documents of a block, T token vectors of all documents, n_i token vectors of text i, k hits, d width.
 Source of the error bound: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1.
 """
 

@@ -1,4 +1,13 @@
-"""Errors of damaged indexes. They have their own types, so that programs can distinguish damage from a wrong path."""
+"""Files of an index: written through a `Disk`, memory-mapped and verified block by block as they are read.
+
+All changes to the file system that building, adding, deleting, compacting and repairing an index make go through a `Disk`. ``REAL`` is the
+real file system. Tests use disks that fail at a chosen call, run out of space, write partially, or forget unsynced data: durability depends
+on the order of these calls, and is tested call by call. Reads do not use a disk, nor does the writers' lock, which holds no data.
+
+Files are raw arrays without a header: the reader knows dtype and shape, the manifest holds the checksum. A file is divided into blocks of
+16 KiB with a digest each. `CheckedArray` compares a block with its digest when the block is first read; repair reads around damaged blocks
+(`SalvagedFile`). Damage raises `DamagedIndexError`, so that programs can distinguish it from a wrong path.
+"""
 
 from __future__ import annotations
 

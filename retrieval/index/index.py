@@ -1,10 +1,12 @@
-"""Segments: documents and their vectors, row by row, and the merge of several segments' hits into one ranking.
+"""An opened index: the segments of one committed generation, searched as one.
 
-Engines handle only rows and vectors; the document table handles only rows, ids, texts and metadata. This module writes, opens and merges
-segments. Hits of segments, or of shards in other processes, have comparable scores of one codec, and no document is in two segments: the
-overall ranking is the k best of all parts, ordered by score and then by document id, both descending.
+A segment is a document table and the vectors of an engine, row by row. Engines handle only rows and vectors; the document table handles
+only rows, ids, texts and metadata. Hits of segments, or of shards in other processes, have comparable scores of one codec, and no document
+is in two segments: the overall ranking is the k best of all parts, ordered by score and then by document id, both descending.
 
-Shapes: P documents, Q queries, k hits.
+An opened index never changes, whatever is added, deleted or compacted in its folder; open it again to see changes.
+
+Shapes: P documents, Q queries, k hits, n_i token vectors of text i, d vector width.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents import LOOK, DocumentTable, DocumentTableWriter, StringColumn, merge_documents
+from quiver.retrieval.index.documents import DocumentTable, DocumentTableWriter, Filter, FilterLike, as_filter, describe, merge_documents
 from quiver.retrieval.index.engines import (
     AnyCodec,
     AnySegment,
@@ -36,7 +38,6 @@ from quiver.retrieval.index.engines import (
     open_codec,
 )
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, missing_file
-from quiver.retrieval.index.metadata import Filter, FilterLike, as_filter, describe
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, check_target
 from quiver.retrieval.index.store.reading import (
     Layout,
@@ -48,6 +49,7 @@ from quiver.retrieval.index.store.reading import (
     read_generation,
     verify_files,
 )
+from quiver.retrieval.index.strings import LOOK, StringColumn
 from quiver.retrieval.records import DenseVectors, Document, Hits, ModelCard, TextTokens, TokenCounts, TokenVectors
 
 

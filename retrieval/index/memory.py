@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import checked_document, read_documents
-from quiver.retrieval.index.documents import DocumentTable, IdTable
+from quiver.retrieval.index.documents import DocumentTable, MetadataTable
 from quiver.retrieval.index.engines import (
     EXACT_DENSE,
     EXACT_TOKENS,
@@ -42,9 +42,9 @@ from quiver.retrieval.index.exact import (
 )
 from quiver.retrieval.index.files import CheckedArray, Files, MemoryDisk
 from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter, open_segment
-from quiver.retrieval.index.metadata import MetadataTable
 from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
+from quiver.retrieval.index.strings import IdTable
 from quiver.retrieval.records import DenseVectors, Document, MatrixRows, ModelCard, Rows, TokenCounts
 from quiver.retrieval.utils import progress_bar
 

@@ -1,10 +1,19 @@
-"""The documents of a build and their vectors.
+"""The work of a build in pieces: read the documents, encode them, and write segments that survive a killed process.
 
 Documents are read once before anything is encoded: this finds malformed lines and repeated ids within seconds, counts the documents, and
 computes the checksum by which a resumed build recognizes its corpus. Memory: at most one chunk of documents, 8 bytes per id and 4 bytes
 per text length.
 
-Shapes: B documents of a chunk, n vectors of them, d width.
+A *chunk* is a list of documents that the model encodes in one call. Vectors may depend on it in their last bits, because the batch decides
+how matrices are multiplied; chunks therefore do not depend on the number of workers. A *piece* is a run of chunks: the work unit of an
+executor and the most work that is lost if a process is killed. The plan is stored with the pieces, so that a resumed build has the same
+pieces whatever its memory limit or number of workers. A finished piece has a durable marker, and a resumed build makes only the missing
+ones.
+
+This module holds what a worker does; it needs only the folder of the index, on a shared file system, and loads the model itself.
+`quiver.retrieval.index.build` plans the pieces, distributes them, merges them and commits.
+
+Shapes: P documents of an index, B documents of a chunk, n vectors of some documents, d width.
 """
 
 from __future__ import annotations
@@ -29,7 +38,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import checked_document, read_documents
 from quiver.retrieval.data.embedding_store import stack_vectors
-from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES, id_hashes
+from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
 from quiver.retrieval.index.engines import AnyCodec, Setting, open_codec
 from quiver.retrieval.index.files import (
     REAL,
@@ -45,6 +54,7 @@ from quiver.retrieval.index.files import (
 from quiver.retrieval.index.index import Contents, SegmentFolderWriter
 from quiver.retrieval.index.store.reading import FileEntry, Layout, verify_files
 from quiver.retrieval.index.store.writing import seal
+from quiver.retrieval.index.strings import id_hashes
 from quiver.retrieval.models.loading import load_from_card
 from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
@@ -419,7 +429,7 @@ class BuildOptions:
         store_text: Store the texts, so that hits can be shown.
         fields: Metadata fields that filters can test; some document must have each of them. None for all fields. The name of a field in a
             nested object consists of both names, joined by a dot.
-        calibrate: Whether to measure the index's recall and latency (`retrieval.index.calibration`) at the end of the build, unless its
+        calibrate: Whether to measure the index's recall and latency (`quiver.retrieval.index.calibration`) at the end of the build, unless its
             engine is exact. `quiver.retrieval.index.calibration.allowed_seconds` limits the time.
         threads: Threads that each worker encodes with; None divides the threads of this process among the workers on its machine. A
             resumed build keeps the number that it was started with. With another number, vectors may differ in the last bit because

@@ -1,4 +1,18 @@
-"""Check an index: read every byte and compare it with its checksum."""
+"""Check and repair of an index: find damaged files, keep everything that can still be read.
+
+`check_index` reads every byte and compares it with its checksum. `repair_index` commits one new generation and moves damaged files to a
+folder in ``quarantine``, which no command reads; its owner deletes it. The content is that of the newest generation whose manifest can be
+read, from the manifest or from its copy in HEAD. A repair keeps every row of a damaged segment whose blocks are intact:
+
+1. A block with one flipped bit is corrected: its digest locates the bit.
+2. A row with vectors or an id in another damaged block is lost; texts, metadata and token counts are optional parts of a row.
+3. A lost row is taken from an older generation that has it in a segment of its own.
+
+Ids, texts and metadata are partly redundant. A lost id is read from the stored text of its document, and lost metadata from the stored
+texts; only data damaged in both places is lost.
+
+Shapes: P documents of a segment.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +28,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import exact
-from quiver.retrieval.index.documents import STEM, DocumentTable, IdTable, StringColumn, Texts, lost_line, open_tokens
+from quiver.retrieval.index.documents import DocumentTable, MetadataTable, MetadataWriter, is_metadata, open_tokens
 from quiver.retrieval.index.engines import AnyCodec, Bitmap, open_codec
 from quiver.retrieval.index.files import (
     BLOCK,
@@ -33,7 +47,6 @@ from quiver.retrieval.index.files import (
     write_file,
 )
 from quiver.retrieval.index.index import OpenSegment, merge_segments
-from quiver.retrieval.index.metadata import MetadataTable, MetadataWriter, is_metadata
 from quiver.retrieval.index.store.reading import (
     FileEntry,
     Layout,
@@ -51,6 +64,7 @@ from quiver.retrieval.index.store.reading import (
     verify_file,
 )
 from quiver.retrieval.index.store.writing import StoreWriter, unreferenced, writing
+from quiver.retrieval.index.strings import STEM, IdTable, StringColumn, Texts, lost_line
 
 
 @dataclass(frozen=True)

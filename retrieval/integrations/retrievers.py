@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quiver.retrieval.index.documents import FilterLike, as_filter
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index, open_index
-from quiver.retrieval.index.metadata import FilterLike, as_filter
 from quiver.retrieval.integrations.stores import missing_library
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import DenseModel, Document, Query, TokenModel

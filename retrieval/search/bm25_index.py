@@ -33,13 +33,13 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.documents import StringColumn
+from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import Bitmap, check_k
 from quiver.retrieval.index.files import REAL, Files, LostTextError, map_array, write_array, write_file
 from quiver.retrieval.index.index import OpenSegment
-from quiver.retrieval.index.metadata import FilterLike
 from quiver.retrieval.index.store.reading import FileEntry, verify_files
 from quiver.retrieval.index.store.writing import seal
+from quiver.retrieval.index.strings import StringColumn
 from quiver.retrieval.records import Hits
 from quiver.retrieval.search.bm25 import (
     PARAMETERS,

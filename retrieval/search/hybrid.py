@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Index
+from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import Setting, check_k
-from quiver.retrieval.index.metadata import FilterLike
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseModel, Hits, Query, Run, TokenModel
 from quiver.retrieval.search.bm25_index import WordIndex

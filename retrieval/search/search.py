@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.metadata import FilterLike
 from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.records import DenseEncoding, DenseModel, Missing, Query, TokenCounts, TokenModel
 

@@ -1,17 +1,24 @@
-"""Paths of the files of an index.
+"""A committed generation of an index: the paths of its files, its manifest, and how it is read.
 
-    DIR/FORMAT                              what the folder is, and the version of its format
-    DIR/HEAD                                the newest generation and a copy of its manifest
+    DIR/FORMAT                              format name and version
+    DIR/HEAD                                number of the newest generation and a copy of its manifest
     DIR/LOCK                                held by the one process that writes
     DIR/manifests/m-<generation>.json       one committed state each, never changed
-    DIR/codec/c-<sha256>/                   what all segments share, never changed
+    DIR/codec/c-<sha256>/                   data that all segments share, never changed
     DIR/segments/s-<generation>-<number>/   documents and their vectors, never changed
-    DIR/tombstones/t-<segment>-<generation> which rows of a segment are deleted, one bit each
-    DIR/quarantine/<generation>/            what a repair took out of use; nothing reads it, and only its owner deletes it
-    DIR/tmp/                                what is being written; only the holder of the lock touches it
-    DIR/tmp/b-<fingerprint>/                the pieces of a build, which may be resumed; all else there is rubbish once its writer is gone
+    DIR/tombstones/t-<segment>-<generation> deleted rows of a segment, one bit each
+    DIR/quarantine/<generation>/            files replaced by a repair; nothing reads them, and only their owner deletes them
+    DIR/tmp/                                uncommitted files; only the holder of the lock touches them
+    DIR/tmp/b-<fingerprint>/                pieces of a build that may be resumed; everything else is garbage once its writer has ended
 
 Generations are numbers that are never used twice, whatever happens to the files.
+
+The manifest describes one generation completely, with checksums of itself and of every file. It is JSON, so that people and other programs
+can read it. Unknown fields are rejected, because they would change what the index means.
+
+Readers take no lock. Opened files stay readable as long as they are open, because files are never changed and a mapping outlives the name
+of its file. Only a reader that is still opening the index can find files missing, if two commits have happened since it read the manifest;
+it then starts again with the newer manifest.
 """
 
 from __future__ import annotations
