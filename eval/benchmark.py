@@ -17,8 +17,7 @@ from quiver.encoder.files import expand_home
 from quiver.eval.datasets.cache import Cache, CachedCollection, is_offline
 from quiver.eval.datasets.metadata import Entry, Metadata
 from quiver.eval.datasets.registry import find, held, missing, near, registry, shortest
-from quiver.retrieval.data.corpus import Collection, load_collection
-from quiver.retrieval.data.run import ranked
+from quiver.retrieval.data.corpus import Collection, load_collection, ranked
 from quiver.retrieval.records import Run
 
 __all__ = ["Benchmark", "CollectionReader", "LocalFolder", "Metadata", "Policy", "cut", "depth", "resolve"]

@@ -48,9 +48,8 @@ from quiver.eval.results import (
     write_results,
 )
 from quiver.eval.significance import bootstrap_interval
-from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.data.corpus import Collection, ranked, write_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, open_embedding_store
-from quiver.retrieval.data.run import ranked, write_run
 from quiver.retrieval.index.engines import EXACT, Setting, check_engine, check_k, check_preset
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quiver.encoder.checkpoints.head_checkpoint import load_classifier
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import SHARED_TRANSFORM, ClassifierPooling, SequenceClassifier, init_head
 from quiver.encoder.packing import pack
@@ -49,7 +49,7 @@ def open_glue_model(
     """
     folder = encoder_folder(source)
     tokenizer = Tokenizer.from_pretrained(folder)
-    opened = load_classifier(folder, num_labels=len(task.labels) or 1, pooling=pooling, new_head_seed=seed)
+    opened = load_head(SequenceClassifier, folder, num_labels=len(task.labels) or 1, pooling=pooling, new_head_seed=seed)
     family = opened.encoder.config.family
     if opened.pooling != "cls" and family not in SHARED_TRANSFORM:
         raise InputError(f"model.pooling: a {family} classifies by its first token; set it to cls")

@@ -11,11 +11,11 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
+from quiver.encoder.training.run_folder import RECORD
 from quiver.eval.averages import Average, average
 from quiver.eval.nlu.fine_tuning.run import SCHEMA as RUN_SCHEMA
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 from quiver.eval.nlu.glue_training import TaskScores
-from quiver.retrieval.training.run_folder import RECORD
 
 SCHEMA = "quiver-glue/1"
 RESULTS = "results.json"

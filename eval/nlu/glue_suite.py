@@ -14,12 +14,12 @@ from pathlib import Path
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.encoder.training.run_folder import BEGUN, MODEL, RECORD, WITHOUT_WEIGHT, recipe_changes, refuse_existing
 from quiver.eval.nlu.fine_tuning.run import Request, finished
 from quiver.eval.nlu.glue_recipe import MNLI, GlueRecipe
 from quiver.eval.nlu.glue_results import GlueResults, gather_results, write_results
 from quiver.eval.nlu.glue_tasks import TaskName
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, run_recipe, train_glue_task
-from quiver.retrieval.training.run_folder import BEGUN, MODEL, RECORD, WITHOUT_WEIGHT, recipe_changes, refuse_existing
 
 logger = logging.getLogger(__name__)
 

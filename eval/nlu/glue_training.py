@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quiver.encoder.checkpoints.head_checkpoint import load_classifier, save_classifier
+from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, write_json
 from quiver.encoder.heads import SequenceClassifier
@@ -126,12 +126,12 @@ class TextTask:
 
     def save(self, model: SequenceClassifier, folder: Path) -> None:
         """Write model and tokenizer."""
-        save_classifier(model, folder)
+        save_head(model, folder)
         save_tokenizer(self.tokenizer, folder)
 
     def open(self, folder: Path) -> SequenceClassifier:
         """Read a model."""
-        return load_classifier(folder)
+        return load_head(SequenceClassifier, folder)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quiver.encoder.checkpoints import config_to_hf
-from quiver.encoder.checkpoints.head_checkpoint import load_span_qa, save_span_qa
+from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import SpanQA
@@ -39,7 +39,7 @@ def open_span_qa(
     """
     folder = encoder_folder(source)
     tokenizer = Tokenizer.from_pretrained(folder)
-    model = load_span_qa(folder, new_head_seed=seed)
+    model = load_head(SpanQA, folder, new_head_seed=seed)
     if extend == 1 and attention_dropout is None:
         return model, tokenizer
     encoder = extend_positions(model.encoder, extend) if extend > 1 else model.encoder
@@ -75,7 +75,7 @@ def save_qa_model(model: SpanQA, tokenizer: Tokenizer, folder: Path) -> None:
     Raises:
         InputError: The config.json of the model's family cannot express the head.
     """
-    save_span_qa(model, folder)
+    save_head(model, folder)
     save_tokenizer(tokenizer, folder)
 
 

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quiver.encoder.checkpoints.head_checkpoint import load_span_qa
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
 from quiver.encoder.heads import SpanQA
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.run_folder import MODEL
 from quiver.eval.nlu.answering import answer_questions
 from quiver.eval.nlu.fine_tuning.run import Prepared, Request, run_fine_tuning
 from quiver.eval.nlu.fine_tuning.task import Schedule, TaskBatch
@@ -33,7 +34,6 @@ from quiver.eval.nlu.qa_recipe import QaDataSection, QaRecipe
 from quiver.eval.nlu.qa_results import PREDICTIONS, RESULTS, QaResults, answer_texts, score_predictions, write_qa_results
 from quiver.eval.nlu.questions import Question, read_questions, read_split
 from quiver.eval.nlu.windows import NOWHERE, LabelledWindow, check_settings, labelled_windows
-from quiver.retrieval.training.run_folder import MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class SpanTask:
 
     def open(self, folder: Path) -> SpanQA:
         """Read a model."""
-        return load_span_qa(folder)
+        return load_head(SpanQA, folder)
 
 
 def train_qa(

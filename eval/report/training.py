@@ -19,12 +19,12 @@ from quiver.encoder.files import read_json
 from quiver.encoder.pretraining import run_folder as pretraining_folder
 from quiver.encoder.pretraining.record import curves as pretraining_curves
 from quiver.encoder.training.log import LOG, curve, read_log
+from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD
 from quiver.eval.report.blocks import Block, Code, Column, Facts, Figure, Gallery, Paragraph, Report, Section, Span, Table, table
 from quiver.eval.report.charts import Curve, Points, curve_chart, curve_note, finite
 from quiver.eval.report.render import write_folder
 from quiver.eval.report.systems import LABELS, points
 from quiver.eval.results import HEADLINE
-from quiver.retrieval.training.run_folder import BEGUN, RECIPE, RECORD
 
 CURVES: Mapping[str, str] = {
     "loss": "Loss",

@@ -64,7 +64,7 @@ def glue(
 
     Example: quiver glue glue_base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
     """
-    from quiver.encoder.training.stopping import RunStoppedError
+    from quiver.encoder.training.processes import RunStoppedError
     from quiver.eval.nlu.glue_recipe import load_glue_recipe
     from quiver.eval.nlu.glue_results import RESULTS
     from quiver.eval.nlu.glue_suite import train_glue
@@ -125,10 +125,10 @@ def qa_train(
 
     Example: quiver qa train qa_korquad_512 --out runs/qa-512 model.init=klue/bert-base
     """
-    from quiver.encoder.training.stopping import RunStoppedError
+    from quiver.encoder.training.processes import RunStoppedError
+    from quiver.encoder.training.run_folder import MODEL
     from quiver.eval.nlu.qa_recipe import load_qa_recipe
     from quiver.eval.nlu.qa_training import train_qa
-    from quiver.retrieval.training.run_folder import MODEL
 
     resolved, bars = load_qa_recipe(recipe, overrides or []), show_progress(progress)
     try:

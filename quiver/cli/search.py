@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from quiver.cli.rankings import Explained, Found
     from quiver.retrieval.cluster.index import ShardedIndex
     from quiver.retrieval.records import Missing, Query, Run
-    from quiver.retrieval.search.bm25_index import WordScore
+    from quiver.retrieval.search.bm25 import WordScore
     from quiver.retrieval.search.explain import Explanation, TokenMatch
 
 logger = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ def search(
         raise InputError("--generation opens an index in this process; leave --shards and --shard-memory out")
 
     from quiver.cli import rankings
-    from quiver.retrieval.data.run import write_run
+    from quiver.retrieval.data.corpus import write_run
     from quiver.retrieval.index import Filter
 
     condition = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
@@ -239,10 +239,9 @@ def _sharded(
         yield None
         return
     size = None if memory is None else parse_size(memory)
-    from quiver.retrieval.cluster.index import open_sharded
-    from quiver.retrieval.cluster.plan import Sharding
+    from quiver.retrieval.cluster.index import Timeouts, open_sharded
     from quiver.retrieval.cluster.ray_backend import RayLauncher, connected
-    from quiver.retrieval.cluster.replicas import Timeouts
+    from quiver.retrieval.cluster.shard import Sharding
 
     # A batch of queries may take long, and a lost actor is noticed without a time limit.
     unlimited = Timeouts(attempt=float("inf"), answer=float("inf"))

@@ -167,7 +167,7 @@ def pretrain(
     from quiver.encoder.pretraining import load_pretraining_recipe
     from quiver.encoder.pretraining import prepare as prepare_recipe
     from quiver.encoder.pretraining import pretrain as run_recipe
-    from quiver.encoder.training.stopping import RunStoppedError
+    from quiver.encoder.training.processes import RunStoppedError
     from quiver.eval.report.training import write_training_report
 
     resolved = load_pretraining_recipe(recipe, overrides or [])
@@ -331,7 +331,7 @@ def average_checkpoints(
 
     Example: quiver average-checkpoints runs/mine/checkpoints/step-000400 runs/mine/checkpoints/step-000500 --out runs/averaged
     """
-    from quiver.retrieval.training.averaging import write_average
+    from quiver.retrieval.training.loop.state import write_average
 
     card = write_average(models, out, overwrite=overwrite)
     if as_json:

@@ -42,8 +42,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, write_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
+from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import load_from_card, with_absolute_source
-from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.records import (
     IN_PROCESS,
     DenseEncoding,

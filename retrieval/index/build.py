@@ -78,8 +78,8 @@ from quiver.retrieval.index.store.reading import (
     verify_files,
 )
 from quiver.retrieval.index.store.writing import StoreWriter, writing
+from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import with_absolute_source
-from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.records import IN_PROCESS, DenseEncoding, Document, Executor, ModelCard
 from quiver.retrieval.utils import Advance, installed_version, progress_bar
 

@@ -55,8 +55,8 @@ from quiver.retrieval.index.index import Contents, SegmentFolderWriter
 from quiver.retrieval.index.store.reading import FileEntry, Layout, verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.strings import id_hashes
+from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import load_from_card
-from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
 from quiver.retrieval.utils import Advance
 
@@ -429,8 +429,8 @@ class BuildOptions:
         store_text: Store the texts, so that hits can be shown.
         fields: Metadata fields that filters can test; some document must have each of them. None for all fields. The name of a field in a
             nested object consists of both names, joined by a dot.
-        calibrate: Whether to measure the index's recall and latency (`quiver.retrieval.index.calibration`) at the end of the build, unless its
-            engine is exact. `quiver.retrieval.index.calibration.allowed_seconds` limits the time.
+        calibrate: Measure recall and latency of the index at the end of the build (`quiver.retrieval.index.calibration`), unless its engine
+            is exact. `quiver.retrieval.index.calibration.allowed_seconds` limits the time.
         threads: Threads that each worker encodes with; None divides the threads of this process among the workers on its machine. A
             resumed build keeps the number that it was started with. With another number, vectors may differ in the last bit because
             libraries may add in another order.

@@ -22,8 +22,7 @@ from tokenizers import decoders
 from quiver.encoder import Tokenizer
 from quiver.retrieval.index import Index
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.models.pooling import comparable
+from quiver.retrieval.models.encoding import clean, comparable
 from quiver.retrieval.records import DenseModel, Role, TokenVectors
 
 _SENTENCEPIECE_SPACE = "\u2581"

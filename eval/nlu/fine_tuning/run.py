@@ -1,37 +1,30 @@
 """A fine-tuning run, from the beginning or resumed: run folder, training, best model, record.
 
-The run folder is described in `retrieval.training.run_folder`; it also holds the results of the task. A session can be interrupted at any
-point: the folder then holds the run at its last checkpoint. A resumed run ends with the same weights as an uninterrupted one, bit for bit
-on a CPU.
+The run folder is described in `quiver.encoder.training.run_folder`; it also holds the results of the task. A session can be interrupted at
+any point: the folder then holds the run at its last checkpoint. A resumed run ends with the same weights as an uninterrupted one, bit for
+bit on a CPU.
 """
 
 from __future__ import annotations
 
 import logging
-import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch
-
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, RunLog, curve, read_log
-from quiver.encoder.training.machine import keep_freed_memory, peak_memory
-from quiver.encoder.training.random_state import preserve_rng_state
-from quiver.encoder.training.trainer import Progress
-from quiver.eval.nlu.fine_tuning.task import SCORE, Example, Model, Schedule, Session, Task, fine_tune
-from quiver.retrieval.models.loading import default_device
-from quiver.retrieval.training.run_folder import (
+from quiver.encoder.training.processes import keep_freed_memory, peak_memory
+from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     RECORD,
-    Beginning,
+    RunIdentity,
+    describe_session,
+    exclusive_lock,
     finish_run,
     new_run,
     refuse_existing,
@@ -41,7 +34,10 @@ from quiver.retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from quiver.retrieval.training.run_record import versions
+from quiver.encoder.training.state import preserve_rng_state
+from quiver.encoder.training.trainer import Progress
+from quiver.eval.nlu.fine_tuning.task import SCORE, Example, Model, Schedule, Session, Task, fine_tune
+from quiver.retrieval.models.loading import default_device
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -119,11 +115,11 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
     with preserve_rng_state(), keep_freed_memory(), exclusive_lock(out):
         if request.resume:
             refuse_nothing_to_resume(out)
-            refuse_other_run(out, _beginning(request, {}))
+            refuse_other_run(out, _identity(request, {}))
         else:
             refuse_existing(out, overwrite=request.overwrite)
         prepared = prepare()
-        now = _beginning(request, prepared.facts)
+        now = _identity(request, prepared.facts)
         room: AbstractContextManager[None] = nullcontext() if request.resume else new_run(out)
         try:
             with room:
@@ -134,12 +130,11 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
                     (out / name).unlink(missing_ok=True)
 
 
-def _beginning(request: Request, facts: Mapping[str, Any]) -> Beginning:
-    about = {"command": request.command, "device": default_device(), "threads": torch.get_num_threads(), "versions": versions()}
-    return Beginning(request.recipe, facts, about)
+def _identity(request: Request, facts: Mapping[str, Any]) -> RunIdentity:
+    return RunIdentity(request.recipe, facts, describe_session(request.command, default_device()))
 
 
-def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Beginning) -> Result:
+def _train(request: Request, prepared: Prepared[Model, Example, Result], now: RunIdentity) -> Result:
     out, checkpoints = request.out, Checkpoints(request.out / CHECKPOINTS)
     step = None
     if request.resume:
@@ -155,19 +150,13 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Be
     shutil.rmtree(unfinished_model(out), ignore_errors=True)
     prepared.task.save(model, unfinished_model(out))
     scores = prepared.finish(model)
-    record = {
-        "schema": SCHEMA,
-        "recipe": request.recipe,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "platform": platform.platform(),
-        **now.about,
-        **prepared.facts,
+    parts = {
         "counts": prepared.counts,
         "model": {"parameters": sum(weight.numel() for weight in model.parameters())},
         "result": _result(session, progress),
         "scores": asdict(scores),
     }
-    finish_run(out, record)
+    finish_run(out, now.record(SCHEMA, parts))
     return scores
 
 

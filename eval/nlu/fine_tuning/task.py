@@ -19,12 +19,11 @@ from torch.optim import AdamW
 
 from quiver.encoder.heads import SequenceClassifier, SpanQA
 from quiver.encoder.packing import PackedBatch
-from quiver.encoder.training.bar import FORMS, BarCallback, training_bar
+from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, RunLog
-from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.state_files import read_state, write_state
-from quiver.encoder.training.stopping import stop_requests
+from quiver.encoder.training.processes import Processes, stop_requests
+from quiver.encoder.training.state import read_state, write_state
 from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, read_progress
 from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
 

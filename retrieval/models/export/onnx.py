@@ -79,7 +79,7 @@ def _last(hidden: Tensor, attended: Tensor, pooled: Tensor) -> Tensor:
 
 
 POOLINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"cls": _cls, "mean": _mean, "max": _max, "lasttoken": _last}
-"""`quiver.retrieval.models.pooling.POOLINGS` over padded hidden states (B, S, D), attention mask and pooling mask (B, S)."""
+"""`quiver.retrieval.models.encoding.POOLINGS` over padded hidden states (B, S, D), attention mask and pooling mask (B, S)."""
 
 
 class PaddedModel(nn.Module):

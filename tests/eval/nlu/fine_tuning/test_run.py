@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from quiver.encoder import InputError, load_classifier
+from quiver.encoder import InputError, load_head
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import SequenceClassifier
-from quiver.encoder.training.bar import BarCallback
+from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.state_files import write_state
-from quiver.encoder.training.stopping import RunStoppedError
+from quiver.encoder.training.processes import RunStoppedError
+from quiver.encoder.training.run_folder import exclusive_lock
+from quiver.encoder.training.state import write_state
 from quiver.eval.nlu.fine_tuning.run import Request
 from quiver.eval.nlu.glue_recipe import GlueRecipe
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
@@ -104,8 +104,8 @@ def test_a_run_leaves_its_best_model(whole: Path) -> None:
     assert record["scores"]["score"] == max(scores.values()) == read_json(whole / RESULTS)["score"]
     checkpoints = Checkpoints(whole / "checkpoints")
     assert checkpoints.steps() == sorted({result["best_step"], 24})
-    best = load_classifier(checkpoints.path(result["best_step"])).state_dict()
-    for name, weight in load_classifier(whole / "model").state_dict().items():
+    best = load_head(SequenceClassifier, checkpoints.path(result["best_step"])).state_dict()
+    for name, weight in load_head(SequenceClassifier, whole / "model").state_dict().items():
         assert torch.equal(weight, best[name])
     assert record["counts"] == {"examples": 240, "truncated": 0, "held_out": 60, "held_out_truncated": 0}
     assert set(record["sha256"]) == {"train", "validation"}
@@ -257,8 +257,8 @@ def test_patience_ends_a_run_and_the_best_is_its_model(
     result = read_json(out / "run.json")["result"]
     assert (result["steps"], result["best_step"], result["stopped_early"]) == (steps, best, steps < 24)
     assert Checkpoints(out / "checkpoints").steps() == sorted({best, steps})
-    kept = load_classifier(out / "checkpoints" / f"step-{best:06d}").state_dict()
-    for name, weight in load_classifier(out / "model").state_dict().items():
+    kept = load_head(SequenceClassifier, out / "checkpoints" / f"step-{best:06d}").state_dict()
+    for name, weight in load_head(SequenceClassifier, out / "model").state_dict().items():
         assert torch.equal(weight, kept[name])
 
 

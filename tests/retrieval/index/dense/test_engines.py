@@ -15,7 +15,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.refine import ScalarCoding
 from quiver.retrieval.index.engines import Sample, find_engine, open_codec
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
-from quiver.retrieval.models.pooling import comparable
+from quiver.retrieval.models.encoding import comparable
 
 KINDS = ["pq", "pq4", "pq16", "ivf", "faiss-ivf", "faiss-graph", "faiss-codes", "faiss-rotated"]
 # One of each way to write and to find.

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quiver.encoder import InputError
+from quiver.encoder.files import write_json
+from quiver.encoder.schema import TextSchema
+from quiver.encoder.training import run_folder
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import LOCK, exclusive_lock
-from quiver.encoder.training.log import LOG
-from quiver.encoder.training.nonfinite import NONFINITE
-from quiver.retrieval.training import run_folder
-from quiver.retrieval.training.run_folder import (
+from quiver.encoder.training.log import LOG, NONFINITE
+from quiver.encoder.training.run_folder import (
     BEGUN,
     CHECKPOINTS,
     DATA,
+    LOCK,
     MADE,
     MODEL,
     RECIPE,
     RECORD,
     START,
-    Beginning,
+    RunIdentity,
+    describe_session,
+    exclusive_lock,
     finish_run,
     is_run,
     new_run,
@@ -41,11 +47,10 @@ from quiver.retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from quiver.retrieval.training.sections import Recipe
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
 
-BEGINNING = Beginning(
+IDENTITY = RunIdentity(
     recipe={"name": "old", "training": {"seed": 7, "learning_rate": 1e-5, "lora": None}, "data": {"train": ["a", "b"]}},
     facts={"processes": 1, "data": {"rows": 64, "sha256": "ab"}},
     about={"command": "quiver train", "device": "cpu", "threads": 2, "versions": {"torch": "2.11", "pylate": None}},
@@ -56,9 +61,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def begin(out: Path, beginning: Beginning = BEGINNING) -> None:
+def begin(out: Path, identity: RunIdentity = IDENTITY) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    beginning.write(out)
+    identity.write(out)
 
 
 def train(out: Path, name: str) -> None:
@@ -76,14 +81,14 @@ def train(out: Path, name: str) -> None:
 def finished(out: Path, name: str = "old") -> None:
     begin(out)
     train(out, name)
-    finish_run(out, {"schema": "quiver-run/2", "name": name, "recipe": BEGINNING.recipe})
+    finish_run(out, {"schema": "quiver-run/2", "name": name, "recipe": IDENTITY.recipe})
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     begin(out)
     assert is_run(out)
-    assert recipe_of(out) == BEGINNING.recipe
+    assert recipe_of(out) == IDENTITY.recipe
     train(out, "old")
     (out / START).mkdir()
     (out / ".replaced-abc").mkdir()
@@ -146,21 +151,21 @@ def test_what_can_be_resumed(tmp_path: Path) -> None:
         refuse_nothing_to_resume(tmp_path / "done")
 
 
-def changed(**parts: Any) -> Beginning:
-    whole = {"recipe": dict(BEGINNING.recipe), "facts": dict(BEGINNING.facts), "about": dict(BEGINNING.about)}
+def changed(**parts: Any) -> RunIdentity:
+    whole = {"recipe": dict(IDENTITY.recipe), "facts": dict(IDENTITY.facts), "about": dict(IDENTITY.about)}
     for part, values in parts.items():
         whole[part] = {**whole[part], **values}
-    return Beginning(**whole)
+    return RunIdentity(**whole)
 
 
 def test_a_run_is_resumed_as_it_was_begun(tmp_path: Path) -> None:
     begin(tmp_path)
-    refuse_other_run(tmp_path, BEGINNING)
-    refuse_other_run(tmp_path, Beginning(BEGINNING.recipe, {"processes": 1}, {}))  # the data are not read yet
+    refuse_other_run(tmp_path, IDENTITY)
+    refuse_other_run(tmp_path, RunIdentity(IDENTITY.recipe, {"processes": 1}, {}))  # the data are not read yet
     refuse_other_run(tmp_path, changed(about={"command": "another", "device": "cuda"}))
     refuse_other_run(tmp_path, changed(recipe={"data": {"train": ("a", "b")}}))  # a tuple is a list in JSON
     needs = rf"^{tmp_path}: --resume needs the run as it was begun; "
-    training = {**BEGINNING.recipe["training"], "seed": 8, "lora": {"rank": 2}}
+    training = {**IDENTITY.recipe["training"], "seed": 8, "lora": {"rank": 2}}
     with pytest.raises(InputError, match=needs + r'training\.seed was 7, is 8; training\.lora was null, is {"rank": 2}$'):
         refuse_other_run(tmp_path, changed(recipe={"training": training}))
     with pytest.raises(InputError, match=needs + r'data\.train was \["a", "b"\], is \["a"\]$'):
@@ -173,23 +178,39 @@ def test_a_run_is_resumed_as_it_was_begun(tmp_path: Path) -> None:
         refuse_other_run(tmp_path, changed(recipe={"kind": 3}))
 
 
-def test_what_no_weight_depends_on_may_be_another(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    begin(tmp_path, replace(BEGINNING, recipe=make_recipe("dense").model_dump()))
-    free = {
-        "name": "another",
-        "description": "better",
-        "source": "here",
-        "cost": "much",
-        "expected": "more",
-        "training.log_every": 50,
-        "training.keep_checkpoints": 7,
-    }
-    assert set(free) == run_folder.WITHOUT_WEIGHT
-    other = make_recipe("dense", *(f"{path}={value}" for path, value in free.items() if "." in path))
-    other = other.replace(**{path: value for path, value in free.items() if "." not in path})
-    now = replace(BEGINNING, recipe=other.model_dump())
+class Training(TextSchema):
+    """Section of `Recipe`."""
+
+    seed: int
+    log_every: int = 10
+    keep_checkpoints: int = 2
+    gradient_checkpointing: bool = False
+
+
+class Phase(TextSchema):
+    """Item of a list in `Recipe`."""
+
+    tokens: int
+
+
+class Recipe(TextSchema):
+    """A recipe with what the functions of the run folder treat differently."""
+
+    name: str = "old"
+    description: str = "-"
+    source: str = "-"
+    cost: str = "-"
+    expected: str = "-"
+    training: Training
+    phases: tuple[Phase, ...] = ()
+
+
+def test_a_resumed_session_may_change_settings_that_do_not_affect_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    begin(tmp_path, replace(IDENTITY, recipe=Recipe(training=Training(seed=7)).model_dump()))
+    texts = {"name": "another", "description": "better", "source": "here", "cost": "much", "expected": "more"}
+    numbers = {"log_every": 50, "keep_checkpoints": 7}
+    assert {*texts, *(f"training.{name}" for name in numbers)} == run_folder.WITHOUT_WEIGHT
+    now = replace(IDENTITY, recipe=Recipe(**texts, training=Training(seed=7, **numbers)).model_dump())
     refuse_other_run(tmp_path, now)
     with caplog.at_level(logging.WARNING, logger=run_folder.__name__):
         warn_of_changes(tmp_path, now)
@@ -197,31 +218,57 @@ def test_what_no_weight_depends_on_may_be_another(
         f"{tmp_path}: changed since the run was begun: name, description, source, cost, expected, training.log_every, "
         "training.keep_checkpoints; no weight depends on that"
     ]
-    seed = replace(BEGINNING, recipe=make_recipe("dense", "training.seed=8", "training.log_every=50").model_dump())
+    with pytest.raises(InputError, match=r"as it was begun; training\.log_every was 10, is 50; training\.keep_checkpoints was 2, is 7$"):
+        refuse_other_run(tmp_path, replace(now, without_weight={*texts}))
+    seed = replace(IDENTITY, recipe=Recipe(training=Training(seed=8, log_every=50)).model_dump())
     with pytest.raises(InputError, match=r"as it was begun; training\.seed was 7, is 8$"):
         refuse_other_run(tmp_path, seed)
 
 
-def test_a_recipe_from_before_a_setting_was_added(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
-    now = make_recipe("dense").model_dump()
+def test_settings_that_an_older_recipe_lacks_have_their_defaults(tmp_path: Path) -> None:
+    now = Recipe(training=Training(seed=7)).model_dump()
     was = json.loads(json.dumps(now))
-    for section, name in (("training", "gradient_checkpointing"), ("data", "positives"), ("loss", "matryoshka_dims")):
-        del was[section][name]
-    assert recipe_changes(was, now) == []
-    begin(tmp_path, replace(BEGINNING, recipe=was))
-    refuse_other_run(tmp_path, replace(BEGINNING, recipe=now))
-    other = make_recipe("dense", "training.gradient_checkpointing=true").model_dump()
-    assert recipe_changes(was, other) == [("training.gradient_checkpointing", False, True)]
+    del was["training"]["gradient_checkpointing"]
+    assert recipe_changes(was, now) == [("training.gradient_checkpointing", None, False)]
+    assert recipe_changes(was, now, Recipe) == []
+    begin(tmp_path, replace(IDENTITY, recipe=was))
+    refuse_other_run(tmp_path, replace(IDENTITY, recipe=now, schema=Recipe))
+    other = Recipe(training=Training(seed=7, gradient_checkpointing=True)).model_dump()
+    assert recipe_changes(was, other, Recipe) == [("training.gradient_checkpointing", False, True)]
     del was["training"]["seed"]  # it has no default
-    assert ("training.seed", None, 7) in recipe_changes(was, now)
-    assert recipe_changes({**now, "moons": 3}, now) == [("moons", 3, None)]  # of a later version
+    assert ("training.seed", None, 7) in recipe_changes(was, now, Recipe)
+    assert recipe_changes({**now, "moons": 3}, now, Recipe) == [("moons", 3, None)]  # of a later version
 
 
-def test_a_kill_between_the_two_files_of_a_beginning(tmp_path: Path) -> None:
-    begin(tmp_path, Beginning({}, {"processes": 1}, BEGINNING.about))
+def test_items_of_a_list_of_sections_are_compared_one_by_one() -> None:
+    was, now = (Recipe(training=Training(seed=7), phases=(Phase(tokens=1), Phase(tokens=last))).model_dump() for last in (2, 3))
+    assert recipe_changes(was, now) == [("phases.1.tokens", 2, 3)]
+    assert recipe_changes(was, {**now, "phases": []}) == [("phases", was["phases"] and [{"tokens": 1}, {"tokens": 2}], [])]
+
+
+def test_a_run_of_another_version_is_not_resumed(tmp_path: Path) -> None:
+    begin(tmp_path)
+    write_json(tmp_path / BEGUN, {**json.loads((tmp_path / BEGUN).read_text()), "schema": "quiver-begun/0"})
+    with pytest.raises(InputError, match=r"schema is quiver-begun/0, this version reads quiver-begun/1; start the run again"):
+        refuse_nothing_to_resume(tmp_path)
+
+
+def test_versions_of_a_session() -> None:
+    found = describe_session("quiver train", "cpu")
+    assert (found["command"], found["device"], found["threads"]) == ("quiver train", "cpu", torch.get_num_threads())
+    versions = found["versions"]
+    assert versions["python"] == platform.python_version()
+    assert versions["torch"] == version("torch")
+    assert versions["safetensors"] == version("safetensors")
+    assert "schedulefree" in versions
+    assert all(value is None or value[0].isdigit() for value in versions.values())
+
+
+def test_a_run_killed_between_its_first_two_files_can_be_resumed(tmp_path: Path) -> None:
+    begin(tmp_path, RunIdentity({}, {"processes": 1}, IDENTITY.about))
     (tmp_path / RECIPE).unlink()
     refuse_nothing_to_resume(tmp_path)
-    refuse_other_run(tmp_path, BEGINNING)
+    refuse_other_run(tmp_path, IDENTITY)
 
 
 def test_a_change_that_may_cost_the_bits_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -333,7 +380,7 @@ def test_after_a_kill_at_any_file_operation_what_is_left_of_a_removed_run_is_no_
 
     for _ in each_death(reset, lambda: remove_run(out)):
         if (out / CHECKPOINTS).exists():
-            assert recipe_of(out) == BEGINNING.recipe
+            assert recipe_of(out) == IDENTITY.recipe
         if [path for path in out.glob("*") if path.name != LOCK]:
             assert is_run(out)
             half += not (out / RECORD).exists()

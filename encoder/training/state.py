@@ -1,20 +1,64 @@
-"""State of a run on disk and back, to the bit and without pickle: tensors in a safetensors file, all else as JSON beside it.
+"""The state of a run: random generators as a value, and any state on disk and back without pickle.
 
-What goes in is what optimisers and generators call their state: dicts (under text or whole numbers), lists, tuples, numbers, text, truth
-values, None and tensors. It comes out as it went in; floats survive because Python writes them so that they read back the same.
+The random generators are Python's, NumPy's global one (libraries use it), and torch's on the CPU and on this process's GPU.
+
+On disk tensors are in a safetensors file and the rest in a JSON file beside it. Optimizers and generators consist of dicts (with string or
+integer keys), lists, tuples, numbers, strings, booleans, None and tensors; all are restored bit for bit, floats included.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, save_tensors, write_json
+
+
+def random_state() -> dict[str, Any]:
+    """The state of all of them: numbers, text, tuples and tensors, for `quiver.encoder.training.state_files`."""
+    name, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # it is the global generator's state that counts
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(words).astype(np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Put back what `random_state` gave; a state from a machine without a GPU leaves the GPU's generator as it is."""
+    random.setstate(state["python"])
+    name, words, *rest = state["numpy"]
+    np.random.set_state((name, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002  # as above
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def seed_random(seed: int) -> None:
+    """Seed all of them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # as above
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def preserve_rng_state() -> Iterator[None]:
+    """Whatever the block draws, afterwards the generators are where they were before it."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
 
 
 def write_state(stem: Path, state: object) -> None:

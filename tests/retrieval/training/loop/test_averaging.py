@@ -17,9 +17,9 @@ from torch import nn
 from quiver.encoder import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.training.averaging import average_models, write_average
+from quiver.retrieval.training.loop.state import average_models, write_average
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
 
