@@ -213,7 +213,7 @@ def _corpora(
 
 def _collections(collection: Collection, cut: int) -> dict[str, Corpus]:
     """Published collections, from the document counts of the registry and the words per document of the BEIR paper."""
-    from quiver.eval.datasets.beir import beir
+    from quiver.eval.datasets.catalogue import beir
     from quiver.retrieval.planning import TEXTS, from_words
 
     counts: dict[str, int] = {}
