@@ -27,11 +27,9 @@ from torch.optim import Optimizer
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.log import RunLog
-from quiver.encoder.training.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
-from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
-from quiver.encoder.training.stopping import RunStoppedError, StopRequest
+from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
+from quiver.encoder.training.processes import Processes, RunStoppedError, StopRequest
+from quiver.encoder.training.state import preserve_rng_state, random_state, seed_random, set_random_state
 
 logger = logging.getLogger(__name__)
 

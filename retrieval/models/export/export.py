@@ -158,7 +158,7 @@ def _is_ours(name: Path, *, folder: bool) -> bool:
 
 
 RUN_SCHEMA = "quiver-run/2"
-"""Supported value of ``schema`` in run.json (`quiver.retrieval.training.run_record`)."""
+"""Supported value of ``schema`` in run.json (`quiver.retrieval.training.run`)."""
 
 ColBERTWriter = Callable[[Path, ModelFolder, Encoder, Tokenizer], None]
 

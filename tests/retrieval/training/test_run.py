@@ -21,21 +21,21 @@ from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 from quiver.encoder import InputError
-from quiver.encoder.training.bar import BarCallback
-from quiver.encoder.training.lock import exclusive_lock
+from quiver.encoder.training import run_folder
+from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.random_state import preserve_rng_state
+from quiver.encoder.training.run_folder import exclusive_lock
+from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training import run as module
-from quiver.retrieval.training import run_folder
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.loop.dataloader import BatchOrder
 from quiver.retrieval.training.loop.optimization import learning_rate_share
 from quiver.retrieval.training.loop.task import SCORE
-from quiver.retrieval.training.run_record import describe_data
+from quiver.retrieval.training.run import describe_data
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
 
