@@ -239,7 +239,7 @@ def test_merged_documents_are_ordered_row_by_row(parts: tuple[Encoder, Tokenizer
         assert torch.equal(together[key], torch.stack([one[key], two[key]], 1).flatten(0, 1))
 
 
-def test_scores_are_labels(parts: tuple[Encoder, Tokenizer]) -> None:
+def test_scores_become_labels(parts: tuple[Encoder, Tokenizer]) -> None:
     scored = [{**row, "scores": [float(place), 3.0]} for place, row in enumerate(ROWS)]
     model = make_dense(parts)
     assert torch.equal(Collator(model)(scored)["label"], torch.tensor([[0.0, 3.0], [1.0, 3.0], [2.0, 3.0], [3.0, 3.0]]))

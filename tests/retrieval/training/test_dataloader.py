@@ -64,7 +64,7 @@ def texts(row: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("no_duplicates", [False, True])
-def test_every_row_comes_once_an_epoch_in_another_order(make_rows: MakeRows, no_duplicates: bool) -> None:
+def test_every_epoch_has_every_row_once_in_another_order(make_rows: MakeRows, no_duplicates: bool) -> None:
     rows = make_rows([{"query": f"query {place}", "positive": f"answer {place}"} for place in range(66)])
     order = BatchOrder(rows, size=4, seed=3, no_duplicates=no_duplicates)
     assert order.per_epoch == 16
@@ -80,7 +80,7 @@ def test_every_row_comes_once_an_epoch_in_another_order(make_rows: MakeRows, no_
     assert first(BatchOrder(rows, size=4, seed=9, no_duplicates=no_duplicates), 48) != found
 
 
-def test_no_text_comes_twice_in_a_batch(make_rows: MakeRows) -> None:
+def test_no_text_occurs_twice_in_a_batch(make_rows: MakeRows) -> None:
     rows = make_rows(SHARED)
     assert all(len(texts(row)) == 3 for row in SHARED)
     assert any(
@@ -96,7 +96,7 @@ def test_no_text_comes_twice_in_a_batch(make_rows: MakeRows) -> None:
     assert all(set(counts.values()) == {1} for counts in seen.values())
 
 
-def test_a_row_that_repeats_a_text_comes_first_in_the_next_batch(make_rows: MakeRows) -> None:
+def test_a_deferred_row_comes_first_in_the_next_batch(make_rows: MakeRows) -> None:
     rows = make_rows([{"query": query, "positive": f"answer {place}"} for place, query in enumerate("aabcbdef")])
     put_off = 0
     for seed in range(12):
@@ -121,14 +121,14 @@ def test_texts_are_compared_whatever_their_column(make_rows: MakeRows) -> None:
         assert 2 in batch.rows
 
 
-def test_equal_scores_are_no_repeated_text(make_rows: MakeRows) -> None:
+def test_equal_scores_do_not_count_as_repeated_texts(make_rows: MakeRows) -> None:
     rows = make_rows([{"query": f"q{place}", "positive": f"p{place}", "scores": [1.0]} for place in range(4)], score_fields=("scores",))
     assert rows.scored
     assert len(first(BatchOrder(rows, size=4, seed=1, no_duplicates=True), 1)[0].rows) == 4
 
 
 @pytest.mark.parametrize("no_duplicates", [False, True])
-def test_it_goes_on_from_any_batch(drawn: TrainingRows, no_duplicates: bool) -> None:
+def test_the_order_continues_from_any_batch(drawn: TrainingRows, no_duplicates: bool) -> None:
     """Rows, epochs, and with them the negatives: from batch 5 on as if the first five had been."""
 
     def walk(count: int, *start: int) -> list[tuple[Batch, list[dict[str, Any]]]]:
@@ -146,7 +146,7 @@ def test_it_goes_on_from_any_batch(drawn: TrainingRows, no_duplicates: bool) -> 
     assert walk(42) == whole
 
 
-def test_an_epoch_that_is_over_is_not_read_again(make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_epoch_is_not_read_again(make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind an epoch whose rows repeat texts and fill fewer batches than they would: nothing of it is read, nor of those before it."""
     rows = make_rows(SHARED)
     order = BatchOrder(rows, size=8, seed=1, no_duplicates=True)
@@ -183,7 +183,7 @@ def walked_over(keys: list[frozenset[bytes]], size: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("texts_of_each", [1, 2, 4])
-def test_batches_are_those_of_a_walk_over_all_that_is_left(texts_of_each: int) -> None:
+def test_batches_equal_those_of_a_walk_over_all_remaining_rows(texts_of_each: int) -> None:
     draw, put_off = random.Random(5), 0
     for known in (4, 9, 30, 200):  # from a text in every second row to hardly one twice
         keys = [frozenset(b"%d" % int(known * draw.random() ** 2) for _ in range(texts_of_each)) for _ in range(120)]
@@ -214,7 +214,7 @@ def test_rows_with_a_common_text_are_not_compared_in_every_batch() -> None:
 
 @pytest.mark.parametrize("no_duplicates", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_processes_share_the_batches_of_one(drawn: TrainingRows, size: int, no_duplicates: bool) -> None:
+def test_several_processes_share_the_batches_of_one(drawn: TrainingRows, size: int, no_duplicates: bool) -> None:
     def feed(rank: int, processes: int, start: tuple[int, int] = (0, 0), count: int = 17) -> list[TrainingBatch]:
         order = BatchOrder(drawn, size=8, seed=3, no_duplicates=no_duplicates)
 
@@ -298,20 +298,20 @@ def test_an_abandoned_dataloader_leaves_no_thread(drawn: TrainingRows) -> None:
     assert threading.active_count() == before
 
 
-def test_too_few_rows(make_rows: MakeRows) -> None:
+def test_fewer_rows_than_a_batch_are_refused(make_rows: MakeRows) -> None:
     rows = make_rows(SHARED[:5])
     with pytest.raises(InputError, match=r"data\.train: 5 rows do not fill one batch of 6; lower training\.batch_size"):
         BatchOrder(rows, size=6, seed=1, no_duplicates=False)
     BatchOrder(rows, size=5, seed=1, no_duplicates=False)
 
 
-def test_rows_that_fill_no_batch(make_rows: MakeRows) -> None:
+def test_rows_that_fill_no_batch_without_repeated_texts_are_refused(make_rows: MakeRows) -> None:
     rows = make_rows([{"query": "the same", "positive": f"answer {place}"} for place in range(9)])
     with pytest.raises(InputError, match=r"data\.train: 9 rows do not fill one batch of 2 without a repeated text; lower"):
         next(BatchOrder(rows, size=2, seed=1, no_duplicates=True).batches())
 
 
-def test_rows_that_are_left_out_are_told_of(make_rows: MakeRows, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_left_out_rows_cause_a_warning(make_rows: MakeRows, caplog: pytest.LogCaptureFixture) -> None:
     # Nine of the 16 rows have one query: a first batch takes all eight queries there are, and the rest do not make a second.
     rows = make_rows([{"query": f"query {place if place < 8 else 0}", "positive": f"answer {place}"} for place in range(16)])
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training.dataloader"):
@@ -325,7 +325,7 @@ def test_rows_that_are_left_out_are_told_of(make_rows: MakeRows, caplog: pytest.
     assert caplog.messages == told, "one process tells it"
 
 
-def test_nothing_is_said_of_a_few(make_rows: MakeRows, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_few_left_out_rows_cause_no_warning(make_rows: MakeRows, caplog: pytest.LogCaptureFixture) -> None:
     # The last two rows of the first epoch share a query: one row in a hundred.
     last = torch.randperm(200, generator=torch.Generator().manual_seed(1)).tolist()[-2:]
     rows = make_rows([{"query": "shared" if place in last else f"query {place}", "positive": f"answer {place}"} for place in range(200)])

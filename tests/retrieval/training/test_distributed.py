@@ -70,7 +70,7 @@ def torchrun(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path) -> None:
+def test_two_processes_equal_one_with_a_batch_of_twice_the_size(make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path) -> None:
     alone = {}
     for name, (kind, *overrides) in CASES.items():
         usual = ("training.log_every=1", "training.max_steps=6", "training.learning_rate=1e-3", f"model.init={steady_folder}")
@@ -119,7 +119,7 @@ def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, s
 
 
 @pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.exhaustive)])
-def test_processes_that_are_stopped_go_on_as_if_they_were_not(make_recipe: MakeRecipe, tmp_path: Path, sharding: str) -> None:
+def test_stopped_processes_resume_as_if_uninterrupted(make_recipe: MakeRecipe, tmp_path: Path, sharding: str) -> None:
     """With dropout: each process has random numbers of its own, and has them back."""
     recipe = make_recipe(
         "dense",

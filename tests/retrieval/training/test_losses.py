@@ -211,7 +211,7 @@ CACHED = [("dense", "mnrl", {}), ("dense", "mnrl", {"matryoshka_dims": [16, 4]})
 
 
 @pytest.mark.parametrize(("kind", "name", "others"), CACHED)
-def test_a_cached_loss_is_the_plain_one(kind: str, name: str, others: dict[str, Any]) -> None:
+def test_a_cached_loss_equals_the_plain_loss(kind: str, name: str, others: dict[str, Any]) -> None:
     """Losses and gradients, whatever the size of the parts."""
     model = make_model(kind)
     plain = Trained(make_recipe(kind, {"name": name, **others}), model)
@@ -226,7 +226,7 @@ def test_a_cached_loss_is_the_plain_one(kind: str, name: str, others: dict[str, 
 
 
 @pytest.mark.parametrize(("kind", "name", "others"), CACHED)
-def test_a_cached_loss_draws_dropout_once(kind: str, name: str, others: dict[str, Any]) -> None:
+def test_a_cached_loss_draws_the_same_dropout_in_both_passes(kind: str, name: str, others: dict[str, Any]) -> None:
     """Its gradient is that of the value it reports: a small step down the gradient lowers that value by as much as it promises."""
     model = make_model(kind)
     model.encoder.embeddings.dropout.p = 0.3
@@ -282,7 +282,7 @@ def test_matryoshka_widths_must_fit() -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_gradient_checkpointing_is_the_encoders(asked: bool) -> None:
+def test_gradient_checkpointing_is_set_on_the_encoder(asked: bool) -> None:
     model = make_model("dense")
     RetrievalLoss(make_recipe("dense", {"name": "mnrl"}, {"gradient_checkpointing": asked}), model)
     assert model.encoder.gradient_checkpointing is asked
@@ -323,7 +323,7 @@ def one_of_two(out: Path) -> None:
     dist.destroy_process_group()
 
 
-def test_gathered_documents_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
+def test_two_processes_with_gathered_documents_equal_one_process(tmp_path: Path) -> None:
     """Two processes with half the rows each have the loss and the gradients of one with all of them: right labels, right scale."""
     call = "import importlib.util as u, pathlib, sys; s = u.spec_from_file_location('them', sys.argv[1]); m = u.module_from_spec(s); "
     call += "sys.modules['them'] = m; s.loader.exec_module(m); m.one_of_two(pathlib.Path(sys.argv[2]))"

@@ -157,14 +157,14 @@ def test_a_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
         COLBERT | {"loss.scale": 20.0, "loss.name": "cached_contrastive", "loss.temperature": 0.05, "loss.mini_batch_size": 4},
     ],
 )
-def test_what_fits_together(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_valid_combinations_of_settings_are_accepted(tmp_path: Path, changes: dict[str, Any]) -> None:
     recipe = load_recipe(write(tmp_path, changed(changes)))
     again = tmp_path / "again.json"
     again.write_text(json.dumps(recipe.model_dump()))
     assert load_recipe(again) == recipe
 
 
-def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
+def test_numbers_that_yaml_parses_as_text_are_read_as_numbers(tmp_path: Path) -> None:
     text = yaml.safe_dump(RANDOM).replace("8.0e-05", "8e-5").replace("seed: 12", "seed: 0012").replace("limit: 100", "limit: 1e2")
     assert text.count("8e-5") == text.count("0012") == text.count("1e2") == 1
     recipe = load_recipe(write(tmp_path, text))
@@ -293,11 +293,11 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "problem"), PROBLEMS)
-def test_each_kind_of_problem(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+def test_each_rule_reports_its_problem(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     assert problems(write(tmp_path, changed(changes))) == [problem]
 
 
-def test_every_rule_is_tested_above() -> None:
+def test_every_rule_has_a_test() -> None:
     """Each rule is broken by one of the changes: one that is added asks for a line in the table."""
     broken: set[int] = set()
 
@@ -317,20 +317,20 @@ def test_every_rule_is_tested_above() -> None:
     assert [(rule.fields, rule.message) for number, rule in enumerate(RULES) if number not in broken] == []
 
 
-def test_every_loss_trains_one_kind_and_finds_its_negatives_in_one_way() -> None:
+def test_every_loss_has_one_kind_and_one_source_of_negatives() -> None:
     names = typing.get_args(typing.get_type_hints(LossSection)["name"])
     assert sorted(names) == sorted(name for of_kind in LOSSES_BY_KIND.values() for name in of_kind)
     assert sorted(names) == sorted(IN_BATCH + DISTILLATION)
 
 
-def test_every_setting_of_a_loss_is_read_by_some() -> None:
+def test_every_loss_setting_is_used_by_a_loss() -> None:
     """The widths of a Matryoshka loss, which stands around any of the dense ones, have a rule of their own."""
     settings = set(LossSection.model_fields)
     assert set(LOSSES_BY_SETTING) == settings - {"name", "matryoshka_dims"}
     assert all(set(losses) < {*IN_BATCH, *DISTILLATION} for losses in LOSSES_BY_SETTING.values())
 
 
-def test_all_problems_come_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     recipe = changed(
         {
             "name": ...,
@@ -361,7 +361,7 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
+def test_overrides_replace_settings_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, RANDOM)
     overrides = [
         "training.batch_size=4",
@@ -394,13 +394,13 @@ def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
     assert load_recipe(path).training.batch_size == 8
 
 
-def test_one_value_stands_for_a_list_of_one(tmp_path: Path) -> None:
+def test_one_value_is_read_as_a_list_of_one(tmp_path: Path) -> None:
     overrides = ["data.train=rows, old.jsonl", "data.document_fields=positive", "loss.matryoshka_dims=[]"]
     recipe = load_recipe(write(tmp_path, changed({"loss.matryoshka_dims": [64]})), overrides)
     assert (recipe.data.train, recipe.data.document_fields, recipe.loss.matryoshka_dims) == (("rows, old.jsonl",), ("positive",), ())
 
 
-def test_a_section_can_be_unset_and_set_up_by_overrides(tmp_path: Path) -> None:
+def test_overrides_can_unset_a_section_and_create_one(tmp_path: Path) -> None:
     pretrained = ["model.init=a/b", "model.architecture=null", "model.tokenizer=null"]
     assert load_recipe(write(tmp_path, RANDOM), pretrained).model.architecture is None
     empty = write(tmp_path, changed({"model.architecture": None}))
@@ -423,12 +423,12 @@ def test_a_section_can_be_unset_and_set_up_by_overrides(tmp_path: Path) -> None:
         ("name='open", 'override "name=\'open": line 1: not YAML: found unexpected end of stream'),
     ],
 )
-def test_an_override_that_cannot_be_applied(tmp_path: Path, override: str, problem: str) -> None:
+def test_an_invalid_override_is_refused(tmp_path: Path, override: str, problem: str) -> None:
     assert problems(write(tmp_path, RANDOM), [override]) == [problem]
 
 
 @pytest.mark.parametrize("text", ["", "- a list\n", "text\n"])
-def test_a_file_without_settings(tmp_path: Path, text: str) -> None:
+def test_a_file_without_settings_is_refused(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
     [problem] = problems(path)
     assert problem.startswith("the whole document: must be a mapping of settings, got ")
@@ -441,7 +441,7 @@ def test_broken_yaml_names_file_and_line(tmp_path: Path) -> None:
     assert problem.startswith("line 3: not YAML: ")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"name: gr\xfcn\n")
     with pytest.raises(InputError, match=r"latin\.yaml: not UTF-8 \(.* at byte 8\)"):
         load_recipe(tmp_path / "latin.yaml")
@@ -456,7 +456,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "json"])
-def test_what_is_written_loads_as_the_same_recipe(tmp_path: Path, suffix: str) -> None:
+def test_a_written_recipe_loads_as_the_same_recipe(tmp_path: Path, suffix: str) -> None:
     awkward = changed(
         {
             "name": "null",
@@ -492,7 +492,7 @@ def test_the_quickstart_ends_with_a_global_layer() -> None:
     assert (shape.layers - 1) % shape.global_every == 0
 
 
-def test_a_name_that_is_not_shipped() -> None:
+def test_an_unknown_recipe_name_is_refused() -> None:
     with pytest.raises(InputError, match=r"^no shipped recipe 'quikstart'; did you mean 'quickstart'\?$"):
         find_recipe("quikstart")
     with pytest.raises(
@@ -507,7 +507,7 @@ def test_a_name_that_is_not_shipped() -> None:
     )
 
 
-def test_a_folder_is_no_recipe_and_hides_none_that_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_named_like_a_shipped_recipe_does_not_hide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("recipes", "quickstart"):
         (tmp_path / name).mkdir()
@@ -516,6 +516,6 @@ def test_a_folder_is_no_recipe_and_hides_none_that_is_shipped(tmp_path: Path, mo
     assert find_recipe("quickstart").is_file()
 
 
-def test_a_recipe_cannot_be_changed_by_accident() -> None:
+def test_a_recipe_is_immutable() -> None:
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         load_recipe("quickstart").name = "other"  # type: ignore[misc]

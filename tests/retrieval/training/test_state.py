@@ -93,7 +93,7 @@ PROGRESS = Progress(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_goes_on_from_it_to_the_bit(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_training_continues_from_a_checkpoint_bit_for_bit(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe(*CASES[case])
     with preserve_rng_state():
         seed_random(11)
@@ -120,7 +120,7 @@ def test_a_run_goes_on_from_it_to_the_bit(case: str, make_recipe: MakeRecipe, tm
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_opens_as_the_model_that_would_be_used(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_checkpoint_opens_as_the_model_for_use(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     with preserve_rng_state():
         seed_random(11)
         state = make(make_recipe(*CASES[case]))
@@ -194,7 +194,7 @@ def test_no_pickle_is_ever_executed(save: Any, make_recipe: MakeRecipe, tmp_path
     assert not went_off.exists()
 
 
-def test_the_weights_of_another_model(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     state = make(make_recipe("dense", *LORA))
     write_checkpoint(tmp_path, state, Progress(), [])
     saved = load_file(tmp_path / WEIGHTS)
@@ -205,7 +205,7 @@ def test_the_weights_of_another_model(make_recipe: MakeRecipe, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("harm", ["progress", "less progress", "optimizer", "random", "groups"])
-def test_the_state_of_another_version(harm: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_is_refused(harm: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe("dense")
     write_checkpoint(tmp_path, make(recipe), Progress(), [])
     path = tmp_path / f"{STATE}.json"

@@ -19,7 +19,7 @@ def chosen(rows: int, sample: RowSample, block: int = SAMPLE_BLOCK) -> tuple[lis
     return [int(written[number].location) for number in sample.order().tolist()], len(written)
 
 
-def test_the_first_rows() -> None:
+def test_without_shuffling_the_first_rows_are_used() -> None:
     assert chosen(5, RowSample(shuffle=False, limit=3, seed=0))[0] == [0, 1, 2]
     assert chosen(5, RowSample(shuffle=False, limit=None, seed=0))[0] == [0, 1, 2, 3, 4]
 
