@@ -119,7 +119,7 @@ def test_a_ranking_of_weight_0_is_not_even_loaded(quiver: Quiver, built: Built, 
     def refuse(*_: object) -> None:
         raise AssertionError("no model is needed")
 
-    monkeypatch.setattr("quiver.cli.rankings.model_of", refuse)
+    monkeypatch.setattr("quiver.cli.rankings.load_index_model", refuse)
     hits = found(quiver, built.dense, QUERY, "--fuse", "bm25", "--weights", "0,1")
     assert [list(hit["lists"]) for hit in hits] == [["bm25"]] * 3
 

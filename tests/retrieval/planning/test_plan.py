@@ -238,7 +238,7 @@ def test_the_published_collections(quiver: Callable[..., Any]) -> None:
 
 
 def test_tables_and_formulas(quiver: Callable[..., Any]) -> None:
-    done = quiver("estimate", "--model", "minilm-l6", "--docs", "2e5", "--explain")
+    done = quiver("estimate", "--model", "minilm-l6", "--docs", "2e5", "--formulas")
     assert done.code == 0
     assert "hours are unknown without a rate; pass --measure, --rates FILE or --gpu" in done.out
     assert "pq-dense" in done.out
