@@ -63,7 +63,7 @@ PeakMemory: TypeAlias = Annotated[
 @app.command("encoder")
 def encoder(
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Preset (modernbert-base, ...; random weights), folder or Hugging Face Hub id.")
+        str, typer.Option("--model", "-m", help="Folder or hub id of the model, or a preset with random weights, such as modernbert-base.")
     ],
     data: Annotated[
         Path | None,
@@ -160,7 +160,9 @@ def encoder(
 
 @app.command("training")
 def training(
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder, Hugging Face Hub id, or preset (ettin-17m, ...; random weights).")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Folder or hub id of the model, or a preset with random weights, such as ettin-17m.")
+    ],
     workloads: Annotated[
         list[str] | None,
         typer.Option("--workload", help=f"Batches: {', '.join(WORKLOADS)}. Repeatable. Default: msmarco."),
@@ -175,7 +177,7 @@ def training(
     split: options.Split = "train",
     no_baselines: NoBaselines = False,
     threads: options.Threads = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each backend.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timed steps per backend.")] = 5,
     seed: options.Seed = 42,
     batch_size: Annotated[int | None, typer.Option(min=2, help="Rows per batch. Default: 32, and 4 for long texts.")] = None,
     dropout: Annotated[bool, typer.Option("--dropout", help="Use the checkpoint's dropout; losses are then not compared.")] = False,
@@ -222,11 +224,14 @@ def training(
 @app.command("index")
 def index(
     data: Annotated[
-        Path, typer.Argument(help="BEIR folder, or folder of vectors: documents.npy, queries.npy and, for a ColBERT, their lengths.")
+        Path,
+        typer.Argument(
+            help="BEIR folder, or folder of vectors: documents.npy and queries.npy; for ColBERT also lengths.npy and query_lengths.npy."
+        ),
     ],
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Model that encodes a BEIR folder: folder or Hugging Face Hub id of a bi-encoder or a ColBERT."),
+        typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT model that encodes a BEIR folder."),
     ] = None,
     split: options.Split = "test",
     limit_docs: Annotated[int | None, typer.Option(min=1, help="Use only the first documents, and the queries about them.")] = None,
@@ -239,13 +244,13 @@ def index(
     ] = None,
     engines: Annotated[
         list[str] | None,
-        typer.Option("--engine", help="Quiver engine NAME:key=value,..., such as ivf-tokens:bits=3. Repeatable. Default: auto and exact."),
+        typer.Option("--engine", help=f"{options.ENGINE} Repeatable. Default: auto and exact."),
     ] = None,
     efforts: Annotated[
         list[str] | None,
         typer.Option(
             "--effort",
-            help="Search effort: exact, balanced, fast, or parameters such as nprobe=8,candidates=50. Repeatable. Default: balanced.",
+            help=f"Search effort: {options.EFFORT} such as nprobe=8,k_factor=2. Repeatable. Default: balanced.",
         ),
     ] = None,
     shares: Annotated[
@@ -260,7 +265,7 @@ def index(
     ] = None,
     no_baselines: NoBaselines = False,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed passes over all queries.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timed passes over all queries.")] = 3,
     threads: Annotated[
         int, typer.Option(min=1, help="Largest number of threads: throughput is measured with 1, 2, 4, ... threads; builds use all.")
     ] = 1,

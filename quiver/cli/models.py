@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from quiver.encoder import Encoder, MaskedLM
     from quiver.retrieval.models.export.export import ModelScores
 
+Layout: TypeAlias = Literal["sentence-transformers", "pylate", "hf", "stanford", "onnx"]
+"""Libraries to export for."""
+
 
 def export(
     model: Annotated[str, typer.Argument(help="Model folder or hub id, in any layout that Quiver reads.")],
     layout: Annotated[
-        Literal["sentence-transformers", "pylate", "hf", "stanford", "onnx"],
+        Layout,
         typer.Option(
             "--layout",
             help="Layout to write. sentence-transformers: bi-encoders for versions 5 and 6, ColBERT models for 6; pylate: ColBERT models"
@@ -31,7 +34,7 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write. Its name becomes the model name in the model card.")],
-    run: Annotated[Path | None, typer.Option("--run", help="Run folder of the training, with run.json, for the model card.")] = None,
+    run: Annotated[Path | None, typer.Option("--run-folder", help="Run folder of the training, with run.json, for the model card.")] = None,
     results: Annotated[
         list[Path] | None,
         typer.Option("--results", help="Results folder of quiver evaluate, for the scores in the model card. Repeatable."),
@@ -45,7 +48,7 @@ def export(
 ) -> None:
     """Export a model in the layout of another library, with the same vectors and a model card.
 
-    Example: quiver export runs/mine/model --layout sentence-transformers --out my-model --run runs/mine --results results/mine
+    Example: quiver export runs/mine/model --layout sentence-transformers --out my-model --run-folder runs/mine --results results/mine
     """
     from quiver.retrieval.models.export.export import export_model
 

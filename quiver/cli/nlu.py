@@ -49,8 +49,7 @@ def glue(
 ) -> None:
     """Fine-tune a model on each GLUE task and compare its scores with those of the ModernBERT paper.
 
-    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
-    uninterrupted run.
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
 
     Example: quiver glue glue_base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
     """
@@ -102,8 +101,7 @@ def qa_train(
 ) -> None:
     """Train a model that answers questions with spans of a text, and evaluate it on the recipe's test data.
 
-    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
-    uninterrupted run.
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
 
     Example: quiver qa train qa_korquad_512 --out runs/qa-512 model.init=klue/bert-base
     """

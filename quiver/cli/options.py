@@ -43,13 +43,8 @@ Cache: TypeAlias = Annotated[
 NoCache: TypeAlias = Annotated[bool, typer.Option("--no-cache", help="Do not cache vectors.")]
 
 # Indexes.
-Engine: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="Index engine with settings: auto, exact, or NAME:key=value,key=value such as ivf-dense:nlist=1024,bits=16.",
-    ),
-]
+ENGINE = "Index engine with settings: auto, exact, or NAME:key=value,key=value such as ivf-dense:nlist=1024,bits=16."
+Engine: TypeAlias = Annotated[str, typer.Option("--engine", help=ENGINE)]
 BuildMemory: TypeAlias = Annotated[
     str, typer.Option("--memory", help="Memory for building the index, in addition to the model, such as 2GB.")
 ]
@@ -64,7 +59,12 @@ Wait: TypeAlias = Annotated[
 ]
 EFFORT = "exact (exhaustive), balanced (fastest search parameters with a measured recall of 0.95), fast (0.90), or search parameters"
 Effort: TypeAlias = Annotated[
-    str | None, typer.Option("--effort", help=f"Search effort: {EFFORT} such as nprobe=8,k_factor=2. Default: balanced.")
+    str | None,
+    typer.Option(
+        "--effort",
+        help=f"Search effort: {EFFORT} such as nprobe=8,k_factor=2. Default: balanced.",
+        autocompletion=lambda: ["exact", "balanced", "fast"],
+    ),
 ]
 Split: TypeAlias = Annotated[str, typer.Option("--split", help="Split of the relevance judgements: train, dev or test.")]
 
@@ -91,7 +91,9 @@ ModelOut: TypeAlias = Annotated[Path, typer.Option("--out", "-o", help="Model fo
 RunOut: TypeAlias = Annotated[
     Path, typer.Option("--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md.")
 ]
-Resume: TypeAlias = Annotated[bool, typer.Option("--resume", help="Resume the unfinished run in --out.")]
+Resume: TypeAlias = Annotated[
+    bool, typer.Option("--resume", help="Resume the unfinished run in --out. The weights become those of an uninterrupted run.")
+]
 Overwrite: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Overwrite the output if it exists.")]
 Seed: TypeAlias = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 Progress: TypeAlias = Annotated[

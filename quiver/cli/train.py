@@ -56,8 +56,9 @@ def train(
 ) -> None:
     """Train a retriever from a recipe.
 
-    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
-    uninterrupted run. For several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
+
+    For several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
 
     Example: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
     """
@@ -115,9 +116,10 @@ def pretrain(
 ) -> None:
     """Pretrain an encoder by masked language modelling, in one or more phases.
 
-    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
-    uninterrupted run. For several processes: torchrun --no-python --nproc-per-node 8 quiver pretrain ...; for a large corpus run
-    --prepare first, without torchrun.
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
+
+    For several processes: torchrun --no-python --nproc-per-node 8 quiver pretrain ... Tokenize a large corpus with --prepare first, without
+    torchrun.
 
     Example: quiver pretrain pretrain_small --out runs/small phases.0.tokens=500000
     """
