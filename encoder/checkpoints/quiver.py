@@ -22,7 +22,7 @@ Record = TypeVar("Record", EncoderConfig, RopeScaling)
 def read_quiver(keys: ConfigReader) -> EncoderConfig:
     """Read a config.json whose keys are fields of `EncoderConfig`; missing fields have their defaults."""
     if "family" in keys.hf:
-        raise InputError("config.json: unknown key family; model_type says it")
+        raise InputError("config.json: unknown key family; use model_type")
     return _record(EncoderConfig, {"family": "quiver"} | {key: value for key, value in keys.hf.items() if key not in ABOUT}, "")
 
 

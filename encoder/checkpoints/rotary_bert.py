@@ -110,7 +110,9 @@ def write_nomicbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]
     del style
     names = {mlp: name for name, mlp in NOMIC_MLPS.items()}
     if (config.mlp, config.activation) not in names:
-        raise InputError(f"activation: a nomicbert has {', '.join(NOMIC_MLPS)}, got {config.activation} in a {config.mlp} mlp")
+        raise InputError(
+            f"a nomic_bert config.json supports {', '.join(NOMIC_MLPS)}, got activation {config.activation} with mlp {config.mlp}"
+        )
     return {
         "architectures": ["NomicBertModel"],
         "auto_map": {
@@ -214,7 +216,7 @@ def write_gte(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
     del style
     scaling = config.global_scaling
     if scaling is not None and scaling.kind != "ntk":
-        raise InputError(f"global_scaling: a gte config.json can only say ntk, got {scaling.kind}")
+        raise InputError(f"global_scaling: a gte config.json can only express ntk, got {scaling.kind}")
     return {
         "architectures": ["NewModel"],
         "auto_map": {

@@ -54,7 +54,7 @@ def train_glue(
         RunStoppedError: See `train_glue_task`.
     """
     if resume and overwrite:
-        raise InputError("--resume goes on with runs and --overwrite replaces them; give one of them")
+        raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     chosen = _chosen(recipe, out, tasks)
     for task in chosen:
         if not resume:

@@ -197,7 +197,7 @@ def task_results(results: Results) -> Mapping[str, dict[str, object]]:
     known = [(collection, task) for collection in results.collections if (task := task_of(collection)) is not None]
     if not known:
         without = ", ".join(map(repr, without_task(results))) or "there are no collections"
-        raise InputError(f"mteb has no task for these collections, or scores them in another way: {without}")
+        raise InputError(f"mteb has no task for these collections, or uses another measure for them: {without}")
     by_task: dict[str, list[tuple[CollectionResult, Task]]] = {}
     for collection, task in known:
         by_task.setdefault(task.name, []).append((collection, task))
@@ -333,7 +333,7 @@ def render_eval_results(results: Results, *, source_url: str | None = None) -> s
     """
     known = [(collection, task) for collection in results.collections if (task := task_of(collection)) is not None]
     if not known:
-        raise InputError("none of the collections is a data set on the Hub, and this format can name no others")
+        raise InputError("none of the collections is a data set on the Hub, and this format supports only those")
     entries = [_entry(collection, task, results, source_url) for collection, task in known]
     return _dump(entries)
 

@@ -1,7 +1,6 @@
 """The resumable part of a build: documents are split into pieces, each piece becomes a segment, and the segments are merged.
 
 A *chunk* is a list of documents that the model encodes in one call. Vectors may depend on it in their last bits, because the batch decides
-how matrices are multiplied; chunks are therefore the same for one worker and for a hundred. A *piece* is a run of chunks: the work unit of
 how matrices are multiplied; chunks therefore do not depend on the number of workers. A *piece* is a run of chunks: the work unit of
 an executor and the most work that is lost if a process is killed. The plan is stored with the pieces, so that a resumed build has the same
 pieces whatever its memory limit or number of workers. A finished piece has a durable marker, and a resumed build makes only the missing
@@ -557,7 +556,7 @@ class PieceMaker:
 
     def _make_segment(self, piece: SegmentPiece) -> Finished:
         if self._codec is None:
-            raise ValueError("a segment is written by a codec, and there is none yet")
+            raise ValueError("train the codec before writing a segment")
         folder, dense = self._folders.begin(piece.name), self._model.card.kind == "dense"
         options = self._options
         writer = SegmentFolderWriter(folder, self._codec, self._folders.disk, texts=options.store_text, fields=options.fields)

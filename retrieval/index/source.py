@@ -291,10 +291,10 @@ def write_encoded(folder: Path, encoded: Encoded, disk: Disk) -> dict[str, str]:
     write_array(folder / "lengths.i64", encoded.lengths, disk)
     tokens = np.stack([encoded.tokens.tokens, encoded.tokens.truncated, encoded.tokens.empty]).astype(np.int64)
     write_array(folder / "tokens.i64", tokens, disk)
-    holds = {"vectors.f32": "vectors", "lengths.i64": "vectors a document", "tokens.i64": "what tokenising did to each document"}
+    holds = {"vectors.f32": "vectors", "lengths.i64": "vectors per document", "tokens.i64": "token counts of each document"}
     if encoded.token_ids is not None:
         write_array(folder / "token_ids.u32", encoded.token_ids, disk)
-        holds["token_ids.u32"] = "the vocabulary's number of each vector's token"
+        holds["token_ids.u32"] = "vocabulary id of each vector's token"
     return holds
 
 

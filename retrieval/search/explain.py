@@ -197,7 +197,7 @@ class Explanation:
         score: The model's similarity of the query with the document; minus infinity where the document has no vector.
         text: The document as it was encoded, which the matches' spans are of; None where an index does not keep it.
         matches: For a ColBERT what each vector of the query met, in the order of the query: their similarities add up to the score.
-            Empty for a model with one vector a text.
+            Empty for a model with one vector per text.
     """
 
     document: str
@@ -258,7 +258,7 @@ def _matches(
 ) -> list[TokenMatch]:
     location = index.locate([document])[0]
     if location is None:
-        raise ValueError(f"document '{document}' disappeared while the search ran")
+        raise ValueError(f"document '{document}' was deleted during the search; search again")
     stored, _ = index.segments[location.segment].vectors.vectors(np.array([location.row], np.int64))
     tokens = text_tokens(model, text, "document")
     if len(tokens) == len(stored):

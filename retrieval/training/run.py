@@ -91,7 +91,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or what a calle
         ValueError: The recipe has a development collection, and there is no scorer.
     """
     if resume and overwrite:
-        raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
+        raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     if (recipe.development is None) is not (scorer is None):
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()

@@ -178,11 +178,11 @@ def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
 ) -> None:
     encoder = init_weights(Encoder(CONFIGS[family]), seed=5).eval()
     save_encoder(encoder, tmp_path)
-    with pytest.raises(InputError, match=rf"{tmp_path}: the head of \w+ is not complete: missing .*; pass new_head_seed"):
+    with pytest.raises(InputError, match=rf"{tmp_path}: the head of \w+ is incomplete: missing .*; pass new_head_seed"):
         LOAD[task](tmp_path)
     with caplog.at_level("WARNING", logger="quiver.encoder"):
         model = LOAD[task](tmp_path, new_head_seed=1)
-    assert "drew new weights with seed 1, to be trained" in caplog.text
+    assert "initialized at random with seed 1, to be trained" in caplog.text
     assert torch.equal(model.encoder(BATCH), encoder(BATCH))
     assert torch.equal(outputs(model), outputs(LOAD[task](tmp_path, new_head_seed=1)))
     assert not torch.equal(outputs(model), outputs(LOAD[task](tmp_path, new_head_seed=2)))
@@ -205,7 +205,7 @@ def test_another_number_of_labels_needs_a_seed(tmp_path: Path, caplog: pytest.Lo
 def test_a_last_matrix_of_another_task_is_not_taken(tmp_path: Path) -> None:
     classes = head("classifier", "modernbert", num_labels=2)
     save_classifier(classes, tmp_path)
-    with pytest.raises(InputError, match=r"ModernBertForQuestionAnswering is not complete: missing classifier\.bias, classifier\.weight;"):
+    with pytest.raises(InputError, match=r"ModernBertForQuestionAnswering is incomplete: missing classifier\.bias, classifier\.weight;"):
         load_span_qa(tmp_path)
     spans = load_span_qa(tmp_path, new_head_seed=1)
     assert torch.equal(spans.transform.dense.weight, classes.transform.dense.weight)
@@ -238,7 +238,7 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
     matrix = torch.randn(64, 32)
     edit_tensors(tmp_path, lambda state: state.update({"decoder.weight": matrix}))
     assert torch.equal(load_masked_lm(tmp_path).decoder_weight, matrix)
-    assert "config.json ties the decoder to the embedding, but the file has two matrices" in caplog.text
+    assert "config.json ties the decoder to the embedding, but the file holds two different matrices" in caplog.text
 
 
 @pytest.mark.parametrize(

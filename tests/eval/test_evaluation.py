@@ -332,7 +332,7 @@ def test_what_was_finished_with_other_settings_is_not_thrown_away_silently(
     settings: dict[str, Any] = {"k": 5} if change == "k" else {"engine": "faiss-dense:factory=Flat"}
     _stopped_at_the_end(model, folder, out, monkeypatch)
     model.encoded.clear()
-    with pytest.raises(InputError, match=r"holds an evaluation that was stopped, of other choices; finish it .*, or say overwrite"):
+    with pytest.raises(InputError, match=r"contains an interrupted evaluation with other choices; finish it .*, or say overwrite"):
         evaluate(model, folder, out=out, **settings)
     # It is still there, and can be finished.
     evaluate(model, folder, out=out)
@@ -520,8 +520,8 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
         ({"model": "bm25", "engine": "faiss-dense:factory=Flat"}, "bm25 has no engine"),
         ({"model": "bm25", "precision": "int8"}, "bm25 has no engine, precision or library"),
         ({"model": "bm25", "library": "pylate"}, "no engine, precision or library"),
-        ({"model": "folder", "library": "pylate", "precision": "int8"}, "int8 is of Quiver's own models"),
-        ({"library": "pylate"}, "the model is loaded already"),
+        ({"model": "folder", "library": "pylate", "precision": "int8"}, "int8 is supported only by Quiver's own models"),
+        ({"library": "pylate"}, "this model is already loaded"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(

@@ -251,7 +251,7 @@ def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: p
         (("--fusion", "rrf"), "add --fuse bm25 or --fuse INDEX"),
         (("--fuse", "bm25", "--weights", "1"), "got 1 weights for 2 rankings"),
         (("--fuse", "bm25", "--weights", "1,much"), "--weights '1,much': expected numbers separated by commas"),
-        (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, one of them above 0"),
+        (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, at least one of them > 0"),
         (("--fuse", "bm25", "--normalize", "z-score"), "--normalize applies only to --fusion weighted"),
         (("--fuse", "bm25", "--fuse", "bm25"), "--fuse bm25 is repeated"),
         (("--fuse", "nowhere"), "nowhere: the folder is not an index"),

@@ -90,7 +90,7 @@ def test_what_vanishes_while_it_is_in_use_is_said_in_one_line(shard: VectorShard
             shard.read(np.array(rows), out)
     shard.path.unlink()
     for rows in ([0, 1], [5, 4]):
-        with pytest.raises(InputError, match=r"000000-x\.shard: cannot be read any more \(No such file"):
+        with pytest.raises(InputError, match=r"000000-x\.shard: can no longer be read \(No such file"):
             shard.read(np.array(rows), out)
 
 

@@ -1,17 +1,17 @@
 """Paths of the files of an index.
 
-    DIR/FORMAT                              what the folder is, and the version of its format
+    DIR/FORMAT                              marks the folder as an index, with the format version
     DIR/HEAD                                the newest generation and a copy of its manifest
-    DIR/LOCK                                held by the one process that writes
+    DIR/LOCK                                held by the writing process
     DIR/manifests/m-<generation>.json       one committed state each, never changed
-    DIR/codec/c-<sha256>/                   what all segments share, never changed
+    DIR/codec/c-<sha256>/                   data shared by all segments, never changed
     DIR/segments/s-<generation>-<number>/   documents and their vectors, never changed
     DIR/tombstones/t-<segment>-<generation> which rows of a segment are deleted, one bit each
-    DIR/quarantine/<generation>/            what a repair took out of use; nothing reads it, and only its owner deletes it
-    DIR/tmp/                                what is being written; only the holder of the lock touches it
-    DIR/tmp/b-<fingerprint>/                the pieces of a build, which may be resumed; all else there is rubbish once its writer is gone
+    DIR/quarantine/<generation>/            files replaced by a repair; nothing reads them, and only the user deletes them
+    DIR/tmp/                                unfinished writes; only the holder of the lock uses it
+    DIR/tmp/b-<fingerprint>/                pieces of a resumable build; everything else in tmp/ is garbage once its writer has ended
 
-Generations are numbers that are never used twice, whatever happens to the files.
+Generation numbers are never reused, even if files are lost.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def _to_manifest(content: dict[str, Any]) -> Manifest:
     )
     names = [manifest.codec.name, *(segment.name for segment in manifest.segments)]
     if not is_codec(names[0]) or not all(map(is_segment, names[1:])) or len(set(names)) < len(names):
-        raise ValueError("a folder's name is none that Quiver gives")
+        raise ValueError("the name of a folder is not one that Quiver writes")
     return _checked(manifest)
 
 
@@ -258,7 +258,7 @@ def _to_segment(content: dict[str, Any]) -> SegmentEntry:
     if deleted is not None:
         deleted = _checked(TombstonesEntry(**deleted))
         if not is_tombstones(deleted.name):
-            raise ValueError("the name of tombstones is none that Quiver gives")
+            raise ValueError("the name of a tombstone file is not one that Quiver writes")
     tokens, files = _checked(TokenCounts(**content["tokens"])), _files(content["files"])
     segment = _checked(SegmentEntry(**{**content, "tokens": tokens, "files": files, "deleted": deleted}))
     if segment.documents >= _MOST_DOCUMENTS or segment.alive < 0:

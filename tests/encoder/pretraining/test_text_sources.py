@@ -97,7 +97,7 @@ def test_damaged_gzip_names_the_file(tmp_path: Path, lines: bool) -> None:
     whole = gzip.compress(" ".join(map(str, range(5000))).encode())
     for content in (whole[: len(whole) // 2], b"not gzip at all"):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"a\.txt\.gz: damaged gzip after line 0 .*; fetch the file again$"):
+        with pytest.raises(InputError, match=r"a\.txt\.gz: damaged gzip after line 0 .*; download the file again$"):
             read(path, lines=lines)
 
 

@@ -79,7 +79,7 @@ def test_judgements_are_taken_over_and_checked(make_file: Callable[[object], Pat
 def test_a_collection_is_not_overwritten(make_file: Callable[[object], Path], tmp_path: Path) -> None:
     squad = read_squad(make_file(ARTICLES))
     write_squad(squad, tmp_path / "out")
-    with pytest.raises(InputError, match="holds a collection already"):
+    with pytest.raises(InputError, match="already contains a collection"):
         write_squad(squad, tmp_path / "out")
 
 
@@ -90,7 +90,7 @@ def test_a_collection_is_not_overwritten(make_file: Callable[[object], Path], tm
         ([{"title": "x"}], r"data\[0\]: not SQuAD's format, 'paragraphs' must be a list"),
         ([{"paragraphs": [{"qas": []}]}], r"data\[0\]\.paragraphs\[0\].*'context' must be text"),
         ([{"paragraphs": [{"context": "c", "qas": [{"id": 7, "question": "q"}]}]}], "'id' must be text"),
-        ([{"paragraphs": [{"context": "c", "qas": [{"id": "a", "question": "q"}] * 2}]}], "a question id comes twice"),
+        ([{"paragraphs": [{"context": "c", "qas": [{"id": "a", "question": "q"}] * 2}]}], "a question id occurs twice"),
         ([{"paragraphs": [{"context": c, "qas": [{"id": "a", "question": "q"}]} for c in "cd"]}], "question id 'a' comes twice"),
         ([{"paragraphs": [{"context": c, "qas": [{"id": f"a-{c}", "question": "q"}]}]} for c in "cd"], "the id 'ap0'"),
         ([], "holds no question"),

@@ -351,7 +351,7 @@ def test_a_run_leaves_the_generators_alone(make_recipe: MakeRecipe, tmp_path: Pa
 
 def test_what_is_refused_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, recipe = tmp_path / "out", make_recipe("dense")
-    with pytest.raises(InputError, match="--resume goes on with a run and --overwrite replaces it; give one of them"):
+    with pytest.raises(InputError, match="--resume and --overwrite exclude each other; pass only one of them"):
         train(recipe, out, resume=True, overwrite=True)
     with pytest.raises(InputError, match="holds no run to resume"):
         train(recipe, out, resume=True)
