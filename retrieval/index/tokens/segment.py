@@ -7,8 +7,8 @@
 Every token is in the inverted list of its centroid. A search finds the k' nearest tokens of each query token in the lists of the ``nprobe``
 best centroids; the similarities found, and a bound for documents that were not found, are a first estimate of its score. MaxSim with the
 coarse parts refines the estimate, and the final score is MaxSim with the whole codes: an exhaustive search gives the MaxSim of the coded
-vectors, and any other search gives the same scores. The lists are built in memory from the codes at the first search: about a second for ten
-million tokens.
+vectors, and any other search gives the same scores. The lists are built in memory from the codes at the first search: about a second for
+ten million tokens.
 
 Shapes: Q queries, P documents (rows), T vectors of all documents, n vectors of a query, K centroids, d width, k hits.
 Sources: FAISS, arXiv:2401.08281 (IVF-PQ with 4-bit codes and fast scan); XTR, arXiv:2304.01982 (imputation).
