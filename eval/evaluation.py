@@ -48,9 +48,8 @@ from quiver.eval.results import (
     write_results,
 )
 from quiver.eval.significance import bootstrap_interval
-from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.data.corpus import Collection, ranked, write_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, open_embedding_store
-from quiver.retrieval.data.run import ranked, write_run
 from quiver.retrieval.index.engine_table import EXACT, check_engine
 from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.index.index import Index
@@ -58,8 +57,7 @@ from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
-from quiver.retrieval.records import Hits, ModelCard, Run
+from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, Hits, ModelCard, Run, TokenModel
 from quiver.retrieval.search.bm25 import PARAMETERS, BlockLimits, rank_streamed
 from quiver.retrieval.search.explain import token_matches
 

@@ -31,8 +31,7 @@ from quiver.retrieval.index import Index, build_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import Query
+from quiver.retrieval.records import DenseModel, Query, TokenModel
 from quiver.retrieval.search.search import search
 from quiver.retrieval.training.data import HELD_OUT, TrainingRows, rows_of_pairs
 from quiver.retrieval.training.recipe import load_recipe

@@ -1,7 +1,7 @@
 """The user's cache folder and its size limit.
 
     vectors/      vectors of texts (`quiver.retrieval.data.embedding_store`); an entry is a shard
-    words/        words of texts for BM25 (`quiver.retrieval.search.bm25_index`); an entry is the folder of a segment
+    words/        words of texts for BM25 (`quiver.retrieval.search.bm25`); an entry is the folder of a segment
     collections/  downloaded collections (`quiver.eval.datasets`)
 
 Vectors and words can be computed again. Their total size is limited by ``QUIVER_CACHE_LIMIT``: a process that has added entries deletes
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder
-from quiver.retrieval.units import parse_size
+from quiver.retrieval.utils import parse_size
 
 logger = logging.getLogger(__name__)
 

@@ -93,7 +93,7 @@ def test_core_modules_import_no_extra_at_the_top(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in sources() if path.parts[:2] in (("retrieval", "index"), ("retrieval", "data"))], ids=str)
 def test_index_and_data_do_not_import_the_cluster(path: Path) -> None:
     found = imports(ast.parse((REPOSITORY / path).read_text(encoding="utf-8")))
-    assert not any(name.startswith("quiver.retrieval.cluster") for name in found), "executors implement quiver.retrieval.protocols.Executor"
+    assert not any(name.startswith("quiver.retrieval.cluster") for name in found), "executors implement quiver.retrieval.records.Executor"
 
 
 def test_importing_the_public_names_loads_no_extra() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.heads import MaskedLM
 
 
@@ -41,7 +41,7 @@ class MovingAverage:
             weight.copy_(self._mean[name])
 
     def state(self) -> dict[str, Tensor]:
-        """The average by name, for `quiver.encoder.training.state_files`."""
+        """The average by name, for `quiver.encoder.training.state`."""
         return dict(self._mean)
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -56,10 +56,10 @@ def mean_of_checkpoints(folders: Sequence[Path]) -> MaskedLM:
     Args:
         folders: At least one, each a masked language model of the same shape.
     """
-    model = load_masked_lm(folders[0])
+    model = load_head(MaskedLM, folders[0])
     sums = {name: weight.detach().double() for name, weight in model.named_parameters()}
     for folder in folders[1:]:
-        for name, weight in load_masked_lm(folder).named_parameters():
+        for name, weight in load_head(MaskedLM, folder).named_parameters():
             sums[name] += weight.detach()
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -21,12 +21,11 @@ from quiver.encoder.pretraining.snapshot import Progress, Snapshot, TrainState, 
 from quiver.encoder.pretraining.stream import PhaseStream, UpdateBatch
 from quiver.encoder.pretraining.update import Update, Updater
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.bar import FORMS, Show, training_bar
+from quiver.encoder.training.callbacks import FORMS, Show, training_bar
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, RunLog
-from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
-from quiver.encoder.training.stopping import RunStoppedError, StopRequest, stop_requests
+from quiver.encoder.training.processes import Processes, RunStoppedError, StopRequest, stop_requests
+from quiver.encoder.training.state import preserve_rng_state, random_state, seed_random, set_random_state
 
 logger = logging.getLogger(__name__)
 

@@ -93,7 +93,7 @@ class SequencePacker:
             self._tokens += piece.length + SPECIAL
 
     def state(self) -> dict[str, Any]:
-        """What waits, for `quiver.encoder.training.state_files`."""
+        """What waits, for `quiver.encoder.training.state`."""
         numbers = np.fromiter(chain.from_iterable(self._waiting), np.int64, 3 * len(self._waiting))
         return {"waiting": torch.from_numpy(numbers.reshape(-1, 3))}
 

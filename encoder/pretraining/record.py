@@ -29,7 +29,7 @@ from quiver.encoder.pretraining.loop import HELD_OUT, Session
 from quiver.encoder.pretraining.run_folder import SCHEMA
 from quiver.encoder.pretraining.snapshot import Progress
 from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.encoder.training.machine import peak_memory
+from quiver.encoder.training.processes import peak_memory
 
 PACKAGES = ("quiver-retrieval", "torch", "numpy", "tokenizers", "safetensors", "torch-optimi")
 

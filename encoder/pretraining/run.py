@@ -44,11 +44,10 @@ from quiver.encoder.pretraining.sections import PretrainingRecipe
 from quiver.encoder.pretraining.snapshot import Progress, save_model
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, RunLog
-from quiver.encoder.training.machine import keep_freed_memory
-from quiver.encoder.training.processes import Processes, init_distributed
-from quiver.encoder.training.random_state import preserve_rng_state
+from quiver.encoder.training.processes import Processes, init_distributed, keep_freed_memory
+from quiver.encoder.training.run_folder import exclusive_lock
+from quiver.encoder.training.state import preserve_rng_state
 
 logger = logging.getLogger(__name__)
 

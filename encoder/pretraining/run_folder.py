@@ -22,8 +22,7 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, sync_folder, write_json
-from quiver.encoder.training.log import LOG
-from quiver.encoder.training.nonfinite import NONFINITE
+from quiver.encoder.training.log import LOG, NONFINITE
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm, save_masked_lm
+from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.averaging import MovingAverage
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.state_files import read_state, write_state
+from quiver.encoder.training.state import read_state, write_state
 
 STATE = "trainer"
 
@@ -105,7 +105,7 @@ def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Write a model to be used: without dropout, as published ones are."""
     folder.mkdir(parents=True, exist_ok=True)
     with _without_dropout(model):
-        save_masked_lm(model, folder)
+        save_head(model, folder)
     tokenizer.save(folder)
 
 
@@ -117,7 +117,7 @@ def write_snapshot(folder: Path, train_state: TrainState, tokenizer: Tokenizer, 
         train_state: Between two updates.
         tokenizer: Of the model.
         progress: Of the run.
-        random: `quiver.encoder.training.random_state.random_state` of every process by rank.
+        random: `quiver.encoder.training.state.random_state` of every process by rank.
     """
     save_model(train_state.model, tokenizer, folder)
     state = {
@@ -144,7 +144,7 @@ def read_snapshot(folder: Path) -> Snapshot:
         rest = {name: state[name] for name in ("optimizer", "average", "stream", "random")}
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder}: written by another version of Quiver ({error}); start the run again") from error
-    return Snapshot(load_masked_lm(folder), progress, **rest)
+    return Snapshot(load_head(MaskedLM, folder), progress, **rest)
 
 
 @contextmanager

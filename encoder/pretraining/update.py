@@ -27,7 +27,7 @@ from quiver.encoder.pretraining.sections import PhaseSection
 from quiver.encoder.pretraining.snapshot import TrainState
 from quiver.encoder.pretraining.stream import MaskedRow, UpdateBatch
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
+from quiver.encoder.training.log import NONFINITE, SeenBatch, keep_batches, nonfinite_error
 from quiver.encoder.training.processes import Processes
 
 

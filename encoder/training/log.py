@@ -1,31 +1,41 @@
-"""The log of a run: one JSON object a line, appended while it goes on, so that a run can be looked at before it is over.
+"""What a run logs: values per step in ``log.jsonl``, and batches with a non-finite loss or gradient in ``nonfinite/``.
 
-Two kinds of line. After every so many updates, and after the last, for instance
+The log has one JSON object per line and grows while the run goes on. There are two kinds of lines. The first is written every few steps and
+after the last one:
 
-    {"step": 40, "epoch": 0.5, "loss": 0.731, "learning_rate": 4.8e-05, "grad_norm": 1.92, "tokens_per_second": 5210.4, "seconds": 61.2}
+    {"step": 40, "epoch": 0.5, "loss": 0.731, "learning_rate": 4.8e-05, "grad_norm": 1.92, "tokens_per_second": 5210, "seconds": 61.2}
 
-``loss`` is the mean over the updates since the line before; ``learning_rate`` and ``grad_norm`` (before clipping) are those of the
-step's own update; ``tokens_per_second`` counts the tokens of all processes in the time of the updates since the line before;
-``seconds`` is the training so far, earlier sessions included. After every score on held-out data a line of its own, such as
+``loss`` is the mean over the steps since the previous line. ``learning_rate`` and ``grad_norm`` (before clipping) are those of the step.
+``tokens_per_second`` counts the tokens of all processes since the previous line, without the time of evaluation and saving. ``seconds`` is
+the duration of the run so far, earlier sessions included. The second kind is written after each evaluation on held-out data:
 
     {"step": 500, "epoch": 1.0, "ndcg@10": 0.4123, "seconds": 712.0}
 
-A run that is resumed takes back the lines after the checkpoint that it goes on from, and writes them anew.
+A resumed run removes the lines after its checkpoint and writes them again.
+
+A run with a non-finite loss or gradient stops before the optimizer step and writes the batch:
+
+    nonfinite/step-000013/batch.json         step, loss, gradient norm, and the rows of the batch
+    nonfinite/step-000013/batch.safetensors  the input tensors of the loss, named ``{batch}.{feature}``
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from torch import Tensor
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import write_text
+from quiver.encoder.files import save_tensors, write_json, write_text
 
-LOG = "log.jsonl"
-"""Its name in the folder of a run."""
+LOG, NONFINITE = "log.jsonl", "nonfinite"
+"""Names in the run folder."""
 
 Line: TypeAlias = Mapping[str, int | float]
 Curve: TypeAlias = list[tuple[int, float]]
@@ -97,3 +107,50 @@ def _parsed(line: str, where: str) -> Line:
     if not isinstance(value, dict) or not isinstance(value.get("step"), int):
         raise InputError(f"{where}: not a line of a training log, it has no step")
     return value
+
+
+@dataclass(frozen=True)
+class SeenBatch:
+    """A batch that went through the model.
+
+    Attributes:
+        examples: Its rows, as JSON: what somebody needs who looks for them.
+        features: What the loss was given.
+        loss: What it gave.
+    """
+
+    examples: list[dict[str, Any]]
+    features: Mapping[str, Any]
+    loss: float
+
+
+def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_norm: float) -> None:
+    """Write the batches of an update that cannot be done: those whose loss is no number, or all of them if it is the gradient alone.
+
+    Args:
+        folder: Made here.
+        batches: Of this process.
+        step: The update, from 1.
+        grad_norm: L2 norm of its gradient.
+    """
+    bad = [batch for batch in batches if not math.isfinite(batch.loss)] or list(batches)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{place}.{name}": value.detach().to("cpu", copy=True).contiguous()  # safetensors takes no two of one storage
+        for place, batch in enumerate(bad)
+        for name, value in batch.features.items()
+        if isinstance(value, Tensor)
+    }
+    save_tensors(tensors, folder / "batch.safetensors")
+    described = [{"loss": _number(batch.loss), "rows": batch.examples} for batch in bad]
+    write_json(folder / "batch.json", {"step": step, "grad_norm": _number(grad_norm), "batches": described})
+
+
+def nonfinite_error(folder: Path, *, step: int, loss: float, grad_norm: float, setting: str) -> InputError:
+    """What stops the run; ``setting`` is the learning rate's name in its recipe."""
+    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {grad_norm}"
+    return InputError(f"{what} at step {step}; its batch is in {folder}: look at its texts, or lower {setting}")
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

@@ -1,21 +1,89 @@
-"""The processes of a run: one, or those that torchrun has started.
+"""The processes of a run: communication between them, signals that stop them, and their memory.
 
-All processes read the same batches, each its own part of them, and do the same steps. Only the main process (rank 0) writes.
+A run has one process, or those that torchrun has started. All processes read the same batches, each its own part of them, and do the same
+steps. Only the main process (rank 0) writes.
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
+import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.training.stopping import RunStoppedError
+
+logger = logging.getLogger(__name__)
+
+_SAME = 1.0
+"""Seconds within which a second signal is the first one again: a terminal and torchrun both pass a Ctrl-C on."""
+
+
+class StopRequest:
+    """Whether somebody has asked the run to stop.
+
+    Attributes:
+        name: ``SIGTERM`` or ``SIGINT``; None while nobody has.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._when = 0.0
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal.
+
+        Raises:
+            KeyboardInterrupt: It is a second SIGINT.
+        """
+        del frame
+        if number == signal.SIGINT and self.name is not None and time.monotonic() - self._when > _SAME:
+            raise KeyboardInterrupt
+        if self.name is None:
+            self.name = signal.Signals(number).name
+            self._when = time.monotonic()
+            # By another thread: the signal may have come in the middle of a write to the very stream that the log goes to.
+            message = "%s: stopping after this step, with a checkpoint; Ctrl-C again stops at once"
+            threading.Thread(target=logger.warning, args=(message, self.name)).start()
+
+
+class RunStoppedError(Exception):
+    """A session has ended before the run's last update, for somebody asked it to; its checkpoint is saved.
+
+    Attributes:
+        step: Updates done.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}, with a checkpoint")
+        self.step = step
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """In the block SIGTERM and SIGINT are requests; outside of the main thread, where Python has no signals, there are none."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.take) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 Value = TypeVar("Value")
 
@@ -106,3 +174,54 @@ def _leave(begun: bool) -> None:
     """Destroy the process group if it was initialised here."""
     if begun:
         distributed.destroy_process_group()
+
+
+# Parameters of glibc's mallopt(3), in bytes and, the last, in mappings.
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4
+KEEPING = {TRIM_THRESHOLD: -1, TOP_PAD: 64 * 2**20, MMAP_MAX: 0}
+# glibc moves its thresholds by itself until one is set, and never again: afterwards they stand where its own steps end.
+AFTERWARDS = {TRIM_THRESHOLD: 64 * 2**20, TOP_PAD: 128 * 2**10, MMAP_THRESHOLD: 32 * 2**20, MMAP_MAX: 65_536}
+# Beginnings of environment variables that set an allocator up; what they say stands.
+CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
+
+
+@contextmanager
+def keep_freed_memory() -> Iterator[None]:
+    """Have the C library keep the memory of freed tensors for the next ones while a model is trained on a CPU.
+
+    glibc gives each large tensor back to the system, which hands it out again page by page, zeroed: an eighth of a training step. What is
+    held in between is about the most that the training has needed. Nothing is done on a machine with a GPU, without glibc, or where
+    the environment sets the allocator up. It is for the main thread and once at a time: another thread's tensors beyond 64 MB are given
+    back all the same, and the end of one context is the end of all.
+    """
+    libc = None if torch.cuda.is_available() or any(name.startswith(CHOSEN) for name in os.environ) else _glibc()
+    if libc is None:
+        yield
+        return
+    for parameter, value in KEEPING.items():
+        libc.mallopt(parameter, value)
+    try:
+        yield
+    finally:
+        for parameter, value in AFTERWARDS.items():
+            libc.mallopt(parameter, value)
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "gnu_get_libc_version") else None
+
+
+def peak_memory() -> int | None:
+    """The most memory that this process has held, in bytes: of its GPU where it has one, else of the machine; None on Windows."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    if sys.platform == "win32":
+        return None
+    import resource  # there is none on Windows
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024  # kilobytes but on macOS

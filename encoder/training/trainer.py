@@ -27,11 +27,9 @@ from torch.optim import Optimizer
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.log import RunLog
-from quiver.encoder.training.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
-from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
-from quiver.encoder.training.stopping import RunStoppedError, StopRequest
+from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
+from quiver.encoder.training.processes import Processes, RunStoppedError, StopRequest
+from quiver.encoder.training.state import preserve_rng_state, random_state, seed_random, set_random_state
 
 logger = logging.getLogger(__name__)
 
@@ -287,10 +285,8 @@ class Trainer:
             inputs.append(
                 {name: value.to(task.device) if isinstance(value, Tensor | PackedBatch) else value for name, value in batch.inputs.items()}
             )
-            loss = task.loss(inputs[-1]) / settings.accumulation
-            # Divided twice, as transformers 5 with accelerate 1 does for losses of sentence-transformers: gradients, and with them the norm
-            # that is logged and clipped, are the mean divided by `accumulation`. AdamW does not depend on their scale.
-            (loss / settings.accumulation).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss = task.loss(inputs[-1]) / settings.accumulation  # a step minimizes the mean over all its batches
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             losses.append(loss.detach())
         weights = [weight for weight in task.module.parameters() if weight.requires_grad]
         average_gradients(weights, self._processes)

@@ -29,8 +29,7 @@ from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseVectors, Document, ModelCard, Query
+from quiver.retrieval.records import DenseModel, DenseVectors, Document, ModelCard, Query, TokenModel
 
 if TYPE_CHECKING:
     from mteb import TaskMetadata

@@ -26,8 +26,7 @@ from safetensors import SafetensorError
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding
+from quiver.retrieval.records import DenseEncoding, DenseModel, ModelCard, Role, TextTokens, TokenEncoding, TokenModel
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ _WITHOUT_EFFECT = {"_name_or_path", "architectures", "dtype", "torch_dtype", "tr
 
 
 class SentenceTransformersModel:
-    """A `quiver.retrieval.protocols.DenseModel` that sentence-transformers runs.
+    """A `quiver.retrieval.records.DenseModel` that sentence-transformers runs.
 
     Args:
         source: Folder or Hugging Face Hub id.
@@ -87,7 +86,7 @@ class SentenceTransformersModel:
 
 
 class MultiVectorModel:
-    """A `quiver.retrieval.protocols.TokenModel` that the MultiVectorEncoder of sentence-transformers 6 runs.
+    """A `quiver.retrieval.records.TokenModel` that the MultiVectorEncoder of sentence-transformers 6 runs.
 
     Args:
         source: Folder or Hugging Face Hub id; models saved by PyLate work too.
@@ -133,7 +132,7 @@ class MultiVectorModel:
 
 
 class PyLateModel:
-    """A `quiver.retrieval.protocols.TokenModel` that PyLate runs.
+    """A `quiver.retrieval.records.TokenModel` that PyLate runs.
 
     Prefixes, lengths, query expansion, skiplist and the order of batches are PyLate's.
 

@@ -71,9 +71,9 @@ from quiver.eval.bench.report import (
 )
 from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Row, Scalar, Series, with_ratios
 from quiver.eval.published import EFFICIENCY_SETS, EFFICIENCY_SOURCE, ENCODER_EFFICIENCY, TABLE_10
-from quiver.eval.report.blocks import Paragraph, Report, Section
+from quiver.eval.report.render import Paragraph, Report, Section
 from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.progress import Advance, progress_bar
+from quiver.retrieval.utils import Advance, progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -39,7 +39,7 @@ from quiver.encoder.presets import preset
 from quiver.eval.bench.harness import quiet_libraries
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model, read_model_folder
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version
 
 Documents: TypeAlias = Sequence[Sequence[int]]
 

@@ -43,10 +43,9 @@ from quiver.eval.bench.report import (
     variant,
 )
 from quiver.eval.bench.results import OWN, Benchmark, Case, FinishedRows, NotRun, Row, Scalar, Series, file_name
-from quiver.eval.report.blocks import Details, Paragraph, Report, Section
+from quiver.eval.report.render import Details, Paragraph, Report, Section
 from quiver.retrieval.index.engines import format_settings
-from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import Advance, installed_version, progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

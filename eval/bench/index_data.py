@@ -36,8 +36,7 @@ from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.protocols import DenseModel, MatrixRows, Rows, TokenModel
-from quiver.retrieval.records import ModelCard, Qrels
+from quiver.retrieval.records import DenseModel, MatrixRows, ModelCard, Qrels, Rows, TokenModel
 
 Kind: TypeAlias = Literal["dense", "colbert"]
 

@@ -64,12 +64,12 @@ from quiver.eval.bench.training_backends import (
     open_model,
     write_initial_model,
 )
-from quiver.eval.report.blocks import Report, Section
+from quiver.eval.report.render import Report, Section
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.loading import default_device
-from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.training.rules import LOSSES
 from quiver.retrieval.training.start import require_extra
+from quiver.retrieval.utils import Advance, progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

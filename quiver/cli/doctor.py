@@ -12,8 +12,7 @@ import typer
 
 from quiver.cli import options
 from quiver.cli.output import help_alone, print_json, print_table, quiver_version, say
-from quiver.retrieval.units import parse_size
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version, parse_size
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from quiver.cli.output import parse_memory, print_json, print_table, say, show_p
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
-from quiver.retrieval.units import parse_size
+from quiver.retrieval.utils import parse_size
 
 if TYPE_CHECKING:
     from quiver.retrieval.models.biencoder import BiEncoder
@@ -90,8 +90,7 @@ def estimate(
     quiver estimate --preset-collection msmarco --model modernbert-base --kind colbert --gpu h100 --price-per-gpu-hour 2.5 --formulas
     """
     from quiver.retrieval.index.engine_table import engine_name, parse_engine
-    from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, read_rates
-    from quiver.retrieval.planning.rates import measure
+    from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, measure, read_rates
 
     loaded = _load(model, kind, dim, length)
     if measured and sample is None:
@@ -123,8 +122,7 @@ def estimate(
 
 def _load(name: str, kind: str, dim: int | None, length: int | None) -> _Loaded:
     from quiver.retrieval.models.loading import load_model
-    from quiver.retrieval.planning import ModelSize
-    from quiver.retrieval.planning.plan import matrix_weights
+    from quiver.retrieval.planning import ModelSize, matrix_weights
     from quiver.retrieval.records import ModelCard
 
     if name in PRESETS:
@@ -144,7 +142,7 @@ def _load(name: str, kind: str, dim: int | None, length: int | None) -> _Loaded:
 
 def _sampled(path: Path, size: int = 512) -> tuple[list[Document], int]:
     from quiver.retrieval.data.corpus import read_documents
-    from quiver.retrieval.planning.plan import spread_over
+    from quiver.retrieval.planning import spread_over
 
     count = sum(1 for _ in read_documents(path))
     return spread_over(read_documents(path), count, size), count
@@ -158,8 +156,7 @@ def _corpora(
     words: float | None,
 ) -> dict[str, Corpus]:
     """Corpora to estimate, by name."""
-    from quiver.retrieval.planning import TEXTS, from_sample, from_words
-    from quiver.retrieval.planning.rates import text_lengths
+    from quiver.retrieval.planning import TEXTS, from_sample, from_words, text_lengths
 
     path, texts, count = sampled
     if (docs is None) == (collection is None) and not (path is not None and docs is None and collection is None):
@@ -183,7 +180,7 @@ def _corpora(
 
 def _collections(collection: Collection, cut: int) -> dict[str, Corpus]:
     """Published collections, from the document counts of the registry and the words per document of the BEIR paper."""
-    from quiver.eval.datasets.beir import beir
+    from quiver.eval.datasets.catalogue import beir
     from quiver.retrieval.planning import TEXTS, from_words
 
     counts: dict[str, int] = {}

@@ -113,7 +113,7 @@ def enlarge(
 
     Example: quiver enlarge runs/base/model --to modernbert-large --out large-init
     """
-    from quiver.encoder import MaskedLM, Tokenizer, load_encoder, load_masked_lm, save_encoder, save_masked_lm
+    from quiver.encoder import MaskedLM, Tokenizer, load_encoder, load_head, save_encoder, save_head
     from quiver.encoder.checkpoints.folder import local_folder
     from quiver.encoder.files import read_json
     from quiver.encoder.pretraining.tiling import enlarge as enlarge_encoder
@@ -123,12 +123,12 @@ def enlarge(
     folder = local_folder(model, revision=revision)
     check_target(out, folder, overwrite=overwrite)
     hf = read_json(folder / "config.json")
-    parent: Encoder | MaskedLM = load_masked_lm(folder) if _has_masked_lm(hf) else load_encoder(folder)
+    parent: Encoder | MaskedLM = load_head(MaskedLM, folder) if _has_masked_lm(hf) else load_encoder(folder)
     small = parent.encoder.config if isinstance(parent, MaskedLM) else parent.config
     large = _architecture(to, small)
     with replacing_folder(out) as stage:
         if isinstance(parent, MaskedLM):
-            save_masked_lm(enlarge_masked_lm(parent, large, shared=shared), stage)
+            save_head(enlarge_masked_lm(parent, large, shared=shared), stage)
         else:
             save_encoder(enlarge_encoder(parent, large, shared=shared), stage)
         if (folder / "tokenizer.json").is_file():

@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.units import parse_size
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version, parse_size
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from quiver.cli.output import short_names
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder, check_target
-from quiver.retrieval.data.corpus import read_queries
-from quiver.retrieval.data.run import ranked
+from quiver.retrieval.data.corpus import ranked, read_queries
 from quiver.retrieval.index import DamagedIndexError, Filter, Index, open_index
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.errors import LostTextError
@@ -21,11 +20,20 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_index_model, load_model
 from quiver.retrieval.records import Metadata, Missing, Query, Run
-from quiver.retrieval.search import bm25, bm25_index
+from quiver.retrieval.search import bm25
 from quiver.retrieval.search.explain import Explanation, TokenMatch, explain, explain_texts
-from quiver.retrieval.search.hybrid import Fusion, IndexScorer, RankingSystem, Scorer, TextScorer, check_fusible, search_fused, word_system
-from quiver.retrieval.search.hybrid import rerank as rerank_run
-from quiver.retrieval.search.search import search
+from quiver.retrieval.search.search import (
+    Fusion,
+    IndexScorer,
+    RankingSystem,
+    Scorer,
+    TextScorer,
+    check_fusible,
+    search,
+    search_fused,
+    word_system,
+)
+from quiver.retrieval.search.search import rerank as rerank_run
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
@@ -35,7 +43,7 @@ EXCERPT = 160
 
 _QUERY = "query"  # id of a query that is given as a text
 
-Explained: TypeAlias = Explanation | Sequence[bm25_index.WordScore]
+Explained: TypeAlias = Explanation | Sequence[bm25.WordScore]
 """Explanation of a document's score in one ranking."""
 
 Explain: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Explained]]
@@ -191,7 +199,7 @@ class Opened:
         Raises:
             InputError: The index stores no texts, or bm25s is not installed.
         """
-        words = bm25_index.WordIndex(self._first, cache=cache_folder("words"), verify=self._verify, progress=choices.progress)
+        words = bm25.WordIndex(self._first, cache=cache_folder("words"), verify=self._verify, progress=choices.progress)
         return Source(bm25.NAME, word_system(words, filter=choices.filter), _explain_words(words))
 
     def second_stage(self, given: str) -> SecondStage:
@@ -243,7 +251,7 @@ def _explain_index(index: Index, model: BiEncoder | ColBERT) -> Explain:
     return explained
 
 
-def _explain_words(words: bm25_index.WordIndex) -> Explain:
+def _explain_words(words: bm25.WordIndex) -> Explain:
     def explained(query: str, documents: Sequence[str]) -> dict[str, Explained]:
         places = words.index.locate(documents)
         there = [document for document, place in zip(documents, places, strict=True) if place is not None]

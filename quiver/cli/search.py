@@ -19,13 +19,13 @@ from rich.text import Text
 from quiver.cli import options
 from quiver.cli.output import print_json, print_table, read_ids, say, say_error, show_progress
 from quiver.encoder.errors import InputError
-from quiver.retrieval.units import parse_size
+from quiver.retrieval.utils import parse_size
 
 if TYPE_CHECKING:
     from quiver.cli.rankings import Explained, Found
     from quiver.retrieval.cluster.index import ShardedIndex
     from quiver.retrieval.records import Missing, Query, Run
-    from quiver.retrieval.search.bm25_index import WordScore
+    from quiver.retrieval.search.bm25 import WordScore
     from quiver.retrieval.search.explain import Explanation, TokenMatch
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def search(
         raise InputError("--generation opens an index in this process; leave --shards and --shard-memory out")
 
     from quiver.cli import rankings
-    from quiver.retrieval.data.run import write_run
+    from quiver.retrieval.data.corpus import write_run
     from quiver.retrieval.index import Filter
     from quiver.retrieval.index.engines import parse_effort
 
@@ -200,10 +200,9 @@ def _sharded(
         yield None
         return
     size = None if memory is None else parse_size(memory)
-    from quiver.retrieval.cluster.index import open_sharded
-    from quiver.retrieval.cluster.plan import Sharding
+    from quiver.retrieval.cluster.index import Timeouts, open_sharded
     from quiver.retrieval.cluster.ray_backend import RayLauncher, connected
-    from quiver.retrieval.cluster.replicas import Timeouts
+    from quiver.retrieval.cluster.shard import Sharding
 
     # A batch of queries may take long, and a lost actor is noticed without a time limit.
     unlimited = Timeouts(attempt=float("inf"), answer=float("inf"))

@@ -17,7 +17,7 @@ from quiver.encoder.errors import InputError
 if TYPE_CHECKING:
     from quiver.encoder.config import Precision
     from quiver.retrieval.index import Index
-    from quiver.retrieval.protocols import Executor
+    from quiver.retrieval.records import Executor
     from quiver.retrieval.training.mining.negatives import MiningSystem
     from quiver.retrieval.training.mining.teachers import Ensemble, Teacher
     from quiver.retrieval.training.mining.texts import BeirSource, PairSource
@@ -126,7 +126,7 @@ def pretrain(
     from quiver.encoder.pretraining import load_pretraining_recipe
     from quiver.encoder.pretraining import prepare as prepare_recipe
     from quiver.encoder.pretraining import pretrain as run_recipe
-    from quiver.encoder.training.stopping import RunStoppedError
+    from quiver.encoder.training.processes import RunStoppedError
     from quiver.eval.report.training import write_training_report
 
     resolved = load_pretraining_recipe(recipe, overrides or [])
@@ -180,7 +180,7 @@ def sweep(
     Example: quiver sweep recipes/pycodesearch-dense.yaml --out sweeps/pycodesearch training.learning_rate=3e-5,8e-5 training.seed=1,2
     """
     from quiver.eval.development import development_scorer
-    from quiver.eval.report.sweep import write_sweep_report
+    from quiver.eval.report.training import write_sweep_report
     from quiver.retrieval.training import run as training_run
     from quiver.retrieval.training.run import RunStoppedError
     from quiver.retrieval.training.sweep import RECORD, make_grid, run_sweep
@@ -217,7 +217,7 @@ def sweep(
 
 
 def _print_sweep(sweep: Sweep, out: Path) -> None:
-    from quiver.eval.report.sweep import cautions, train_command
+    from quiver.eval.report.training import cautions, train_command
     from quiver.retrieval.training.sweep import show_settings
 
     rows = [
@@ -266,10 +266,7 @@ def _load_recipe(name: str) -> object:
     from quiver.encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
     from quiver.encoder.pretraining.recipe import load_pretraining_recipe
     from quiver.encoder.training.recipe_file import find_recipe, recipe_kind
-    from quiver.eval.nlu.glue_recipe import KINDS as GLUE_KINDS
-    from quiver.eval.nlu.glue_recipe import load_glue_recipe
-    from quiver.eval.nlu.qa_recipe import KINDS as QA_KINDS
-    from quiver.eval.nlu.qa_recipe import load_qa_recipe
+    from quiver.eval.nlu.recipes import GLUE_KINDS, QA_KINDS, load_glue_recipe, load_qa_recipe
     from quiver.retrieval.training.recipe import load_recipe
 
     kind = recipe_kind(find_recipe(name))
@@ -290,7 +287,7 @@ def average_checkpoints(
 
     Example: quiver average-checkpoints runs/mine/checkpoints/step-000400 runs/mine/checkpoints/step-000500 --out runs/averaged
     """
-    from quiver.retrieval.training.averaging import write_average
+    from quiver.retrieval.training.loop.state import write_average
 
     card = write_average(models, out, overwrite=overwrite)
     if as_json:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.protocols import IN_PROCESS, Executor, Item, Result, Task
+from quiver.retrieval.records import IN_PROCESS, Executor, Item, Result, Task
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class LocalProcesses:
         return max(1, here // self._workers)
 
     def run(self, task: Task[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
-        """See `quiver.retrieval.protocols.Executor`."""
+        """See `quiver.retrieval.records.Executor`."""
         del threads  # local processes reserve nothing
         waiting, idle, busy = Assignments(items), list[_Process](), dict[Connection, tuple[_Process, Assignment[Item]]]()
         try:

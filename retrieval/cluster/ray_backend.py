@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.executors import Assignment, Assignments, Worker, WorkerError
 from quiver.retrieval.cluster.shard import PackedRequest, Shard, ShardHits, ShardLostError, ShardSpec
-from quiver.retrieval.protocols import Item, Result, Task
+from quiver.retrieval.records import Item, Result, Task
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class RayCluster:
         return here
 
     def run(self, task: Task[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
-        """See `quiver.retrieval.protocols.Executor`."""
+        """See `quiver.retrieval.records.Executor`."""
         with connected(self._address):
             pool = _Pool(self._ray, task, threads, self._workers)
             try:

@@ -42,11 +42,24 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, write_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
+from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import load_from_card, with_absolute_source
-from quiver.retrieval.models.pooling import comparable
-from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, Rows, Task, TokenModel
-from quiver.retrieval.records import DenseEncoding, DenseVectors, ModelCard, Role, TextTokens, TokenCounts, TokenEncoding
+from quiver.retrieval.records import (
+    IN_PROCESS,
+    DenseEncoding,
+    DenseModel,
+    DenseVectors,
+    Executor,
+    ModelCard,
+    Role,
+    Rows,
+    Task,
+    TextTokens,
+    TokenCounts,
+    TokenEncoding,
+    TokenModel,
+)
+from quiver.retrieval.utils import Advance, progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -655,7 +668,7 @@ class _EncodeRequest:
 
 
 class _ShardRows:
-    """Rows of texts, read from shards (`quiver.retrieval.protocols.Rows`).
+    """Rows of texts, read from shards (`quiver.retrieval.records.Rows`).
 
     Texts whose rows are adjacent in the shards form one run, so that the table is small if texts are read in the order of encoding, and
     never larger than two numbers per text.

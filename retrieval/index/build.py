@@ -47,11 +47,10 @@ from quiver.retrieval.index.source import Model, Source, survey
 from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.index.store.reading import NOTHING_COMMITTED, verify_files
 from quiver.retrieval.index.store.writing import StoreWriter, writing
+from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import with_absolute_source
-from quiver.retrieval.models.pooling import comparable
-from quiver.retrieval.protocols import IN_PROCESS, Executor
-from quiver.retrieval.records import DenseEncoding, Document, ModelCard
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.records import IN_PROCESS, DenseEncoding, Document, Executor, ModelCard
+from quiver.retrieval.utils import installed_version
 
 logger = logging.getLogger(__name__)
 

@@ -32,8 +32,7 @@ from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
 from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.index.threads import one_thread
-from quiver.retrieval.progress import progress_bar
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version, progress_bar
 
 MIXED = {"dense": 3, "colbert": 4}
 """Number of documents that a pseudo query is mixed from, by kind of model."""

@@ -37,8 +37,7 @@ from quiver.retrieval.index.ranking import (
     search_walk,
 )
 from quiver.retrieval.models.maxsim import maxsim_packed
-from quiver.retrieval.protocols import MatrixRows, PickedRows, Rows
-from quiver.retrieval.records import DenseVectors, ModelCard, TokenVectors
+from quiver.retrieval.records import DenseVectors, MatrixRows, ModelCard, PickedRows, Rows, TokenVectors
 
 # Queries per pass over the documents: their candidates, Q x (k + margin), take 50 MB for k = 1000.
 DENSE_QUERIES = 4096

@@ -28,7 +28,7 @@ from quiver.encoder.files import atomic_file, write_json
 from quiver.retrieval.index.disk import little_endian
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.segments import OpenSegment
-from quiver.retrieval.progress import Advance, progress_bar
+from quiver.retrieval.utils import Advance, progress_bar
 
 FORMATS = ("npy", "safetensors")
 """File formats of the vectors."""

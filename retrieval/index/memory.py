@@ -32,9 +32,8 @@ from quiver.retrieval.index.ranking import block_rows, check_new_ids, first_bad_
 from quiver.retrieval.index.segments import OpenSegment, SegmentFolderWriter, open_segment
 from quiver.retrieval.index.source import Encoded, Model, encode, joined, survey
 from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
-from quiver.retrieval.progress import progress_bar
-from quiver.retrieval.protocols import MatrixRows, Rows
-from quiver.retrieval.records import DenseVectors, Document, ModelCard, TokenCounts
+from quiver.retrieval.records import DenseVectors, Document, MatrixRows, ModelCard, Rows, TokenCounts
+from quiver.retrieval.utils import progress_bar
 
 logger = logging.getLogger(__name__)
 

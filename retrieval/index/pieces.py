@@ -47,9 +47,8 @@ from quiver.retrieval.index.store.reading import verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.threads import computing_with
 from quiver.retrieval.models.loading import load_from_card, with_absolute_source
-from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.protocols import IN_PROCESS, Executor
-from quiver.retrieval.records import Document, ModelCard, TokenCounts
+from quiver.retrieval.records import IN_PROCESS, Document, Executor, ModelCard, TokenCounts
+from quiver.retrieval.utils import Advance, progress_bar
 
 
 @dataclass(frozen=True)
@@ -591,7 +590,7 @@ class MakeHere:
     maker: PieceMaker
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.protocols.Task`."""
+        """See `quiver.retrieval.records.Task`."""
         return self.maker
 
 
@@ -622,7 +621,7 @@ class MakeAnywhere:
     torch: str = str(torch.__version__)
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.protocols.Task`."""
+        """See `quiver.retrieval.records.Task`."""
         here = platform.node()
         if not self.folder.is_dir():
             raise InputError(f"{self.folder}: does not exist on {here}; workers need the folder of the index on a shared file system")

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.protocols import Rows
+from quiver.retrieval.records import Rows
 
 _UNIT_ROUNDOFF = 2.0**-24
 _LARGEST = float(np.finfo(np.float32).max)

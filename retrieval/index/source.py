@@ -27,9 +27,8 @@ from quiver.retrieval.data.embedding_store import stack_vectors
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.documents.strings import id_hashes
 from quiver.retrieval.index.mapped import map_array
-from quiver.retrieval.models.pooling import comparable
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseEncoding, Document, TextTokens
+from quiver.retrieval.models.encoding import comparable
+from quiver.retrieval.records import DenseEncoding, DenseModel, Document, TextTokens, TokenModel
 
 _CHUNK = 4096
 # Distance of stored offsets in a spool, in documents: to find a document, at most this many lines are skipped.

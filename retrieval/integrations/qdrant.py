@@ -5,8 +5,8 @@ Collections of bi-encoders have one vector per point, those of ColBERT models tw
     tokens    one vector per token, compared by MaxSim, without an HNSW graph
     mean      their mean, with an HNSW graph; it finds the candidates that MaxSim ranks
 
-Both are compared by inner product. Stored vectors have unit length if the model's similarity is cosine, so scores
-equal those of the index if queries are scaled by ``quiver.retrieval.models.pooling.comparable``; otherwise only the scale differs.
+Both are compared by inner product. What an index keeps is comparable by it (unit length where the model's similarity is cosine), so scores
+are ours; queries are given as ``quiver.retrieval.models.encoding.comparable`` makes them, or only the scale of scores differs.
 
 The payload has ``id``, ``title``, ``text``, ``metadata`` (filter by ``metadata.year``), and ``quiver_state``: the state of the
 index that a point was written from. Points of that state are not sent again; those of older states are deleted in the end.
@@ -28,7 +28,7 @@ from qdrant_client.http.exceptions import ApiException, ResponseHandlingExceptio
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.integrations.stores import Batch, batches, point_id, state_of
-from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.utils import progress_bar
 
 TOKENS, MEAN = "tokens", "mean"
 """Names of the two vectors of ColBERT models."""

@@ -13,8 +13,7 @@ from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.integrations.stores import missing_library
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import Document, Query
+from quiver.retrieval.records import DenseModel, Document, Query, TokenModel
 from quiver.retrieval.search.search import search
 
 

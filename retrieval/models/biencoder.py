@@ -17,10 +17,9 @@ from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import Precision
-from quiver.retrieval.models.encoding import clean, describe_tokens, fingerprint, run_batches
+from quiver.retrieval.models.encoding import clean, describe_tokens, document_texts, fingerprint, pool, run_batches
 from quiver.retrieval.models.export.sentence_transformers import write_dense
 from quiver.retrieval.models.loading import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
-from quiver.retrieval.models.pooling import pool
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role
 
 
@@ -154,10 +153,3 @@ class BiEncoder:
     def save(self, folder: str | Path) -> None:
         """Save the model as a folder that opens in Quiver and in sentence-transformers 5 and 6."""
         write_dense(Path(folder), self.settings, self.encoder, self.tokenizer, max_length=self.max_length)
-
-
-def document_texts(documents: Sequence[str | Document]) -> list[str]:
-    """Return the text of each document, joined with its title; strings are returned unchanged."""
-    if isinstance(documents, str):
-        raise ValueError("documents must be a list, got a string")
-    return [document.content() if isinstance(document, Document) else document for document in documents]

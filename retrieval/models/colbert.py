@@ -22,8 +22,7 @@ from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import Precision
-from quiver.retrieval.models.biencoder import document_texts
-from quiver.retrieval.models.encoding import clean, describe_tokens, fingerprint, run_batches
+from quiver.retrieval.models.encoding import clean, describe_tokens, document_texts, fingerprint, run_batches
 from quiver.retrieval.models.export.pylate import write_colbert
 from quiver.retrieval.models.loading import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
 from quiver.retrieval.records import Document, ModelCard, Role, TextTokens, TokenEncoding, TokenVectors

@@ -1,6 +1,7 @@
-"""Encoding shared by bi-encoders and ColBERT models: cleaning texts, batches by token budget, and fingerprints.
+"""From texts to vectors, for bi-encoders and ColBERT models: cleaning, batches, pooling, projections, scaling and fingerprints.
 
-Shapes: B texts, N packed tokens.
+Shapes: B texts, N packed tokens, D encoder width, d vector width.
+Source: sentence-transformers' ``Pooling`` and ``Dense`` modules; PyLate's ``Dense``.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from quiver.encoder import Encoder, PackedBatch, Tokenizer, pack
+from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer, pack
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
-from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.progress import progress_bar
-from quiver.retrieval.records import Role, TextTokens
+from quiver.retrieval.records import DenseVectors, Document, ModelCard, Role, TextTokens
+from quiver.retrieval.utils import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,13 @@ def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -
             raise ValueError(f"text {number} must be a string, got {type(text).__name__}")
     stripped = [(prompt + text).strip() for text in texts]
     return [text.lower() for text in stripped] if lower_case else stripped
+
+
+def document_texts(documents: Sequence[str | Document]) -> list[str]:
+    """Return the text of each document, joined with its title; strings are returned unchanged."""
+    if isinstance(documents, str):
+        raise ValueError("documents must be a list, got a string")
+    return [document.content() if isinstance(document, Document) else document for document in documents]
 
 
 def describe_tokens(texts: Sequence[str], ids: Sequence[Sequence[int]], truncated: Sequence[bool]) -> TextTokens:
@@ -99,7 +106,7 @@ def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokeniz
 
     Args:
         encoder: Encoder; its weights and configuration are hashed.
-        projections: `quiver.retrieval.models.pooling.Projection` modules, in order.
+        projections: `quiver.retrieval.models.encoding.Projection` modules, in order.
         tokenizer: Tokenizer; its rules and the ids of its special tokens are hashed.
         settings: JSON values of all other settings that affect vectors.
     """
@@ -118,3 +125,143 @@ def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokeniz
     }
     digest.update(json.dumps(described, sort_keys=True).encode())
     return digest.hexdigest()
+
+
+def _segment(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tensor:
+    """Reduce each sequence without its first ``skip`` tokens to (B, D)."""
+    lengths = batch.cu_seqlens.to(hidden.device).diff().long()
+    if skip:
+        positions = batch.positions.to(hidden.device)
+        hidden = hidden[positions >= skip]
+        lengths = (lengths - skip).clamp(min=0)
+    return torch.segment_reduce(hidden, reduce, lengths=lengths, axis=0)
+
+
+def _cls(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
+    del skip  # the first token precedes any prompt
+    return hidden[batch.cu_seqlens[:-1].to(hidden.device).long()]
+
+
+def _mean(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
+    # A sum and a division instead of "mean": a text whose tokens are all skipped gives zeros, not NaN.
+    lengths = batch.cu_seqlens.to(hidden.device).diff().long()
+    return _segment(hidden, batch, skip, "sum") / (lengths - skip).clamp(min=1)[:, None]
+
+
+def _max(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
+    return _segment(hidden, batch, skip, "max")
+
+
+def _last(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
+    del skip  # the last token follows any prompt
+    return hidden[batch.cu_seqlens[1:].to(hidden.device).long() - 1]
+
+
+POOLINGS: dict[str, Callable[[Tensor, PackedBatch, int], Tensor]] = {"cls": _cls, "mean": _mean, "max": _max, "lasttoken": _last}
+"""Pooling functions by sentence-transformers' names: hidden states (N, D), batch and number of leading tokens to skip -> (B, D)."""
+
+
+def pool(hidden: Tensor, batch: PackedBatch, mode: str, *, skip: int = 0) -> Tensor:
+    """Pool hidden states to one vector per sequence.
+
+    Args:
+        hidden: Hidden states, (N, D).
+        batch: The packed batch.
+        mode: A key of `POOLINGS`.
+        skip: Leading tokens that mean and max exclude (a prompt that is not pooled).
+
+    Returns:
+        Vectors (B, D), float32.
+
+    Raises:
+        ValueError: The mode is unknown.
+
+    Example:
+        >>> from quiver.encoder import pack_ids
+        >>> pool(torch.tensor([[1.0], [3.0], [5.0]]), pack_ids([[7, 7], [7]]), "mean").tolist()
+        [[2.0], [5.0]]
+    """
+    if mode not in POOLINGS:
+        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {mode!r}")
+    # In half precision a sum over thousands of tokens would saturate.
+    return POOLINGS[mode](hidden.float(), batch, skip)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch.nn.modules.linear.Identity": lambda x: x,
+    "torch.nn.modules.activation.Tanh": torch.tanh,
+    "torch.nn.modules.activation.ReLU": torch.relu,
+    "torch.nn.modules.activation.GELU": nn.functional.gelu,
+    "torch.nn.modules.activation.SiLU": nn.functional.silu,
+}
+"""Activations by the class names that checkpoints store."""
+
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+class Projection(nn.Module):
+    """Linear layer on top of the encoder, with activation and optional residual path (the ``Dense`` module of checkpoints).
+
+    Args:
+        in_features: Input width D.
+        out_features: Output width d.
+        bias: Add a bias.
+        activation: A key of `ACTIVATIONS`.
+        residual: Add the input to the output, through a matrix if the widths differ (PyLate's ``use_residual``).
+
+    Raises:
+        InputError: The activation is not supported.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool = False, activation: str = IDENTITY, residual: bool = False
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise InputError(f"a Dense module's activation_function must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        self.activation = activation
+        self.use_residual = residual
+        self.linear = nn.Linear(in_features, out_features, bias=bias)
+        self.residual = nn.Linear(in_features, out_features, bias=False) if residual and in_features != out_features else None
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Map vectors (N, D) to (N, d)."""
+        projected = ACTIVATIONS[self.activation](self.linear(vectors))
+        if self.use_residual:
+            projected = projected + (vectors if self.residual is None else self.residual(vectors))
+        return projected
+
+
+def comparable(vectors: DenseVectors, card: ModelCard) -> DenseVectors:
+    """Scale vectors so that their inner product is the model's similarity: to length 1 for cosine, unchanged for dot product.
+
+    A model with cosine similarity need not end in a normalizing module, so its vectors may have any length.
+
+    Args:
+        vectors: Vectors (B, d); not modified.
+        card: Card of the model that made them.
+
+    Returns:
+        Vectors (B, d). Zero vectors stay zero, non-finite ones stay non-finite.
+    """
+    if card.similarity != "cosine":
+        return vectors
+    scaled: DenseVectors = vectors.copy()
+    make_comparable(scaled, card)
+    return scaled
+
+
+def make_comparable(vectors: DenseVectors, card: ModelCard) -> None:
+    """Scale vectors as `comparable` does, in place, to avoid a second copy of a corpus.
+
+    Args:
+        vectors: Vectors (B, d), scaled if the model's similarity is cosine.
+        card: Card of the model that made them.
+    """
+    if card.similarity != "cosine":
+        return
+    # In float32, squares overflow above 1e19 and underflow below 1e-23; in float64 only the zero vector has length zero.
+    lengths = np.sqrt(np.einsum("bd,bd->b", vectors, vectors, dtype=np.float64))[:, None]  # (B, 1)
+    with np.errstate(invalid="ignore"):  # an infinite vector becomes NaN, which the index or the search reports
+        # Not `lengths > 0`, which is False for NaN too: the NaN must stay visible.
+        np.divide(vectors, lengths, out=vectors, where=lengths != 0, casting="same_kind")

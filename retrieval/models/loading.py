@@ -21,8 +21,7 @@ from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.models.export.tokenizer_rules import read_tokenizer
-from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.records import ModelCard
 
 if TYPE_CHECKING:
@@ -32,6 +31,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Kind = Literal["dense", "colbert"]
+
+STANFORD_ARCHITECTURE = "HF_ColBERT"
+"""``architectures`` of a config.json that Stanford's ColBERT has written."""
 
 INFERENCE_DTYPE = torch.float32
 """Default dtype of the weights in memory."""
@@ -83,7 +85,7 @@ class ModelFolder:
         encoder_folder: Folder of config.json, the encoder's weights and the tokenizer.
         max_length: Maximum tokens of a text; None if the folder sets no limit.
         lower_case: Lower-case texts before tokenizing.
-        pooling: A key of `quiver.retrieval.models.pooling.POOLINGS`.
+        pooling: A key of `quiver.retrieval.models.encoding.POOLINGS`.
         include_prompt: Pool the prompt's tokens too.
         projections: Dense modules in order.
         normalize: Scale vectors to length 1 at the end.
@@ -124,6 +126,12 @@ class ModelParts:
     bare: bool = False
 
 
+def is_stanford(folder: Path) -> bool:
+    """Test whether config.json names Stanford's class."""
+    path = folder / "config.json"
+    return path.is_file() and read_json(path).get("architectures") == [STANFORD_ARCHITECTURE]
+
+
 def read_model_folder(folder: Path) -> ModelFolder:
     """Read the settings of a sentence-transformers, PyLate, Stanford ColBERT or plain Hugging Face folder.
 
@@ -132,7 +140,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
     """
     from quiver.retrieval.models.export.pylate import read_pylate
     from quiver.retrieval.models.export.sentence_transformers import read_dense, read_multi_vector
-    from quiver.retrieval.models.export.stanford import is_stanford, read_stanford
+    from quiver.retrieval.models.export.stanford import read_stanford
 
     if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
         raise InputError(f"{folder}: not a model folder: it has neither modules.json nor config.json")
@@ -160,7 +168,8 @@ def load_parts(source: str | Path, *, revision: str | None = None, dtype: torch.
     Raises:
         InputError: The folder is not a model, or a model that Quiver does not support.
     """
-    from quiver.retrieval.models.export.stanford import is_stanford, load_stanford_encoder
+    from quiver.retrieval.models.export.sentence_transformers import read_tokenizer
+    from quiver.retrieval.models.export.stanford import load_stanford_encoder
 
     folder = local_folder(source, revision=revision)
     settings = read_model_folder(folder)
@@ -192,18 +201,7 @@ def load_for_inference(
     device: str | None = None,
     precision: Precision = "float",
 ) -> ModelParts:
-    """Load a model folder and, on a CPU, prepack the encoder's weights (`quiver.encoder.optimize_for_inference`).
-
-    Args:
-        source: Folder or Hub id.
-        revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the encoder's weights in memory.
-        device: Device of the weights; by default `default_device`.
-        precision: ``int8`` quantizes the encoder's weight matrices (CPU only).
-
-    Raises:
-        InputError: The folder is not a supported model, or int8 is not supported on the device.
-    """
+    """Load a model folder for inference: on a CPU the encoder's weights are prepacked. See `load_model` for the arguments."""
     parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
     warn_if_bare(parts, source)
     if parts.encoder.device.type == "cpu" or precision != "float":

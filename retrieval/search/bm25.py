@@ -1,9 +1,19 @@
-"""BM25: words of texts, postings and scores, and searching documents that are streamed rather than indexed.
+"""BM25: words of texts, postings and scores, and two searches: over streamed documents, and over the documents of an index.
 
 Lucene's variant with k1 = 0.9 and b = 0.4, English stop words and no stemmer, for any language. Words and scores are those of bm25s. Its
 index is not used: its scores include the document frequencies of the whole corpus, so adding one document would change all of them, and it
 needs the corpus in memory. Here documents come in blocks: postings depend on one block's texts only, and document frequencies are summed
 over the blocks at search time.
+
+`WordIndex` searches an open index: the same documents, deletions and filters as its vectors. The postings of a segment depend only on its
+texts, which never change: they are counted on first use and cached outside the index folder, so that searching needs no lock and writes
+nothing into the index.
+
+    CACHE/<key>/words.json                     sizes and checksums of the other files
+    CACHE/<key>/<block>.{words.utf8,words.offsets,starts,documents,counts,lengths}
+
+The key is a hash of the texts' checksum and the tokenization rules, so a cached folder is never stale. Folders are written by one rename
+and may be deleted at any time; a damaged one is counted again.
 
 Shapes: Q queries, D documents, P postings (a word in a document) of one block, V words of a vocabulary, k hits.
 Source: Robertson and Zaragoza 2009, doi 10.1561/1500000019; bm25s, arXiv:2407.03618; k1 and b are Anserini's for BEIR,
@@ -12,19 +22,42 @@ arXiv:2306.07471.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import logging
+import shutil
+import time
+import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.retrieval.cache import limit_of, mark_used, prune_cache
+from quiver.retrieval.index import Index
+from quiver.retrieval.index.disk import REAL, write_array, write_file
+from quiver.retrieval.index.documents.metadata import FilterLike
+from quiver.retrieval.index.documents.strings import StringColumn
+from quiver.retrieval.index.engines import Bitmap
+from quiver.retrieval.index.errors import LostTextError
+from quiver.retrieval.index.mapped import Files, map_array
 from quiver.retrieval.index.ranking import check_k, in_order
+from quiver.retrieval.index.segments import OpenSegment
+from quiver.retrieval.index.store.manifest import FileEntry
+from quiver.retrieval.index.store.reading import verify_files
+from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.records import Hits
+from quiver.retrieval.utils import installed_version, progress_bar
+
+logger = logging.getLogger(__name__)
 
 NAME = "bm25"
 """Name of BM25 in tables, files and options."""
@@ -335,3 +368,302 @@ def _streamed_blocks(
         words = split_words(text for _, text in block)
         block.clear()  # frees the texts before the postings are used
         yield _StreamedBlock(ids, count_words(words, vocabulary))
+
+
+_LIST = "words.json"
+_NUMBERS = {"documents": np.uint32, "counts": np.uint32}
+# Counting a large segment takes minutes: a temporary folder of this age belongs to a process that has ended.
+_STALE_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class WordTable:
+    """All words of a block of documents, in memory or memory-mapped.
+
+    Attributes:
+        words: The V words in ascending order.
+        postings: Their postings.
+    """
+
+    words: StringColumn
+    postings: Postings
+
+    @classmethod
+    def of(cls, words: Words) -> WordTable:
+        """Count the words of texts."""
+        ordered = sorted(words.vocabulary)
+        return cls(StringColumn.pack(ordered), count_words(words, {word: number for number, word in enumerate(ordered)}))
+
+    def select(self, words: Iterable[str]) -> Postings:
+        """Return the postings of some words, numbered in the order given."""
+        own = self.postings
+        spans = [self._span(word) for word in words]
+        places = np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, end) for begin, end in spans)])
+        starts = np.append(0, np.cumsum([end - begin for begin, end in spans], dtype=np.int64))
+        return Postings(own.lengths, own.documents[places], own.counts[places], starts)
+
+    def _span(self, word: str) -> tuple[int, int]:
+        wanted = word.encode("utf-8", "surrogatepass")
+        number = bisect_left(range(len(self.words)), wanted, key=self.words.bytes_of)
+        if number == len(self.words) or self.words.bytes_of(number) != wanted:
+            return 0, 0
+        return int(self.postings.starts[number]), int(self.postings.starts[number + 1])
+
+
+def word_tables(
+    texts: Iterable[str], *, texts_sha256: str, cache: Path | None, verify: bool, limits: BlockLimits | None = None
+) -> list[WordTable]:
+    """Open the cached word tables of texts, one per block, or count and cache them.
+
+    Args:
+        texts: The texts; not read if their tables are cached.
+        texts_sha256: Checksum of the texts.
+        cache: Cache folder; None keeps the tables in memory.
+        verify: Compare the checksums of cached files, which reads them once; otherwise only sizes are compared.
+        limits: Size of a block.
+
+    Raises:
+        InputError: bm25s is not installed, or the folder cannot be written.
+    """
+    if cache is None:
+        return [WordTable.of(words) for words in _split_blocks(texts, limits)]
+    rule = {
+        "layout": 2,
+        "texts": texts_sha256,
+        "bm25s": installed_version("bm25s"),
+        **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")},
+    }
+    folder = cache / hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:32]
+    limit = limit_of(cache)
+    if folder.is_dir():
+        mark_used(folder)
+        try:
+            return _open(folder, verify=verify)
+        except (InputError, FileNotFoundError, KeyError, TypeError, ValueError) as error:
+            logger.warning("%s: damaged (%s); counting the words again", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+    _write(folder, texts, limits)
+    tables = _open(folder, verify=False)
+    if limit is not None:
+        prune_cache(limit)
+    return tables
+
+
+def _split_blocks(texts: Iterable[str], limits: BlockLimits | None) -> Iterable[Words]:
+    for block in in_blocks(texts, str, limits):
+        words = split_words(block)
+        block.clear()
+        yield words
+
+
+def _write(folder: Path, texts: Iterable[str], limits: BlockLimits | None) -> None:
+    """Count the words of texts block by block and write them to a folder."""
+    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"{folder.parent}: cannot be written ({error.strerror}); set QUIVER_CACHE to another folder") from error
+    try:
+        holds: dict[str, str] = {}
+        sizes = []
+        for number, words in enumerate(_split_blocks(texts, limits)):
+            table = WordTable.of(words)
+            holds |= _save(temporary / f"{number:04d}", table)
+            sizes.append((len(table.postings.lengths), len(table.words), len(table.postings.documents)))
+        files = {name: asdict(entry) for name, entry in seal(temporary, holds, REAL).items()}
+        write_file(temporary / _LIST, json.dumps({"blocks": sizes, "files": files}).encode(), REAL)
+        try:
+            temporary.replace(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another process has written the same tables
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    _remove_stale(folder.parent)
+
+
+def _save(stem: Path, table: WordTable) -> dict[str, str]:
+    holds = table.words.save(stem.with_name(f"{stem.name}.words"), REAL, "words")
+    arrays: dict[str, tuple[NDArray[Any], str]] = {
+        "starts": (table.postings.starts, "start of each word's postings, (V + 1,) int64"),
+        "documents": (table.postings.documents, "documents of each word, (P,) uint32"),
+        "counts": (table.postings.counts, "occurrences in the document, (P,) uint32"),
+        "lengths": (table.postings.lengths, "number of words of each document, (D,) uint32"),
+    }
+    for name, (array, what) in arrays.items():
+        write_array(stem.with_name(f"{stem.name}.{name}"), array, REAL)
+        holds[f"{stem.name}.{name}"] = what
+    return holds
+
+
+def _open(folder: Path, *, verify: bool) -> list[WordTable]:
+    listed: Mapping[str, Any] = read_json(folder / _LIST)
+    verify_files(folder, {name: FileEntry(**entry) for name, entry in listed["files"].items()}, full=verify)
+    return [_open_block(folder / f"{number:04d}", sizes) for number, sizes in enumerate(listed["blocks"])]
+
+
+def _open_block(stem: Path, sizes: Sequence[int]) -> WordTable:
+    documents, words, postings = sizes
+    arrays = {name: map_array(stem.with_name(f"{stem.name}.{name}"), kind, (postings,)) for name, kind in _NUMBERS.items()}
+    lengths = map_array(stem.with_name(f"{stem.name}.lengths"), np.uint32, (documents,))
+    starts = map_array(stem.with_name(f"{stem.name}.starts"), np.int64, (words + 1,))
+    return WordTable(
+        StringColumn.open(Files(stem.parent), f"{stem.name}.words", words),
+        Postings(lengths, arrays["documents"], arrays["counts"], starts),
+    )
+
+
+def _remove_stale(cache: Path) -> None:
+    for path in cache.glob("*.tmp"):
+        try:
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+        except FileNotFoundError:
+            continue  # removed by another process
+
+
+# Name of the stored texts in a segment's manifest entry.
+_TEXTS = "documents.jsonl"
+
+
+class WordScore(NamedTuple):
+    """Contribution of a query word to a document's score; 0 if the document does not contain it."""
+
+    word: str
+    score: float
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Successive documents of a segment.
+
+    Attributes:
+        segment: The segment.
+        number: Number of the segment in the index.
+        first: Row of the first document.
+        table: Words of the documents.
+    """
+
+    segment: OpenSegment
+    number: int
+    first: int
+    table: WordTable
+
+    @property
+    def rows(self) -> slice:
+        """Rows of the segment."""
+        return slice(self.first, self.first + len(self.table.postings.lengths))
+
+    @property
+    def alive(self) -> Bitmap | None:
+        """Mask of the documents that are not deleted, (D,); None for all."""
+        return None if self.segment.alive is None else self.segment.alive[self.rows]
+
+    def named(self, documents: NDArray[np.intp]) -> list[str]:
+        """Ids of documents by number."""
+        return self.segment.documents.ids.strings.take(documents + self.first)
+
+
+class WordIndex:
+    """BM25 over an open index: its committed documents without deleted ones. Document frequencies do not depend on the filter.
+
+    Args:
+        index: Index with stored texts.
+        cache: Cache folder for word tables; None keeps them in memory.
+        verify: Compare the checksums of cached tables.
+        progress: Show a progress bar over the documents whose words are counted.
+        limits: Size of a block of documents.
+
+    Raises:
+        InputError: The index was built without texts, bm25s is not installed, or the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        *,
+        cache: Path | None = None,
+        verify: bool = True,
+        progress: bool = False,
+        limits: BlockLimits | None = None,
+    ) -> None:
+        policy = index.manifest.policy
+        if not policy.store_text:
+            raise InputError(f"{index.path}: built without texts, which BM25 needs; build the index with texts")
+        self.index = index
+        self._blocks: list[_Block] = []
+        for number, (segment, entry) in enumerate(zip(index.segments, index.manifest.segments, strict=True)):
+            # The counts depend on the stored texts and on whether titles are included.
+            checksum = f"{entry.files[_TEXTS].sha256} {policy.use_title} {policy.separator!r}"
+            texts = _contents(segment, use_title=policy.use_title, progress=progress)
+            first = 0
+            for table in word_tables(texts, texts_sha256=checksum, cache=cache, verify=verify, limits=limits):
+                self._blocks.append(_Block(segment, number, first, table))
+                first += len(table.postings.lengths)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def search(self, queries: Sequence[str], k: int, *, filter: FilterLike = None) -> Hits:
+        """Find the k best documents of each query that share a word with it; ties are ordered by id, descending.
+
+        Args:
+            queries: Q texts.
+            k: Maximum hits per query.
+            filter: Condition on the documents; see `quiver.retrieval.index.index.Index.search`.
+
+        Raises:
+            InputError: The filter is malformed or names a field that no document has.
+            ValueError: k < 1.
+        """
+        k = check_k(k)
+        chosen = self.index.check_filter(filter)
+        words = split_words(queries)
+        scored = self._scored(words.vocabulary)
+        bitmaps = [segment.alive for segment in self.index.segments] if chosen is None else self.index.matching(chosen)
+        best = [TopDocuments(k) for _ in queries]
+        for block, postings in zip(self._blocks, scored, strict=True):
+            allowed = bitmaps[block.number]
+            for found, query in zip(best, words.texts, strict=True):
+                totals = postings.totals(query)
+                found.add(totals if allowed is None else np.where(allowed[block.rows], totals, 0), block.named)
+        return Hits([found.ids for found in best], [found.scores for found in best])
+
+    def word_scores(self, query: str, document: str) -> list[WordScore]:
+        """Return the contribution of each query word to a document's score, in the order of the query; they add up to the score.
+
+        Raises:
+            InputError: The document does not exist.
+        """
+        place = self.index.locate([document])[0]
+        if place is None:
+            raise InputError(f"{self.index.path}: no document '{document}' in this index")
+        words = split_words([query])
+        names = list(words.vocabulary)
+        for block, postings in zip(self._blocks, self._scored(words.vocabulary), strict=True):
+            if block.number == place.segment and block.rows.start <= place.row < block.rows.stop:
+                row = place.row - block.first
+                return [WordScore(names[word], float(postings.totals([word])[row])) for word in words.texts[0]]
+        return []
+
+    def _scored(self, vocabulary: Mapping[str, int]) -> list[ScoredPostings]:
+        """Postings of words in all blocks, scored with the document frequencies among living documents."""
+        found = [block.table.select(vocabulary) for block in self._blocks]
+        alive = (block.alive for block in self._blocks)
+        statistics = total_statistics(zip(found, alive, strict=True), len(vocabulary))
+        return [score_postings(postings, statistics) for postings in found]
+
+
+def _contents(segment: OpenSegment, *, use_title: bool, progress: bool) -> Iterator[str]:
+    """Texts of all documents of a segment, including deleted ones, as they were encoded."""
+    texts = segment.documents.texts
+    if texts is None:
+        raise ValueError("this segment was opened without texts")
+    with progress_bar("words", len(segment.documents), enabled=progress) as advance:
+        for row in range(len(segment.documents)):
+            try:
+                yield texts[row].content(use_title=use_title)
+            except LostTextError as error:  # lost in a repair; the document has no words
+                logger.warning("%s", error)
+                yield ""
+            advance(1)

@@ -22,10 +22,8 @@ from tokenizers import decoders
 from quiver.encoder import Tokenizer
 from quiver.retrieval.index import Index
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.models.pooling import comparable
-from quiver.retrieval.protocols import DenseModel
-from quiver.retrieval.records import Role, TokenVectors
+from quiver.retrieval.models.encoding import clean, comparable
+from quiver.retrieval.records import DenseModel, Role, TokenVectors
 
 _SENTENCEPIECE_SPACE = "\u2581"
 _NO_CHARACTER = "\ufffd"

@@ -1,23 +1,41 @@
-"""Search an index with query texts: encode the queries, search, and return a run."""
+"""Search by text: search an index with query texts, fuse several rankings, and re-rank candidates with a ColBERT model.
+
+Fusion sees only rankings, document id -> score: of runs, index hits or BM25. Documents are identified by their ids. Re-ranking takes the
+candidates' vectors from an index, or encodes their texts.
+
+Shapes: Q queries, P candidates per query, k hits, d vector width.
+Source: reciprocal rank fusion: Cormack, Clarke and Büttcher 2009, doi 10.1145/1571941.1572114. Weighted sums of normalized scores: Fox and
+Shaw, TREC-2, 1994 (CombSUM); Bruch, Gai and Ingber, arXiv:2210.11934, on normalization. Re-ranking: ColBERT, arXiv:2004.12832, section 3.5;
+MacAvaney and Tonellotto, arXiv:2404.14989, on BM25 candidates.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import ranked
+from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents.metadata import FilterLike
 from quiver.retrieval.index.engines import Setting
-from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.ranking import check_k
-from quiver.retrieval.models.pooling import comparable
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseEncoding, Missing, Query, TokenCounts
+from quiver.retrieval.models.encoding import comparable
+from quiver.retrieval.models.maxsim import maxsim_packed
+from quiver.retrieval.records import DenseEncoding, DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
+from quiver.retrieval.search.bm25 import WordIndex
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,3 +96,350 @@ def search(
     vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
     hits = index.search(vectors, k, filter=filter, effort=effort, target_recall=target_recall)
     return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing)
+
+
+Ranking: TypeAlias = Mapping[str, float]
+"""Documents of one query: id -> score, ordered by score, then id, both descending."""
+
+Terms: TypeAlias = tuple[Mapping[str, float], float]
+"""Unweighted contributions of a ranking: of each of its documents, and of all others."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Method of fusing several rankings of a query.
+
+    Attributes:
+        method: ``rrf``: a document's score is the sum of weight / (constant + rank) over the rankings that contain it. ``weighted``: the
+            sum of weight x normalized score; a ranking without the document contributes its lowest score.
+        weights: One weight >= 0 per ranking; None for 1 each. A ranking of weight 0 is ignored.
+        constant: Constant of reciprocal rank fusion; the smaller, the more the first ranks count. The paper uses 60.
+        normalise: Normalization of each ranking's scores: ``min-max`` to 0..1, ``z-score`` to mean 0 and standard deviation 1.
+
+    Raises:
+        InputError: The method or normalization is unknown, the constant is negative, or the weights are invalid.
+    """
+
+    method: str = "rrf"
+    weights: tuple[float, ...] | None = None
+    constant: float = 60.0
+    normalise: str = "min-max"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("fusion", self.method, METHODS), ("normalisation", self.normalise, NORMALISATIONS)):
+            if value not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        if not (math.isfinite(self.constant) and self.constant >= 0):
+            raise InputError(f"the constant of reciprocal rank fusion must be >= 0, got {self.constant}")
+        weights = self.weights
+        if weights is not None and not (all(math.isfinite(weight) and weight >= 0 for weight in weights) and any(weights)):
+            raise InputError(f"weights must be numbers >= 0, at least one of them > 0, got {', '.join(map(str, weights)) or 'none'}")
+
+    def weights_of(self, count: int) -> tuple[float, ...]:
+        """Return one weight per ranking.
+
+        Raises:
+            InputError: The number of weights differs from ``count``.
+        """
+        if self.weights is None:
+            return (1.0,) * count
+        if len(self.weights) != count:
+            raise InputError(f"got {len(self.weights)} weights for {count} rankings; pass one weight per ranking, in their order")
+        return self.weights
+
+
+def fuse(rankings: Sequence[Ranking], fusion: Fusion) -> dict[str, float]:
+    """Fuse several rankings of a query, best first.
+
+    Args:
+        rankings: At least one; each may be empty.
+        fusion: Method, weights and normalization.
+
+    Raises:
+        InputError: The number of weights differs from the number of rankings.
+        ValueError: There are no rankings, or a score is not finite.
+
+    Example:
+        >>> fuse([{"a": 9.0, "b": 8.0}, {"b": 0.2, "c": 0.1}], Fusion(constant=0, weights=(1, 2)))
+        {'b': 2.5, 'c': 1.0, 'a': 1.0}
+        >>> fuse([{"a": 9.0, "b": 8.0}, {"b": 0.2, "c": 0.1}], Fusion("weighted"))
+        {'b': 1.0, 'a': 1.0, 'c': 0.0}
+    """
+    if not rankings:
+        raise ValueError("there are no rankings to fuse")
+    used = [(ranking, weight) for ranking, weight in zip(rankings, fusion.weights_of(len(rankings)), strict=True) if weight]
+    terms = [(*METHODS[fusion.method](ranking, fusion), weight) for ranking, weight in used]
+    scores: dict[str, float] = {}
+    for document in dict.fromkeys(document for ranking, _ in used for document in ranking):
+        # fsum rounds once, so the order of the rankings does not matter.
+        scores[document] = math.fsum(weight * known.get(document, missing) for known, missing, weight in terms)
+    return {document: scores[document] for document in ranked(scores)}
+
+
+def fuse_runs(runs: Sequence[Run], fusion: Fusion, *, k: int | None = None) -> dict[str, dict[str, float]]:
+    """Fuse several runs; a query that a run lacks has an empty ranking there.
+
+    Args:
+        runs: At least one.
+        fusion: Method, weights and normalization.
+        k: Maximum documents per query; None for all.
+
+    Returns:
+        The queries of all runs in order of first appearance, documents best first.
+
+    Raises:
+        InputError: The number of weights differs from the number of runs.
+        ValueError: There are no runs, k < 1, or a score is not finite.
+    """
+    if k is not None:
+        k = check_k(k)
+    queries = dict.fromkeys(query for run in runs for query in run)
+    fused = {query: fuse([run.get(query, {}) for run in runs], fusion) for query in queries}
+    return {query: dict(list(scores.items())[:k]) for query, scores in fused.items()}
+
+
+def fuse_hits(hits: Sequence[Hits], fusion: Fusion, *, k: int) -> Hits:
+    """Fuse the hits of several searches for the same queries.
+
+    Args:
+        hits: Hits of at least one search, each for the same Q queries in the same order.
+        fusion: Method, weights and normalization.
+        k: Maximum hits per query.
+
+    Raises:
+        InputError: The number of weights differs from the number of searches.
+        ValueError: There are no hits, their numbers of queries differ, or k < 1.
+    """
+    if len({len(each) for each in hits}) != 1:
+        raise ValueError(f"hits must have equal numbers of queries, got {', '.join(str(len(each)) for each in hits) or 'none'}")
+    names = [str(query) for query in range(len(hits[0]))]
+    fused = fuse_runs([each.to_run(names) for each in hits], fusion, k=k)
+    return Hits([list(fused[name]) for name in names], [np.array(list(fused[name].values()), np.float32) for name in names])
+
+
+def differing_documents(first: Index, other: Index) -> str | None:
+    """Describe how the document ids of two indexes differ; None if they are equal."""
+    return _difference(first.shared_documents(other), len(first), len(other))
+
+
+def check_fusible(first: Index, other: Index) -> None:
+    """Check that two indexes share documents; log a warning if they share only some.
+
+    Raises:
+        InputError: Both have documents, but no id is in both.
+    """
+    shared = first.shared_documents(other)
+    if not shared and len(first) and len(other):
+        raise InputError(
+            f"{other.path}: none of its {len(other):,} document ids is among the {len(first):,} of {first.path}; rankings are fused by"
+            " document id, so build both indexes from one corpus"
+        )
+    difference = _difference(shared, len(first), len(other))
+    if difference is not None:
+        logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
+
+
+def _difference(shared: int, first: int, other: int) -> str | None:
+    if first == other == shared:
+        return None
+    share = shared / (first + other - shared)
+    return f"{shared:,} documents are in both, {first:,} in one and {other:,} in the other ({share:.0%} in common)"
+
+
+class RankingSystem(Protocol):
+    """A system that ranks documents for queries: an index with its model, BM25, or another function."""
+
+    def __call__(self, queries: Sequence[Query], k: int) -> Run:
+        """Return the k best documents of each query."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Result of a search by several systems.
+
+    Attributes:
+        run: Query id -> document id -> fused score, documents best first.
+        lists: Run of each system; empty for a system of weight 0, which is not searched.
+    """
+
+    run: dict[str, dict[str, float]]
+    lists: tuple[Run, ...]
+
+
+def search_fused(systems: Sequence[RankingSystem], queries: Sequence[Query], k: int, *, fusion: Fusion, depth: int = 100) -> Fused:
+    """Search with several systems and fuse their rankings.
+
+    Args:
+        systems: At least one.
+        queries: Queries with unique ids.
+        k: Maximum documents per query.
+        fusion: Method, weights and normalization.
+        depth: Candidates that each system contributes, if more than k.
+
+    Raises:
+        InputError: The number of weights differs from the number of systems, or a system cannot search.
+        ValueError: There are no systems, or k < 1.
+    """
+    k = check_k(k)
+    weights = fusion.weights_of(len(systems))
+    lists = tuple(system(queries, max(k, depth)) if weight else {} for system, weight in zip(systems, weights, strict=True))
+    run = fuse_runs(lists, fusion, k=k)
+    return Fused({query.id: run.get(query.id, {}) for query in queries}, lists)
+
+
+def index_system(
+    index: Index,
+    model: DenseModel | TokenModel,
+    *,
+    filter: FilterLike = None,
+    effort: str | Mapping[str, Setting] | None = None,
+    target_recall: float | None = None,
+    progress: bool = False,
+) -> RankingSystem:
+    """Make a ranking system of an index and its model; see `quiver.retrieval.search.search.search`."""
+
+    def system(queries: Sequence[Query], k: int) -> Run:
+        return search(index, model, queries, k, filter=filter, effort=effort, target_recall=target_recall, progress=progress).run
+
+    return system
+
+
+def word_system(words: WordIndex, *, filter: FilterLike = None) -> RankingSystem:
+    """Make a ranking system of BM25 over the documents of an index."""
+    return lambda queries, k: words.search([query.text for query in queries], k, filter=filter).to_run([query.id for query in queries])
+
+
+def _reciprocal_ranks(ranking: Ranking, fusion: Fusion) -> Terms:
+    return {document: 1 / (fusion.constant + rank) for rank, document in enumerate(ranked(ranking), start=1)}, 0.0
+
+
+def _normalised_scores(ranking: Ranking, fusion: Fusion) -> Terms:
+    scores: NDArray[np.float64] = np.fromiter(ranking.values(), np.float64, len(ranking))
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite to be normalized")
+    if not len(scores):
+        return {}, 0.0
+    normalised, missing = NORMALISATIONS[fusion.normalise](scores)
+    return dict(zip(ranking, normalised.tolist(), strict=True)), missing
+
+
+def _min_max(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    low, high = float(scores.min()), float(scores.max())
+    # Equal scores do not tell these documents from each other, but from those that were not found.
+    return (np.ones_like(scores) if high == low else (scores - low) / (high - low)), 0.0
+
+
+def _z_score(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    if float(scores.min()) == float(scores.max()):  # the deviation of equal numbers need not round to 0
+        return np.zeros_like(scores), 0.0
+    normalised = (scores - scores.mean()) / scores.std()
+    return normalised, float(normalised.min())
+
+
+METHODS: Mapping[str, Callable[[Ranking, Fusion], Terms]] = {"rrf": _reciprocal_ranks, "weighted": _normalised_scores}
+"""Name -> what a ranking says of documents."""
+
+NORMALISATIONS: Mapping[str, Callable[[NDArray[np.float64]], tuple[NDArray[np.float64], float]]] = {
+    "min-max": _min_max,
+    "z-score": _z_score,
+}
+"""Name -> the scores of a ranking on a common scale, and what a document gets that the ranking does not have."""
+
+
+class Scorer(Protocol):
+    """Scores given documents for queries."""
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[NDArray[np.float32]]:
+        """Return the scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without vectors."""
+
+
+def rerank(run: Run, queries: Sequence[Query], scorer: Scorer, k: int) -> dict[str, dict[str, float]]:
+    """Re-rank the candidates of a run by the scores of another model; the run's own scores are ignored.
+
+    Args:
+        run: Candidates, query id -> document id -> score.
+        queries: The queries; a query that is not in the run has no candidates.
+        scorer: Scorer of the candidates.
+        k: Maximum documents per query.
+
+    Returns:
+        The run with the new scores, documents best first. Candidates without vectors are excluded.
+
+    Raises:
+        InputError: The scorer cannot score a candidate.
+        ValueError: k < 1, or a score is NaN.
+    """
+    k = check_k(k)
+    candidates = [list(run.get(query.id, {})) for query in queries]
+    scores = scorer([query.text for query in queries], candidates)
+    reranked = {}
+    for query, documents, found in zip(queries, candidates, scores, strict=True):
+        kept = {document: score for document, score in zip(documents, found.tolist(), strict=True) if score != -math.inf}
+        reranked[query.id] = {document: kept[document] for document in ranked(kept)[:k]}
+    return reranked
+
+
+@dataclass(frozen=True)
+class IndexScorer:
+    """Scores documents by the vectors stored in a ColBERT index; only the queries are encoded.
+
+    Attributes:
+        index: Index that contains all candidates.
+        model: Model that built the index.
+
+    Raises:
+        InputError: The index was built by another model.
+    """
+
+    index: Index
+    model: TokenModel
+
+    def __post_init__(self) -> None:
+        self.index.check_model(self.model.card)
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
+        """See `Scorer`.
+
+        Raises:
+            InputError: A candidate is not in the index.
+        """
+        vectors = self.model.encode(queries, "query").vectors
+        return [self.index.scores(query, documents) for query, documents in zip(vectors, candidates, strict=True)]
+
+
+@dataclass(frozen=True)
+class TextScorer:
+    """Scores documents by encoding their texts.
+
+    Attributes:
+        model: A ColBERT model.
+        text_of: Function from document id to the text to encode.
+        texts_per_batch: Texts encoded at a time; their vectors are in memory until their queries are scored.
+    """
+
+    model: TokenModel
+    text_of: Callable[[str], str]
+    texts_per_batch: int = 2048
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
+        """See `Scorer`; a candidate of several queries of a batch is encoded once.
+
+        Raises:
+            InputError: A candidate has no text.
+        """
+        vectors = self.model.encode(queries, "query").vectors
+        scores: list[NDArray[np.float32]] = []
+        while len(scores) < len(queries):
+            first = last = len(scores)
+            wanted: dict[str, int] = {}
+            while last < len(queries) and (last == first or len({*wanted, *candidates[last]}) <= self.texts_per_batch):
+                for document in candidates[last]:
+                    wanted.setdefault(document, len(wanted))
+                last += 1
+            documents = self.model.encode([self.text_of(document) for document in wanted], "document").vectors if wanted else []
+            for query, own in zip(vectors[first:last], candidates[first:last], strict=True):
+                chosen = [documents[wanted[document]] for document in own]
+                tokens = np.concatenate([np.zeros((0, query.shape[1]), np.float32), *chosen])
+                offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
+                scores.append(maxsim_packed([query], tokens, offsets)[0])
+        return scores

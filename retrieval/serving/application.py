@@ -49,7 +49,7 @@ from quiver.retrieval.serving.schemas import (
     answer_problems,
 )
 from quiver.retrieval.serving.service import Service
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version
 
 _MEANINGS = {
     400: "The body is not JSON.",

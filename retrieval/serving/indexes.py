@@ -19,9 +19,9 @@ from quiver.retrieval.index import Index, add_documents, delete_documents, open_
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.pooling import comparable
+from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.records import DenseEncoding, Document, Role, TokenEncoding
-from quiver.retrieval.search import bm25_index
+from quiver.retrieval.search import bm25
 from quiver.retrieval.serving.schemas import RequestError
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Generation:
 
     index: Index
     model: SharedModel
-    words: bm25_index.WordIndex | None
+    words: bm25.WordIndex | None
 
     @property
     def number(self) -> int:
@@ -94,7 +94,7 @@ def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bo
     """
     index = open_index(folder, verify=verify)
     index.check_model(model.card)
-    generation = Generation(index, model, bm25_index.WordIndex(index, cache=cache_folder("words"), verify=verify) if words else None)
+    generation = Generation(index, model, bm25.WordIndex(index, cache=cache_folder("words"), verify=verify) if words else None)
     index.search(model.queries([_WARM_UP]), 1)
     if generation.words is not None:
         generation.words.search([_WARM_UP], 1)

@@ -1,41 +1,29 @@
 """Run a recipe from start to end, or resume it: data, model, training, the record.
 
-`quiver.retrieval.training.run_folder` describes the folder. A process may be killed at any instruction: the folder then holds the run as it
+`quiver.encoder.training.run_folder` describes the folder. A process may be killed at any instruction: the folder then holds the run as it
 was at its last checkpoint, and a resumed run ends with the weights of one that was not interrupted, on a CPU bit for bit.
 """
 
 from __future__ import annotations
 
 import logging
-import platform
 import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json
-from quiver.encoder.training.lock import exclusive_lock
-from quiver.encoder.training.log import LOG, RunLog, read_log
-from quiver.encoder.training.machine import keep_freed_memory
-from quiver.encoder.training.processes import Processes, init_distributed
-from quiver.encoder.training.random_state import preserve_rng_state
-from quiver.encoder.training.stopping import RunStoppedError
-from quiver.encoder.training.trainer import Callback, Progress
-from quiver.retrieval.models.loading import default_device
-from quiver.retrieval.training.averaging import average_models
-from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.optimization import Schedule, require_optimizer
-from quiver.retrieval.training.loop.task import Model, Run, Scorer, batch_order, fit
-from quiver.retrieval.training.run_folder import (
+from quiver.encoder.files import expand_home, read_json
+from quiver.encoder.training.log import LOG, Line, RunLog, curve, read_log
+from quiver.encoder.training.processes import Processes, RunStoppedError, init_distributed, keep_freed_memory, peak_memory
+from quiver.encoder.training.run_folder import (
     DATA,
     RECORD,
-    Beginning,
+    RunIdentity,
+    describe_session,
+    exclusive_lock,
     finish_run,
     is_run,
     new_run,
@@ -46,13 +34,23 @@ from quiver.retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from quiver.retrieval.training.run_record import SCHEMA, base_model, describe_batch, describe_data, describe_result, versions
+from quiver.encoder.training.state import preserve_rng_state
+from quiver.encoder.training.trainer import Callback, Progress
+from quiver.retrieval.models.loading import default_device
+from quiver.retrieval.training.data import TrainingRows, prepare_rows
+from quiver.retrieval.training.loop.optimization import Schedule, require_optimizer
+from quiver.retrieval.training.loop.state import average_models
+from quiver.retrieval.training.loop.task import SCORE, Model, Run, Scorer, batch_order, fit
+from quiver.retrieval.training.rules import IN_BATCH
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model, require_extra
 
 __all__ = ["RunStoppedError", "check_rows", "train", "train_and_save"]
 
 logger = logging.getLogger(__name__)
+
+SCHEMA = "quiver-run/2"
+"""Schema of ``run.json``."""
 
 
 def train(  # noqa: PLR0913  # each is an option of the command, or what a caller adds
@@ -71,7 +69,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or what a calle
 
     Args:
         recipe: What to train, on what, and how.
-        out: Folder of the run, see `quiver.retrieval.training.run_folder`.
+        out: Folder of the run, see `quiver.encoder.training.run_folder`.
         resume: Go on with the unfinished run there, from its last checkpoint; from the beginning if it has none.
         overwrite: Replace an earlier run there, once this one is complete.
         progress: Show a bar.
@@ -162,11 +160,11 @@ class _Session:
             room = new_run(out)
         with room:
             if processes.is_main_process:
-                self._beginning(None).write(out)
+                self._identity(None).write(out)
             processes.barrier()
             rows, model = at_hand if at_hand is not None else (self._rows(), None)
             if processes.is_main_process:
-                self._beginning(rows).write(out)
+                self._identity(rows).write(out)
             return self._go_on(rows, model, step=None)
 
     def resume(self) -> dict[str, Any]:
@@ -175,9 +173,9 @@ class _Session:
         if processes.is_main_process and is_run(run.out) and (run.out / RECORD).exists():  # killed when it was complete
             remove_leftovers(run.out)
         refuse_nothing_to_resume(run.out)
-        refuse_other_run(run.out, self._beginning(None))
+        refuse_other_run(run.out, self._identity(None))
         rows = self._rows()
-        now = self._beginning(rows)
+        now = self._identity(rows)
         refuse_other_run(run.out, now)
         processes.barrier()  # all have read what is written now
         newest = 0
@@ -196,13 +194,12 @@ class _Session:
         recipe, bar = run.recipe, run.progress and run.processes.is_main_process
         return prepare_rows(recipe.data, self.data, seed=recipe.training.seed, progress=bar)
 
-    def _beginning(self, rows: TrainingRows | None) -> Beginning:
+    def _identity(self, rows: TrainingRows | None) -> RunIdentity:
         run = self.run
         facts: dict[str, Any] = {"processes": run.processes.size}
         if rows is not None:
             facts["data"] = describe_data(run.recipe, rows)
-        about = {"command": self.command, "device": default_device(), "threads": torch.get_num_threads(), "versions": versions()}
-        return Beginning(run.recipe.model_dump(), facts, about)
+        return RunIdentity(run.recipe.model_dump(), facts, describe_session(self.command, default_device()), schema=Recipe)
 
     def _go_on(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
         run = self.run
@@ -222,22 +219,12 @@ class _Session:
         final.save(unfinished_model(run.out))
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
-        record = {
-            "schema": SCHEMA,
-            "recipe": recipe.model_dump(),
-            "command": self.command,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "versions": versions(),
-            "platform": platform.platform(),
-            "device": default_device(),
-            "threads": torch.get_num_threads(),
-            "processes": run.processes.size,
-            "data": describe_data(recipe, rows),
+        parts = {
             "batch": describe_batch(recipe, rows, run.processes.size),
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
             "result": describe_result(read_log(run.out / LOG), progress, epochs=epochs, kept_steps=kept),
         }
-        finish_run(run.out, record)
+        finish_run(run.out, self._identity(rows).record(SCHEMA, parts))
 
 
 def _kept_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
@@ -250,3 +237,61 @@ def _kept_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
     if len(found) < wanted:
         logger.warning("training.average_checkpoints: the run has %d checkpoints, not %d; lower training.save_every", len(found), wanted)
     return checkpoints.sound(found) or [progress.step]
+
+
+def describe_data(recipe: Recipe, rows: TrainingRows) -> dict[str, Any]:
+    """What tells one set of rows from another."""
+    return {
+        "rows": len(rows),
+        "documents_per_row": rows.documents_per_row,
+        "sha256": rows.sha256,
+        "skipped": rows.skipped,
+        "copies": rows.copies,
+        "revision": recipe.data.revision,
+    }
+
+
+def base_model(recipe: Recipe) -> str | None:
+    """The hub's id of the checkpoint that a recipe starts from; None where that is a folder of this machine, or random weights."""
+    init = recipe.model.init
+    return None if init == "random" or expand_home(init).is_dir() else init
+
+
+def negatives_per_query(recipe: Recipe, documents_per_row: int, processes: int) -> int:
+    """Documents that a query is told from: its row's own, and with in-batch negatives those of the other rows too."""
+    if recipe.loss.name not in IN_BATCH:
+        return documents_per_row - 1
+    rows = recipe.training.batch_size * (processes if recipe.loss.gather_across_devices else 1)
+    return rows * documents_per_row - 1
+
+
+def describe_batch(recipe: Recipe, rows: TrainingRows, processes: int) -> dict[str, int]:
+    """How many rows an update sees, and how many negatives a query."""
+    training = recipe.training
+    return {
+        "rows": training.batch_size,
+        "accumulation": training.accumulation,
+        "processes": processes,
+        "effective": training.batch_size * training.accumulation * processes,
+        "negatives_per_query": negatives_per_query(recipe, rows.documents_per_row, processes),
+    }
+
+
+def describe_result(log: Sequence[Line], progress: Progress, *, epochs: float, kept_steps: Sequence[int]) -> dict[str, Any]:
+    """How a run went, from its log and its last progress."""
+    return {
+        "steps": progress.step,
+        "epochs": epochs,
+        "losses": curve(log, "loss"),
+        "learning_rates": curve(log, "learning_rate"),
+        "grad_norms": curve(log, "grad_norm"),
+        "tokens_per_second": curve(log, "tokens_per_second"),
+        "development": [{key: line[key] for key in ("step", SCORE, "seconds")} for line in log if SCORE in line],
+        "kept_steps": list(kept_steps),
+        "texts": progress.texts,
+        "texts_truncated": progress.truncated,
+        "tokens": progress.tokens,
+        "seconds": progress.seconds,
+        "resumed_at": list(progress.resumed_at),
+        "peak_memory_bytes": peak_memory(),
+    }

@@ -33,11 +33,11 @@ from filelock import FileLock, Timeout
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.schema import SchemaError
+from quiver.encoder.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
+from quiver.encoder.training.run_folder import RECORD as RUN_RECORD
 from quiver.retrieval.training.data import discard_rows
 from quiver.retrieval.training.loop.task import SCORE
 from quiver.retrieval.training.recipe import load_recipe
-from quiver.retrieval.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
-from quiver.retrieval.training.run_folder import RECORD as RUN_RECORD
 from quiver.retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
@@ -428,7 +428,7 @@ def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "fin
     there, finished = recipe_of(folder), (folder / RUN_RECORD).is_file()
     if there is None:  # a run that was killed before it wrote its recipe starts over
         return "unfinished" if (folder / BEGUN).is_file() else "absent"
-    for path, was, now in recipe_changes(there, recipe.model_dump()):
+    for path, was, now in recipe_changes(there, recipe.model_dump(), Recipe):
         if path not in WITHOUT_WEIGHT:
             raise InputError(
                 f"{folder}: a run with another {path} ({was!r} there, {now!r} now); choose another --out, or --overwrite all runs"

@@ -21,8 +21,7 @@ from quiver.eval.benchmark import Benchmark, Policy
 from quiver.eval.evaluation import evaluate, overlap
 from quiver.eval.metrics import DEFAULT, score
 from quiver.eval.results import read_results
-from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.data.run import read_run
+from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.records import Hits, Role, TextTokens, TokenEncoding
 
 MakeCollection = Callable[..., Path]

@@ -10,7 +10,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import DEFAULT, MEASURES, Found, Measure, judged_at, parse_measure, score
-from quiver.retrieval.data.run import ranked
+from quiver.retrieval.data.corpus import ranked
 
 LOG3 = math.log2(3)
 

@@ -18,16 +18,16 @@ from rich.console import Console
 from quiver.cli.rankings import Explained, explanation_json
 from quiver.cli.search import explanation_view
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from quiver.retrieval.data.run import read_run
+from quiver.retrieval.data.corpus import read_run
 from quiver.retrieval.index import BuildOptions, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
-from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.bm25_index import WordIndex, WordScore
+from quiver.retrieval.search.bm25 import WordIndex, WordScore
 from quiver.retrieval.search.explain import Explanation, Token, TokenMatch
-from quiver.retrieval.search.hybrid import Fusion, fuse
+from quiver.retrieval.search.search import Fusion, fuse
 
 DOCUMENTS = [
     Document("d1", "A bird has wings, and a bird flies.", "Birds", {"year": 1999}),

@@ -14,8 +14,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.records import Document, Hits
-from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
-from quiver.retrieval.search.bm25_index import WordIndex
+from quiver.retrieval.search.bm25 import BlockLimits, WordIndex, rank_streamed
 
 QUERIES = ["rare7 common", "word3 text1 word3", "the of", "unknown", "tail title2", "\u00fcber \u6f22\u5b57"]
 

@@ -16,7 +16,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import EmbeddingStore
 from quiver.retrieval.index import build_index
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.bm25_index import WordIndex
+from quiver.retrieval.search.bm25 import WordIndex
 
 DAY = 86_400
 

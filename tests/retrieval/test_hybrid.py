@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.run import ranked
+from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Filter, build_index
 from quiver.retrieval.records import Document, Hits, Query, Run
-from quiver.retrieval.search.bm25_index import WordIndex
-from quiver.retrieval.search.hybrid import Fusion, fuse, fuse_hits, fuse_runs, index_system, search_fused, word_system
+from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.search import Fusion, fuse, fuse_hits, fuse_runs, index_system, search_fused, word_system
 
 A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}
 B = {"d2": 30.0, "d4": 20.0}

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from quiver.encoder import Tokenizer
-from quiver.retrieval.models.export.tokenizer_rules import ignores_outer_space, read_tokenizer, with_strip, without_strip
+from quiver.retrieval.models.export.sentence_transformers import ignores_outer_space, read_tokenizer, with_strip, without_strip
 
 TEXTS = ["a bird  has wings", "def f(x):\n    return x\n"] * 3
 RAW = [

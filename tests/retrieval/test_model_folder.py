@@ -11,8 +11,8 @@ import pytest
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ModelFolder, load_model, read_model_folder
-from quiver.retrieval.models.pooling import Projection
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64

@@ -18,10 +18,10 @@ import torch
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, pack_padded, preset
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.export.export import FILES, export_model
 from quiver.retrieval.models.export.onnx import require_libraries, write_onnx
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, build_model, load_model, load_parts
-from quiver.retrieval.models.pooling import Projection
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quiver.retrieval.protocols import MatrixRows
+from quiver.retrieval.records import MatrixRows
 
 
 def test_a_matrix_is_walked_without_a_copy() -> None:

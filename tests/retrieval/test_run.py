@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.run import ranked, read_run, write_run
+from quiver.retrieval.data.corpus import ranked, read_run, write_run
 
 
 def test_the_order_is_score_as_float32_then_id_both_descending() -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.run import ranked
+from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import BuildOptions, Filter, build_index
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import Document, Query, TokenCounts
-from quiver.retrieval.search.hybrid import index_system
-from quiver.retrieval.search.search import search
+from quiver.retrieval.records import DenseModel, Document, Query, TokenCounts, TokenModel
+from quiver.retrieval.search.search import index_system, search
 
 DOCUMENTS = [Document("a", "granite is hard"), Document("b", "a bird flies"), Document("c", "the sea is deep")]
 QUERIES = [Query("q2", "deep sea"), Query("q1", "bird")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quiver.retrieval.models.pooling import comparable, make_comparable
+from quiver.retrieval.models.encoding import comparable, make_comparable
 from quiver.retrieval.records import ModelCard
 
 CARD = ModelCard(source="m", kind="dense", fingerprint="f", dim=2, similarity="cosine", query_length=8, document_length=8)

@@ -62,8 +62,7 @@ from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import Files, RecordFiles, map_array
 from quiver.retrieval.index.threads import Lazy, one_thread
-from quiver.retrieval.protocols import MatrixRows, Rows
-from quiver.retrieval.records import ModelCard
+from quiver.retrieval.records import MatrixRows, ModelCard, Rows
 
 # FAISS's type stubs know nothing of what its Python layer adds.
 _faiss: Any = faiss
@@ -178,7 +177,7 @@ def make_index(factory: str, dim: int) -> Any:
             " an index factory string of FAISS"
         ) from error
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise InputError(f"index {factory!r}: it does not support inner product; choose another factory string")
+        raise InputError(f"index {factory!r}: it does not support inner product; choose another factory string factory string")
     return index
 
 

@@ -27,10 +27,15 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.card import CardMetadata, check_languages, left_out, render_card
 from quiver.retrieval.models.export.onnx import require_libraries, write_onnx
 from quiver.retrieval.models.export.pylate import write_colbert
-from quiver.retrieval.models.export.sentence_transformers import transformer_settings, write_dense, write_encoder, write_multi_vector
-from quiver.retrieval.models.export.stanford import is_stanford, write_stanford
-from quiver.retrieval.models.export.tokenizer_rules import ignores_outer_space
-from quiver.retrieval.models.loading import Kind, ModelFolder, build_model, load_parts, read_model_folder, warn_if_bare
+from quiver.retrieval.models.export.sentence_transformers import (
+    ignores_outer_space,
+    transformer_settings,
+    write_dense,
+    write_encoder,
+    write_multi_vector,
+)
+from quiver.retrieval.models.export.stanford import write_stanford
+from quiver.retrieval.models.loading import Kind, ModelFolder, build_model, is_stanford, load_parts, read_model_folder, warn_if_bare
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +158,7 @@ def _is_ours(name: Path, *, folder: bool) -> bool:
 
 
 RUN_SCHEMA = "quiver-run/2"
-"""Supported value of ``schema`` in run.json (`quiver.retrieval.training.run_record`)."""
+"""Supported value of ``schema`` in run.json (`quiver.retrieval.training.run`)."""
 
 ColBERTWriter = Callable[[Path, ModelFolder, Encoder, Tokenizer], None]
 

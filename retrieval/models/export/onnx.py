@@ -35,7 +35,7 @@ from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.files import write_json
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version
 
 SCHEMA = "quiver-onnx/1"
 """Value of ``schema`` in ``onnx_config.json``."""
@@ -79,7 +79,7 @@ def _last(hidden: Tensor, attended: Tensor, pooled: Tensor) -> Tensor:
 
 
 POOLINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"cls": _cls, "mean": _mean, "max": _max, "lasttoken": _last}
-"""`quiver.retrieval.models.pooling.POOLINGS` over padded hidden states (B, S, D), attention mask and pooling mask (B, S)."""
+"""`quiver.retrieval.models.encoding.POOLINGS` over padded hidden states (B, S, D), attention mask and pooling mask (B, S)."""
 
 
 class PaddedModel(nn.Module):

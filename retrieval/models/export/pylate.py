@@ -16,12 +16,12 @@ from quiver.retrieval.models.export.sentence_transformers import (
     VERSIONS_5,
     read_stack,
     typed,
+    with_strip,
     words,
     write_encoder,
     write_projection,
     write_stack,
 )
-from quiver.retrieval.models.export.tokenizer_rules import with_strip
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 
 

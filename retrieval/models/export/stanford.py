@@ -21,23 +21,15 @@ from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
 from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, write_json
+from quiver.retrieval.models.encoding import IDENTITY, Projection
 from quiver.retrieval.models.export.pylate import unsupported_by_pylate
-from quiver.retrieval.models.export.sentence_transformers import required, typed
-from quiver.retrieval.models.export.tokenizer_rules import with_strip
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.pooling import IDENTITY, Projection
+from quiver.retrieval.models.export.sentence_transformers import required, typed, with_strip
+from quiver.retrieval.models.loading import STANFORD_ARCHITECTURE, ColBERTSettings, ModelFolder
 
 logger = logging.getLogger(__name__)
 
-ARCHITECTURE = "HF_ColBERT"
 METADATA = "artifact.metadata"
 LINEAR = "linear.weight"
-
-
-def is_stanford(folder: Path) -> bool:
-    """Test whether config.json names Stanford's class."""
-    path = folder / "config.json"
-    return path.is_file() and read_json(path).get("architectures") == [ARCHITECTURE]
 
 
 def read_stanford(folder: Path) -> ModelFolder:
@@ -67,7 +59,7 @@ def read_stanford(folder: Path) -> ModelFolder:
 def _read_projection(folder: Path) -> Projection:
     weight = read_weights(folder).get(LINEAR)
     if weight is None or weight.ndim != 2:
-        raise InputError(f"{folder}: {LINEAR}, the projection of a {ARCHITECTURE} checkpoint, is missing or not a matrix")
+        raise InputError(f"{folder}: {LINEAR}, the projection of a {STANFORD_ARCHITECTURE} checkpoint, is missing or not a matrix")
     projection = Projection(weight.shape[1], weight.shape[0])
     projection.load_state_dict({LINEAR: weight})
     return projection
@@ -104,7 +96,7 @@ def write_stanford(folder: Path, settings: ModelFolder, encoder: Encoder, tokeni
     state: dict[str, Tensor] = to_hf_state(encoder, prefix=True)
     state[LINEAR] = settings.projections[0].linear.weight.detach().cpu().contiguous()
     dtype = str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
-    config = config_to_hf(encoder.config) | {"architectures": [ARCHITECTURE], "torch_dtype": dtype}
+    config = config_to_hf(encoder.config) | {"architectures": [STANFORD_ARCHITECTURE], "torch_dtype": dtype}
     write_checkpoint(folder, state, config)
     colbert = settings.colbert
     with_strip(tokenizer, prefixes=(colbert.query_prefix, colbert.document_prefix)).save(folder)

@@ -6,30 +6,34 @@ On a CPU it is the same to the bit.
     trained_weights.safetensors             where those are not the weights being trained: LoRA, schedule-free
     trainer.json, trainer.safetensors       optimiser, schedule, random generators of every process, progress
 
-Where the frozen weights of a LoRA run come from is not the checkpoint's business: see ``start`` in `quiver.retrieval.training.run_folder`.
+Where the frozen weights of a LoRA run come from is not the checkpoint's business: see ``start`` in `quiver.encoder.training.run_folder`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import save_tensors
-from quiver.encoder.training.state_files import read_state, write_state
+from quiver.encoder.training.averaging import average_weights
+from quiver.encoder.training.state import read_state, write_state
 from quiver.encoder.training.trainer import Progress, read_progress
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.export.export import check_target, replacing_folder
 from quiver.retrieval.models.loading import default_device, load_parts
+from quiver.retrieval.records import ModelCard
 from quiver.retrieval.training.loop.optimization import has_two_weights, weights_for_use
 
 if TYPE_CHECKING:
@@ -158,3 +162,91 @@ def read_snapshot(folder: Path, train_state: TrainState) -> tuple[Progress, list
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder}: written by another version of Quiver or torch ({error}); start the run again") from error
+
+
+def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
+    """Load models one by one and average their weights.
+
+    Two models are in memory at a time.
+
+    Args:
+        sources: Folders or Hub ids, at least one. A model that occurs twice counts twice.
+
+    Returns:
+        The average, with the common settings.
+
+    Raises:
+        InputError: A source is not a model, or two models differ in more than their weights (names both and the difference).
+    """
+    if not sources:
+        raise ValueError("an average needs at least one model")
+    mean = open_snapshot_model(local_folder(sources[0]))
+    if len(sources) == 1:
+        return mean
+
+    def weights() -> Iterator[dict[str, Tensor]]:
+        yield _weights(mean)
+        for source in sources[1:]:
+            other = open_snapshot_model(local_folder(source))
+            if difference := _difference(mean, other):
+                raise InputError(f"{source} and {sources[0]} cannot be averaged: they differ in {difference}")
+            yield _weights(other)
+
+    averages = average_weights(weights())
+    with torch.no_grad():
+        for name, tensor in _weights(mean).items():
+            tensor.copy_(averages[name])
+    return mean
+
+
+def write_average(sources: Sequence[str | Path], out: Path, *, overwrite: bool = False) -> ModelCard:
+    """Average models and write the result by one rename (into a git clone, file by file).
+
+    Args:
+        sources: See `average_models`.
+        out: Target folder.
+        overwrite: Replace an existing model.
+
+    Returns:
+        The card of the average.
+
+    Raises:
+        InputError: The models cannot be averaged (see `average_models`); or ``out`` is a file, contains one of the sources, holds a model
+            and ``overwrite`` is False, holds other files, or cannot be written.
+    """
+    if any(Path(source).resolve().is_relative_to(out.resolve()) for source in sources):
+        raise InputError(f"{out}: is or contains one of the models to average; choose another --out")
+    for source in sources:
+        check_target(out, Path(source), overwrite=overwrite)
+    mean = average_models(sources)
+    model = type(mean)(mean.encoder, mean.tokenizer, mean.settings, source=str(out))
+    try:
+        with replacing_folder(out) as folder:
+            model.save(folder)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    return model.card
+
+
+def _weights(model: BiEncoder | ColBERT) -> dict[str, Tensor]:
+    """Tensors of the model by name, not copied."""
+    return {
+        f"{part}.{name}": tensor
+        for part, module in (("encoder", model.encoder), ("projections", model.projections))
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def _difference(first: BiEncoder | ColBERT, second: BiEncoder | ColBERT) -> str | None:
+    """Difference of two models besides their weights, in words; None if there is none."""
+    compared = {
+        "kind": (first.settings.kind, second.settings.kind),
+        "architecture": (asdict(first.encoder.config), asdict(second.encoder.config)),
+        "vocabulary": (first.tokenizer.to_json(), second.tokenizer.to_json()),
+        "the shapes of their weights": tuple({name: t.shape for name, t in _weights(model).items()} for model in (first, second)),
+        "their settings": tuple(replace(model.settings, encoder_folder=Path(), projections=()) for model in (first, second)),
+        "their Dense modules": tuple(
+            [(one.activation, one.use_residual) for one in model.settings.projections] for model in (first, second)
+        ),
+    }
+    return next((what for what, (one, other) in compared.items() if one != other), None)

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from quiver.encoder.lora import add_lora
-from quiver.encoder.training.bar import FORMS, BarCallback, training_bar
+from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, RunLog
-from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.stopping import stop_requests
-from quiver.encoder.training.tensorboard import tensorboard
+from quiver.encoder.training.processes import Processes, stop_requests
+from quiver.encoder.training.run_folder import CHECKPOINTS, START, TENSORBOARD
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -28,7 +27,6 @@ from quiver.retrieval.training.data import TrainingRows
 from quiver.retrieval.training.loop.dataloader import BatchOrder, DataLoader
 from quiver.retrieval.training.loop.optimization import Schedule, learning_rate_share, make_optimizer
 from quiver.retrieval.training.loop.state import TrainState, open_snapshot_model, read_snapshot, write_snapshot
-from quiver.retrieval.training.run_folder import CHECKPOINTS, START, TENSORBOARD
 from quiver.retrieval.training.sections import Recipe
 
 if TYPE_CHECKING:  # it imports the libraries of the extra

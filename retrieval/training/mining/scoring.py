@@ -28,14 +28,13 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file
 from quiver.retrieval.data.embedding_store import KEY, KeyTable, text_keys
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
 from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_whole
 from quiver.retrieval.training.data.table import TableWriter, TextColumn, blocks
 from quiver.retrieval.training.mining.teachers import Ensemble, Teacher, min_max
 from quiver.retrieval.training.mining.work_folder import JobFolder, open_work
 from quiver.retrieval.training.sections import DataSection
-from quiver.retrieval.versions import installed_version
+from quiver.retrieval.utils import installed_version, progress_bar
 
 SCORES = "scores"
 """Field of the scores; an existing field is replaced."""

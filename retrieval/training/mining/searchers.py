@@ -17,8 +17,7 @@ from quiver.retrieval.index.exact import token_rows
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.ranking import in_order
 from quiver.retrieval.models.maxsim import maxsim_packed
-from quiver.retrieval.protocols import Rows
-from quiver.retrieval.records import DenseVectors, TokenVectors
+from quiver.retrieval.records import DenseVectors, Rows, TokenVectors
 from quiver.retrieval.search.bm25 import ScoredPostings, count_words, in_blocks, score_postings, split_words, total_statistics
 
 # Pairs of vectors multiplied at a time: two blocks of 16 MB for vectors of width 1,024 in float64.

@@ -31,7 +31,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, read_json
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
 from quiver.retrieval.models.loading import default_device, load_model
-from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
+from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.training.mining.searchers import PairScores
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch import nn
 
 from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
-from quiver.retrieval.models.pooling import Projection, pool
+from quiver.retrieval.models.encoding import Projection, pool
 from quiver.retrieval.training.student.native import PACKED, packed_of, pad_to
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quiver.encoder.training.bar import FORMS, training_bar
+from quiver.encoder.training.callbacks import FORMS, training_bar
 
 
 def test_it_tells_the_newest_of_each_quantity(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from quiver.encoder import InputError
-from quiver.encoder.training.lock import LOCK, exclusive_lock
+from quiver.encoder.training.run_folder import LOCK, exclusive_lock
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

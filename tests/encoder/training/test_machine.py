@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from quiver.encoder.training.machine import CHOSEN, _glibc, peak_memory
+from quiver.encoder.training.processes import CHOSEN, _glibc, peak_memory
 
 ALLOCATE = """
 import os
 import resource
 import torch
-from quiver.encoder.training.machine import keep_freed_memory
+from quiver.encoder.training.processes import keep_freed_memory
 
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from quiver.encoder.training.nonfinite import SeenBatch, keep_batches, nonfinite_error
+from quiver.encoder.training.log import SeenBatch, keep_batches, nonfinite_error
 
 
 def seen(loss: float, first: int) -> SeenBatch:

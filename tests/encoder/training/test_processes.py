@@ -14,8 +14,7 @@ import torch
 from torch import distributed
 
 from quiver.encoder import InputError
-from quiver.encoder.training.processes import Processes, init_distributed
-from quiver.encoder.training.stopping import RunStoppedError
+from quiver.encoder.training.processes import Processes, RunStoppedError, init_distributed
 
 
 def test_one_process_needs_no_torch_distributed() -> None:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
-from quiver.encoder.training.state_files import read_state, write_state
+from quiver.encoder.training.state import preserve_rng_state, random_state, read_state, seed_random, set_random_state, write_state
 
 Draw = tuple[float, float, tuple[float, ...], float, tuple[float, ...]]
 

@@ -18,7 +18,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from quiver.encoder import InputError
-from quiver.encoder.training.state_files import read_state, write_state
+from quiver.encoder.training.state import read_state, write_state
 
 
 def same(one: object, other: object) -> bool:

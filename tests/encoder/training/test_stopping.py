@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from quiver.encoder.training import stopping
-from quiver.encoder.training.stopping import StopRequest, stop_requests
+from quiver.encoder.training import processes
+from quiver.encoder.training.processes import StopRequest, stop_requests
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +26,13 @@ def handlers() -> Iterator[None]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_a_request(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger=stopping.__name__), stop_requests() as stop:
+    with caplog.at_level(logging.WARNING, logger=processes.__name__), stop_requests() as stop:
         names = [stop.name]
         signal.raise_signal(number)
         assert [*names, stop.name] == [None, number.name]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quiver.encoder.training.tensorboard import tensorboard
+from quiver.encoder.training.callbacks import tensorboard
 
 
 def test_what_is_written_can_be_read(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def _line(step: int) -> dict[str, float]:
 
 @pytest.fixture
 def make_run(tmp_path: Path, recipe: dict[str, Any]) -> Callable[..., Path]:
-    """A folder of a finished run with the keys of ``quiver.retrieval.training.run_record``."""
+    """A folder of a finished run with the keys of ``quiver.retrieval.training.run``."""
 
     def make(**result: Any) -> Path:
         lines = [_line(step) for step in STEPS]

@@ -15,7 +15,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster import LocalProcesses, WorkerError, open_executor
 from quiver.retrieval.cluster.executors import Assignments, Outcome, Worker
-from quiver.retrieval.protocols import IN_PROCESS
+from quiver.retrieval.records import IN_PROCESS
 
 TASKS = '''
 import os

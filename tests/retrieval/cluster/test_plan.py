@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.plan import SegmentNeed, Sharding, plan_shards, segment_needs, spread
+from quiver.retrieval.cluster.shard import SegmentNeed, Sharding, plan_shards, segment_needs, spread
 from quiver.retrieval.index import open_index
 
 

@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.index import ShardedIndex, open_sharded
-from quiver.retrieval.cluster.plan import Sharding
+from quiver.retrieval.cluster.index import ShardedIndex, Timeouts, open_sharded
 from quiver.retrieval.cluster.ray_backend import RayLauncher
-from quiver.retrieval.cluster.replicas import Timeouts
-from quiver.retrieval.cluster.shard import ShardSpec
+from quiver.retrieval.cluster.shard import Sharding, ShardSpec
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
 from quiver.retrieval.index.engine_table import ENGINES
 from quiver.retrieval.records import Hits

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.replicas import ReplicaSet, Timeouts, scatter
+from quiver.retrieval.cluster.index import ReplicaSet, Timeouts, scatter
 from quiver.retrieval.cluster.shard import ShardHits, ShardLostError, ShardSpec
 from quiver.retrieval.index import DamagedIndexError
 from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry

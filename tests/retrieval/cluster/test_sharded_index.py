@@ -14,8 +14,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ShardedIndex, open_sharded
-from quiver.retrieval.cluster.plan import Sharding
-from quiver.retrieval.cluster.shard import Shard, ShardLostError, ShardSpec, ThreadHandle, ThreadLauncher
+from quiver.retrieval.cluster.shard import Shard, Sharding, ShardLostError, ShardSpec, ThreadHandle, ThreadLauncher
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
 from quiver.retrieval.index.engine_table import ENGINES
 from quiver.retrieval.records import Query

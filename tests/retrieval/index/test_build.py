@@ -31,8 +31,7 @@ from quiver.retrieval.index import (
 from quiver.retrieval.index.engine_table import ENGINES, Engine
 from quiver.retrieval.index.engines import AnyCodec, Sample, Setting
 from quiver.retrieval.index.exact import open_tokens, train_tokens
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts
+from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
 
 DOCUMENTS = [
     Document("a", "granite is hard", "Stone", {"year": 1999, "tags": ["rock", "hard"]}),

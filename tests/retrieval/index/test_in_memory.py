@@ -12,8 +12,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import EmbeddingStore
 from quiver.retrieval.index import BuildOptions, build_index, check_engine, index_vectors, memory
-from quiver.retrieval.protocols import DenseModel, TokenModel
-from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts, TokenEncoding
+from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenEncoding, TokenModel
 
 DOCUMENTS = [
     Document("a", "granite is hard", "Stone"),

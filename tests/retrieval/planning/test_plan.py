@@ -18,11 +18,21 @@ from quiver.retrieval.index import BuildOptions, Index, build_index
 from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, load_parts
-from quiver.retrieval.models.pooling import Projection
-from quiver.retrieval.planning import Corpus, Footprint, Rates, footprint, from_sample, from_words, read_rates
-from quiver.retrieval.planning.plan import TEXTS, spread_over
-from quiver.retrieval.planning.rates import measure, text_lengths
+from quiver.retrieval.planning import (
+    TEXTS,
+    Corpus,
+    Footprint,
+    Rates,
+    footprint,
+    from_sample,
+    from_words,
+    measure,
+    read_rates,
+    spread_over,
+    text_lengths,
+)
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
 
 WITHIN = 0.25

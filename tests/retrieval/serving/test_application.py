@@ -19,7 +19,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.bm25_index import WordIndex
+from quiver.retrieval.search.bm25 import WordIndex
 from quiver.retrieval.search.search import search as search_index
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.middleware import web_origin

@@ -21,21 +21,21 @@ from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 from quiver.encoder import InputError
-from quiver.encoder.training.bar import BarCallback
-from quiver.encoder.training.lock import exclusive_lock
+from quiver.encoder.training import run_folder
+from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.random_state import preserve_rng_state
+from quiver.encoder.training.run_folder import exclusive_lock
+from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training import run as module
-from quiver.retrieval.training import run_folder
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.loop.dataloader import BatchOrder
 from quiver.retrieval.training.loop.optimization import learning_rate_share
 from quiver.retrieval.training.loop.task import SCORE
-from quiver.retrieval.training.run_record import describe_data
+from quiver.retrieval.training.run import describe_data
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
 
@@ -218,6 +218,21 @@ def test_a_run_learns(make_recipe: MakeRecipe, tmp_path: Path) -> None:
         losses = [loss for _, loss in record["result"]["losses"]]
         assert len(losses) == 4
         assert losses[-1] < 0.8 * losses[0], kind
+
+
+def test_a_step_of_several_batches_has_the_loss_and_gradient_of_one_large_batch(
+    make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path
+) -> None:
+    """Without in-batch negatives the loss is a mean over rows, so 2 x 4 rows are 8 rows."""
+    common = (f"model.init={steady_folder}", "loss.name=kl", "data.score_fields=scores", "training.log_every=1", "training.max_steps=4")
+    results = [
+        train(make_recipe("dense", *common, f"training.batch_size={8 // count}", f"training.accumulation={count}"), tmp_path / str(count))
+        for count in (1, 2, 4)
+    ]
+    for key in ("losses", "grad_norms"):
+        one, *others = ([value for _, value in record["result"][key]] for record in results)
+        for other in others:
+            assert other == pytest.approx(one, rel=1e-4), key
 
 
 def test_scores_change_nothing_but_what_is_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,13 +10,12 @@ import pytest
 from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.loop.task import SCORE
-from quiver.retrieval.training.run_record import (
+from quiver.retrieval.training.run import (
     base_model,
     describe_batch,
     describe_data,
     describe_result,
     negatives_per_query,
-    versions,
 )
 from quiver.retrieval.training.sections import Recipe
 
@@ -74,15 +71,6 @@ def test_batch_and_data(make_recipe: MakeRecipe, rows: TrainingRows) -> None:
         "copies": 0,
         "revision": "2026-11",
     }
-
-
-def test_versions() -> None:
-    found = versions()
-    assert found["python"] == platform.python_version()
-    assert found["torch"] == version("torch")
-    assert found["sentence-transformers"] == version("sentence-transformers")
-    assert "schedulefree" in found
-    assert all(value is None or value[0].isdigit() for value in found.values())
 
 
 def test_a_result_is_the_log_and_the_progress() -> None:

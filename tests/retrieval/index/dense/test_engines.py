@@ -18,7 +18,7 @@ from quiver.retrieval.index.engine_table import ENGINES, open_codec
 from quiver.retrieval.index.engines import Sample
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import Files
-from quiver.retrieval.models.pooling import comparable
+from quiver.retrieval.models.encoding import comparable
 
 KINDS = ["pq", "pq4", "pq16", "ivf", "faiss-ivf", "faiss-graph", "faiss-codes", "faiss-rotated"]
 # One of each way to write and to find.

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index, exact, index_vectors, ranking
-from quiver.retrieval.protocols import MatrixRows
-from quiver.retrieval.records import ModelCard
+from quiver.retrieval.records import MatrixRows, ModelCard
 
 Tokens = NDArray[np.float32]
 

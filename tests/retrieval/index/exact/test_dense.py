@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index, exact, index_vectors, ranking
-from quiver.retrieval.protocols import MatrixRows
-from quiver.retrieval.records import Hits, ModelCard
+from quiver.retrieval.records import Hits, MatrixRows, ModelCard
 
 
 def exact_index(ids: Sequence[str], vectors: NDArray[np.float32]) -> Index:

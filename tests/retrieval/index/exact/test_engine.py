@@ -16,8 +16,7 @@ from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import Files
 from quiver.retrieval.index.ranking import largest_norm
-from quiver.retrieval.protocols import MatrixRows
-from quiver.retrieval.records import ModelCard
+from quiver.retrieval.records import MatrixRows, ModelCard
 
 DIM = 12
 NAMES = {"dense": "exact-dense", "colbert": "exact-tokens"}

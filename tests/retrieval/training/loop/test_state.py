@@ -15,7 +15,7 @@ from torch import nn
 
 from quiver.encoder import InputError
 from quiver.encoder.lora import add_lora
-from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
+from quiver.encoder.training.state import preserve_rng_state, random_state, seed_random, set_random_state
 from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.loop.optimization import make_optimizer, weights_for_use

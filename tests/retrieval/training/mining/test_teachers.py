@@ -22,7 +22,7 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_w
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder
-from quiver.retrieval.protocols import IN_PROCESS
+from quiver.retrieval.records import IN_PROCESS
 from quiver.retrieval.training.mining import scoring
 from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
 from quiver.retrieval.training.mining.scoring import score_rows

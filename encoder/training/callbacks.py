@@ -1,0 +1,115 @@
+"""Callbacks of a training run: the progress bar, and TensorBoard scalars where TensorBoard is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from quiver.encoder.training.trainer import Callback
+
+Show: TypeAlias = Callable[[int, Mapping[str, int | float]], None]
+"""Takes the number of updates done, or what else is counted, and what is new to tell, named as in the log."""
+
+FORMS: Mapping[str, str] = {"loss": "loss {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
+"""Key of a line of the log -> how the bar tells it."""
+
+
+class BarCallback(Callback):
+    """Shows steps and logged values on a progress bar.
+
+    Args:
+        show: What `training_bar` yields.
+    """
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+
+    def on_step(self, step: int) -> None:
+        """Advance the bar."""
+        self._show(step, {})
+
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the values."""
+        self._show(step, values)
+
+
+@contextmanager
+def training_bar(done: int, total: int, *, enabled: bool, forms: Mapping[str, str] = FORMS, unit: str = "step") -> Iterator[Show]:
+    """Show a bar on standard error while the block runs.
+
+    Args:
+        done: Updates (or what else the unit says) that earlier sessions did.
+        total: Those of the run.
+        enabled: False shows nothing.
+        forms: Key of a line of the log -> how it is told; other keys are passed over.
+        unit: What is counted.
+    """
+    if not enabled:
+        yield lambda step, news: None
+        return
+    # Imported late: who asks for no bar does not pay for rich.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(unit),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("eta"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[news]}"),
+    )
+    told: dict[str, int | float] = {}
+    # rich forgets steps after 30 seconds by default, and one update of a large batch may take longer.
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
+        task = bar.add_task("", total=total, completed=done, news="")
+
+        def show(step: int, news: Mapping[str, int | float]) -> None:
+            told.update(news)
+            bar.update(task, completed=step, news=", ".join(form.format(told[key]) for key, form in forms.items() if key in told))
+
+        yield show
+
+
+class TensorBoard(Callback):
+    """Writes logged values as scalars.
+
+    Args:
+        writer: A ``SummaryWriter`` of torch; None writes nothing.
+        names: Log key -> scalar name; other keys are written as ``training/KEY``.
+    """
+
+    def __init__(self, writer: Any = None, names: Mapping[str, str] | None = None) -> None:
+        self._writer = writer
+        self._names = names or {}
+
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the values of a step."""
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(self._names.get(name, f"training/{name}"), value, step)
+
+
+@contextmanager
+def tensorboard(folder: Path, *, step: int, enabled: bool, names: Mapping[str, str] | None = None) -> Iterator[TensorBoard]:
+    """A TensorBoard callback for the block; it writes nothing where TensorBoard is not installed.
+
+    Args:
+        folder: Folder of the event files.
+        step: First step of this session; later steps of an earlier session are no longer shown.
+        enabled: False in processes that write nothing.
+        names: Log key -> scalar name, see `TensorBoard`.
+    """
+    if not enabled or importlib.util.find_spec("tensorboard") is None:
+        yield TensorBoard()
+        return
+    writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(folder), purge_step=step)
+    try:
+        yield TensorBoard(writer, names)
+    finally:
+        writer.close()

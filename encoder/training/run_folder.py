@@ -1,0 +1,351 @@
+"""The folder of a training run and its record.
+
+Every kind of run (retrieval, fine-tuning, pretraining) uses these names:
+
+    recipe.json      resolved recipe; without run.json beside it, the run is unfinished
+    begun.json       processes, data, device, threads and versions of the run; a resumed session is compared with them
+    data/            prepared rows; deleted at the end              start/       initial model of a LoRA run; deleted at the end
+    tokenizer/       vocabulary trained for a pretraining run       corpus/      token ids of a pretraining run
+    log.jsonl        losses and scores                              tensorboard/ the same, where TensorBoard is installed
+    checkpoints/     states to resume from                          nonfinite/   batches with a non-finite loss or gradient
+    model/           the trained model                              run.json     the record, written last
+    .replaced-*      an earlier run that --overwrite replaces, kept until the new one is complete
+    .lock            lock file of the session that trains here, deleted at its end
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json, sync_folder, write_json
+from quiver.encoder.schema import Schema, validate
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.log import LOG, NONFINITE
+
+logger = logging.getLogger(__name__)
+
+RECIPE, BEGUN, RECORD, MODEL, CHECKPOINTS = "recipe.json", "begun.json", "run.json", "model", "checkpoints"
+DATA, START, TOKENIZER, CORPUS, TENSORBOARD = "data", "start", "tokenizer", "corpus", "tensorboard"
+
+REPORTS = ("report.md", "report.html")
+"""Reports that are rendered from a run into its folder."""
+
+MADE = (RECIPE, BEGUN, RECORD, MODEL, DATA, START, TOKENIZER, CORPUS, LOG, CHECKPOINTS, TENSORBOARD, NONFINITE, *REPORTS)
+"""Names of everything that a run creates in its folder; nothing else there is ever moved or deleted."""
+
+LOCK = ".lock"
+
+_BEGUN_SCHEMAS, _RECORD_SCHEMAS = "quiver-begun/", "quiver-run/"
+SCHEMA = f"{_BEGUN_SCHEMAS}1"
+"""Schema of ``begun.json``."""
+
+WITHOUT_WEIGHT = frozenset({"name", "description", "source", "cost", "expected", "training.log_every", "training.keep_checkpoints"})
+"""Settings of a recipe that do not affect the weights; a resumed session may change them."""
+
+PACKAGES = (
+    "quiver-retrieval",
+    "torch",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "sentence-transformers",
+    "pylate",
+    "transformers",
+    "datasets",
+    "schedulefree",
+    "torch-optimi",
+)
+"""Distributions whose versions are recorded."""
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What identifies a run: a session may resume it only with the same recipe and facts.
+
+    Attributes:
+        recipe: Resolved recipe.
+        facts: Other values that must be the same, such as the number of processes and checksums of the data.
+        about: Values that may differ, some with a warning; see `describe_session`.
+        schema: Schema of the recipe, whose defaults stand for settings that an older version did not write; None for no defaults.
+        without_weight: Settings that may differ because they do not affect the weights.
+    """
+
+    recipe: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    about: Mapping[str, Any]
+    schema: type[Schema] | None = None
+    without_weight: Collection[str] = WITHOUT_WEIGHT
+
+    def write(self, out: Path) -> None:
+        """Write ``begun.json`` and ``recipe.json``."""
+        write_json(out / BEGUN, {"schema": SCHEMA, **self.about, **self.facts})
+        write_json(out / RECIPE, self.recipe)
+
+    def record(self, schema: str, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Content of ``run.json``.
+
+        Args:
+            schema: Schema of the record, ``quiver-run/...``.
+            parts: Result of the run, and what else the kind of run records.
+        """
+        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        head = {"schema": schema, "recipe": self.recipe, "date": date, "platform": platform.platform()}
+        return {**head, **self.about, **self.facts, **parts}
+
+
+def describe_session(command: str | None, device: str) -> dict[str, Any]:
+    """What is recorded about a session: command line, device, threads, and versions of Python and of `PACKAGES` (None: not installed)."""
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    return {"command": command, "device": device, "threads": torch.get_num_threads(), "versions": versions}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def refuse_existing(out: Path, *, overwrite: bool) -> None:
+    """Check that a new run can be written to a folder.
+
+    Raises:
+        InputError: ``out`` holds a run and ``overwrite`` is False; or it holds something with a name of `MADE` that is not part of a run.
+    """
+    held = [name for name in MADE if (out / name).exists()]
+    if not held:
+        return
+    if not is_run(out):
+        raise InputError(f"{out}: holds {held[0]} already, and not from a training run; choose another --out")
+    if not overwrite and (out / RECORD).exists():
+        raise InputError(f"{out}: holds a run already; choose another --out, or --overwrite")
+    if not overwrite:
+        raise InputError(f"{out}: holds an unfinished run; go on with it by --resume, or begin again by --overwrite")
+
+
+def is_run(out: Path) -> bool:
+    """Whether the folder holds a run, complete or not."""
+    for name, schemas in ((BEGUN, _BEGUN_SCHEMAS), (RECORD, _RECORD_SCHEMAS)):
+        if (out / name).is_file() and str(read_json(out / name).get("schema", "")).startswith(schemas):
+            return True
+    return False
+
+
+def recipe_of(out: Path) -> Mapping[str, Any] | None:
+    """Recipe of the run in a folder, complete or not; None if there is none."""
+    if (out / RECORD).is_file():
+        return dict(read_json(out / RECORD)["recipe"])
+    return read_json(out / RECIPE) if (out / RECIPE).is_file() else None
+
+
+def refuse_nothing_to_resume(out: Path) -> None:
+    """Check that a folder holds an unfinished run.
+
+    Raises:
+        InputError: There is no run, it is complete, or another version of Quiver started it.
+    """
+    if (out / RECORD).exists():
+        raise InputError(f"{out}: the run is complete, there is nothing to resume; its model is {out / MODEL}")
+    if not (out / BEGUN).exists():
+        raise InputError(f"{out}: holds no run to resume; leave --resume out to begin one")
+    if (schema := read_json(out / BEGUN).get("schema")) != SCHEMA:
+        raise InputError(f"{out / BEGUN}: its schema is {schema}, this version reads {SCHEMA}; start the run again in another folder")
+
+
+# Order of removal. The record goes first, because a record without its model would be wrong. The recipe stays longer than the checkpoints,
+# so that they cannot be resumed with another recipe. The file that marks the folder as a run goes last: if the process is killed before
+# that, the rest can still be overwritten.
+_LEAVING = (RECORD, *(name for name in MADE if name not in (RECORD, RECIPE, BEGUN)), RECIPE, BEGUN)
+
+
+@contextmanager
+def new_run(out: Path) -> Iterator[None]:
+    """Make room for a new run: an earlier run is moved aside, and moved back if the block fails before a checkpoint is saved.
+
+    Args:
+        out: Existing folder, locked by this session.
+
+    Raises:
+        InputError: ``out`` cannot be written.
+    """
+    try:
+        old = Path(mkdtemp(prefix=".replaced-", dir=out))
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    with ExitStack() as undo:  # runs in reverse: delete the new run, move the old one back, delete the folder that held it
+        undo.callback(old.rmdir)
+        for name in _LEAVING:
+            if (out / name).exists():
+                (out / name).rename(old / name)
+                undo.callback((old / name).rename, out / name)
+        undo.callback(remove_made, out)
+        try:
+            yield
+        finally:
+            if (out / RECORD).exists() or Checkpoints(out / CHECKPOINTS).steps() or (out / NONFINITE).exists():
+                undo.pop_all()
+                if old.exists():
+                    remove_empty(old)
+
+
+def refuse_other_run(out: Path, now: RunIdentity) -> None:
+    """Check that a session may resume the run in a folder.
+
+    Args:
+        out: Folder with ``begun.json``.
+        now: Identity of the session; facts that are not yet known are left out.
+
+    Raises:
+        InputError: Recipe or facts differ; names each setting with both values.
+    """
+    begun = read_json(out / BEGUN)
+    facts = json.loads(json.dumps(dict(now.facts)))
+    found = [change for key, value in facts.items() if key in begun for change in _differences(begun[key], value, key)]
+    if (out / RECIPE).exists():  # it is written second
+        changes = recipe_changes(read_json(out / RECIPE), now.recipe, now.schema)
+        found = [*(change for change in changes if change[0] not in now.without_weight), *found]
+    if found:
+        told = "; ".join(f"{path} was {json.dumps(was)}, is {json.dumps(value)}" for path, was, value in found)
+        raise InputError(f"{out}: --resume needs the run as it was begun; {told}")
+
+
+def warn_of_changes(out: Path, now: RunIdentity) -> None:
+    """Log which settings of a resumed run have changed, and whether the weights may differ in their last bits because of them."""
+    begun = read_json(out / BEGUN)
+    if (out / RECIPE).exists() and (others := [path for path, *_ in recipe_changes(read_json(out / RECIPE), now.recipe, now.schema)]):
+        logger.warning("%s: changed since the run was begun: %s; no weight depends on that", out, ", ".join(others))
+    about = ("device", "threads", "versions")
+    changed = [path for key in about if key in begun for path, *_ in _differences(begun[key], now.about[key], key)]
+    if changed:
+        logger.warning("%s: changed since the run was begun: %s; it may not end with the very same weights", out, ", ".join(changed))
+
+
+def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any], schema: type[Schema] | None = None) -> list[tuple[str, object, object]]:
+    """Differences between two recipes.
+
+    Args:
+        was: Recipe in a run folder.
+        now: Resolved recipe.
+        schema: Schema whose defaults stand for settings that ``was`` lacks; None for no defaults.
+
+    Returns:
+        For each setting that differs, its dotted path, the value in ``was`` and the value in ``now``.
+    """
+    known = None if schema is None else validate(schema, was)[0]
+    then, since = json.loads(json.dumps([was if known is None else known.model_dump(), now]))
+    return list(_differences(then, since))
+
+
+def _differences(was: object, now: object, path: str = "") -> Iterator[tuple[str, object, object]]:
+    """Dotted paths at which two JSON values differ; lists of equally many mappings are compared item by item."""
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now) and all(isinstance(item, Mapping) for item in was + now):
+        was, now = ({str(position): item for position, item in enumerate(items)} for items in (was, now))
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*was, *now]):
+            yield from _differences(was.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+    elif was != now:
+        yield path, was, now
+
+
+def unfinished(out: Path, name: str) -> Path:
+    """Folder under which a part of the run is written before `publish` renames it."""
+    return out / f".{name}-unfinished"
+
+
+def unfinished_model(out: Path) -> Path:
+    """Folder under which the model is written before `finish_run` renames it."""
+    return unfinished(out, MODEL)
+
+
+def publish(out: Path, name: str) -> None:
+    """Rename a folder that is complete under `unfinished` to its own name."""
+    shutil.rmtree(out / name, ignore_errors=True)  # left by a session that was killed right here
+    unfinished(out, name).rename(out / name)
+    sync_folder(out)
+
+
+def finish_run(out: Path, record: Mapping[str, Any]) -> None:
+    """Complete a run: rename its model, which is under `unfinished_model`, write the record, delete temporary files."""
+    publish(out, MODEL)
+    write_json(out / RECORD, record)
+    remove_leftovers(out)
+
+
+def remove_leftovers(out: Path) -> None:
+    """Delete what a complete run no longer needs; a session that was killed at its end may have left it."""
+    for left in (out / DATA, out / START, *out.glob(".replaced-*")):
+        shutil.rmtree(left, ignore_errors=True)
+    for half_written in (path for name in (RECIPE, BEGUN, RECORD, LOG) for path in out.glob(f".{name}.*.tmp")):
+        half_written.unlink()
+
+
+def remove_run(out: Path) -> None:
+    """Delete a run and nothing else; the folder too if it is then empty.
+
+    Raises:
+        InputError: Another session trains there.
+    """
+    with exclusive_lock(out):
+        remove_leftovers(out)
+        remove_made(out)
+    remove_empty(out)
+
+
+def remove_made(out: Path) -> None:
+    """Delete everything that an unfinished run has created in a folder."""
+    for path in (*(unfinished(out, name) for name in (MODEL, TOKENIZER, CORPUS)), *(out / name for name in _LEAVING)):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def exclusive_lock(out: Path) -> Iterator[None]:
+    """Lock a run folder for the block. The folder is created if it is missing, and removed at the end if it was created and is empty.
+
+    Raises:
+        InputError: ``out`` is a file or cannot be written, or another session trains there.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file; --out names a folder")
+    created = not out.exists()
+    lock = FileLock(out / LOCK)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+        if not (out / LOCK).exists():  # the previous holder has just removed the file that is locked now
+            raise Timeout(lock.lock_file)
+    except Timeout as error:
+        raise InputError(f"{out}: another session is training there; wait for it, or choose another --out") from error
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows does not remove an open file; there filelock removes it
+            (out / LOCK).unlink()
+        lock.release()
+        if created:
+            remove_empty(out)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder if it is empty."""
+    if not any(folder.iterdir()):
+        folder.rmdir()

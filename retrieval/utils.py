@@ -1,0 +1,103 @@
+"""Small helpers of all packages: progress bars, sizes and durations as people write them, versions of installed packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+from quiver.encoder.errors import InputError
+
+Advance = Callable[[int], None]
+
+
+@contextmanager
+def progress_bar(description: str, total: int, *, enabled: bool) -> Iterator[Advance]:
+    """Show a bar while the block runs.
+
+    Args:
+        description: Label of the bar.
+        total: Number of steps.
+        enabled: Show the bar; nothing is shown otherwise, or if there are no steps.
+
+    Yields:
+        Function that advances the bar by a number of steps.
+    """
+    if not enabled or total == 0:
+        yield lambda steps: None
+        return
+    # Imported here, so that library users without a bar do not import rich.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("eta"),
+        TimeRemainingColumn(),
+    )
+    # rich forgets steps after 30 seconds by default, and one batch of a large model may take longer.
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda steps: bar.advance(task, steps)
+
+
+_SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,15})?)\s*(?P<unit>[KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_DURATION = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,15})?)\s*(?P<unit>ms|s|m|h)?")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_size(text: str, name: str = "") -> int:
+    """Parse a size: a number and a unit, powers of 1,024; the result is in bytes.
+
+    Args:
+        text: The size, such as ``500MB`` or ``2GB``.
+        name: Name of the option or variable, for the error.
+
+    Raises:
+        InputError: The text is not a size.
+
+    Example:
+        >>> parse_size("1.5 GB")
+        1610612736
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"{name}{': ' if name else ''}{text!r} is not a size; write one as 500MB or 2GB")
+    return int(float(match["number"]) * (1 << _UNITS[match["unit"].upper()]))
+
+
+def parse_duration(text: str) -> float:
+    """Parse a duration: a number and a unit (ms, s, m or h; without a unit, seconds); the result is in seconds.
+
+    Raises:
+        InputError: The text is not a duration.
+
+    Example:
+        >>> parse_duration("30s"), parse_duration("1.5m"), parse_duration("500 ms")
+        (30.0, 90.0, 0.5)
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"{text!r} is not a duration; write one as 30s, 5m or 1h")
+    return float(match["number"]) * _SECONDS[match["unit"] or "s"]
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution; None if it is not installed.
+
+    Args:
+        distribution: Name on the package index (``faiss-cpu``), which may differ from the import name (``faiss``).
+
+    Example:
+        >>> installed_version("no-such-distribution") is None
+        True
+    """
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
