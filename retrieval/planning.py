@@ -198,15 +198,15 @@ def measure(
     use_title: bool = True,
     progress: bool = False,
 ) -> Rates:
-    """Encode documents until the time is up, and index what was encoded in a folder that goes away.
+    """Measure rates: encode documents for a given time, then index them in a temporary folder.
 
     Args:
-        model: Encodes them.
-        sample: Documents like those of the corpus; gone through once, and again if there is time.
-        name: The engine that is planned.
-        settings: Of the engine.
-        seconds: For encoding; indexing comes on top, a fraction of it.
-        use_title: Titles are encoded too.
+        model: Model that encodes the documents.
+        sample: Documents like those of the corpus; read again from the start if time remains.
+        name: Name of the engine.
+        settings: Settings of the engine.
+        seconds: Time for encoding, in seconds; indexing takes a fraction of it in addition.
+        use_title: Whether titles are encoded too.
         progress: Show a bar over the seconds.
 
     Raises:
