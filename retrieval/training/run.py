@@ -186,7 +186,7 @@ class _Session:
             RunLog(run.out / LOG).cut(newest)
         step = int(processes.broadcast(newest))
         if processes.is_main_process:
-            logger.info("%s: going on from step %d", run.out, step)
+            logger.info("%s: resuming from step %d", run.out, step)
         return self._go_on(rows, None, step=step)
 
     def _rows(self) -> TrainingRows:

@@ -83,7 +83,7 @@ def test_rows_before_the_first_position_are_kept() -> None:
 def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="factor must be >= 1"):
         interpolate_positions(torch.zeros(4, 2), 0)
-    with pytest.raises(ValueError, match="no two positions behind an offset of 2"):
+    with pytest.raises(ValueError, match="fewer than two positions after an offset of 2"):
         interpolate_positions(torch.zeros(3, 2), 2, offset=2)
 
 
@@ -158,11 +158,11 @@ def test_the_tokenizer_is_told_and_buffers_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("modernbert-base", "rope"), ("gte-en-mlm-base", "rope"), ("mosaicbert-base", "alibi")])
 def test_other_positions_are_refused_in_one_line(tmp_path: Path, name: str, kind: str) -> None:
     encoder = Encoder(small(name))
-    with pytest.raises(InputError, match=f"no position embeddings but {kind}") as caught:
+    with pytest.raises(InputError, match=f"no position embeddings .positions: {kind}") as caught:
         extend_positions(encoder, 2)
     assert "\n" not in str(caught.value)
     save_encoder(encoder, tmp_path / "old")
-    with pytest.raises(InputError, match=f"{tmp_path}.*no position embeddings but {kind}"):
+    with pytest.raises(InputError, match=f"{tmp_path}.*no position embeddings .positions: {kind}"):
         extend_checkpoint(tmp_path / "old", tmp_path / "new", 2)
     assert not (tmp_path / "new").exists()
 

@@ -210,7 +210,7 @@ def test_bad_data_stops_before_anything_is_encoded_or_written(
     ("change", "message"),
     [
         ({"k": 0}, "k must be >= 1"),
-        ({"baselines": ("bm26",)}, "unknown baseline 'bm26'; there are bm25"),
+        ({"baselines": ("bm26",)}, "unknown baseline 'bm26'; choose one of bm25"),
         ({"split": "dev"}, "dev"),
         ({"data": []}, "no collection was given"),
         ({"data": "nowhere"}, "unknown collection 'nowhere'"),
@@ -264,7 +264,7 @@ def test_existing_results_are_replaced_only_on_request(model: Any, make_collecti
     folder, out = make_collection(), tmp_path / "out"
     evaluate("bm25", folder, out=out)
     before = (out / "results.json").read_bytes()
-    with pytest.raises(InputError, match="holds results already"):
+    with pytest.raises(InputError, match="already contains results"):
         evaluate(model, folder, out=out)
     assert model.encoded == []
     assert (out / "results.json").read_bytes() == before
@@ -544,7 +544,7 @@ def test_overlap_counts_what_both_found() -> None:
 def test_collections_the_model_was_trained_on_are_declared(model: Any, make_collection: MakeCollection) -> None:
     folder = make_collection()
     assert evaluate(model, folder, baselines=(), in_domain=["tiny"]).collections[0].in_domain
-    with pytest.raises(InputError, match="in domain: no collection or group is called 'scifact'; there are tiny"):
+    with pytest.raises(InputError, match="--in-domain scifact: no such collection or group is evaluated; choose one of tiny"):
         evaluate(model, folder, baselines=(), in_domain=["scifact"])
 
 

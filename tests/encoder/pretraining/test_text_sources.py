@@ -75,7 +75,7 @@ def test_a_beir_folder_and_its_splits(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no qrels/dev\.tsv; its splits are test, train$"):
         read(tmp_path, split="dev")
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1 d1 1\n")
-    with pytest.raises(InputError, match=r"test\.tsv:2: must read query, document and grade"):
+    with pytest.raises(InputError, match=r"test\.tsv:2: must be query, document and grade"):
         read(tmp_path, split="train")
 
 
