@@ -89,7 +89,7 @@ def estimate(
 
     quiver estimate --preset-collection msmarco --model modernbert-base --kind colbert --gpu h100 --price-per-gpu-hour 2.5 --formulas
     """
-    from quiver.retrieval.index.engine_table import engine_name, parse_engine
+    from quiver.retrieval.index.engines import engine_name, parse_engine
     from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, measure, read_rates
 
     loaded = _load(model, kind, dim, length)
