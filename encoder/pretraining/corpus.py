@@ -250,11 +250,11 @@ def _verify(data: DataSection, tokenizer: Tokenizer, folder: Path) -> None:
     if manifest.get("schema") != SCHEMA:
         raise InputError(f"{folder / MANIFEST}: its schema is {manifest.get('schema')}, this version reads {SCHEMA}; remove the folder")
     if changed := [key for key, value in _made_of(data, tokenizer).items() if manifest.get(key) != value]:
-        raise InputError(f"{folder}: was made with another {', '.join(changed)}; delete the folder to make it again")
+        raise InputError(f"{folder}: was made of another {', '.join(changed)}; remove it, and it is made again")
     for name, seal in manifest["files"].items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != seal["bytes"] or file_sha256(path) != seal["sha256"]:
-            raise InputError(f"{path}: missing or damaged; delete {folder} to make it again")
+            raise InputError(f"{path}: missing or damaged; remove {folder}, and it is made again")
 
 
 def _documents(folder: Path, side: Side, manifest: dict[str, Any]) -> Documents:
@@ -265,7 +265,7 @@ def _documents(folder: Path, side: Side, manifest: dict[str, Any]) -> Documents:
     try:
         ids, ends = (np.memmap(folder / f"{side}.{kind}", dtype, "r") for kind, dtype in kinds.items())
     except OSError as error:
-        raise InputError(f"{folder}: {side} cannot be read ({error.strerror}); delete the folder to make it again") from error
+        raise InputError(f"{folder}: {side} cannot be read ({error.strerror}); remove the folder, and it is made again") from error
     return Documents(ids, ends, counts)
 
 

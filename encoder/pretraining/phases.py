@@ -89,7 +89,7 @@ def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
     for name in sorted({each.name for each in fields(EncoderConfig)} - FREE):
         has, asked = getattr(start.encoder.config, name), getattr(config, name)
         if has != asked:
-            raise InputError(f"model: {recipe.model.init} differs from the recipe: {name} is {has!r}, asked for {asked!r}")
+            raise InputError(f"model: {recipe.model.init} is another model than the recipe's: {name} is {has!r}, asked for {asked!r}")
     return model
 
 
@@ -125,6 +125,6 @@ def in_form(model: MaskedLM, config: EncoderConfig, *, where: str) -> MaskedLM:
     for name in dict.fromkeys([*wanted, *state]):
         has, asked = (tuple(held[name].shape) if name in held else None for held in (state, wanted))
         if has != asked:
-            raise InputError(f"model: {where} differs from the recipe: {name} is {has or 'missing'}, expected {asked or 'none'}")
+            raise InputError(f"model: {where} has another shape than the recipe: {name} is {has or 'missing'}, asked for {asked or 'none'}")
     formed.load_state_dict(state)
     return formed

@@ -51,10 +51,10 @@ def refuse_existing(out: Path) -> None:
     if not held:
         return
     if (out / RECORD).exists():
-        raise InputError(f"{out}: already contains a run; choose another --out")
+        raise InputError(f"{out}: holds a run already; choose another --out")
     if (out / RECIPE).exists():
-        raise InputError(f"{out}: contains an unfinished run; resume it with --resume, or choose another --out")
-    raise InputError(f"{out}: holds {held[0]}, which does not come from a pretraining run; choose another --out")
+        raise InputError(f"{out}: holds an unfinished run; go on with it by --resume, or choose another --out")
+    raise InputError(f"{out}: holds {held[0]} already, and not from a pretraining run; choose another --out")
 
 
 def refuse_nothing_to_resume(out: Path, recipe: Mapping[str, Any]) -> None:
@@ -70,7 +70,7 @@ def refuse_nothing_to_resume(out: Path, recipe: Mapping[str, Any]) -> None:
     if (out / RECORD).exists():
         raise InputError(f"{out}: the run is complete, there is nothing to resume; its model is {out / MODEL}")
     if not (out / RECIPE).exists():
-        raise InputError(f"{out}: contains no run to resume; omit --resume to start one")
+        raise InputError(f"{out}: holds no run to resume; leave --resume out to begin one")
     changes = _differences(read_json(out / RECIPE), json.loads(json.dumps(recipe)))
     _refuse(out, [change for change in changes if change[0] not in WITHOUT_WEIGHT])
 
@@ -98,13 +98,13 @@ def warn_of_changes(out: Path, about: Mapping[str, Any]) -> None:
     begun = read_json(out / BEGUN)
     changed = [path for path, *_ in _differences({key: begun.get(key) for key in about}, json.loads(json.dumps(about)))]
     if changed:
-        logger.warning("%s: changed since the run was started: %s; the final weights may differ slightly", out, ", ".join(changed))
+        logger.warning("%s: changed since the run was begun: %s; it may not end with the very same weights", out, ", ".join(changed))
 
 
 def _refuse(out: Path, changes: list[tuple[str, object, object]]) -> None:
     if changes:
         told = "; ".join(f"{path} was {json.dumps(was)}, is {json.dumps(value)}" for path, was, value in changes)
-        raise InputError(f"{out}: --resume needs the recipe and data of the interrupted run; {told}")
+        raise InputError(f"{out}: --resume needs the run as it was begun; {told}")
 
 
 def _differences(was: object, now: object, path: str = "") -> Iterator[tuple[str, object, object]]:

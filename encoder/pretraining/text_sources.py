@@ -39,7 +39,7 @@ def read_documents(source: SourceSection) -> Iterator[str]:
                 yield from _joined(row, source.fields, f"{corpus}:{number}")
         return
     if source.split is not None:
-        raise InputError(f"{path}: split {source.split!r} applies to a BEIR folder, but this folder has no corpus.jsonl; omit the split")
+        raise InputError(f"{path}: split {source.split!r} is of a BEIR folder, but this one holds no corpus.jsonl; leave it out")
     files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
     if not files:
         raise InputError(f"{path}: holds no file with one of the suffixes {', '.join(SUFFIXES)}")
@@ -91,7 +91,7 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[str]:
                     yield from _joined(row, fields, f"{path}:{number}")
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise InputError(f"{path}: damaged Parquet after row {number} ({reason}); download the file again") from error
+        raise InputError(f"{path}: damaged Parquet behind row {number} ({reason}); fetch the file again") from error
 
 
 def _imported(name: str) -> ModuleType:
@@ -116,7 +116,7 @@ def _documents(path: Path) -> set[str]:
     for number, line in read_lines(path):
         parts = line.split("\t")
         if len(parts) < 3:
-            raise InputError(f"{path}:{number}: must be query, document and grade, separated by tabs")
+            raise InputError(f"{path}:{number}: must read query, document and grade with tabs between them")
         if number > 1:
             found.add(parts[1])
     return found

@@ -44,7 +44,7 @@ def training_bar(done: int, total: int, *, enabled: bool, forms: Mapping[str, st
     Args:
         done: Updates (or what else the unit says) that earlier sessions did.
         total: Those of the run.
-        enabled: Whether to show the bar.
+        enabled: False shows nothing.
         forms: Key of a line of the log -> how it is told; other keys are passed over.
         unit: What is counted.
     """

@@ -83,7 +83,7 @@ class Checkpoints:
             flaw = _flaw(self.path(step), step)
             if flaw is None:
                 return step
-            logger.warning("%s: %s; removed it, so the run resumes from the checkpoint before it", self.path(step), flaw)
+            logger.warning("%s: %s; removed, the run goes on from the checkpoint before it", self.path(step), flaw)
             self._remove(step)
         return None
 
@@ -127,7 +127,7 @@ def _flaw(folder: Path, step: int) -> str | None:
         return damaged
     schema = str(seal.get("schema"))
     if schema.startswith(_SCHEMAS) and schema != _SCHEMA:
-        raise InputError(f"{folder}: its schema is {schema}, this version reads {_SCHEMA}; resume the run with the version that wrote it")
+        raise InputError(f"{folder}: its schema is {schema}, this version reads {_SCHEMA}; resume the run by the version that wrote it")
     try:
         sealed, files = seal["step"], {name: (entry["bytes"], entry["sha256"]) for name, entry in seal["files"].items()}
     except (KeyError, TypeError, AttributeError):

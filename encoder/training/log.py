@@ -149,7 +149,7 @@ def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_
 def nonfinite_error(folder: Path, *, step: int, loss: float, grad_norm: float, setting: str) -> InputError:
     """What stops the run; ``setting`` is the learning rate's name in its recipe."""
     what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {grad_norm}"
-    return InputError(f"{what} at step {step}; the batch was saved to {folder}: check its texts, or lower {setting}")
+    return InputError(f"{what} at step {step}; its batch is in {folder}: look at its texts, or lower {setting}")
 
 
 def _number(value: float) -> float | str:

@@ -150,7 +150,7 @@ def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) 
     if not is_path and str(path) in names:
         return _shipped_folder() / f"{path}.yaml"
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; name the recipes in it, such as {path / '*.yaml'}")
+        raise InputError(f"{path}: a folder; give the recipes in it, as in {path / '*.yaml'}")
     if is_path:
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")

@@ -89,7 +89,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or what a calle
         ValueError: The recipe has a development collection, and there is no scorer.
     """
     if resume and overwrite:
-        raise InputError("--resume and --overwrite exclude each other; pass only one of them")
+        raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
     if (recipe.development is None) is not (scorer is None):
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
@@ -186,7 +186,7 @@ class _Session:
             RunLog(run.out / LOG).cut(newest)
         step = int(processes.broadcast(newest))
         if processes.is_main_process:
-            logger.info("%s: resuming from step %d", run.out, step)
+            logger.info("%s: going on from step %d", run.out, step)
         return self._go_on(rows, None, step=step)
 
     def _rows(self) -> TrainingRows:

@@ -75,9 +75,9 @@ def build_model(recipe: Recipe, texts: Iterable[str]) -> BiEncoder | ColBERT:
 
 def _dense_settings(start: ModelFolder, section: ModelSection) -> ModelFolder:
     if section.pooling is None or section.normalize is None:  # the rules ask for them; this guards recipes made in code
-        raise InputError("model.pooling and model.normalize are required if kind is dense")
+        raise InputError("model.pooling and model.normalize are needed where kind is dense")
     if start.kind == "colbert":
-        logger.info("%s is a ColBERT model: only its encoder is used, not its projection", section.init)
+        logger.info("%s is a ColBERT: its encoder is taken, its projection is left out", section.init)
         start = replace(start, kind="dense", projections=(), colbert=ColBERTSettings())
     return replace(
         start,
@@ -93,16 +93,16 @@ def _dense_settings(start: ModelFolder, section: ModelSection) -> ModelFolder:
 def _colbert_settings(parts: ModelParts, section: ModelSection, *, seed: int) -> ModelFolder:
     asked, start = section.colbert, parts.settings
     if asked is None:  # as above
-        raise InputError("model.colbert is required if kind is colbert")
+        raise InputError("model.colbert is needed where kind is colbert")
     if start.kind == "colbert" and start.projections:
         projections = start.projections
         if (width := projections[-1].linear.out_features) != asked.dim:
             raise InputError(f"model.colbert.dim: must be {width}, the width of the projection that {section.init} has, got {asked.dim}")
         if asked.projection == "orthogonal":
-            raise InputError(f"model.colbert.projection: {section.init} already has a projection; orthogonal applies only to a new one")
+            raise InputError(f"model.colbert.projection: {section.init} has a projection already; orthogonal is how a new one starts")
     else:
         if start.projections:
-            logger.info("%s is a bi-encoder: its Dense modules are replaced by a new projection", section.init)
+            logger.info("%s is a bi-encoder: its Dense modules are left out, a new projection takes their place", section.init)
         projections = (_new_projection(parts.encoder.config.hidden_size, asked, seed=seed),)
     return ModelFolder(
         kind="colbert",
@@ -179,7 +179,7 @@ def resize_vocabulary(encoder: Encoder, rows: int) -> None:
 def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[str], *, seed: int) -> ModelParts:
     shape = section.architecture
     if shape is None or section.tokenizer is None:  # as above
-        raise InputError("model.architecture and model.tokenizer are required if model.init is random")
+        raise InputError("model.architecture and model.tokenizer are needed where model.init is random")
     tokenizer = _random_vocabulary(section, shape, prefixes, texts)
     config = EncoderConfig.modernbert(
         vocab_size=max(shape.vocab_size, len(tokenizer)),
@@ -208,8 +208,7 @@ def _random_vocabulary(section: ModelSection, shape: ArchitectureSection, prefix
         tokenizer = read_tokenizer(local_folder(str(section.tokenizer)))
         if len(tokenizer) > shape.vocab_size:
             raise InputError(
-                f"model.architecture.vocab_size: must be >= {len(tokenizer)}, the number of tokens of"
-                f" {section.tokenizer}, got {shape.vocab_size}"
+                f"model.architecture.vocab_size: must be >= {len(tokenizer)}, the ids of {section.tokenizer}, got {shape.vocab_size}"
             )
     for prefix in prefixes:
         tokenizer.add_token(prefix)

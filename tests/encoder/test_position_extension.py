@@ -83,7 +83,7 @@ def test_rows_before_the_first_position_are_kept() -> None:
 def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="factor must be >= 1"):
         interpolate_positions(torch.zeros(4, 2), 0)
-    with pytest.raises(ValueError, match="fewer than two positions after an offset of 2"):
+    with pytest.raises(ValueError, match="no two positions behind an offset of 2"):
         interpolate_positions(torch.zeros(3, 2), 2, offset=2)
 
 
@@ -158,11 +158,11 @@ def test_the_tokenizer_is_told_and_buffers_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("modernbert-base", "rope"), ("gte-en-mlm-base", "rope"), ("mosaicbert-base", "alibi")])
 def test_other_positions_are_refused_in_one_line(tmp_path: Path, name: str, kind: str) -> None:
     encoder = Encoder(small(name))
-    with pytest.raises(InputError, match=f"no position embeddings .positions: {kind}") as caught:
+    with pytest.raises(InputError, match=f"no position embeddings but {kind}") as caught:
         extend_positions(encoder, 2)
     assert "\n" not in str(caught.value)
     save_encoder(encoder, tmp_path / "old")
-    with pytest.raises(InputError, match=f"{tmp_path}.*no position embeddings .positions: {kind}"):
+    with pytest.raises(InputError, match=f"{tmp_path}.*no position embeddings but {kind}"):
         extend_checkpoint(tmp_path / "old", tmp_path / "new", 2)
     assert not (tmp_path / "new").exists()
 
@@ -174,7 +174,7 @@ def test_malformed_checkpoints_are_refused(tmp_path: Path) -> None:
         extend_positions(encoder, 0)
     hf = read_json(tmp_path / "config.json")
     write_json(tmp_path / "config.json", hf | {"max_position_embeddings": 512})
-    with pytest.raises(InputError, match=r"has shape \(12, 16\), config.json requires \(512, 16\)"):
+    with pytest.raises(InputError, match=r"has shape \(12, 16\), config.json asks for \(512, 16\)"):
         extend_checkpoint(tmp_path, tmp_path / "new", 2)
     write_json(tmp_path / "config.json", hf)
     save_file({"other": torch.ones(1)}, tmp_path / "model.safetensors")

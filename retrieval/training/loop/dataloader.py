@@ -132,9 +132,7 @@ class BatchOrder:
     def _tell(self, epoch: int, full: int) -> None:
         left_out = (self.per_epoch - full) * self._size
         if self._warn and left_out > _LEFT_OUT * len(self._rows):
-            logger.warning(
-                "epoch %d leaves out %d of %d rows, because they repeat texts; %s", epoch + 1, left_out, len(self._rows), _REMEDY
-            )
+            logger.warning("epoch %d leaves out %d of %d rows, for they repeat texts; %s", epoch + 1, left_out, len(self._rows), _REMEDY)
 
 
 def _with_last(items: Iterator[Item]) -> Iterator[tuple[Item, bool]]:

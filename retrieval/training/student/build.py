@@ -135,4 +135,4 @@ def _check_matryoshka(dims: tuple[int, ...], model: BiEncoder | ColBERT) -> None
         raise InputError(f"loss.matryoshka_dims: the first must be {model.dim}, the width of the model's vectors, got {dims[0]}")
     if isinstance(model, BiEncoder) and not model.settings.normalize:
         # The library's loss scales every cut to length 1, the full width too: it would train another similarity than is searched by.
-        raise InputError("loss.matryoshka_dims: needs model.normalize: true, because the loss compares vectors of length 1")
+        raise InputError("loss.matryoshka_dims: needs model.normalize: true, for the loss compares vectors of length 1")

@@ -149,7 +149,7 @@ def _padded(ids: list[list[int]], *, pad: int, length: int | None = None) -> dic
 def _no_room(role: Role, limit: int, own: str, *, asked: int | None, remedy: str = "") -> InputError:
     """What is wrong with a limit: the model's ``own``, or the lower one that is ``asked`` for in training."""
     name = own if asked is None or asked > limit else "training.max_length"
-    return InputError(f"{name}: the {limit} tokens of a {role} are filled by its prompt and special tokens; raise it{remedy}")
+    return InputError(f"{name}: the {limit} tokens of a {role} are filled before its text begins; raise it{remedy}")
 
 
 class Collator:
@@ -209,8 +209,7 @@ class Collator:
         if self._warns and counts.texts >= EARLIEST and counts.truncated > MANY_CUT * counts.texts:
             self._warns = False
             logger.warning(
-                "%.0f%% of the texts so far are truncated to the model's length or training.max_length; the truncated"
-                " tokens are not trained on",
+                "%.0f%% of the texts so far are cut to the model's or to training.max_length; what is behind is not trained on",
                 100 * counts.truncated / counts.texts,
             )
 

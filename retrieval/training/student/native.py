@@ -101,7 +101,7 @@ class NativeTransformer(FIRST_MODULE):  # type: ignore[misc, valid-type]  # the 
     ) -> None:
         InputModule.__init__(self)  # past a Transformer's own, which would load a model of transformers
         if encoder.prepacked:
-            raise ValueError("a prepacked encoder has no gradients; load the model with quiver.retrieval.models.loading.load_parts")
+            raise ValueError("a prepacked encoder has no gradients; take the one of retrieval.model_folder.load_parts")
         self.encoder = encoder
         self.tokenizer = LibraryTokenizer(tokenizer)
         self.max_seq_length = max_seq_length

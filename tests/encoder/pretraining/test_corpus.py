@@ -93,7 +93,7 @@ def test_damage_is_found(tokenizer: Tokenizer, tmp_path: Path, name: str) -> Non
     content = bytearray(path.read_bytes())
     content[7] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}: missing or damaged; delete .*corpus, and it is made again"):
+    with pytest.raises(InputError, match=rf"{name}: missing or damaged; remove .*corpus, and it is made again"):
         prepare_corpus(data, tokenizer, tmp_path / "corpus")
     path.unlink()
     with pytest.raises(InputError, match=f"{name}: missing or damaged"):

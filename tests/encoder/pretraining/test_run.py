@@ -228,7 +228,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
 
     monkeypatch.setattr("quiver.encoder.pretraining.loop.in_form", poisoned)  # of the second phase
     out = tmp_path / "out"
-    with pytest.raises(InputError, match=r"loss is nan at step 16; the batch was saved to .*step-000016.*lower phases\.1\.learning_rate"):
+    with pytest.raises(InputError, match=r"the loss is nan at step 16; its batch is in .*step-000016: .*lower phases\.1\.learning_rate"):
         pretrain(make_recipe(), out)
     kept = json.loads((out / "nonfinite" / "step-000016" / "batch.json").read_text())
     assert {"offset", "length", "serial", "masked_text"} == set(kept["batches"][0]["rows"][0])
@@ -281,7 +281,7 @@ def test_a_vocabulary_without_mask_is_refused(make_recipe: MakeRecipe, tmp_path:
 
 def test_a_start_of_another_shape_is_refused(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
     start = (f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}")
-    with pytest.raises(InputError, match="differs from the recipe"):
+    with pytest.raises(InputError, match="has another shape than the recipe"):
         pretrain(make_recipe(*start, "model.layers=3"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -290,7 +290,7 @@ def test_a_start_that_cannot_be_used_is_told_before_the_corpus_is_read(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path
 ) -> None:
     monkeypatch.setattr("quiver.encoder.pretraining.run.prepare_corpus", lambda *arguments: pytest.fail("the corpus was read"))
-    with pytest.raises(InputError, match="differs from the recipe"):
+    with pytest.raises(InputError, match="has another shape than the recipe"):
         pretrain(
             make_recipe(f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}", "model.layers=3"), tmp_path / "out"
         )
@@ -324,11 +324,11 @@ def test_a_document_of_a_million_tokens_is_split(make_recipe: MakeRecipe, tmp_pa
 
 def test_folders_that_are_taken(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path) -> None:
     recipe = make_recipe("training.averaging.ema_half_life=4")
-    with pytest.raises(InputError, match="already contains a run; choose another --out"):
+    with pytest.raises(InputError, match="holds a run already; choose another --out"):
         pretrain(recipe, whole_run)
     with pytest.raises(InputError, match="the run is complete, there is nothing to resume; its model is"):
         pretrain(recipe, whole_run, resume=True)
-    with pytest.raises(InputError, match="contains no run to resume; omit --resume"):
+    with pytest.raises(InputError, match="holds no run to resume; leave --resume out"):
         pretrain(recipe, tmp_path / "new", resume=True)
     (tmp_path / "other" / "model").mkdir(parents=True)
     with pytest.raises(InputError, match="holds model already, and not from a pretraining run"):
@@ -337,13 +337,10 @@ def test_folders_that_are_taken(make_recipe: MakeRecipe, tmp_path: Path, monkeyp
         kill_before(6, patch)
         with pytest.raises(Killed):
             pretrain(recipe, tmp_path / "half")
-    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume"):
+    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume"):
         pretrain(recipe, tmp_path / "half")
     other = make_recipe("training.averaging.ema_half_life=4", "phases.1.learning_rate=1e-4", "training.log_every=1")
-    with pytest.raises(
-        InputError,
-        match=r"--resume needs the recipe and data of the interrupted run; phases\.1\.learning_rate was 0\.003, is 0\.0001$",
-    ):
+    with pytest.raises(InputError, match=r"--resume needs the run as it was begun; phases\.1\.learning_rate was 0\.003, is 0\.0001$"):
         pretrain(other, tmp_path / "half", resume=True)
 
 
@@ -373,7 +370,6 @@ def test_a_corpus_that_has_changed_is_no_corpus_to_resume_with(
     with (texts / "prose.txt").open("a") as file:
         file.write("one more line of it\n")
     with pytest.raises(
-        InputError,
-        match=r"--resume needs the recipe and data of the interrupted run; corpus\.counts\.prose\.train\.documents was \d+, is \d+",
+        InputError, match=r"--resume needs the run as it was begun; corpus\.counts\.prose\.train\.documents was \d+, is \d+"
     ):
         pretrain(recipe, out, resume=True)

@@ -443,7 +443,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "old.yaml").mkdir()
     for folder in (tmp_path, tmp_path / "old.yaml"):
         with pytest.raises(
-            InputError, match=rf"^{re.escape(str(folder))}: is a folder; name the recipes in it, such as {re.escape(str(folder))}/\*\.yaml$"
+            InputError, match=rf"^{re.escape(str(folder))}: a folder; give the recipes in it, as in {re.escape(str(folder))}/\*\.yaml$"
         ):
             load_recipe(folder)
 
@@ -501,7 +501,7 @@ def test_a_folder_is_no_recipe_and_hides_none_that_is_shipped(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     for name in ("recipes", "quickstart"):
         (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=r"^recipes: is a folder; name the recipes in it, such as recipes/\*\.yaml$"):
+    with pytest.raises(InputError, match=r"^recipes: a folder; give the recipes in it, as in recipes/\*\.yaml$"):
         find_recipe("recipes")
     assert find_recipe("quickstart").is_file()
 

@@ -366,9 +366,9 @@ def test_a_run_leaves_the_generators_alone(make_recipe: MakeRecipe, tmp_path: Pa
 
 def test_what_is_refused_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, recipe = tmp_path / "out", make_recipe("dense")
-    with pytest.raises(InputError, match="--resume and --overwrite exclude each other; pass only one of them"):
+    with pytest.raises(InputError, match="--resume goes on with a run and --overwrite replaces it; give one of them"):
         train(recipe, out, resume=True, overwrite=True)
-    with pytest.raises(InputError, match="contains no run to resume"):
+    with pytest.raises(InputError, match="holds no run to resume"):
         train(recipe, out, resume=True)
     for chosen, scorer in ((recipe, Scorer()), (make_recipe("dense", *WATCHED), None)):
         with pytest.raises(ValueError, match="a scorer is given if and only if the recipe has a development collection"):
@@ -380,7 +380,7 @@ def test_what_is_refused_before_anything_is_written(make_recipe: MakeRecipe, tmp
     with pytest.raises(InputError, match=r"data\.train: 64 rows are fewer than one batch of 65; lower training\.batch_size"):
         train(make_recipe("dense", "training.batch_size=65"), out)
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file: is a file; --out must name a folder"):
+    with pytest.raises(InputError, match="file: a file; --out names a folder"):
         train(recipe, tmp_path / "file")
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "schedulefree", None)
@@ -455,7 +455,7 @@ def test_only_the_run_that_was_begun_is_resumed(make_recipe: MakeRecipe, rows_fi
     recipe = make_recipe("dense", *chosen)
     killed(recipe, out, 4)
     before = contents(out)
-    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or start over with --overwrite"):
+    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
         train(recipe, out)
     with pytest.raises(
         InputError,
@@ -464,7 +464,7 @@ def test_only_the_run_that_was_begun_is_resumed(make_recipe: MakeRecipe, rows_fi
         train(make_recipe("dense", *chosen, "training.seed=8", "training.learning_rate=0.1"), out, resume=True)
     assert contents(out) == before
     rows.write_text(rows.read_text().replace("write every line", "write any line"))
-    with pytest.raises(InputError, match=r"--resume needs the recipe and data of the interrupted run; data\.sha256 was"):
+    with pytest.raises(InputError, match=r"--resume needs the run as it was begun; data\.sha256 was"):
         train(recipe, out, resume=True)
     rows.write_bytes(rows_file.read_bytes())  # the same rows, at another time
     assert train(recipe, out, resume=True)["result"]["resumed_at"] == [2]
@@ -570,7 +570,7 @@ def test_a_damaged_checkpoint_is_passed_over(make_recipe: MakeRecipe, tmp_path: 
     path.write_bytes(path.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         resumed = train(recipe, out, resume=True)
-    assert "step-000004: trainer.safetensors is damaged; removed it, so the run resumes from the checkpoint before it" in caplog.text
+    assert "step-000004: trainer.safetensors is damaged; removed, the run goes on from the checkpoint before it" in caplog.text
     assert resumed["result"]["resumed_at"] == [2]
     whole = train(recipe, tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")

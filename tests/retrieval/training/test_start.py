@@ -110,7 +110,7 @@ def test_a_random_model_takes_a_vocabulary_that_is_there(bare: Path) -> None:
     assert (model.tokenizer.token_id("[Q] "), model.tokenizer.token_id("[D] ")) == (300, 301)
     assert model.encoder.config.vocab_size == 384
     small = {**asked, "architecture": SHAPE | {"vocab_size": 299}}
-    with pytest.raises(InputError, match=r"model\.architecture\.vocab_size: must be >= 300, the number of tokens of .*bare, got 299"):
+    with pytest.raises(InputError, match=r"model\.architecture\.vocab_size: must be >= 300, the ids of .*bare, got 299"):
         build_model(make_recipe("colbert", small), [])
 
 
