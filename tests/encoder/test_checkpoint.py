@@ -224,7 +224,7 @@ def test_an_architecture_its_format_cannot_hold_is_not_saved(tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"a bert config\.json cannot hold norm_position 'pre', final_norm True; family quiver can"):
         save_encoder(encoder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match=r"a bert checkpoint cannot store  final_norm\.weight"):
+    with pytest.raises(InputError, match=r"a bert checkpoint cannot store final_norm\.weight"):
         to_hf_state(encoder)
 
 

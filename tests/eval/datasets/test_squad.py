@@ -69,7 +69,7 @@ def test_judgements_are_taken_over_and_checked(make_file: Callable[[object], Pat
     assert write_squad(squad, tmp_path / "out", qrels=qrels) == ["dev", "train"]
     assert load_collection(tmp_path / "out", "dev").qrels == {"65-2-0": {"65-2p2": 2}}
     assert load_collection(tmp_path / "out", "train").qrels == {"65-0-0": {"65-0p0": 1}}
-    for line, missing in (("nobody\t65-0p0\t1", r"dev.tsv:2: unknown question 'nobody'"), ("65-0-0\t9p9\t1", "no paragraph '9p9'")):
+    for line, missing in (("nobody\t65-0p0\t1", r"dev.tsv:2: unknown question 'nobody'"), ("65-0-0\t9p9\t1", "unknown paragraph '9p9'")):
         (qrels / "dev.tsv").write_text(f"query-id\tcorpus-id\tscore\n{line}\n", encoding="utf-8")
         with pytest.raises(InputError, match=missing):
             write_squad(squad, tmp_path / "other", qrels=qrels)
