@@ -2,12 +2,8 @@ from .adapter import TransformersEncoder as TransformersEncoder
 from .adapter import load_adapter as load_adapter
 from .checkpoints.checkpoint import load_encoder as load_encoder
 from .checkpoints.checkpoint import save_encoder as save_encoder
-from .checkpoints.head_checkpoint import load_classifier as load_classifier
-from .checkpoints.head_checkpoint import load_masked_lm as load_masked_lm
-from .checkpoints.head_checkpoint import load_span_qa as load_span_qa
-from .checkpoints.head_checkpoint import save_classifier as save_classifier
-from .checkpoints.head_checkpoint import save_masked_lm as save_masked_lm
-from .checkpoints.head_checkpoint import save_span_qa as save_span_qa
+from .checkpoints.head_checkpoint import load_head as load_head
+from .checkpoints.head_checkpoint import save_head as save_head
 from .config import EncoderConfig as EncoderConfig
 from .config import RopeScaling as RopeScaling
 from .cpu.prepack import optimize_for_inference as optimize_for_inference

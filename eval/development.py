@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from torch import nn
 
 from quiver.encoder.errors import InputError
-from quiver.eval.averages import Part, grouped
 from quiver.eval.benchmark import Benchmark, resolve
 from quiver.eval.evaluation import ModelRanker
-from quiver.eval.metrics import score
+from quiver.eval.metrics import Part, grouped, score
 from quiver.eval.results import HEADLINE
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.training.sections import DevelopmentSection
+from quiver.retrieval.training.recipe import DevelopmentSection
 
 DEPTH = 10
 """Documents retrieved per query: nDCG@10 uses the first ten only, and exact search returns the same ten at any larger depth."""

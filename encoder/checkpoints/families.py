@@ -1,42 +1,34 @@
-"""All families: which module reads and writes which config.json.
+"""All families by name, and their config.json, both ways.
 
 Writing loses nothing: the written config.json is read again, and if the architectures differ the error names the field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from quiver.encoder.checkpoints.bert import BERT, MOSAICBERT, ROBERTA, read_bert, read_roberta
+from quiver.encoder.checkpoints.bert import BERT, GTE, MOSAICBERT, NOMICBERT, ROBERTA, is_mosaicbert
 from quiver.encoder.checkpoints.family import CheckpointFormat, ConfigReader, ConfigStyle, Task
-from quiver.encoder.checkpoints.modernbert import MODERNBERT, read_modernbert
-from quiver.encoder.checkpoints.quiver import QUIVER, read_quiver
-from quiver.encoder.checkpoints.rotary_bert import GTE, NOMICBERT, read_gte, read_nomicbert
+from quiver.encoder.checkpoints.modernbert import MODERNBERT
+from quiver.encoder.checkpoints.quiver import QUIVER
 from quiver.encoder.config import EncoderConfig, Family
 from quiver.encoder.errors import InputError
 
-READERS: dict[str, Callable[[ConfigReader], EncoderConfig]] = {
-    "modernbert": read_modernbert,
-    "bert": read_bert,
-    "roberta": read_roberta,
-    "xlm-roberta": read_roberta,
-    "camembert": read_roberta,
-    "nomic_bert": read_nomicbert,
-    "new": read_gte,
-    "gte": read_gte,
-    "quiver": read_quiver,
-}
-FORMATS: dict[Family, CheckpointFormat] = {
+FORMATS: dict[Family, CheckpointFormat] = {each.family: each for each in (MODERNBERT, BERT, ROBERTA, MOSAICBERT, NOMICBERT, GTE, QUIVER)}
+MODEL_TYPES: dict[str, CheckpointFormat] = {
     "modernbert": MODERNBERT,
     "bert": BERT,
     "roberta": ROBERTA,
-    "mosaicbert": MOSAICBERT,
-    "nomicbert": NOMICBERT,
+    "xlm-roberta": ROBERTA,
+    "camembert": ROBERTA,
+    "nomic_bert": NOMICBERT,
+    "new": GTE,
     "gte": GTE,
     "quiver": QUIVER,
 }
+"""``model_type`` of config.json -> format; a MosaicBERT's file says bert."""
 
 
 def families_with_head(task: Task) -> list[Family]:
@@ -51,9 +43,10 @@ def config_from_hf(hf: Mapping[str, Any]) -> EncoderConfig:
         InputError: The architecture or a setting is not supported; the message names the key.
     """
     family = hf.get("model_type")
-    if not isinstance(family, str) or family not in READERS:
-        raise InputError(f"config.json: model_type must be one of {', '.join(sorted(READERS))}, got {family!r}")
-    return READERS[family](ConfigReader(hf))
+    if not isinstance(family, str) or family not in MODEL_TYPES:
+        raise InputError(f"config.json: model_type must be one of {', '.join(sorted(MODEL_TYPES))}, got {family!r}")
+    keys, found = ConfigReader(hf), MODEL_TYPES[family]
+    return (MOSAICBERT if found is BERT and is_mosaicbert(keys) else found).to_config(keys)
 
 
 def config_to_hf(config: EncoderConfig, *, style: ConfigStyle = "v4") -> dict[str, Any]:
@@ -66,7 +59,7 @@ def config_to_hf(config: EncoderConfig, *, style: ConfigStyle = "v4") -> dict[st
     Raises:
         InputError: The family's format cannot express the architecture; the message names the field.
     """
-    written = FORMATS[config.family].write(config, style)
+    written = FORMATS[config.family].to_hf(config, style)
     remedy = "family quiver can hold it"
     try:
         again = config_from_hf(written)

@@ -1,4 +1,4 @@
-"""What a family's checkpoints look like: typed access to config.json, tensor names, head layouts, and the format that holds them.
+"""The format of a family's checkpoints as tables: keys of config.json, tensor names and head layouts, for reading and for writing.
 
 Each family module defines one `CheckpointFormat` per family; `quiver.encoder.checkpoints.families` lists them all.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
-from quiver.encoder.config import EncoderConfig
+from quiver.encoder.config import EncoderConfig, Family, global_every
 from quiver.encoder.errors import InputError
 
 ConfigStyle = Literal["v4", "v5"]
@@ -100,6 +100,50 @@ class ConfigReader:
         return default if value is None else value
 
 
+# Reader of a key for each type of a field of EncoderConfig; `activation` is the only text.
+_READERS: dict[object, Callable[..., Any]] = {
+    int: ConfigReader.integer,
+    float: ConfigReader.number,
+    bool: ConfigReader.flag,
+    str: ConfigReader.activation,
+}
+_TYPES = get_type_hints(EncoderConfig)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of config.json and the fields of `EncoderConfig` that have its value.
+
+    Attributes:
+        name: The key.
+        fields: The fields; the value of the first is written. Default: the field with the name of the key.
+        default: Value of a missing key; None if the key is required.
+        to_hf: For `activation`: our names to Hugging Face's.
+    """
+
+    name: str
+    fields: tuple[str, ...] = ()
+    default: Any = None
+    to_hf: Mapping[str, str] | None = None
+
+    def read(self, keys: ConfigReader) -> dict[str, Any]:
+        """Return the fields that this key gives."""
+        fields = self.fields or (self.name,)
+        read = _READERS[_TYPES[fields[0]]]
+        value = read(keys, self.name) if self.default is None else read(keys, self.name, self.default)
+        return dict.fromkeys(fields, value)
+
+    def write(self, config: EncoderConfig) -> Any:
+        """Return the value of this key."""
+        value = getattr(config, (self.fields or (self.name,))[0])
+        return value if self.to_hf is None else self.to_hf[value]
+
+
+def global_layers(keys: ConfigReader, key: str = "num_hidden_layers") -> dict[str, Any]:
+    """Read the number of layers of a model whose layers are all global."""
+    return {"layer_types": global_every(keys.integer(key), 1)}
+
+
 @dataclass(frozen=True)
 class TensorNames:
     """Tensor names of one family.
@@ -171,16 +215,47 @@ class HeadLayout:
     tensors: Mapping[str, str] = field(default_factory=dict)
 
 
+def _nothing_written(_config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True)
 class CheckpointFormat:
     """How one family stores an encoder and its heads.
 
     Attributes:
-        write: Converts an EncoderConfig and a style to config.json.
+        family: The family.
+        about: Keys of config.json that are the same for every model: class, model_type, code.
         tensors: Names of the encoder's tensors.
         heads: Layout of the head of each task that the family has.
+        read: Fields of `EncoderConfig` that more than one key decides.
+        keys: Keys that correspond to fields.
+        requires: Keys of options that Quiver does not support, and their only supported values.
+        constants: Fields of `EncoderConfig` that are the same for every model.
+        write: Keys that more than one field decides.
     """
 
-    write: Callable[[EncoderConfig, ConfigStyle], dict[str, Any]]
+    family: Family
+    about: Mapping[str, Any]
     tensors: TensorNames
     heads: Mapping[Task, HeadLayout]
+    read: Callable[[ConfigReader], dict[str, Any]] = global_layers
+    keys: tuple[Key, ...] = ()
+    requires: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    write: Callable[[EncoderConfig, ConfigStyle], dict[str, Any]] = _nothing_written
+
+    def to_config(self, keys: ConfigReader) -> EncoderConfig:
+        """Read an architecture from config.json.
+
+        Raises:
+            InputError: A key is missing, has a wrong type or a value that is not supported.
+        """
+        for key, supported in self.requires.items():
+            keys.require(key, *supported)
+        values = {name: value for key in self.keys for name, value in key.read(keys).items()}
+        return EncoderConfig(**{"family": self.family, **self.constants, **values, **self.read(keys)})
+
+    def to_hf(self, config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
+        """Write an architecture as config.json, without a check that all of it can be expressed."""
+        return {**self.about, **{key.name: key.write(config) for key in self.keys}, **self.write(config, style)}

@@ -1,8 +1,9 @@
 """Load and save encoders with a task head, in the layouts of transformers and the families' own code.
 
-Loading is strict: a head must be complete, unless the caller gives a seed for missing weights. ModernBERT's config.json has keys for the
-head; in the other families it follows from the layers, and a setting without a key is refused. A quiver config.json keeps the settings of
-the head under the key ``head``, with ModernBERT's names.
+The settings of each task's head are a table (`SETTINGS`), by which one function reads them and one writes them. Loading is strict: a head
+must be complete, unless the caller gives a seed for missing weights. ModernBERT's config.json has keys for the head; in the other families
+most settings follow from the layers, and another value is refused. A quiver config.json keeps the settings of the head under the key
+``head``, with ModernBERT's names.
 
 Shapes: C labels.
 Source: the configurations of ModernBERT, BERT and RoBERTa in transformers 5.3.
@@ -11,7 +12,7 @@ Source: the configurations of ModernBERT, BERT and RoBERTa in transformers 5.3.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,6 @@ from quiver.encoder.config import EncoderConfig, Family
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.heads import (
-    CLASSIFIER_POOLINGS,
     IGNORE_INDEX,
     SHARED_TRANSFORM,
     ClassifierPooling,
@@ -49,25 +49,75 @@ from quiver.encoder.model import Encoder
 
 logger = logging.getLogger(__name__)
 
-Value = TypeVar("Value", bound=str)
+AnyHead = TypeVar("AnyHead", MaskedLM, SequenceClassifier, SpanQA)
 
 
-def read_transform(keys: ConfigReader, default: TransformConfig, config: EncoderConfig) -> TransformConfig:
-    """Read the layer before the last matrix; only ModernBERT's keys can change it."""
-    if config.family not in SHARED_TRANSFORM:
-        return default
-    return replace(default, bias=keys.flag("classifier_bias"), activation=keys.activation("classifier_activation"))
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a head: how config.json expresses it.
+
+    Attributes:
+        name: Argument of the head's class.
+        read: Reads it from config.json.
+        value: Its value in a model.
+        write: Its keys in config.json, by value and the family's default.
+        default: Its value in families without keys for it. None: all families have the keys; otherwise only ModernBERT and Quiver.
+        fixed_key: In families without keys for it, a key that is nevertheless allowed with the default.
+    """
+
+    name: str
+    read: Callable[[ConfigReader, EncoderConfig], Any]
+    value: Callable[[Any], Any]
+    write: Callable[[Any, EncoderConfig], dict[str, Any]]
+    default: Callable[[EncoderConfig], Any] | None = None
+    fixed_key: str | None = None
+
+    def has_keys(self, config: EncoderConfig) -> bool:
+        """Return whether the family's config.json has keys for it."""
+        return self.default is None or config.family in SHARED_TRANSFORM
 
 
-def read_dropout(keys: ConfigReader, config: EncoderConfig) -> float:
-    """Read the dropout before the label matrix."""
+def _transform_setting(family_transform: Callable[[EncoderConfig], TransformConfig], *, may_be_absent: bool = False) -> Setting:
+    """The layer before the last matrix: bias and activation have keys, the rest follows from the family."""
+
+    def read(keys: ConfigReader, config: EncoderConfig) -> TransformConfig:
+        return replace(family_transform(config), bias=keys.flag("classifier_bias"), activation=keys.activation("classifier_activation"))
+
+    def write(transform: TransformConfig | None, config: EncoderConfig) -> dict[str, Any]:
+        default = family_transform(config)
+        activation = None if transform is None else TO_HF_ACTIVATION.get(transform.activation)
+        if transform is None or activation is None or replace(transform, bias=default.bias, activation=default.activation) != default:
+            raise _not_expressible("transform", transform, config)
+        return {"classifier_bias": transform.bias, "classifier_activation": activation}
+
+    def value(model: Head) -> TransformConfig | None:
+        return None if model.transform is None else model.transform.config
+
+    return Setting("transform", read, value, write, default=(lambda _: None) if may_be_absent else family_transform)
+
+
+def _one_of(key: str, choices: tuple[str, ...], default: str | None) -> Callable[[ConfigReader, EncoderConfig], Any]:
+    def read(keys: ConfigReader, _config: EncoderConfig) -> Any:
+        value = keys.hf.get(key)
+        if value is not None and value not in choices:
+            raise keys.error(key, f"must be one of {', '.join(choices)}")
+        return default if value is None else value
+
+    return read
+
+
+def _under(key: str) -> Callable[[Any, EncoderConfig], dict[str, Any]]:
+    return lambda value, _config: {key: value}
+
+
+def _read_dropout(keys: ConfigReader, config: EncoderConfig) -> float:
     dropout = keys.number("classifier_dropout", head_dropout(config))
     if not 0 <= dropout < 1:
         raise keys.error("classifier_dropout", "must be >= 0 and < 1")
     return dropout
 
 
-def read_labels(keys: ConfigReader) -> tuple[int, tuple[str, ...] | None]:
+def _read_labels(keys: ConfigReader, _config: EncoderConfig) -> tuple[int, tuple[str, ...] | None]:
     """Read the number of labels, and their names if config.json has them."""
     names = keys.inner("id2label")
     if names is None:
@@ -83,34 +133,92 @@ def read_labels(keys: ConfigReader) -> tuple[int, tuple[str, ...] | None]:
     return len(ordered), tuple(str(name) for name in ordered)
 
 
-def one_of(keys: ConfigReader, key: str, known: dict[Value, Any]) -> Value | None:
-    """Read a value that is one of ``known``; None if config.json does not set it."""
-    value = keys.hf.get(key)
-    if value is None:
-        return None
-    for one in known:
-        if value == one:
-            return one
-    raise keys.error(key, f"must be one of {', '.join(known)}")
+def _write_labels(labels: tuple[int, tuple[str, ...] | None], _config: EncoderConfig) -> dict[str, Any]:
+    count, names = labels
+    numbered = dict(enumerate(names or (f"LABEL_{number}" for number in range(count))))
+    return {"id2label": {str(number): name for number, name in numbered.items()}, "label2id": {name: i for i, name in numbered.items()}}
 
 
-def transform_settings(transform: TransformConfig, default: TransformConfig, config: EncoderConfig) -> dict[str, Any]:
-    """Write what `read_transform` reads.
+SETTINGS: dict[Task, tuple[Setting, ...]] = {
+    "masked_lm": (
+        _transform_setting(masked_lm_transform),
+        Setting(
+            "decoder_bias",
+            read=lambda keys, config: keys.flag("decoder_bias", decoder_has_bias(config)),
+            value=lambda model: model.decoder.bias is not None,
+            write=_under("decoder_bias"),
+            default=decoder_has_bias,
+            fixed_key="decoder_bias",
+        ),
+        Setting(
+            "tied",
+            read=lambda keys, _: keys.flag("tie_word_embeddings", True),
+            value=lambda model: model.decoder.weight is None,
+            write=_under("tie_word_embeddings"),
+        ),
+    ),
+    "classifier": (
+        Setting(
+            "pooling",
+            read=_one_of("classifier_pooling", get_args(ClassifierPooling), "cls"),
+            value=lambda model: model.pooling,
+            write=_under("classifier_pooling"),
+            default=lambda _: "cls",
+            fixed_key="classifier_pooling",
+        ),
+        Setting("labels", read=_read_labels, value=lambda model: (model.num_labels, model.label_names), write=_write_labels),
+        Setting(
+            "problem_type",
+            read=_one_of("problem_type", get_args(ProblemType), None),
+            value=lambda model: model.problem_type,
+            write=_under("problem_type"),
+        ),
+        Setting("dropout", read=_read_dropout, value=lambda model: model.dropout.p, write=_under("classifier_dropout")),
+        _transform_setting(classifier_transform),
+    ),
+    "span_qa": (
+        _transform_setting(masked_lm_transform, may_be_absent=True),
+        Setting(
+            "dropout",
+            read=_read_dropout,
+            value=lambda model: None if model.transform is None else model.dropout.p,
+            write=_under("classifier_dropout"),
+            default=lambda _: None,
+        ),
+    ),
+}
+TASKS: dict[type[Head], Task] = {MaskedLM: "masked_lm", SequenceClassifier: "classifier", SpanQA: "span_qa"}
 
-    Raises:
-        InputError: The family's config.json has no key for it.
-    """
-    if config.family not in SHARED_TRANSFORM:
-        if transform != default:
-            raise InputError(f"transform: a {config.family} config.json cannot express {transform}")
-        return {}
-    activation = TO_HF_ACTIVATION.get(transform.activation)
-    if activation is None or replace(transform, bias=default.bias, activation=default.activation) != default:
-        raise InputError(f"transform: a {config.family} config.json cannot express {transform}")
-    return {"classifier_bias": transform.bias, "classifier_activation": activation}
+
+def _read_settings(task: Task, keys: ConfigReader, config: EncoderConfig) -> dict[str, Any]:
+    """Read the arguments of a head's class."""
+    found = {}
+    for setting in SETTINGS[task]:
+        if setting.has_keys(config):
+            found[setting.name] = setting.read(keys, config)
+        elif setting.default is not None:
+            found[setting.name] = setting.default(config)
+            if setting.fixed_key is not None:
+                keys.require(setting.fixed_key, found[setting.name])
+    return found
 
 
-AnyHead = TypeVar("AnyHead", MaskedLM, SequenceClassifier, SpanQA)
+def _written_settings(model: Head, task: Task) -> dict[str, Any]:
+    """Return the keys of config.json for a head."""
+    config = model.encoder.config
+    written: dict[str, Any] = {}
+    for setting in SETTINGS[task]:
+        value = setting.value(model)
+        if setting.has_keys(config):
+            written |= setting.write(value, config)
+        elif setting.default is not None and value != setting.default(config):
+            raise _not_expressible(setting.name, value, config)
+    return written
+
+
+def _not_expressible(name: str, value: object, config: EncoderConfig) -> InputError:
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return InputError(f"{name}: a {config.family} config.json cannot express {shown}")
 
 
 @dataclass(frozen=True)
@@ -132,46 +240,8 @@ class _Opened:
     tensors: dict[str, Tensor]
 
 
-def load_masked_lm(
-    source: str | Path,
-    *,
-    revision: str | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    new_head_seed: int | None = None,
-) -> MaskedLM:
-    """Load a masked language model, in evaluation mode.
-
-    The decoder is tied to the token embedding, unless config.json unties it or the file contains another matrix.
-
-    Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a model id on the Hub.
-        revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the weights in memory.
-        device: Device of the weights.
-        new_head_seed: Seed for missing weights of the head, which the log lists; None: missing weights are an error.
-
-    Raises:
-        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is incomplete, or a setting of it is not supported.
-    """
-    opened = _open(source, revision, "masked_lm")
-    keys, config = opened.keys, opened.encoder.config
-    with _naming(opened.where):
-        keys.require("sparse_pred_ignore_index", IGNORE_INDEX)
-        transform = read_transform(keys, masked_lm_transform(config), config)
-        bias = decoder_has_bias(config)
-        if config.family in SHARED_TRANSFORM:
-            bias = keys.flag("decoder_bias", bias)
-        else:
-            keys.require("decoder_bias", bias)
-        tied = keys.flag("tie_word_embeddings", True) and not _has_own_decoder(opened)
-    if tied:
-        opened.tensors.pop("decoder.weight", None)
-    model = MaskedLM(opened.encoder, transform=transform, decoder_bias=bias, tied=tied)
-    return _fill(model, opened, new_head_seed).to(device=device, dtype=dtype).eval()
-
-
-def load_classifier(
+def load_head(  # noqa: PLR0913 - settings of three kinds of heads
+    kind: type[AnyHead],
     source: str | Path,
     *,
     revision: str | None = None,
@@ -181,73 +251,48 @@ def load_classifier(
     pooling: ClassifierPooling | None = None,
     problem_type: ProblemType | None = None,
     new_head_seed: int | None = None,
-) -> SequenceClassifier:
-    """Load a classifier of sequences, in evaluation mode.
+) -> AnyHead:
+    """Load an encoder with a task head, in evaluation mode.
+
+    The decoder of a `MaskedLM` is tied to the token embedding, unless config.json unties it or the file contains another matrix.
 
     Args:
+        kind: `MaskedLM`, `SequenceClassifier` or `SpanQA`.
         source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a model id on the Hub.
         revision: Branch, tag or commit on the Hub.
         dtype: Dtype of the weights in memory.
         device: Device of the weights.
-        num_labels: C; default: that of config.json. With ``new_head_seed`` it may differ from the file's: then the label matrix is
-            initialised anew.
-        pooling: Vector of a sequence; default: config.json's, or its first token.
-        problem_type: How labels are read; default: config.json's.
+        num_labels: For a classifier: C; default: that of config.json. With ``new_head_seed`` it may differ from the file's: then the label
+            matrix is initialised anew.
+        pooling: For a classifier: vector of a sequence; default: config.json's, or its first token.
+        problem_type: For a classifier: how labels are read; default: config.json's.
         new_head_seed: Seed for missing weights of the head, which the log lists; None: missing weights are an error.
 
     Raises:
         InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is incomplete, or a setting of it is not supported.
+        ValueError: A setting of classifiers is given for another head.
     """
-    opened = _open(source, revision, "classifier")
-    keys, config = opened.keys, opened.encoder.config
+    overrides = {"pooling": pooling, "problem_type": problem_type}
+    if kind is not SequenceClassifier and not {num_labels, pooling, problem_type} <= {None}:
+        raise ValueError(f"num_labels, pooling and problem_type are settings of a SequenceClassifier, not of a {kind.__name__}")
+    task = TASKS[kind]
+    opened = _open(source, revision, task)
     with _naming(opened.where):
-        if config.family not in SHARED_TRANSFORM:
-            keys.require("classifier_pooling", "cls")
-        stored, names = read_labels(keys)
+        settings = _read_settings(task, opened.keys, opened.encoder.config)
+        settings |= {name: value for name, value in overrides.items() if value is not None}
+        if task == "masked_lm":
+            opened.keys.require("sparse_pred_ignore_index", IGNORE_INDEX)
+            settings["tied"] = settings["tied"] and not _has_own_decoder(opened)
+            if settings["tied"]:
+                opened.tensors.pop("decoder.weight", None)
+    if task == "classifier":
+        stored, names = settings.pop("labels")
         wanted = stored if num_labels is None else num_labels
-        model = SequenceClassifier(
-            opened.encoder,
-            wanted,
-            pooling=pooling or one_of(keys, "classifier_pooling", CLASSIFIER_POOLINGS) or "cls",
-            problem_type=problem_type or one_of(keys, "problem_type", dict.fromkeys(get_args(ProblemType))),
-            dropout=read_dropout(keys, config),
-            transform=read_transform(keys, classifier_transform(config), config),
-            label_names=names if wanted == stored else None,
-        )
-    out = opened.tensors.get("out.weight")
-    if num_labels is not None and new_head_seed is not None and out is not None and len(out) != num_labels:
-        _drop_out(opened.tensors)
-    return _fill(model, opened, new_head_seed).to(device=device, dtype=dtype).eval()
-
-
-def load_span_qa(
-    source: str | Path,
-    *,
-    revision: str | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    new_head_seed: int | None = None,
-) -> SpanQA:
-    """Load a model that answers with spans, in evaluation mode.
-
-    Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a model id on the Hub.
-        revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the weights in memory.
-        device: Device of the weights.
-        new_head_seed: Seed for missing weights of the head, which the log lists; None: missing weights are an error.
-
-    Raises:
-        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is incomplete, or a setting of it is not supported.
-    """
-    opened = _open(source, revision, "span_qa")
-    keys, config = opened.keys, opened.encoder.config
-    dropout = transform = None
-    if config.family in SHARED_TRANSFORM:
-        with _naming(opened.where):
-            dropout = read_dropout(keys, config)
-            transform = read_transform(keys, masked_lm_transform(config), config)
-    model = SpanQA(opened.encoder, dropout=dropout, transform=transform)
+        settings |= {"num_labels": wanted, "label_names": names if wanted == stored else None}
+        out = opened.tensors.get("out.weight")
+        if num_labels is not None and new_head_seed is not None and out is not None and len(out) != num_labels:
+            _drop_out(opened.tensors)
+    model = kind(opened.encoder, **settings)
     return _fill(model, opened, new_head_seed).to(device=device, dtype=dtype).eval()
 
 
@@ -325,22 +370,22 @@ def _fill(model: AnyHead, opened: _Opened, seed: int | None) -> AnyHead:
     where, given, wanted = opened.where, opened.tensors, _head_tensors(model)
     theirs = {name: _their_names(name, opened.layout, "")[0] for name in wanted.keys() | given.keys()}
     if unknown := sorted(theirs[name] for name in given.keys() - wanted.keys()):
-        raise InputError(f"{where}: config.json gives the head no {', '.join(unknown)}, but the file has it")
+        raise InputError(f"{where}: the file contains {', '.join(unknown)}, which the head of config.json does not have")
     missing = sorted(theirs[name] for name in wanted.keys() - given.keys())
     if missing and seed is None:
         raise InputError(
-            f"{where}: the head of {opened.layout.architecture} is not complete: missing {', '.join(missing)}; "
-            "pass new_head_seed to draw what is missing, and train it"
+            f"{where}: the head of {opened.layout.architecture} is incomplete: missing {', '.join(missing)}; "
+            "pass new_head_seed to initialize the missing weights at random, and train them"
         )
     for name in (name for name in wanted if name in given):
         tensor, shape, asked = given[name], tuple(given[name].shape), tuple(wanted[name].shape)
         if shape != asked:
-            raise InputError(f"{where}: {theirs[name]} has shape {shape}, {asked} was asked for")
+            raise InputError(f"{where}: {theirs[name]} has shape {shape}, expected {asked}")
         if not tensor.is_floating_point():
             raise InputError(f"{where}: {theirs[name]} holds {tensor.dtype}, not floating-point numbers")
     if missing and seed is not None:
         init_head(model, seed=seed)
-        logger.warning("%s: drew new weights with seed %d, to be trained: %s", where, seed, ", ".join(missing))
+        logger.warning("%s: initialized at random with seed %d, to be trained: %s", where, seed, ", ".join(missing))
     model.load_state_dict(model.state_dict() | given)
     return model
 
@@ -350,12 +395,14 @@ def _has_own_decoder(opened: _Opened) -> bool:
     own, embedding = opened.tensors.get("decoder.weight"), opened.encoder.embeddings.tokens.weight
     if own is None or torch.equal(own.to(embedding.dtype), embedding):
         return False
-    logger.warning("%s: config.json ties the decoder to the embedding, but the file has two matrices: both are kept", opened.where)
+    logger.warning(
+        "%s: config.json ties the decoder to the embedding, but the file holds two different matrices; both are kept", opened.where
+    )
     return True
 
 
-def save_masked_lm(model: MaskedLM, folder: str | Path, *, style: ConfigStyle = "v4") -> None:
-    """Write a masked language model as transformers writes it.
+def save_head(model: Head, folder: str | Path, *, style: ConfigStyle = "v4") -> None:
+    """Write an encoder with its task head as transformers writes it.
 
     Args:
         model: The model.
@@ -365,67 +412,8 @@ def save_masked_lm(model: MaskedLM, folder: str | Path, *, style: ConfigStyle = 
     Raises:
         InputError: The family's config.json cannot express the head; the message names the setting.
     """
-    config = model.encoder.config
-    settings = transform_settings(model.transform.config, masked_lm_transform(config), config)
-    settings["tie_word_embeddings"] = model.decoder.weight is None
-    has_bias = model.decoder.bias is not None
-    if config.family in SHARED_TRANSFORM:
-        settings["decoder_bias"] = has_bias
-    elif has_bias != decoder_has_bias(config):
-        raise InputError(f"decoder_bias: a {config.family} config.json cannot express {str(has_bias).lower()}")
-    _save(model, Path(folder), "masked_lm", settings, style)
-
-
-def save_classifier(model: SequenceClassifier, folder: str | Path, *, style: ConfigStyle = "v4") -> None:
-    """Write a classifier of sequences as transformers writes it.
-
-    Args:
-        model: The model.
-        folder: Created if necessary; each file is replaced as a whole.
-        style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
-
-    Raises:
-        InputError: The family's config.json cannot express the head; the message names the setting.
-    """
-    config = model.encoder.config
-    settings = transform_settings(model.transform.config, classifier_transform(config), config)
-    if config.family in SHARED_TRANSFORM:
-        settings["classifier_pooling"] = model.pooling
-    elif model.pooling != "cls":
-        raise InputError(f"pooling: a {config.family} config.json cannot express {model.pooling}")
-    names = model.label_names or tuple(f"LABEL_{number}" for number in range(model.num_labels))
-    settings |= {
-        "classifier_dropout": model.dropout.p,
-        "id2label": {str(number): name for number, name in enumerate(names)},
-        "label2id": {name: number for number, name in enumerate(names)},
-        "problem_type": model.problem_type,
-    }
-    _save(model, Path(folder), "classifier", settings, style)
-
-
-def save_span_qa(model: SpanQA, folder: str | Path, *, style: ConfigStyle = "v4") -> None:
-    """Write a model that answers with spans as transformers writes it.
-
-    Args:
-        model: The model.
-        folder: Created if necessary; each file is replaced as a whole.
-        style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
-
-    Raises:
-        InputError: The family's config.json cannot express the head; the message names the setting.
-    """
-    config = model.encoder.config
-    settings: dict[str, Any] = {}
-    if config.family in SHARED_TRANSFORM and model.transform is not None:
-        settings = transform_settings(model.transform.config, masked_lm_transform(config), config)
-        settings["classifier_dropout"] = model.dropout.p
-    elif (model.transform is None) is (config.family in SHARED_TRANSFORM):
-        raise InputError(f"transform: a {config.family} config.json cannot express whether there is one")
-    _save(model, Path(folder), "span_qa", settings, style)
-
-
-def _save(model: Head, folder: Path, task: Task, settings: dict[str, Any], style: ConfigStyle) -> None:
-    config = model.encoder.config
+    config, task = model.encoder.config, TASKS[type(model)]
+    settings = _written_settings(model, task)
     if config.family not in families_with_head(task):
         raise InputError(_no_head(config.family, task))
     layout, prefix = FORMATS[config.family].heads[task], FORMATS[config.family].tensors.prefix
@@ -441,7 +429,7 @@ def _save(model: Head, folder: Path, task: Task, settings: dict[str, Any], style
         for theirs in _their_names(name, layout, prefix)[: None if both else 1]:
             state[theirs] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     hf["torch_dtype"] = str(model.encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
-    write_checkpoint(folder, state, hf)
+    write_checkpoint(Path(folder), state, hf)
 
 
 def _no_head(family: Family, task: Task) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from quiver.encoder.checkpoints.family import TO_HF_ACTIVATION, CheckpointFormat, ConfigReader, ConfigStyle, HeadLayout, TensorNames
+from quiver.encoder.checkpoints.family import TO_HF_ACTIVATION, CheckpointFormat, ConfigReader, ConfigStyle, HeadLayout, Key, TensorNames
 from quiver.encoder.config import EncoderConfig, LayerType, RopeKind, RopeScaling, global_every
 from quiver.encoder.errors import InputError
 
@@ -29,8 +29,7 @@ ROPE_KEYS = frozenset(
 )
 
 
-def read_modernbert(keys: ConfigReader) -> EncoderConfig:
-    """Read a ModernBERT of any size and vocabulary."""
+def _read(keys: ConfigReader) -> dict[str, Any]:
     max_positions = keys.integer("max_position_embeddings", MAX_POSITIONS)
     parameters = keys.inner("rope_parameters")
     if parameters is not None and (unknown := sorted(parameters.hf.keys() - HF_LAYER_TYPES.keys())):
@@ -40,42 +39,15 @@ def read_modernbert(keys: ConfigReader) -> EncoderConfig:
     global_theta = _theta(global_rope, keys, "global_rope_theta", GLOBAL_THETA)
     # Old files write null for "the same as in global layers".
     same = "local_rope_theta" in keys.hf and keys.hf["local_rope_theta"] is None
-    attention_dropout = keys.number("attention_dropout", 0.0)
-    return EncoderConfig(
-        family="modernbert",
-        vocab_size=keys.integer("vocab_size"),
-        hidden_size=keys.integer("hidden_size"),
-        num_heads=keys.integer("num_attention_heads"),
-        intermediate_size=keys.integer("intermediate_size"),
-        layer_types=_layer_types(keys),
-        max_positions=max_positions,
-        norm_position="pre",
-        mlp="gated",
-        positions="rope",
-        activation=keys.activation("hidden_activation"),
-        window=keys.integer("local_attention", 128),
-        global_theta=global_theta,
-        local_theta=_theta(local_rope, keys, "local_rope_theta", global_theta if same else LOCAL_THETA),
-        global_scaling=_scaling(global_rope, max_positions),
-        local_scaling=_scaling(local_rope, max_positions),
-        # Some published files also have layer_norm_eps; transformers reads only norm_eps.
-        norm_eps=keys.number("norm_eps", 1e-5),
-        norm_bias=keys.flag("norm_bias"),
-        qkv_bias=keys.flag("attention_bias"),
-        attention_output_bias=keys.flag("attention_bias"),
-        mlp_input_bias=keys.flag("mlp_bias"),
-        mlp_output_bias=keys.flag("mlp_bias"),
-        first_attention_norm=False,
-        final_norm=True,
-        embedding_dropout=keys.number("embedding_dropout", 0.0),
-        attention_dropout=attention_dropout,
-        attention_output_dropout=attention_dropout,  # transformers uses one value for both
-        mlp_inner_dropout=keys.number("mlp_dropout", 0.0),
-        initializer_range=keys.number("initializer_range", 0.02),
-        pad_token_id=keys.integer("pad_token_id", 50283),
-        cls_token_id=keys.identifier("cls_token_id"),
-        sep_token_id=keys.identifier("sep_token_id"),
-    )
+    return {
+        "layer_types": _layer_types(keys),
+        "global_theta": global_theta,
+        "local_theta": _theta(local_rope, keys, "local_rope_theta", global_theta if same else LOCAL_THETA),
+        "global_scaling": _scaling(global_rope, max_positions),
+        "local_scaling": _scaling(local_rope, max_positions),
+        "cls_token_id": keys.identifier("cls_token_id"),
+        "sep_token_id": keys.identifier("sep_token_id"),
+    }
 
 
 def _layer_types(keys: ConfigReader) -> tuple[LayerType, ...]:
@@ -89,7 +61,7 @@ def _layer_types(keys: ConfigReader) -> tuple[LayerType, ...]:
     if unknown:
         raise InputError(f"config.json: layer_types must be {' or '.join(HF_LAYER_TYPES)}, got {', '.join(unknown)}")
     if len(names) != layers:
-        raise InputError(f"config.json: layer_types names {len(names)} layers, num_hidden_layers says {layers}")
+        raise InputError(f"config.json: layer_types has {len(names)} entries, but num_hidden_layers is {layers}")
     return tuple(HF_LAYER_TYPES[name] for name in names)
 
 
@@ -132,29 +104,9 @@ def _scaling(rope: ConfigReader, max_positions: int) -> RopeScaling | None:
     )
 
 
-def write_modernbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
+def _write(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
     """Write the keys of one generation; v5's if v4 cannot express the pattern of layers or a scaling of one layer type."""
-    hf: dict[str, Any] = {
-        "architectures": ["ModernBertModel"],
-        "model_type": "modernbert",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "hidden_activation": TO_HF_ACTIVATION[config.activation],
-        "max_position_embeddings": config.max_positions,
-        "local_attention": config.window,
-        "norm_eps": config.norm_eps,
-        "norm_bias": config.norm_bias,
-        "attention_bias": config.qkv_bias,
-        "mlp_bias": config.mlp_input_bias,
-        "embedding_dropout": config.embedding_dropout,
-        "attention_dropout": config.attention_dropout,
-        "mlp_dropout": config.mlp_inner_dropout,
-        "initializer_range": config.initializer_range,
-        "pad_token_id": config.pad_token_id,
-    }
+    hf: dict[str, Any] = {"num_hidden_layers": config.num_layers}
     if config.cls_token_id is not None:
         hf |= {"cls_token_id": config.cls_token_id, "bos_token_id": config.cls_token_id}
     if config.sep_token_id is not None:
@@ -200,7 +152,30 @@ def _period(layer_types: tuple[LayerType, ...]) -> int | None:
 MODERNBERT_TRANSFORM = {"transform.dense": "head.dense", "transform.norm": "head.norm"}
 
 MODERNBERT = CheckpointFormat(
-    write=write_modernbert,
+    family="modernbert",
+    about={"architectures": ["ModernBertModel"], "model_type": "modernbert"},
+    keys=(
+        Key("vocab_size"),
+        Key("hidden_size"),
+        Key("intermediate_size"),
+        Key("num_attention_heads", ("num_heads",)),
+        Key("hidden_activation", ("activation",), to_hf=TO_HF_ACTIVATION),
+        Key("max_position_embeddings", ("max_positions",), MAX_POSITIONS),
+        Key("local_attention", ("window",), 128),
+        # Some published files also have layer_norm_eps; transformers reads only norm_eps.
+        Key("norm_eps", default=1e-5),
+        Key("norm_bias", default=False),
+        Key("attention_bias", ("qkv_bias", "attention_output_bias"), False),
+        Key("mlp_bias", ("mlp_input_bias", "mlp_output_bias"), False),
+        Key("embedding_dropout", default=0.0),
+        Key("attention_dropout", ("attention_dropout", "attention_output_dropout"), 0.0),
+        Key("mlp_dropout", ("mlp_inner_dropout",), 0.0),
+        Key("initializer_range", default=0.02),
+        Key("pad_token_id", default=50283),
+    ),
+    constants={"norm_position": "pre", "mlp": "gated", "positions": "rope", "first_attention_norm": False, "final_norm": True},
+    read=_read,
+    write=_write,
     tensors=TensorNames(
         prefix="model.",
         names={

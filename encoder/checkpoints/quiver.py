@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from quiver.encoder.checkpoints.family import CheckpointFormat, ConfigReader, ConfigStyle, HeadLayout, TensorNames
 from quiver.encoder.checkpoints.modernbert import MODERNBERT_TRANSFORM
@@ -16,32 +16,30 @@ from quiver.encoder.errors import InputError
 # Keys of config.json that are not fields.
 ABOUT = frozenset({"model_type", "architectures", "torch_dtype", "dtype", "head"})
 
-Record = TypeVar("Record", EncoderConfig, RopeScaling)
 
-
-def read_quiver(keys: ConfigReader) -> EncoderConfig:
-    """Read a config.json whose keys are fields of `EncoderConfig`; missing fields have their defaults."""
+def _read(keys: ConfigReader) -> dict[str, Any]:
+    """Missing fields have their defaults."""
     if "family" in keys.hf:
-        raise InputError("config.json: unknown key family; model_type says it")
-    return _record(EncoderConfig, {"family": "quiver"} | {key: value for key, value in keys.hf.items() if key not in ABOUT}, "")
+        raise InputError("config.json: unknown key family; use model_type")
+    return _fields(EncoderConfig, {"family": "quiver"} | {key: value for key, value in keys.hf.items() if key not in ABOUT}, "")
 
 
-def write_quiver(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
+def _write(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
     """Write all fields except the family, which model_type names."""
-    del style
     values = asdict(config)
     del values["family"]
-    return {"architectures": ["QuiverEncoder"], "model_type": "quiver", **values, "layer_types": list(config.layer_types)}
+    return {**values, "layer_types": list(config.layer_types)}
 
 
-def _record(kind: type[Record], values: Mapping[str, Any], path: str) -> Record:
+def _fields(kind: type[EncoderConfig | RopeScaling], values: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Check the keys of an object and the types of their values."""
     hints = get_type_hints(kind)
     if unknown := sorted(values.keys() - hints.keys()):
         raise InputError(f"config.json: unknown key {path}{unknown[0]}; the keys of a quiver config.json are EncoderConfig's fields")
     for field in fields(kind):
         if field.name not in values and field.default is MISSING:
             raise InputError(f"config.json: the key {path + field.name!r} is missing")
-    return kind(**{name: _typed(value, hints[name], path + name) for name, value in values.items()})
+    return {name: _typed(value, hints[name], path + name) for name, value in values.items()}
 
 
 def _typed(value: object, hint: Any, name: str) -> Any:
@@ -49,7 +47,7 @@ def _typed(value: object, hint: Any, name: str) -> Any:
         (inner,) = (one for one in get_args(hint) if one is not type(None))
         return None if value is None else _typed(value, inner, name)
     if hint is RopeScaling and isinstance(value, Mapping):
-        return _record(RopeScaling, value, f"{name}.")
+        return RopeScaling(**_fields(RopeScaling, value, f"{name}."))
     if get_origin(hint) is tuple and isinstance(value, list | tuple):
         return tuple(_typed(one, get_args(hint)[0], name) for one in value)
     if get_origin(hint) is Literal and value in get_args(hint):
@@ -69,7 +67,10 @@ def _spoken(hint: Any) -> str:
 
 
 QUIVER = CheckpointFormat(
-    write=write_quiver,
+    family="quiver",
+    about={"architectures": ["QuiverEncoder"], "model_type": "quiver"},
+    read=_read,
+    write=_write,
     tensors=TensorNames(prefix="encoder.", names={}, heads=re.compile(r"(head|decoder|classifier|qa_outputs)\.")),
     heads={
         "masked_lm": HeadLayout("QuiverForMaskedLM", {**MODERNBERT_TRANSFORM, "decoder": "decoder"}),

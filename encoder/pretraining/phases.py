@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.checkpoints.folder import local_folder
-from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.config import DROPOUTS, EncoderConfig, global_every
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM, init_head
@@ -152,7 +152,7 @@ def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
         init_head(model, seed=recipe.training.seed + 1)
         return model
     # An enlarged or foreign checkpoint may have no head; then the head is random.
-    start = load_masked_lm(recipe.model.init, new_head_seed=recipe.training.seed + 1)
+    start = load_head(MaskedLM, recipe.model.init, new_head_seed=recipe.training.seed + 1)
     model = in_form(start, config, where=recipe.model.init)
     # Models with tensors of the same shapes can still differ: in their global layers, window or activation.
     for name in sorted({each.name for each in fields(EncoderConfig)} - FREE):

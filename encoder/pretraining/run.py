@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.heads import MaskedLM
@@ -253,8 +253,8 @@ def average_checkpoints(folders: Sequence[Path]) -> MaskedLM:
     Args:
         folders: At least one, each a masked language model of the same shape.
     """
-    model = load_masked_lm(folders[0])
-    model.load_state_dict(average_weights(load_masked_lm(folder).state_dict() for folder in folders))
+    model = load_head(MaskedLM, folders[0])
+    model.load_state_dict(average_weights(load_head(MaskedLM, folder).state_dict() for folder in folders))
     return model
 
 

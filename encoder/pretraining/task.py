@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm, save_masked_lm
+from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.gpu.compile import compile_encoder
@@ -123,7 +123,7 @@ class PretrainingTask:
             state = read_task_state(checkpoint)
             self._stream, self._number, self._tokens = state["stream"], state["phase"], state["phase_tokens"]
             self.phase_ends = list(state["phase_ends"])
-            model = in_form(load_masked_lm(checkpoint), self._config(), where=str(checkpoint))
+            model = in_form(load_head(MaskedLM, checkpoint), self._config(), where=str(checkpoint))
             self._begin_phase(model, state["optimizer"], state["average"])
 
     @property
@@ -379,7 +379,7 @@ def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Write model and tokenizer; the configuration has no dropout, as in published models."""
     folder.mkdir(parents=True, exist_ok=True)
     with _without_dropout(model):
-        save_masked_lm(model, folder)
+        save_head(model, folder)
     tokenizer.save(folder)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from quiver.encoder.errors import InputError
-from quiver.eval.averages import average, data_sets
-from quiver.eval.published.retrieval import (
+from quiver.eval.metrics import average, data_sets
+from quiver.eval.published import (
     BM25_FLAT,
     BM25_SOURCE,
     CODE,
@@ -28,10 +28,9 @@ from quiver.eval.published.retrieval import (
     Column,
     PublishedRow,
 )
-from quiver.eval.report.blocks import Cell, Report, Row, RowKind, Section, Table
-from quiver.eval.report.blocks import Column as TableColumn
-from quiver.eval.report.render import check_format, write
-from quiver.eval.report.systems import ScoredRow, check_data, collections, label_systems, rows
+from quiver.eval.report.render import Cell, Report, Row, RowKind, Section, Table, check_format, write
+from quiver.eval.report.render import Column as TableColumn
+from quiver.eval.report.retrieval import ScoredRow, check_data, collections, label_systems, rows
 from quiver.eval.results import HEADLINE, CollectionResult, Results, read_results
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
@@ -165,7 +164,9 @@ def shown(line: Line, cell: float | None) -> str:
 
 
 def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> list[Layout]:
-    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always, and the stand-ins.
+    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always.
+
+    A further table has collections that stand in for those of the paper, such as cosqa for CodeSearchNet.
 
     Args:
         results: Results of one or more systems.

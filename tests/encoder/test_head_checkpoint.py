@@ -18,12 +18,8 @@ from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.families import FORMATS, families_with_head
 from quiver.encoder.checkpoints.family import Task
 from quiver.encoder.checkpoints.head_checkpoint import (
-    load_classifier,
-    load_masked_lm,
-    load_span_qa,
-    save_classifier,
-    save_masked_lm,
-    save_span_qa,
+    load_head,
+    save_head,
 )
 from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, TransformConfig, init_head
 
@@ -62,8 +58,7 @@ CONFIGS = {
     "quiver": replace(MODERNBERT, family="quiver", norm="rmsnorm", norm_position="parallel"),
 }
 BATCH = pack_ids([[5, 6, 7, 8], [9]])
-SAVE: dict[Task, Callable[..., None]] = {"masked_lm": save_masked_lm, "classifier": save_classifier, "span_qa": save_span_qa}
-LOAD: dict[Task, Callable[..., Any]] = {"masked_lm": load_masked_lm, "classifier": load_classifier, "span_qa": load_span_qa}
+KINDS: dict[Task, type[Any]] = {"masked_lm": MaskedLM, "classifier": SequenceClassifier, "span_qa": SpanQA}
 EVERY = [(task, family) for task in get_args(Task) for family in families_with_head(task)]
 
 
@@ -107,8 +102,8 @@ def test_every_family_has_words_for_its_masked_lm_and_classifier() -> None:
 @pytest.mark.parametrize(("task", "family"), EVERY)
 def test_round_trip_is_bit_exact(tmp_path: Path, task: Task, family: str) -> None:
     model = head(task, family)
-    SAVE[task](model, tmp_path)
-    again = LOAD[task](tmp_path)
+    save_head(model, tmp_path)
+    again = load_head(KINDS[task], tmp_path)
     assert not again.training
     assert again.encoder.config == model.encoder.config
     state = again.state_dict()
@@ -120,24 +115,30 @@ def test_round_trip_is_bit_exact(tmp_path: Path, task: Task, family: str) -> Non
 
 def test_heads_are_read_from_bin_files(tmp_path: Path) -> None:
     model = head("classifier", "roberta")
-    SAVE["classifier"](model, tmp_path)
+    save_head(model, tmp_path)
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
-    assert torch.equal(outputs(LOAD["classifier"](tmp_path)), outputs(model))
+    assert torch.equal(outputs(load_head(SequenceClassifier, tmp_path)), outputs(model))
 
 
 @pytest.mark.parametrize(("task", "family"), EVERY)
 def test_the_encoder_alone_opens_too(tmp_path: Path, task: Task, family: str) -> None:
     model = head(task, family)
-    SAVE[task](model, tmp_path)
+    save_head(model, tmp_path)
     assert torch.equal(load_encoder(tmp_path)(BATCH), model.encoder(BATCH))
+
+
+def test_settings_of_classifiers_are_refused_for_other_heads(tmp_path: Path) -> None:
+    save_head(head("span_qa", "modernbert"), tmp_path)
+    with pytest.raises(ValueError, match="are settings of a SequenceClassifier, not of a SpanQA"):
+        load_head(SpanQA, tmp_path, num_labels=2)
 
 
 @pytest.mark.parametrize("family", ["modernbert", "bert", "quiver"])
 def test_an_untied_decoder_comes_back(tmp_path: Path, family: str) -> None:
     model = head("masked_lm", family, tied=False)
-    save_masked_lm(model, tmp_path)
-    again = load_masked_lm(tmp_path)
+    save_head(model, tmp_path)
+    again = load_head(MaskedLM, tmp_path)
     assert again.decoder.weight is not None
     assert torch.equal(outputs(again), outputs(model))
 
@@ -145,12 +146,12 @@ def test_an_untied_decoder_comes_back(tmp_path: Path, family: str) -> None:
 def test_settings_of_modernberts_head_come_back(tmp_path: Path) -> None:
     transform = TransformConfig(bias=True, activation="gelu_tanh", norm=True)
     words = head("masked_lm", "modernbert", transform=transform, decoder_bias=False)
-    save_masked_lm(words, tmp_path)
-    assert torch.equal(outputs(load_masked_lm(tmp_path)), outputs(words))
+    save_head(words, tmp_path)
+    assert torch.equal(outputs(load_head(MaskedLM, tmp_path)), outputs(words))
     settings = {"pooling": "mean", "dropout": 0.25, "problem_type": "multi_label_classification", "label_names": ["x", "y", "z"]}
     model = head("classifier", "modernbert", transform=transform, **settings)
-    save_classifier(model, tmp_path)
-    again = load_classifier(tmp_path)
+    save_head(model, tmp_path)
+    again = load_head(SequenceClassifier, tmp_path)
     assert (again.pooling, again.dropout.p, again.problem_type, again.label_names) == (
         "mean",
         0.25,
@@ -159,15 +160,15 @@ def test_settings_of_modernberts_head_come_back(tmp_path: Path) -> None:
     )
     assert again.transform.config == transform
     assert torch.equal(outputs(again), outputs(model))
-    changed = load_classifier(tmp_path, pooling="cls", problem_type="regression")
+    changed = load_head(SequenceClassifier, tmp_path, pooling="cls", problem_type="regression")
     assert (changed.pooling, changed.problem_type, changed.label_names) == ("cls", "regression", ("x", "y", "z"))
 
 
 def test_the_dtype_is_the_one_asked_for(tmp_path: Path) -> None:
-    save_masked_lm(head("masked_lm", "modernbert"), tmp_path)
-    half = load_masked_lm(tmp_path, dtype=torch.bfloat16)
+    save_head(head("masked_lm", "modernbert"), tmp_path)
+    half = load_head(MaskedLM, tmp_path, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-    save_masked_lm(half, tmp_path / "half")
+    save_head(half, tmp_path / "half")
     assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert outputs(half).dtype == torch.bfloat16
 
@@ -178,47 +179,47 @@ def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
 ) -> None:
     encoder = init_weights(Encoder(CONFIGS[family]), seed=5).eval()
     save_encoder(encoder, tmp_path)
-    with pytest.raises(InputError, match=rf"{tmp_path}: the head of \w+ is not complete: missing .*; pass new_head_seed"):
-        LOAD[task](tmp_path)
+    with pytest.raises(InputError, match=rf"{tmp_path}: the head of \w+ is incomplete: missing .*; pass new_head_seed"):
+        load_head(KINDS[task], tmp_path)
     with caplog.at_level("WARNING", logger="quiver.encoder"):
-        model = LOAD[task](tmp_path, new_head_seed=1)
-    assert "drew new weights with seed 1, to be trained" in caplog.text
+        model = load_head(KINDS[task], tmp_path, new_head_seed=1)
+    assert "initialized at random with seed 1, to be trained" in caplog.text
     assert torch.equal(model.encoder(BATCH), encoder(BATCH))
-    assert torch.equal(outputs(model), outputs(LOAD[task](tmp_path, new_head_seed=1)))
-    assert not torch.equal(outputs(model), outputs(LOAD[task](tmp_path, new_head_seed=2)))
+    assert torch.equal(outputs(model), outputs(load_head(KINDS[task], tmp_path, new_head_seed=1)))
+    assert not torch.equal(outputs(model), outputs(load_head(KINDS[task], tmp_path, new_head_seed=2)))
 
 
 def test_another_number_of_labels_needs_a_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = head("classifier", "modernbert", label_names=["a", "b", "c"])
-    save_classifier(model, tmp_path)
-    with pytest.raises(InputError, match=r"classifier\.weight has shape \(3, 32\), \(2, 32\) was asked for"):
-        load_classifier(tmp_path, num_labels=2)
-    again = load_classifier(tmp_path, num_labels=2, new_head_seed=0)
+    save_head(model, tmp_path)
+    with pytest.raises(InputError, match=r"classifier\.weight has shape \(3, 32\), expected \(2, 32\)"):
+        load_head(SequenceClassifier, tmp_path, num_labels=2)
+    again = load_head(SequenceClassifier, tmp_path, num_labels=2, new_head_seed=0)
     assert "classifier.bias, classifier.weight" in caplog.text
     assert "head.dense" not in caplog.text
     assert (again.out.weight.shape, again.label_names) == ((2, 32), None)
     assert torch.equal(again.transform.dense.weight, model.transform.dense.weight)
-    same = load_classifier(tmp_path, num_labels=3, new_head_seed=0)
+    same = load_head(SequenceClassifier, tmp_path, num_labels=3, new_head_seed=0)
     assert torch.equal(same.out.weight, model.out.weight)
 
 
 def test_a_last_matrix_of_another_task_is_not_taken(tmp_path: Path) -> None:
     classes = head("classifier", "modernbert", num_labels=2)
-    save_classifier(classes, tmp_path)
-    with pytest.raises(InputError, match=r"ModernBertForQuestionAnswering is not complete: missing classifier\.bias, classifier\.weight;"):
-        load_span_qa(tmp_path)
-    spans = load_span_qa(tmp_path, new_head_seed=1)
+    save_head(classes, tmp_path)
+    with pytest.raises(InputError, match=r"ModernBertForQuestionAnswering is incomplete: missing classifier\.bias, classifier\.weight;"):
+        load_head(SpanQA, tmp_path)
+    spans = load_head(SpanQA, tmp_path, new_head_seed=1)
     assert torch.equal(spans.transform.dense.weight, classes.transform.dense.weight)
     assert not torch.equal(spans.out.weight, classes.out.weight)
 
 
 def test_names_of_xlm_r_and_of_tensorflow_are_read(tmp_path: Path) -> None:
     classes = head("classifier", "roberta")
-    save_classifier(classes, tmp_path / "xlm")
+    save_head(classes, tmp_path / "xlm")
     edit(tmp_path / "xlm", model_type="xlm-roberta", architectures=["XLMRobertaForSequenceClassification"])
-    assert torch.equal(outputs(load_classifier(tmp_path / "xlm")), outputs(classes))
+    assert torch.equal(outputs(load_head(SequenceClassifier, tmp_path / "xlm")), outputs(classes))
     words = head("masked_lm", "bert")
-    save_masked_lm(words, tmp_path / "bert")
+    save_head(words, tmp_path / "bert")
 
     def rename(state: dict[str, Tensor]) -> None:
         for key in [key for key in state if "LayerNorm" in key]:
@@ -228,17 +229,17 @@ def test_names_of_xlm_r_and_of_tensorflow_are_read(tmp_path: Path) -> None:
         state["cls.seq_relationship.weight"] = torch.zeros(2, 32)
 
     edit_tensors(tmp_path / "bert", rename)
-    again = load_masked_lm(tmp_path / "bert")
+    again = load_head(MaskedLM, tmp_path / "bert")
     assert again.decoder.weight is None  # it is the embedding's
     assert torch.equal(outputs(again), outputs(words))
 
 
 def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save_masked_lm(head("masked_lm", "modernbert"), tmp_path)
+    save_head(head("masked_lm", "modernbert"), tmp_path)
     matrix = torch.randn(64, 32)
     edit_tensors(tmp_path, lambda state: state.update({"decoder.weight": matrix}))
-    assert torch.equal(load_masked_lm(tmp_path).decoder_weight, matrix)
-    assert "config.json ties the decoder to the embedding, but the file has two matrices" in caplog.text
+    assert torch.equal(load_head(MaskedLM, tmp_path).decoder_weight, matrix)
+    assert "config.json ties the decoder to the embedding, but the file holds two different matrices" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -246,7 +247,12 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
     [
         ("masked_lm", "modernbert", {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
         ("masked_lm", "modernbert", {"tie_word_embeddings": False}, r"missing decoder\.weight"),
-        ("masked_lm", "modernbert", {"decoder_bias": False}, r"config.json gives the head no decoder\.bias, but the file has it"),
+        (
+            "masked_lm",
+            "modernbert",
+            {"decoder_bias": False},
+            r"the file contains decoder\.bias, which the head of config.json does not have",
+        ),
         ("masked_lm", "modernbert", {"classifier_activation": "mish"}, "classifier_activation must be one of"),
         ("masked_lm", "modernbert", {"sparse_pred_ignore_index": 0}, "sparse_pred_ignore_index must be -100, got 0"),
         ("masked_lm", "bert", {"decoder_bias": False}, "decoder_bias must be True, got False"),
@@ -262,22 +268,22 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
         ("classifier", "modernbert", {"id2label": {}}, "id2label must name"),
         ("classifier", "modernbert", {"num_labels": 9}, "num_labels must be 3, the number of labels in id2label, got 9"),
         ("classifier", "modernbert", {"id2label": None, "num_labels": 0}, "num_labels must be >= 1, got 0"),
-        ("classifier", "modernbert", {"id2label": None}, r"classifier\.\w+ has shape \(3.*\), \(2.*\) was asked for"),
+        ("classifier", "modernbert", {"id2label": None}, r"classifier\.\w+ has shape \(3.*\), expected \(2"),
     ],
 )
 def test_what_config_json_may_not_say(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
-    SAVE[task](head(task, family), tmp_path)
+    save_head(head(task, family), tmp_path)
     edit(tmp_path, **settings)
     with pytest.raises(InputError, match=f"{tmp_path}: .*{message}"):
-        LOAD[task](tmp_path)
+        load_head(KINDS[task], tmp_path)
 
 
 def test_mosaicbert_has_no_span_head(tmp_path: Path) -> None:
     save_encoder(init_weights(Encoder(CONFIGS["mosaicbert"]), seed=5), tmp_path)
     with pytest.raises(InputError, match="family mosaicbert has no span_qa head; families that have one: modernbert, "):
-        load_span_qa(tmp_path, new_head_seed=1)
+        load_head(SpanQA, tmp_path, new_head_seed=1)
     with pytest.raises(InputError, match="family mosaicbert has no span_qa head"):
-        save_span_qa(head("span_qa", "mosaicbert"), tmp_path / "out")
+        save_head(head("span_qa", "mosaicbert"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -294,34 +300,34 @@ def test_mosaicbert_has_no_span_head(tmp_path: Path) -> None:
 )
 def test_what_a_folder_cannot_hold_is_refused(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        SAVE[task](head(task, family, **settings), tmp_path / "out")
+        save_head(head(task, family, **settings), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (torch.zeros(32, 31), r"head\.dense\.weight has shape \(32, 31\), \(32, 32\) was asked for"),
+        (torch.zeros(32, 31), r"head\.dense\.weight has shape \(32, 31\), expected \(32, 32\)"),
         (torch.zeros(32, 32, dtype=torch.int8), r"head\.dense\.weight holds torch\.int8, not floating-point numbers"),
     ],
 )
 def test_damaged_tensors_are_named(tmp_path: Path, tensor: Tensor, message: str) -> None:
-    save_masked_lm(head("masked_lm", "modernbert"), tmp_path)
+    save_head(head("masked_lm", "modernbert"), tmp_path)
     edit_tensors(tmp_path, lambda state: state.update({"head.dense.weight": tensor}))
     for seed in (None, 1):
         with pytest.raises(InputError, match=message):
-            load_masked_lm(tmp_path, new_head_seed=seed)
+            load_head(MaskedLM, tmp_path, new_head_seed=seed)
 
 
 def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
-    save_masked_lm(head("masked_lm", "modernbert"), tmp_path)
+    save_head(head("masked_lm", "modernbert"), tmp_path)
     edit_tensors(tmp_path, lambda state: state.update({"extra.weight": torch.zeros(1)}))
     with pytest.raises(InputError, match=r"unknown extra\.weight"):
-        load_masked_lm(tmp_path)
+        load_head(MaskedLM, tmp_path)
 
 
 def test_an_interrupted_write_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_classifier(head("classifier", "bert"), tmp_path)
+    save_head(head("classifier", "bert"), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def fail(*args: object, **kwargs: object) -> None:
@@ -329,7 +335,7 @@ def test_an_interrupted_write_leaves_the_old_folder(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("quiver.encoder.files.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
-        save_classifier(head("classifier", "bert", num_labels=7), tmp_path)
+        save_head(head("classifier", "bert", num_labels=7), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -339,6 +345,6 @@ def test_a_head_saved_over_shards_is_what_is_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").rename(shard)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(load_file(shard), shard.name)}))
     model = head("masked_lm", "modernbert")
-    save_masked_lm(model, tmp_path)
-    assert torch.equal(outputs(load_masked_lm(tmp_path)), outputs(model))
+    save_head(model, tmp_path)
+    assert torch.equal(outputs(load_head(MaskedLM, tmp_path)), outputs(model))
     assert not shard.exists()

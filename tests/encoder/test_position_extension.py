@@ -21,13 +21,11 @@ from quiver.encoder import (
     init_head,
     init_weights,
     load_encoder,
-    load_masked_lm,
-    load_span_qa,
+    load_head,
     pack_ids,
     preset,
     save_encoder,
-    save_masked_lm,
-    save_span_qa,
+    save_head,
 )
 from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, write_json
@@ -117,15 +115,13 @@ def test_factor_one_changes_nothing() -> None:
 @pytest.mark.parametrize("name", ["bert-base", "roberta-base"])
 def test_checkpoints_keep_heads_and_other_tensors(tmp_path: Path, name: str) -> None:
     encoder = init_weights(Encoder(small(name)), seed=5)
-    for save, load, model in (
-        (save_masked_lm, load_masked_lm, MaskedLM(encoder)),
-        (save_span_qa, load_span_qa, SpanQA(encoder)),
-    ):
+    for kind in (MaskedLM, SpanQA):
+        model = kind(encoder)
         init_head(model, seed=6)
-        old, new = tmp_path / f"{save.__name__}-old", tmp_path / f"{save.__name__}-new"
-        save(model, old)
+        old, new = tmp_path / f"{kind.__name__}-old", tmp_path / f"{kind.__name__}-new"
+        save_head(model, old)
         extend_checkpoint(old, new, 4)
-        again = load(new)
+        again = load_head(kind, new)
         assert again.encoder.config.max_positions == 48
         key = "encoder.embeddings.positions.weight"
         before, after = model.state_dict(), again.state_dict()
@@ -140,9 +136,9 @@ def test_checkpoints_keep_heads_and_other_tensors(tmp_path: Path, name: str) -> 
 def test_our_own_family_is_extended_too(tmp_path: Path) -> None:
     config = replace(small("bert-base"), family="quiver", norm_position="pre", final_norm=True)
     model = MaskedLM(init_weights(Encoder(config), seed=5))
-    save_masked_lm(model, tmp_path / "old")
+    save_head(model, tmp_path / "old")
     extend_checkpoint(tmp_path / "old", tmp_path / "new", 2)
-    assert load_masked_lm(tmp_path / "new").encoder.config == replace(config, max_positions=24)
+    assert load_head(MaskedLM, tmp_path / "new").encoder.config == replace(config, max_positions=24)
     assert torch.equal(read_positions(tmp_path / "new")[::2], read_positions(tmp_path / "old"))
 
 

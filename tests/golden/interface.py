@@ -48,6 +48,9 @@ NAMES: dict[str, str | tuple[str, str]] = {
     "save_classifier": "encoder:save_classifier",
     "load_span_qa": "encoder:load_span_qa",
     "save_span_qa": "encoder:save_span_qa",
+    # One function each for all tasks since.
+    "load_head": "encoder:load_head",
+    "save_head": "encoder:save_head",
     "BiEncoder": "retrieval:BiEncoder",
     "ColBERT": "retrieval:ColBERT",
     "build_index": "retrieval:build_index",

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from quiver.eval.nlu.fine_tuning.start import save_tokenizer
-from quiver.eval.nlu.glue_model import open_glue_model, predict, tokenise
-from quiver.eval.nlu.glue_scores import accuracy, f1, matthews, pearson, spearman
-from quiver.eval.nlu.glue_tasks import TASKS
+from quiver.eval.nlu.fine_tuning import save_tokenizer
+from quiver.eval.nlu.glue_tasks import TASKS, accuracy, f1, matthews, pearson, spearman
+from quiver.eval.nlu.glue_training import open_glue_model, predict, tokenise
 
 pytestmark = pytest.mark.parity
 
@@ -104,7 +103,7 @@ def test_pairs_are_cut_as_transformers_cuts_them(minilm: Path, tmp_path: Path, k
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_saved_classifier_says_the_same_in_transformers(tmp_path: Path, name: str, pooling: Any) -> None:
     transformers = pytest.importorskip("transformers")
-    from quiver.encoder import save_classifier
+    from quiver.encoder import save_head
 
     task = TASKS[name]  # type: ignore[index]
     config = EncoderConfig.modernbert(
@@ -113,7 +112,7 @@ def test_a_saved_classifier_says_the_same_in_transformers(tmp_path: Path, name: 
     save_encoder(init_weights(Encoder(config), seed=1), tmp_path / "start")
     Tokenizer.train([TEXT] * 2, vocab_size=400, max_length=128).save(tmp_path / "start")
     model, tokenizer = open_glue_model(tmp_path / "start", task, seed=3, pooling=pooling)
-    save_classifier(model, tmp_path / "saved")
+    save_head(model, tmp_path / "saved")
     save_tokenizer(tokenizer, tmp_path / "saved")
     pairs = [(TEXT[:40], TEXT[20:90]), ("The bird", "has wings"), (TEXT[60:], "deep")]
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()

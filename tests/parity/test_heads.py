@@ -12,13 +12,10 @@ from torch import Tensor
 
 from quiver.encoder import InputError, pack_ids
 from quiver.encoder.checkpoints.head_checkpoint import (
-    load_classifier,
-    load_masked_lm,
-    load_span_qa,
-    save_classifier,
-    save_masked_lm,
-    save_span_qa,
+    load_head,
+    save_head,
 )
+from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
@@ -140,7 +137,7 @@ def masked_labels(rows: list[list[int]]) -> list[list[int]]:
 
 def test_masked_lm(family: Family, tmp_path: Path) -> None:
     theirs = family.model("MaskedLM", tmp_path)
-    ours = load_masked_lm(tmp_path)
+    ours = load_head(MaskedLM, tmp_path)
     rows = texts()
     labels = masked_labels(rows)
     packed = torch.tensor([label for row in labels for label in row])
@@ -159,24 +156,24 @@ def test_masked_lm(family: Family, tmp_path: Path) -> None:
 
 def test_masked_lm_folders_open_in_transformers(family: Family, tmp_path: Path) -> None:
     family.model("MaskedLM", tmp_path / "theirs")
-    ours = load_masked_lm(tmp_path / "theirs")
-    save_masked_lm(ours, tmp_path / "ours")
+    ours = load_head(MaskedLM, tmp_path / "theirs")
+    save_head(ours, tmp_path / "ours")
     theirs = family.opened("MaskedLM", tmp_path / "ours")
     ids = torch.tensor(texts((40,)))
     torch.testing.assert_close(theirs(ids).logits[0], ours.logits(pack_ids(ids.tolist()), torch.arange(40)), **TOLERANCE)
-    again = load_masked_lm(tmp_path / "ours").state_dict()
+    again = load_head(MaskedLM, tmp_path / "ours").state_dict()
     assert again.keys() == ours.state_dict().keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in ours.state_dict().items())
 
 
 def test_an_untied_decoder_is_the_decoders_own(family: Family, tmp_path: Path) -> None:
     theirs = family.model("MaskedLM", tmp_path / "theirs", tie_word_embeddings=False)
-    ours = load_masked_lm(tmp_path / "theirs")
+    ours = load_head(MaskedLM, tmp_path / "theirs")
     assert ours.decoder.weight is not None
     ids = torch.tensor(texts((21,)))
     expected = theirs(ids).logits[0]
     torch.testing.assert_close(ours.logits(pack_ids(ids.tolist()), torch.arange(21)), expected, **TOLERANCE)
-    save_masked_lm(ours, tmp_path / "ours")
+    save_head(ours, tmp_path / "ours")
     torch.testing.assert_close(family.opened("MaskedLM", tmp_path / "ours")(ids).logits[0], expected, **TOLERANCE)
 
 
@@ -184,7 +181,7 @@ def test_modernbert_settings_of_the_head_are_followed(tmp_path: Path) -> None:
     settings = {"decoder_bias": False, "classifier_bias": True, "classifier_activation": "silu", "norm_bias": True}
     theirs = FAMILIES["modernbert"].model("MaskedLM", tmp_path, **settings)
     ids = torch.tensor(texts((50,)))
-    found = load_masked_lm(tmp_path).logits(pack_ids(ids.tolist()), torch.arange(50))
+    found = load_head(MaskedLM, tmp_path).logits(pack_ids(ids.tolist()), torch.arange(50))
     torch.testing.assert_close(found, theirs(ids).logits[0], **TOLERANCE)
 
 
@@ -211,7 +208,7 @@ def test_classifier(tmp_path: Path, problem: str, name: str, pooling: str) -> No
     if family.name == "ModernBert":
         settings["classifier_pooling"] = pooling
     theirs = family.model("SequenceClassification", tmp_path / "theirs", num_labels=labels, **settings)
-    ours = load_classifier(tmp_path / "theirs")
+    ours = load_head(SequenceClassifier, tmp_path / "theirs")
     assert (ours.num_labels, ours.pooling) == (labels, pooling)
     rows = texts()
     expected = theirs(**padded_batch(theirs, rows), labels=targets)
@@ -223,7 +220,7 @@ def test_classifier(tmp_path: Path, problem: str, name: str, pooling: str) -> No
     expected.loss.backward()
     loss.backward()
     compare_gradients(family, ours, theirs, CLASSIFIER_GRADIENTS[family.name])
-    save_classifier(ours, tmp_path / "ours")
+    save_head(ours, tmp_path / "ours")
     again = family.opened("SequenceClassification", tmp_path / "ours")
     assert again.config.num_labels == labels
     assert again.config.problem_type == settings.get("problem_type")
@@ -233,9 +230,9 @@ def test_classifier(tmp_path: Path, problem: str, name: str, pooling: str) -> No
 def test_names_of_labels_go_both_ways(family: Family, tmp_path: Path) -> None:
     names = {0: "yes", 1: "no", 2: "perhaps"}
     family.model("SequenceClassification", tmp_path / "theirs", id2label=names, label2id={name: key for key, name in names.items()})
-    ours = load_classifier(tmp_path / "theirs")
+    ours = load_head(SequenceClassifier, tmp_path / "theirs")
     assert ours.label_names == ("yes", "no", "perhaps")
-    save_classifier(ours, tmp_path / "ours")
+    save_head(ours, tmp_path / "ours")
     assert family.opened("SequenceClassification", tmp_path / "ours").config.id2label == names
 
 
@@ -248,7 +245,7 @@ QA_GRADIENTS = {
 
 def test_span_logits_of_a_padded_batch(family: Family, tmp_path: Path) -> None:
     theirs = family.model("QuestionAnswering", tmp_path / "theirs")
-    ours = load_span_qa(tmp_path / "theirs")
+    ours = load_head(SpanQA, tmp_path / "theirs")
     rows = texts()
     inputs = padded_batch(theirs, rows)
     expected = theirs(**inputs)
@@ -256,14 +253,14 @@ def test_span_logits_of_a_padded_batch(family: Family, tmp_path: Path) -> None:
     mask = inputs["attention_mask"].bool()
     torch.testing.assert_close(found.start, expected.start_logits[mask], **TOLERANCE)
     torch.testing.assert_close(found.end, expected.end_logits[mask], **TOLERANCE)
-    save_span_qa(ours, tmp_path / "ours")
+    save_head(ours, tmp_path / "ours")
     again = family.opened("QuestionAnswering", tmp_path / "ours")(**inputs)
     torch.testing.assert_close(again.end_logits[mask], found.end, **TOLERANCE)
 
 
 def test_span_loss_of_equal_lengths(family: Family, tmp_path: Path) -> None:
     theirs = family.model("QuestionAnswering", tmp_path)
-    ours = load_span_qa(tmp_path)
+    ours = load_head(SpanQA, tmp_path)
     rows = texts((40, 40, 40))
     starts, ends = torch.tensor([0, 39, 40]), torch.tensor([3, 99, 2])  # 40 and 99 lie outside: both sides leave them out
     expected = theirs(torch.tensor(rows), start_positions=starts, end_positions=ends).loss
@@ -278,7 +275,7 @@ def test_span_loss_of_equal_lengths(family: Family, tmp_path: Path) -> None:
 def test_span_loss_of_a_mixed_batch_is_that_of_its_sequences_alone(family: Family, tmp_path: Path) -> None:
     """transformers' loss on a padded batch counts the padding in its softmax, so it is asked for each sequence by itself."""
     theirs = family.model("QuestionAnswering", tmp_path)
-    ours = load_span_qa(tmp_path)
+    ours = load_head(SpanQA, tmp_path)
     rows = texts((70, 2, 33, 129))
     starts, ends = torch.tensor([5, 0, 30, 64]), torch.tensor([9, 1, 32, 100])
     expected = torch.stack(
@@ -297,15 +294,15 @@ def test_span_loss_of_a_mixed_batch_is_that_of_its_sequences_alone(family: Famil
 
 def test_a_masked_lm_becomes_a_classifier_and_says_what_is_new(family: Family, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     theirs = family.model("MaskedLM", tmp_path)
-    with pytest.raises(InputError, match=r"is not complete: missing .*classifier\..*weight.*new_head_seed"):
-        load_classifier(tmp_path, num_labels=5)
+    with pytest.raises(InputError, match=r"is incomplete: missing .*classifier\..*weight.*new_head_seed"):
+        load_head(SequenceClassifier, tmp_path, num_labels=5)
     with caplog.at_level("WARNING", logger="quiver.encoder"):
-        ours = load_classifier(tmp_path, num_labels=5, new_head_seed=3)
-    assert "drew new weights with seed 3" in caplog.text
+        ours = load_head(SequenceClassifier, tmp_path, num_labels=5, new_head_seed=3)
+    assert "initialized at random with seed 3" in caplog.text
     assert ours.num_labels == 5
     if family.name == "ModernBert":  # its classifier stands on the masked language model's transform
         torch.testing.assert_close(ours.transform.dense.weight, theirs.head.dense.weight)
         assert "head.dense" not in caplog.text
-    same = load_classifier(tmp_path, num_labels=5, new_head_seed=3)
+    same = load_head(SequenceClassifier, tmp_path, num_labels=5, new_head_seed=3)
     assert torch.equal(same.out.weight, ours.out.weight)
-    assert not torch.equal(load_classifier(tmp_path, num_labels=5, new_head_seed=4).out.weight, ours.out.weight)
+    assert not torch.equal(load_head(SequenceClassifier, tmp_path, num_labels=5, new_head_seed=4).out.weight, ours.out.weight)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from quiver.encoder import load_masked_lm, pack_ids
+from quiver.encoder import MaskedLM, load_head, pack_ids
 from quiver.encoder.pretraining.position_extension import extend_checkpoint
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.export.export import lengthen_model
@@ -67,7 +67,7 @@ def test_masked_lms_open_in_transformers(tmp_path: Path, name: str) -> None:
     extend_checkpoint(tmp_path / "old", tmp_path / "new", 4)
     theirs = getattr(transformers, f"{name}ForMaskedLM").from_pretrained(tmp_path / "new").eval()
     assert theirs.config.max_position_embeddings == 64 + offset
-    ours = load_masked_lm(tmp_path / "new")
+    ours = load_head(MaskedLM, tmp_path / "new")
     ids = torch.arange(5, 64).repeat(2)[:64]  # as long as it gets
     with torch.no_grad():
         expected = theirs(ids[None]).logits[0]

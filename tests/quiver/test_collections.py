@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from quiver.eval.benchmark import registry
 from quiver.eval.datasets.cache import RECORD, Cache, FetchedFile, Record
-from quiver.eval.datasets.registry import registry
 from quiver.eval.datasets.sources import Source
 
 
@@ -133,4 +133,4 @@ def test_squad(quiver: Callable[..., Any], tmp_path: Path) -> None:
     assert (out / "qrels" / "test.tsv").is_file()
     again = quiver("squad", file, "--out", out)
     assert (again.code, again.err.count("\n")) == (2, 1)
-    assert "holds a collection already" in again.err
+    assert "already contains a collection" in again.err

@@ -19,9 +19,9 @@ from quiver.encoder import (
     init_head,
     init_weights,
     load_encoder,
-    load_masked_lm,
+    load_head,
     save_encoder,
-    save_masked_lm,
+    save_head,
 )
 from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.files import write_json
@@ -36,7 +36,7 @@ SMALL = EncoderConfig.modernbert(
 def model(tmp_path: Path) -> Path:
     head = MaskedLM(init_weights(Encoder(SMALL), seed=1))
     init_head(head, seed=2)
-    save_masked_lm(head, tmp_path / "small")
+    save_head(head, tmp_path / "small")
     Tokenizer.train(["a bird has wings"], vocab_size=300, max_length=32).save(tmp_path / "small")
     return tmp_path / "small"
 
@@ -48,7 +48,7 @@ def test_a_masked_lm_to_a_config(quiver: Callable[..., Any], model: Path, tmp_pa
     done = quiver("enlarge", model, "--to", tmp_path / "large.json", "--out", out)
     assert (done.code, done.err) == (0, "")
     assert done.out == f"model: {out} (2 layers of 16 with 2 heads, MLP 24 -> 3 layers of 24 with 3 heads, MLP 41)\n"
-    expected, found = enlarge_masked_lm(load_masked_lm(model), large).state_dict(), load_masked_lm(out).state_dict()
+    expected, found = enlarge_masked_lm(load_head(MaskedLM, model), large).state_dict(), load_head(MaskedLM, out).state_dict()
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert Tokenizer.from_pretrained(out).to_json() == Tokenizer.from_pretrained(model).to_json()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quiver.encoder import Encoder, MaskedLM, Tokenizer, init_weights, load_masked_lm, preset, save_masked_lm
+from quiver.encoder import Encoder, MaskedLM, Tokenizer, init_weights, load_head, preset, save_head
 from quiver.encoder.files import read_json
 from quiver.encoder.pretraining.position_extension import extend_positions
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -174,18 +174,18 @@ def test_the_encoder_may_lie_in_a_folder_of_its_own(quiver: Callable[..., Any], 
 
 def test_a_bare_masked_lm_keeps_its_head(quiver: Callable[..., Any], tmp_path: Path) -> None:
     encoder, tokenizer = encoder_and_tokenizer("roberta-base")
-    save_masked_lm(MaskedLM(encoder), tmp_path / "old")
+    save_head(MaskedLM(encoder), tmp_path / "old")
     tokenizer.save(tmp_path / "old")
     done = quiver("extend-positions", tmp_path / "old", "--factor", 2, "--out", tmp_path / "new")
     assert (done.code, done.err) == (0, "")
     assert "32 -> 64 positions; texts are truncated to 64 tokens" in done.out
-    assert load_masked_lm(tmp_path / "new").encoder.config.max_positions == 64
+    assert load_head(MaskedLM, tmp_path / "new").encoder.config.max_positions == 64
     assert Tokenizer.from_pretrained(tmp_path / "new").max_length == 64
 
 
 def test_tied_matrices_of_a_bin_file_are_written_twice(quiver: Callable[..., Any], tmp_path: Path) -> None:
     encoder, tokenizer = encoder_and_tokenizer("roberta-base")
-    save_masked_lm(MaskedLM(encoder), tmp_path / "old")
+    save_head(MaskedLM(encoder), tmp_path / "old")
     tokenizer.save(tmp_path / "old")
     state = load_file(tmp_path / "old" / "model.safetensors")
     state["lm_head.decoder.weight"] = state["roberta.embeddings.word_embeddings.weight"]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import KeyTable, StoredVectors, text_keys
+from quiver.retrieval.index.engines import in_order
 from quiver.retrieval.index.exact import token_rows
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.ranking import in_order
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Rows, TokenVectors
 from quiver.retrieval.search.bm25 import ScoredPostings, count_words, in_blocks, score_postings, split_words, total_statistics
@@ -87,8 +87,8 @@ def _ends(stored: StoredVectors) -> NDArray[np.int64] | None:
 
 def _take(rows: Rows, numbers: NDArray[np.int64]) -> DenseVectors:
     """Rows in the order given, each read once, since a document may be in many pairs."""
-    distinct, places = np.unique(numbers, return_inverse=True)
-    taken: DenseVectors = rows.take(distinct)[places]
+    distinct, positions = np.unique(numbers, return_inverse=True)
+    taken: DenseVectors = rows.take(distinct)[positions]
     return taken
 
 
@@ -103,9 +103,9 @@ class Ranked(NamedTuple):
     rows: NDArray[np.int64]
     scores: NDArray[np.float32]
 
-    def at(self, places: NDArray[np.intp]) -> Ranked:
+    def at(self, positions: NDArray[np.intp]) -> Ranked:
         """Select documents by position."""
-        return Ranked(self.rows[places], self.scores[places])
+        return Ranked(self.rows[positions], self.scores[positions])
 
 
 class SearcherResult(NamedTuple):

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from quiver.encoder import InputError
-from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.files import read_json
+from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import pretrain
 
@@ -78,7 +79,7 @@ def test_two_processes_are_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
         assert found == pytest.approx(expected, rel=1e-4), key
         seen += len(expected)
     assert seen > 20
-    weights = [load_masked_lm(tmp_path / name / "model").state_dict() for name in ("one", "two")]
+    weights = [load_head(MaskedLM, tmp_path / name / "model").state_dict() for name in ("one", "two")]
     for name, weight in weights[0].items():
         torch.testing.assert_close(weight, weights[1][name], rtol=1e-3, atol=1e-4)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder import MaskedLM, Tokenizer
-from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.files import read_json
 from quiver.encoder.pretraining.corpus import open_corpus
 from quiver.encoder.pretraining.phases import first_model
@@ -27,7 +27,7 @@ def recipe_of(run: Path, *overrides: str) -> PretrainingRecipe:
 @pytest.fixture
 def enlarged(whole_run: Path) -> MaskedLM:
     config = first_model(recipe_of(whole_run, *LARGER), Tokenizer.from_pretrained(whole_run / "model")).encoder.config
-    parent = load_masked_lm(whole_run / "model")
+    parent = load_head(MaskedLM, whole_run / "model")
     return enlarge_masked_lm(parent, replace(config, max_positions=48, global_theta=160_000.0, attention_output_dropout=0.0))
 
 
@@ -35,7 +35,7 @@ def test_it_starts_nearer_to_its_parent_than_random(whole_run: Path, enlarged: M
     recipe, tokenizer = recipe_of(whole_run), Tokenizer.from_pretrained(whole_run / "model")
     held_out = HeldOut(recipe, recipe.phases[-1], open_corpus(whole_run / "corpus").held_out, tokenizer, Processes())
     random = first_model(recipe_of(whole_run, *LARGER, "phases.0.context=48"), tokenizer)
-    parent, tiled, untrained = (held_out.loss(model) for model in (load_masked_lm(whole_run / "model"), enlarged, random))
+    parent, tiled, untrained = (held_out.loss(model) for model in (load_head(MaskedLM, whole_run / "model"), enlarged, random))
     assert parent < untrained - 0.5
     assert tiled - parent <= 0.8 * (untrained - parent), (parent, tiled, untrained)
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from quiver.encoder import InputError, Tokenizer
-from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.files import read_json, write_json
+from quiver.encoder.heads import MaskedLM
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.phases import first_model, in_form, make_tokenizer, phase_config
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
@@ -89,7 +90,7 @@ def test_a_run_may_start_from_a_checkpoint_of_its_shape(make_recipe: MakeRecipe,
     tokenizer = make_tokenizer(recipe)
     start = first_model(recipe, tokenizer)
     save_model(start, tokenizer, tmp_path / "start")
-    assert load_masked_lm(tmp_path / "start").encoder.config.attention_output_dropout == 0.0, "what is saved is used without dropout"
+    assert load_head(MaskedLM, tmp_path / "start").encoder.config.attention_output_dropout == 0.0, "what is saved is used without dropout"
     assert start.encoder.config.attention_output_dropout == 0.1
     found = first_model(make_recipe(f"model.init={tmp_path / 'start'}", f"model.tokenizer={tmp_path / 'start'}"), tokenizer)
     for name, weight in start.state_dict().items():

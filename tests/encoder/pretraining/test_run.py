@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from quiver.encoder import InputError, Tokenizer, load_encoder
-from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.files import file_sha256, read_json, write_json
+from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining import phases, task
 from quiver.encoder.pretraining.corpus import open_corpus
 from quiver.encoder.pretraining.phases import first_model
@@ -168,8 +169,8 @@ def test_the_best_checkpoints_and_the_last_make_the_model(make_recipe: MakeRecip
     assert result["kept_steps"] == expected
     assert len(expected) >= 2
     folders = [tmp_path / "out" / "checkpoints" / f"step-{step:06d}" for step in expected]
-    mean, found = average_checkpoints(folders), load_masked_lm(tmp_path / "out" / "model")
-    states = [load_masked_lm(folder).state_dict() for folder in folders]
+    mean, found = average_checkpoints(folders), load_head(MaskedLM, tmp_path / "out" / "model")
+    states = [load_head(MaskedLM, folder).state_dict() for folder in folders]
     for name, weight in found.state_dict().items():
         assert torch.equal(weight, mean.state_dict()[name])
         torch.testing.assert_close(weight, torch.stack([state[name] for state in states]).mean(0))
@@ -181,7 +182,7 @@ def test_the_last_checkpoint_of_each_phase_stays(make_recipe: MakeRecipe, tmp_pa
     ends = [phase["last_step"] for phase in record["result"]["phases"]]
     assert ends[1] - ends[0] > 4
     assert sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir()) == [f"step-{step:06d}" for step in ends]
-    assert load_masked_lm(tmp_path / "out" / "checkpoints" / f"step-{ends[0]:06d}").encoder.config.global_theta == 10_000
+    assert load_head(MaskedLM, tmp_path / "out" / "checkpoints" / f"step-{ends[0]:06d}").encoder.config.global_theta == 10_000
 
 
 def test_the_moving_average_goes_on_from_phase_to_phase(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -189,8 +190,8 @@ def test_the_moving_average_goes_on_from_phase_to_phase(make_recipe: MakeRecipe,
     recipe = make_recipe("training.averaging.ema_half_life=1e6")
     record = pretrain(recipe, tmp_path / "out")
     first = first_model(recipe, Tokenizer.from_pretrained(tmp_path / "out" / "tokenizer")).state_dict()
-    last = load_masked_lm(tmp_path / "out" / "checkpoints" / f"step-{record['result']['steps']:06d}").state_dict()
-    for name, weight in load_masked_lm(tmp_path / "out" / "model").state_dict().items():
+    last = load_head(MaskedLM, tmp_path / "out" / "checkpoints" / f"step-{record['result']['steps']:06d}").state_dict()
+    for name, weight in load_head(MaskedLM, tmp_path / "out" / "model").state_dict().items():
         torch.testing.assert_close(weight, first[name], rtol=0, atol=1e-5)
         assert (last[name] - first[name]).abs().max() > 1e-3, name
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from quiver.encoder import Encoder, InputError, MaskedLM, Tokenizer, init_head, load_encoder, preset, save_encoder, save_masked_lm
-from quiver.eval.nlu.fine_tuning.start import save_tokenizer
-from quiver.eval.nlu.glue_model import lengths_kept, open_glue_model, predict, tokenise
+from quiver.encoder import Encoder, InputError, MaskedLM, Tokenizer, init_head, load_encoder, preset, save_encoder, save_head
+from quiver.eval.nlu.fine_tuning import save_tokenizer
 from quiver.eval.nlu.glue_tasks import TASKS
+from quiver.eval.nlu.glue_training import lengths_kept, open_glue_model, predict, tokenise
 
 
 def test_a_head_is_drawn_by_its_seed(small_encoder: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_head_is_drawn_by_its_seed(small_encoder: Path) -> None:
 def test_what_stands_before_the_labels_is_the_masked_language_models(small_encoder: Path, tmp_path: Path) -> None:
     pretrained = MaskedLM(load_encoder(small_encoder))
     init_head(pretrained, seed=9)
-    save_masked_lm(pretrained, tmp_path)
+    save_head(pretrained, tmp_path)
     save_tokenizer(Tokenizer.from_pretrained(small_encoder), tmp_path)
     model, tokenizer = open_glue_model(tmp_path, TASKS["cola"], seed=1, pooling="mean")
     assert torch.equal(model.transform.dense.weight, pretrained.transform.dense.weight)
@@ -37,12 +37,12 @@ def test_what_stands_before_the_labels_is_the_masked_language_models(small_encod
 
 
 def test_a_classifier_of_as_many_labels_gets_new_ones(small_encoder: Path, tmp_path: Path) -> None:
-    from quiver.encoder import save_classifier
+    from quiver.encoder import save_head
 
     model, tokenizer = open_glue_model(small_encoder, TASKS["rte"], seed=1)
     with torch.no_grad():
         model.out.weight.fill_(7.0)
-    save_classifier(model, tmp_path)
+    save_head(model, tmp_path)
     save_tokenizer(tokenizer, tmp_path)
     again = open_glue_model(tmp_path, TASKS["sst2"], seed=1)[0]
     assert not (again.out.weight == 7.0).any()
@@ -86,12 +86,11 @@ def test_the_left_end_is_cut_where_the_tokenizer_says_so(small_encoder: Path) ->
     assert (left.ids, left.truncated) == ([[*head, *second[-4:], *tail]], [True])
 
 
-def test_predictions_come_in_the_order_of_the_texts(small_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_come_in_the_order_of_the_texts(small_encoder: Path) -> None:
     model, tokenizer = open_glue_model(small_encoder, TASKS["stsb"], seed=1)
     pairs = [("bird", "sea " * count) for count in (1, 9, 3, 20, 2)]
     sequences = tokenise(pairs, tokenizer, max_length=64).ids
     alone = torch.cat([predict(model, [ids]) for ids in sequences])
-    monkeypatch.setattr("quiver.eval.nlu.glue_model.BATCH_TOKENS", 30)
     model.train()
-    torch.testing.assert_close(predict(model, sequences), alone)
+    torch.testing.assert_close(predict(model, sequences, batch_tokens=30), alone)
     assert model.training

@@ -21,21 +21,17 @@ from quiver.encoder import (
     init_weights,
     preset,
     save_encoder,
-    save_span_qa,
+    save_head,
 )
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import interpolate_positions
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.recipe_file import find_recipe
-from quiver.eval.nlu.answering import answer_questions
-from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
-from quiver.eval.nlu.qa_model import open_span_qa, save_qa_model, warn_of_token_types
-from quiver.eval.nlu.qa_recipe import KINDS, QaDataSection, QaModelSection, QaRecipe, load_qa_recipe
-from quiver.eval.nlu.qa_results import score_predictions
-from quiver.eval.nlu.qa_training import SpanTask, train_qa
-from quiver.eval.nlu.questions import Answer, Question
-from quiver.eval.nlu.windows import WindowSettings
+from quiver.eval.nlu.answers import answer_questions, score_predictions
+from quiver.eval.nlu.qa_training import SpanTask, open_span_qa, save_qa_model, train_qa, warn_of_token_types
+from quiver.eval.nlu.questions import Answer, Question, WindowSettings
+from quiver.eval.nlu.recipes import QA_KINDS, FineTuningSection, QaDataSection, QaModelSection, QaRecipe, UpdatesSection, load_qa_recipe
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder
 
@@ -175,7 +171,7 @@ def test_no_question_is_in_two_sets(make_recipe: Callable[..., QaRecipe], tmp_pa
 
 def test_an_encoder_gets_a_head_and_a_head_is_kept(tmp_path: Path, tokenizer: Tokenizer) -> None:
     save_encoder(small_model().encoder, tmp_path / "encoder")
-    save_span_qa(small_model(), tmp_path / "qa")
+    save_head(small_model(), tmp_path / "qa")
     for folder in ("encoder", "qa"):
         tokenizer.save(tmp_path / folder)
     first, again, other = (open_span_qa(tmp_path / "encoder", seed=seed)[0] for seed in (1, 1, 2))
@@ -189,7 +185,7 @@ def test_an_encoder_gets_a_head_and_a_head_is_kept(tmp_path: Path, tokenizer: To
 def test_other_peoples_token_types_are_warned_of(tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
     config = replace(preset("bert-base"), vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=("global",))
     model = SpanQA(Encoder(config))
-    save_span_qa(model, tmp_path / "theirs")
+    save_head(model, tmp_path / "theirs")
     names = ["input_ids", "token_type_ids", "attention_mask"]
     tokenizer.save(tmp_path / "theirs")
     settings = tmp_path / "theirs" / "tokenizer_config.json"
@@ -210,7 +206,7 @@ def test_positions_are_extended_before_training(tmp_path: Path, tokenizer: Token
     model = SpanQA(init_weights(Encoder(config), seed=1))
     init_head(model, seed=7)
     if head:
-        save_span_qa(model, tmp_path / "old")
+        save_head(model, tmp_path / "old")
     else:  # of a model of sentence-transformers the encoder is taken
         BiEncoder(model.encoder, tokenizer, ModelFolder("dense", tmp_path, max_length=32)).save(tmp_path / "old")
     tokenizer.save(tmp_path / "old")
@@ -219,7 +215,7 @@ def test_positions_are_extended_before_training(tmp_path: Path, tokenizer: Token
     table = "embeddings.positions.weight"
     assert torch.equal(longer.encoder.state_dict()[table], interpolate_positions(model.encoder.state_dict()[table], 2))
     assert torch.equal(longer.out.weight, model.out.weight)
-    save_span_qa(small_model(), tmp_path / "rope")
+    save_head(small_model(), tmp_path / "rope")
     tokenizer.save(tmp_path / "rope")
     with pytest.raises(InputError, match="no position embeddings but rope"):
         open_span_qa(tmp_path / "rope", seed=7, extend=2)
@@ -232,7 +228,7 @@ def test_attention_dropout_is_the_recipes(tmp_path: Path, tokenizer: Tokenizer) 
     )
     model = SpanQA(init_weights(Encoder(config), seed=1))
     init_head(model, seed=7)
-    save_span_qa(model, tmp_path / "qa")
+    save_head(model, tmp_path / "qa")
     tokenizer.save(tmp_path / "qa")
     as_it_came, _ = open_span_qa(tmp_path / "qa", seed=None)
     changed, told = open_span_qa(tmp_path / "qa", seed=None, attention_dropout=0.0)
@@ -241,7 +237,7 @@ def test_attention_dropout_is_the_recipes(tmp_path: Path, tokenizer: Tokenizer) 
     assert told.max_length == Tokenizer.from_pretrained(tmp_path / "qa").max_length
     state = as_it_came.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in changed.state_dict().items())
-    save_span_qa(small_model(), tmp_path / "modernbert")
+    save_head(small_model(), tmp_path / "modernbert")
     tokenizer.save(tmp_path / "modernbert")
     with pytest.raises(
         InputError, match=r"model\.attention_dropout: leave it out for this model"
@@ -256,7 +252,7 @@ def test_the_shipped_recipes(name: str, length: int, factor: int) -> None:
     assert (recipe.windows.max_length, recipe.model.extend_positions) == (length, factor)
     assert recipe.data.official == "korquad_v1"
     assert recipe.name == name
-    assert find_recipe(name, KINDS).name == f"{name}.yaml"
+    assert find_recipe(name, QA_KINDS).name == f"{name}.yaml"
     # They differ in nothing else that is trained with.
     other = load_qa_recipe("qa_korquad_512")
     assert (recipe.updates, recipe.training, recipe.data) == (other.updates, other.training, other.data)

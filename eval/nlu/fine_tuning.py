@@ -1,0 +1,511 @@
+"""Fine-tuning of an encoder with a head: a task of the trainer, the run folder, the best model, and the record of the run.
+
+A task has examples, a loss and a score. The trainer learns it by AdamW with linear warm-up and decay, writes checkpoints, and stops early.
+The run folder is described in `quiver.encoder.training.run_folder`; it also holds the results of the task. A session can be interrupted
+at any point: the folder then holds the run at its last checkpoint. A resumed run ends with the same weights as an uninterrupted one, bit
+for bit on a CPU.
+
+Sources: AdamW, arXiv:1711.05101; BERT, arXiv:1810.04805, appendix A.2, for the schedule. Weight decay scaled by the learning rate's share
+of its peak: section 3 of the AdamW paper, and Composer's DecoupledAdamW, which ModernBERT's release uses for fine-tuning.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.errors import InputError
+from quiver.encoder.heads import SequenceClassifier, SpanQA
+from quiver.encoder.packing import PackedBatch
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training import optimization
+from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.log import LOG, RunLog, read_log, training_curves
+from quiver.encoder.training.optimization import OptimizerSettings
+from quiver.encoder.training.processes import Processes, keep_freed_memory, stop_requests
+from quiver.encoder.training.run_folder import (
+    CHECKPOINTS,
+    RECORD,
+    RunIdentity,
+    describe_session,
+    exclusive_lock,
+    finish_run,
+    new_run,
+    refuse_existing,
+    refuse_nothing_to_resume,
+    refuse_other_run,
+    remove_leftovers,
+    unfinished_model,
+    warn_of_changes,
+)
+from quiver.encoder.training.state import preserve_rng_state, read_state, write_state
+from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, read_progress
+from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
+from quiver.retrieval.models.loading import default_device, read_model_folder
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+logger = logging.getLogger(__name__)
+
+
+Model = TypeVar("Model", SequenceClassifier, SpanQA)
+Example = TypeVar("Example")
+
+SCORE = "score"
+"""Log key of the measure that decides which checkpoint is best."""
+
+STATE = "trainer"
+"""Stem of the state files in a checkpoint."""
+
+_PACKED = "packed"
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """A batch of examples.
+
+    Attributes:
+        packed: Tokens of the examples.
+        targets: Targets of the loss by name, one row per example.
+    """
+
+    packed: PackedBatch
+    targets: Mapping[str, Tensor]
+
+
+class Task(Protocol[Model, Example]):
+    """Examples to learn from, with their loss and score."""
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        """Training examples, at least one."""
+
+    def batch(self, examples: Sequence[Example]) -> TaskBatch:
+        """Put examples into one batch, in their order."""
+
+    def loss(self, model: Model, batch: TaskBatch) -> Tensor:
+        """The mean loss of a batch on the model's device, a float32 scalar."""
+
+    def score(self, model: Model) -> Mapping[str, float]:
+        """Measures on held-out examples, higher is better; the first decides which checkpoint is best. Empty if there are none.
+
+        The model is in training mode before and after.
+        """
+
+    def described(self, example: Example) -> dict[str, Any]:
+        """An example as JSON, for the report on a non-finite loss."""
+
+    def save(self, model: Model, folder: Path) -> None:
+        """Save the model and its tokenizer in the usual format."""
+
+    def open(self, folder: Path) -> Model:
+        """Load a model saved by `save`, in evaluation mode, on the CPU."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a run and the examples of each.
+
+    Attributes:
+        updates: Epochs, batch size, learning rate.
+        training: Other settings.
+        setting: Name of the recipe's section with the learning rate, for error messages.
+        examples: Number of training examples.
+    """
+
+    updates: UpdatesSection
+    training: FineTuningSection
+    setting: str
+    examples: int
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps of an epoch."""
+        return math.ceil(self.examples / self.updates.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run, at least one."""
+        return max(1, round(self.per_epoch * self.updates.epochs))
+
+    def members(self, step: int) -> list[int]:
+        """Row numbers of the examples of a step, from 1: each example once per epoch, in an order drawn by seed and epoch.
+
+        Example:
+            >>> updates = UpdatesSection(epochs=2, batch_size=2, learning_rate=1e-3)
+            >>> schedule = Schedule(updates, FineTuningSection(), "updates", examples=3)
+            >>> sorted(schedule.members(1) + schedule.members(2)), len(schedule.members(2)), schedule.steps
+            ([0, 1, 2], 1, 4)
+        """
+        epoch, place = divmod(step - 1, self.per_epoch)
+        order = np.random.default_rng([self.training.seed, epoch]).permutation(self.examples)
+        first = place * self.updates.batch_size
+        return [int(member) for member in order[first : first + self.updates.batch_size]]
+
+    def evaluation_due(self, step: int) -> bool:
+        """Whether the model is evaluated and saved after a step."""
+        return step > 0 and (step == self.steps or step % (self.updates.evaluate_every or self.per_epoch) == 0)
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of a step, from 1."""
+        return self.updates.learning_rate * learning_rate_share(step, self.steps, warmup_ratio=self.training.warmup_ratio)
+
+
+def learning_rate_share(step: int, steps: int, *, warmup_ratio: float) -> float:
+    """Share of the peak learning rate in a step.
+
+    Args:
+        step: From 1.
+        steps: Steps of the whole run.
+        warmup_ratio: Share of them in which the rate rises.
+
+    Returns:
+        Above 0, and 1 where the rise ends and the decay begins.
+
+    Example:
+        >>> [learning_rate_share(step, 6, warmup_ratio=0.3) for step in range(1, 7)]
+        [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    warmup = math.ceil(steps * warmup_ratio)
+    done = step if step <= warmup else step - 1  # the rate rises from the first step, and is still at its peak after the warm-up
+    return optimization.learning_rate_share(done, warmup=warmup, decay_start=warmup, total=steps)
+
+
+def make_optimizer(model: nn.Module, updates: UpdatesSection, training: FineTuningSection) -> Optimizer:
+    """AdamW over all weights of a model; matrices decay, vectors (norms, biases) do not."""
+    # AdamW subtracts learning rate x decay. Dividing the decay by the peak rate gives decay x (share of the peak).
+    decay = updates.weight_decay / updates.learning_rate if training.decoupled_decay else updates.weight_decay
+    settings = OptimizerSettings("adamw", updates.learning_rate, decay, training.beta1, training.beta2, training.eps)
+    return optimization.make_optimizer(settings, model.parameters())
+
+
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of all weights."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+@dataclass(frozen=True)
+class Session(Generic[Model, Example]):
+    """One session of a run.
+
+    Attributes:
+        task: The task to learn.
+        schedule: Steps and learning rates.
+        out: Run folder.
+        checkpoints: Checkpoints of the run.
+        device: Device to train on.
+        progress: Show a progress bar.
+    """
+
+    task: Task[Model, Example]
+    schedule: Schedule
+    out: Path
+    checkpoints: Checkpoints
+    device: str
+    progress: bool = False
+
+
+class _TrainerTask(Generic[Model, Example]):
+    """Adapts a `Task` to the trainer."""
+
+    def __init__(self, session: Session[Model, Example], model: Model, done: int) -> None:
+        self._session: Session[Model, Example] = session
+        self.model: Model = model
+        self.optimizer = make_optimizer(model, session.schedule.updates, session.schedule.training)
+        self.device = torch.device(session.device)
+        self._done = done
+        self.after_step(done)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model
+
+    @property
+    def learning_rate_setting(self) -> str:
+        return f"{self._session.schedule.setting}.learning_rate"
+
+    @property
+    def keep_best(self) -> int:
+        return 0  # every evaluated step is saved
+
+    def steps(self) -> Iterator[list[TrainingBatch]]:
+        task, schedule = self._session.task, self._session.schedule
+        for step in range(self._done + 1, schedule.steps + 1):
+            examples = [task.examples[row] for row in schedule.members(step)]
+            batch = task.batch(examples)
+            yield [
+                TrainingBatch(
+                    {_PACKED: batch.packed, **batch.targets},
+                    map(task.described, examples),
+                    tokens=batch.packed.num_tokens,
+                    next_position=divmod(step, schedule.per_epoch),
+                    ends_epoch=step % schedule.per_epoch == 0,
+                )
+            ]
+
+    def loss(self, inputs: Mapping[str, Any]) -> Tensor:
+        batch = TaskBatch(inputs[_PACKED], {name: value for name, value in inputs.items() if name != _PACKED})
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._session.schedule.training.precision == "bf16"):
+            return self._session.task.loss(self.model, batch)
+
+    def learning_rate(self, step: int) -> float:
+        return self._session.schedule.learning_rate(step)
+
+    def after_step(self, step: int) -> None:
+        if step < self._session.schedule.steps:
+            set_learning_rate(self.optimizer, self.learning_rate(step + 1))
+
+    def finished(self, progress: Progress) -> bool:
+        return progress.step == self._session.schedule.steps
+
+    def log_due(self, progress: Progress) -> bool:
+        return self.finished(progress) or progress.step % self._session.schedule.training.log_every == 0
+
+    def position(self, progress: Progress) -> Mapping[str, float]:
+        return {"epoch": progress.epoch + progress.epoch_batches / self._session.schedule.per_epoch}
+
+    def log_values(self, progress: Progress) -> Mapping[str, float]:
+        del progress
+        return {}
+
+    def evaluation_due(self, progress: Progress) -> bool:
+        return self._session.schedule.evaluation_due(progress.step)
+
+    def evaluate(self) -> Mapping[str, float]:
+        measures = self._session.task.score(self.model)
+        return {SCORE: next(iter(measures.values())), **measures} if measures else {}
+
+    def save_due(self, progress: Progress) -> bool:
+        every = self._session.schedule.training.save_every
+        return self.evaluation_due(progress) or (every is not None and progress.step % every == 0)
+
+    def save(self, folder: Path | None, progress: Progress, random_states: list[dict[str, Any]]) -> None:
+        if folder is not None:
+            self._session.task.save(self.model, folder)
+            write_state(folder / STATE, {"optimizer": self.optimizer.state_dict(), "random": random_states, "progress": asdict(progress)})
+
+    def kept_steps(self, saved: list[int], progress: Progress) -> set[int]:
+        newest = set(saved[-self._session.schedule.training.keep_checkpoints :])
+        return newest if progress.best_step is None else newest | {progress.best_step}
+
+
+def fine_tune(session: Session[Model, Example], first_model: Callable[[], Model], *, step: int | None) -> tuple[Progress, Model]:
+    """Train until the end of the run, or until the score has not risen for ``patience`` evaluations.
+
+    Args:
+        session: Session with the task, schedule and run folder.
+        first_model: Returns the initial model of a new run; not called if training continues from a checkpoint.
+        step: Step of the checkpoint to resume, 0 for a resumed run without one; None for a new run.
+
+    Returns:
+        The progress at the end, and the model after the last step, in evaluation mode.
+
+    Raises:
+        RunStoppedError: SIGTERM or SIGINT was received; the run was saved.
+        InputError: The loss is not finite.
+    """
+    schedule, place = session.schedule, session.checkpoints.path(step or 0)
+    model: Model = (session.task.open(place) if step else first_model()).to(session.device)
+    task = _TrainerTask(session, model, step or 0)
+    progress, random_states = Progress(), None
+    if step:
+        state = read_state(place / STATE)
+        progress = read_progress(state, place)
+        random_states = state["random"]
+        task.optimizer.load_state_dict(state["optimizer"])
+    if step is not None:
+        progress.resumed_at.append(step)
+    highest = schedule.training.max_grad_norm
+    training = schedule.training
+    settings = TrainerSettings(training.seed, math.inf if highest is None else highest, patience=training.patience)
+    forms = {**FORMS, SCORE: "score {:.4f}"}
+    with stop_requests() as stop, training_bar(progress.step, schedule.steps, enabled=session.progress, forms=forms) as show:
+        output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG), [BarCallback(show)])
+        Trainer(task, settings, output, Processes(), stop, progress, random_states).train()
+    return progress, model.eval()
+
+
+Result = TypeVar("Result", bound="DataclassInstance")
+
+RUN_SCHEMA = "quiver-run/fine-tuning-1"
+"""Schema of ``run.json``."""
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[Model, Example, Result]):
+    """A run whose input has been read.
+
+    Attributes:
+        task: The task to learn.
+        schedule: Steps and learning rates.
+        facts: Values that must be equal in a resumed session, as JSON: checksums of the data.
+        counts: Counts for the record, as JSON.
+        first_model: Returns the initial model.
+        finish: Scores the trained model and writes the results into the run folder.
+    """
+
+    task: Task[Model, Example]
+    schedule: Schedule
+    facts: Mapping[str, Any]
+    counts: Mapping[str, Any]
+    first_model: Callable[[], Model]
+    finish: Callable[[Model], Result]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to fine-tune a model.
+
+    Attributes:
+        recipe: Resolved recipe, as JSON.
+        out: Run folder.
+        results: Names of the files that ``finish`` writes there.
+        resume: Resume the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none.
+        overwrite: Replace an earlier run in ``out``.
+        progress: Show progress bars.
+        command: Command line to record.
+    """
+
+    recipe: Mapping[str, Any]
+    out: Path
+    results: Sequence[str]
+    resume: bool = False
+    overwrite: bool = False
+    progress: bool = False
+    command: str | None = None
+
+
+def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Example, Result]]) -> Result:
+    """Fine-tune a model, and write the model, the results and the record.
+
+    Args:
+        request: Recipe and run folder.
+        prepare: Reads the input of the run; called after the run folder has been checked.
+
+    Returns:
+        The value that ``finish`` returned; ``run.json`` holds it as ``scores``.
+
+    Raises:
+        InputError: The input is invalid; ``out`` already holds a run, or another session is training there; there is no run to resume, or
+            it was started with other settings or data; or the loss is not finite.
+        RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
+    """
+    if request.resume and request.overwrite:
+        raise InputError("--resume and --overwrite exclude each other; pass only one of them")
+    out = request.out
+    with preserve_rng_state(), keep_freed_memory(), exclusive_lock(out):
+        if request.resume:
+            refuse_nothing_to_resume(out)
+            refuse_other_run(out, _identity(request, {}))
+        else:
+            refuse_existing(out, overwrite=request.overwrite)
+        prepared = prepare()
+        now = _identity(request, prepared.facts)
+        room: AbstractContextManager[None] = nullcontext() if request.resume else new_run(out)
+        try:
+            with room:
+                return _train(request, prepared, now)
+        finally:
+            if not (out / RECORD).exists():  # remove results of an earlier run in this folder
+                for name in request.results:
+                    (out / name).unlink(missing_ok=True)
+
+
+def _identity(request: Request, facts: Mapping[str, Any]) -> RunIdentity:
+    return RunIdentity(request.recipe, facts, describe_session(request.command, default_device()))
+
+
+def _train(request: Request, prepared: Prepared[Model, Example, Result], now: RunIdentity) -> Result:
+    out, checkpoints = request.out, Checkpoints(request.out / CHECKPOINTS)
+    step = None
+    if request.resume:
+        refuse_other_run(out, now)
+        warn_of_changes(out, now)
+        step = checkpoints.newest() or 0
+        RunLog(out / LOG).cut(step)
+        logger.info("%s: resuming from update %d", out, step)
+    now.write(out)
+    session = Session(prepared.task, prepared.schedule, out, checkpoints, default_device(), request.progress)
+    progress, last = fine_tune(session, prepared.first_model, step=step)
+    model = last if progress.best_step in (None, progress.step) else _best(session, progress)
+    shutil.rmtree(unfinished_model(out), ignore_errors=True)
+    prepared.task.save(model, unfinished_model(out))
+    scores = prepared.finish(model)
+    parts = {
+        "counts": prepared.counts,
+        "model": {"parameters": sum(weight.numel() for weight in model.parameters())},
+        "result": _result(session, progress),
+        "scores": asdict(scores),
+    }
+    finish_run(out, now.record(RUN_SCHEMA, parts))
+    return scores
+
+
+def _best(session: Session[Model, Example], progress: Progress) -> Model:
+    """Load the best model from its checkpoint."""
+    best = progress.best_step or 0
+    if not session.checkpoints.sound([best]):
+        raise InputError(f"{session.checkpoints.path(best)}: the best checkpoint is damaged or gone; train again with --overwrite")
+    model: Model = session.task.open(session.checkpoints.path(best)).to(session.device)
+    return model
+
+
+def _result(session: Session[Model, Example], progress: Progress) -> dict[str, Any]:
+    """Summary of the run, from its log and its final progress."""
+    log, schedule = read_log(session.out / LOG), session.schedule
+    about = ("epoch", "seconds")
+    return {
+        **progress.totals(),
+        **training_curves(log),
+        "planned_steps": schedule.steps,
+        "epochs": progress.step / schedule.per_epoch,
+        "stopped_early": progress.step < schedule.steps,
+        "best_step": progress.best_step,
+        "development": [{key: value for key, value in line.items() if key not in about} for line in log if SCORE in line],
+    }
+
+
+def finished(out: Path) -> bool:
+    """Whether the folder holds a complete run; also removes files left by a session that was killed at the end of training."""
+    if not (out / RECORD).is_file():
+        return False
+    remove_leftovers(out)
+    return True
+
+
+TYPES = "token_type_ids"
+INPUTS = ["input_ids", "attention_mask"]
+"""Inputs that transformers passes to the model; by default it passes `TYPES` too."""
+
+
+def encoder_folder(source: str | Path) -> Path:
+    """Folder with the encoder's weights, downloaded from the Hugging Face Hub if necessary.
+
+    Of a sentence-transformers model, it is the folder of its encoder.
+
+    Raises:
+        InputError: The folder or model does not exist, or Quiver does not support its modules.
+    """
+    folder = local_folder(source)
+    return read_model_folder(folder).encoder_folder if (folder / "modules.json").is_file() else folder
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Save the tokenizer of a model that was fine-tuned without token types, with settings that tell transformers not to pass any."""
+    tokenizer.settings["model_input_names"] = list(INPUTS)
+    tokenizer.save(folder)

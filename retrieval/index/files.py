@@ -1,0 +1,809 @@
+"""Files of an index: written through a `Disk`, memory-mapped and verified block by block as they are read.
+
+All changes to the file system that building, adding, deleting, compacting and repairing an index make go through a `Disk`. ``REAL`` is the
+real file system. Tests use disks that fail at a chosen call, run out of space, write partially, or forget unsynced data: durability depends
+on the order of these calls, and is tested call by call. Reads do not use a disk, nor does the writers' lock, which holds no data.
+
+Files are raw arrays without a header: the reader knows dtype and shape, the manifest holds the checksum. A file is divided into blocks of
+16 KiB with a digest each. `CheckedArray` compares a block with its digest when the block is first read; repair reads around damaged blocks
+(`SalvagedFile`). Damage raises `DamagedIndexError`, so that programs can distinguish it from a wrong path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import io
+import mmap
+import os
+import threading
+import weakref
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import sync_folder
+
+# Errors that mean that a file is missing or damaged. Other errors, such as missing permissions or too many open files, may be temporary.
+_SPOILT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
+
+
+class DamagedIndexError(InputError):
+    """A file of an index is missing, truncated or changed; the message names it. ``quiver index repair`` reports what can be kept."""
+
+
+class LostTextError(InputError):
+    """The text of a document was lost to damage; a repair kept the document without it."""
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """Convert an error from reading a file: only missing or damaged files count as index damage, because repair replaces damaged files."""
+    if error.errno in _SPOILT:
+        return DamagedIndexError(f"{path}: cannot be read ({error.strerror}); the index is damaged, run quiver index repair")
+    if error.errno in _TOO_MANY:
+        return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit, such as with ulimit -n 4096")
+    return InputError(f"{path}: cannot be read ({error.strerror})")
+
+
+def missing_file(path: Path) -> DamagedIndexError:
+    """Error for a file that is missing from a committed state."""
+    return DamagedIndexError(f"{path}: missing; the index is damaged: quiver index repair keeps the rest")
+
+
+_BUFFER = 1 << 20
+# Errors of file systems without hard links.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Disk(Protocol):
+    """The calls that change files; each may raise OSError."""
+
+    def create(self, path: Path) -> BinaryIO:
+        """Create a file and open it for writing; an existing file is an error. Its content is durable after ``sync_file``."""
+
+    def sync_file(self, path: Path) -> None:
+        """Make the content of a file durable."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Make the names of a folder's entries durable."""
+
+    def mkdir(self, path: Path) -> None:
+        """Create a folder; an existing one is an error."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename a file or folder atomically; a file at the target is replaced."""
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name atomically; an existing target is an error."""
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty folder."""
+
+
+class RealDisk:
+    """The real file system."""
+
+    def create(self, path: Path) -> BinaryIO:
+        """See `Disk`."""
+        return path.open("xb", buffering=_BUFFER)
+
+    def sync_file(self, path: Path) -> None:
+        """See `Disk`."""
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+
+    def sync_folder(self, path: Path) -> None:
+        """See `Disk`."""
+        sync_folder(path)
+
+    def mkdir(self, path: Path) -> None:
+        """See `Disk`."""
+        path.mkdir()
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Disk`."""
+        source.replace(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """See `Disk`."""
+        os.link(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """See `Disk`."""
+        path.unlink()
+
+    def rmdir(self, path: Path) -> None:
+        """See `Disk`."""
+        path.rmdir()
+
+
+class MemoryDisk:
+    """Files of an index without a folder, kept in memory. Folders, renames and links are not supported.
+
+    Attributes:
+        contents: Path -> bytes of the files that have been written and closed.
+    """
+
+    def __init__(self) -> None:
+        self.contents: dict[Path, NDArray[np.uint8]] = {}
+
+    def create(self, path: Path) -> BinaryIO:
+        """See `Disk`."""
+        if path in self.contents:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        return _MemoryFile(path, self.contents)
+
+    def sync_file(self, path: Path) -> None:
+        """See `Disk`; nothing to do."""
+
+    def sync_folder(self, path: Path) -> None:
+        """See `Disk`; nothing to do."""
+
+    def mkdir(self, path: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{path}: an index in memory has no folders")
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{source}: files of an index in memory are not renamed")
+
+    def link(self, source: Path, target: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{source}: files of an index in memory are not linked")
+
+    def unlink(self, path: Path) -> None:
+        """See `Disk`."""
+        del self.contents[path]
+
+    def rmdir(self, path: Path) -> None:
+        """See `Disk`."""
+        raise NotImplementedError(f"{path}: an index in memory has no folders")
+
+
+class _MemoryFile(io.BytesIO):
+    def __init__(self, path: Path, contents: dict[Path, NDArray[np.uint8]]) -> None:
+        super().__init__()
+        self._path = path
+        self._contents = contents
+
+    def close(self) -> None:
+        if not self.closed and self._path not in self._contents:
+            self._contents[self._path] = np.frombuffer(self.getvalue(), np.uint8)
+        super().close()
+
+
+REAL: Disk = RealDisk()
+"""Default disk: the real file system."""
+
+
+def write_file(path: Path, content: bytes, disk: Disk) -> None:
+    """Write a new file with durable content; its name is durable only after its folder is synced."""
+    with disk.create(path) as file:
+        file.write(content)
+    disk.sync_file(path)
+
+
+def put_file(path: Path, content: bytes, disk: Disk) -> None:
+    """Write a file atomically and durably; an existing file of that name is replaced."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    if temporary.exists():  # left by a killed process; the caller is the only writer
+        disk.unlink(temporary)
+    write_file(temporary, content, disk)
+    disk.rename(temporary, path)
+    disk.sync_folder(path.parent)
+
+
+def link_if_absent(source: Path, target: Path, disk: Disk) -> None:
+    """Rename a durable file atomically, without replacing an existing file.
+
+    Raises:
+        FileExistsError: The target exists. On a file system without hard links, an existing target is replaced instead.
+    """
+    try:
+        disk.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        disk.rename(source, target)
+    else:
+        disk.unlink(source)
+
+
+def write_array(path: Path, array: NDArray[np.generic], disk: Disk) -> None:
+    """Write the raw data of an array, little-endian and in C order, without a header; readers must know shape and dtype."""
+    with disk.create(path) as file:
+        file.write(little_endian(array).data)
+
+
+def little_endian(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The array as it is stored: contiguous and little-endian; the same array if it is so already."""
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+
+
+def remove_tree(folder: Path, disk: Disk) -> None:
+    """Remove a folder and its content; symbolic links are removed, not followed."""
+    if folder.is_symlink():
+        disk.unlink(folder)
+        return
+    for entry in sorted(folder.iterdir()):
+        remove(entry, disk)
+    disk.rmdir(folder)
+
+
+def remove(path: Path, disk: Disk) -> None:
+    """Remove a file, a symbolic link, or a folder with its content."""
+    if path.is_dir():
+        remove_tree(path, disk)
+    else:
+        disk.unlink(path)
+
+
+def make_folders(folder: Path, disk: Disk) -> None:
+    """Create a folder and its missing parents, each with a durable name."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    # A process that was killed may have created the last existing folder and not have made its name durable.
+    with suppress(PermissionError):  # the process that made it could read its parent
+        disk.sync_folder(folder.parent)
+    for path in reversed(missing):
+        disk.mkdir(path)
+        disk.sync_folder(path.parent)
+
+
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_file(path: Path, size: int) -> NDArray[np.uint8]:
+    """Map a file into memory, read-only, as an array (size,); pages are read on access.
+
+    Args:
+        path: The file.
+        size: Its size in bytes, at least 1.
+
+    Raises:
+        OSError: The file cannot be opened or mapped.
+    """
+    if os.name == "nt":  # Windows has no mmap call and no limit on mappings
+        return np.asarray(np.memmap(path, np.uint8, "r", shape=(size,)))
+    return np.asarray(_Mapping(path, size))
+
+
+class _Mapping:
+    """A memory mapping that is released when the last array on it is deleted."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        map_pages, unmap_pages = _calls()
+        with path.open("rb", buffering=0) as file:
+            address = map_pages(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+        if address == _FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(path))
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True)}
+        # Not at interpreter exit: other threads may still be reading, and the operating system releases the mapping.
+        weakref.finalize(self, unmap_pages, address, size).atexit = False
+
+
+@lru_cache(maxsize=1)
+def _calls() -> tuple[Any, Any]:
+    """``mmap`` and ``munmap`` of the C library."""
+    library = ctypes.CDLL(None, use_errno=True)
+    map_pages, unmap_pages = library.mmap, library.munmap
+    # The last argument is an off_t, which is as wide as a long on all platforms of torch.
+    map_pages.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    map_pages.restype = ctypes.c_void_p
+    unmap_pages.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return map_pages, unmap_pages
+
+
+if TYPE_CHECKING:
+    from quiver.retrieval.index.store.reading import FileEntry
+
+Content = TypeVar("Content")
+
+BLOCK = 1 << 14
+"""Block size in bytes; the last block of a file may be shorter."""
+
+CHECKSUMS = "checksums"
+"""Name of the file with the digests of all other files of a folder, sorted by file name."""
+
+DIGEST = 16
+"""Bytes of a digest: a CRC-32, which locates a single flipped bit, and 12 bytes of a SHA-256, which detect any other change."""
+
+_SHIFT = BLOCK.bit_length() - 1
+_CRC = 4
+# Blocks read at a time to hash a whole file.
+_READ = 64
+
+
+def count_blocks(size: int) -> int:
+    """Number of blocks of a file of ``size`` bytes."""
+    return -(-size // BLOCK)
+
+
+def block_digest(content: bytes | bytearray | memoryview) -> bytes:
+    """Digest of one block."""
+    return zlib.crc32(content).to_bytes(_CRC, "little") + hashlib.sha256(content).digest()[: DIGEST - _CRC]
+
+
+def file_digests(path: Path) -> NDArray[np.uint8]:
+    """Digests of a file's blocks, (blocks, 16).
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    digests = bytearray()
+    with path.open("rb", buffering=0) as file:
+        while content := file.read(_READ * BLOCK):
+            view = memoryview(content)
+            for start in range(0, len(content), BLOCK):
+                digests += block_digest(view[start : start + BLOCK])
+    return np.frombuffer(bytes(digests), np.uint8).reshape(-1, DIGEST)
+
+
+def digests_sha256(digests: NDArray[np.uint8]) -> str:
+    """Checksum of a file in the manifest: the SHA-256 of its digests."""
+    return hashlib.sha256(digests.tobytes()).hexdigest()
+
+
+def read_digests(folder: Path, files: Mapping[str, FileEntry]) -> dict[str, NDArray[np.uint8]]:
+    """Digests of the files of a folder, (blocks, 16) each, verified with the manifest where possible.
+
+    If the file of digests is damaged, the digests of intact files are recomputed. Those of damaged files are returned unverified: a
+    block that matches its stored digest is intact in any case.
+
+    Args:
+        folder: Folder of a segment or codec.
+        files: Entries of the manifest.
+
+    Raises:
+        InputError: A file cannot be read for a reason other than damage.
+    """
+    stored = read_around(folder / CHECKSUMS, Path.read_bytes) or b""
+    wanted = DIGEST * sum(count_blocks(entry.bytes) for entry in files.values())
+    stored = stored[:wanted].ljust(wanted, b"\0")
+    found, place = {}, 0
+    for name, entry in sorted(files.items()):
+        size = DIGEST * count_blocks(entry.bytes)
+        digests = np.frombuffer(stored, np.uint8, size, place).reshape(-1, DIGEST)
+        place += size
+        if digests_sha256(digests) != entry.sha256:
+            digests = _recomputed(folder / name, entry, digests)
+        found[name] = digests
+    return found
+
+
+def _recomputed(path: Path, entry: FileEntry, otherwise: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    digests = read_around(path, file_digests)
+    return digests if digests is not None and digests_sha256(digests) == entry.sha256 else otherwise
+
+
+def read_around(path: Path, read: Callable[[Path], Content]) -> Content | None:
+    """Read a file; return None if it is damaged.
+
+    Raises:
+        InputError: The file cannot be read for a reason other than damage.
+    """
+    try:
+        return read(path)
+    except OSError as error:
+        problem = unreadable(path, error)
+        if isinstance(problem, DamagedIndexError):
+            return None
+        raise problem from error
+
+
+class BlockChecks:
+    """Keeps track of the blocks of a file that have been compared with their digests; one instance per open file.
+
+    Args:
+        path: The file, for error messages.
+        content: Its bytes, memory-mapped, (size,).
+        digests: Digests of its blocks, (blocks, 16).
+    """
+
+    def __init__(self, path: Path, content: NDArray[np.uint8], digests: NDArray[np.uint8]) -> None:
+        self._path = path
+        self._content = content
+        self._digests = digests
+        self._unread = np.ones(len(digests), bool)
+        self._left = len(digests)
+        self._lock = threading.Lock()
+
+    def need(self, first: int, last: int) -> None:
+        """Verify the blocks of the bytes ``first`` to ``last - 1`` that have not been verified yet.
+
+        Raises:
+            DamagedIndexError: A block does not match its digest.
+        """
+        if self._left and last > first:
+            self._compare(np.arange(first >> _SHIFT, ((last - 1) >> _SHIFT) + 1))
+
+    def need_each(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> None:
+        """`need` for many spans of bytes, (n,) each; empty spans are allowed."""
+        if not self._left:
+            return
+        begins, ends = firsts >> _SHIFT, ((lasts - 1) >> _SHIFT) + 1
+        filled = lasts > firsts
+        begins, counts = begins[filled], (ends - begins)[filled]
+        if not len(begins):
+            return
+        if int(counts.max()) > 1:
+            offsets = np.cumsum(counts) - counts
+            begins = np.repeat(begins - offsets, counts) + np.arange(int(counts.sum()))
+        self._compare(begins)
+
+    def damaged(self) -> NDArray[np.bool_]:
+        """Read all blocks and return which ones are damaged, (blocks,)."""
+        return np.array([not self._holds(block) for block in range(len(self._digests))], bool)
+
+    def _compare(self, blocks: NDArray[np.int64]) -> None:
+        open_blocks = np.unique(blocks[self._unread[blocks]]).tolist()
+        for block in open_blocks:
+            if not self._holds(block):
+                first = block * BLOCK
+                last = min(first + BLOCK, len(self._content))
+                raise DamagedIndexError(
+                    f"{self._path}: bytes {first} to {last - 1} have changed since they were written; quiver index repair keeps the rest"
+                )
+        with self._lock:
+            self._unread[open_blocks] = False
+            self._left = int(np.count_nonzero(self._unread))
+
+    def _holds(self, block: int) -> bool:
+        content = self._content[block * BLOCK : (block + 1) * BLOCK]
+        return block_digest(content.data) == bytes(self._digests[block])
+
+
+def corrected(content: bytes, digest: bytes) -> bytes | None:
+    """Correct a single flipped bit in a block; return None if no single flip makes the block match its digest.
+
+    Single bit flips are the most common damage by faulty memory and worn media.
+
+    Example:
+        >>> corrected(b"sea birdc", block_digest(b"sea birds"))
+        b'sea birds'
+    """
+    change = zlib.crc32(content) ^ int.from_bytes(digest[:_CRC], "little")
+    for distance, bit in np.argwhere(_crc_changes()[: len(content)] == change).tolist():
+        whole = bytearray(content)
+        whole[len(content) - 1 - distance] ^= 1 << bit
+        if block_digest(whole) == digest:
+            return bytes(whole)
+    return None
+
+
+@cache
+def _crc_changes() -> NDArray[np.uint32]:
+    """Change of a block's CRC-32 by one flipped bit, by distance of the byte from the end and by bit, (16,384, 8)."""
+    table = np.array([zlib.crc32(bytes([value])) ^ zlib.crc32(b"\0") for value in range(256)], np.uint32)
+    changes = np.empty((BLOCK, 8), np.uint32)
+    changes[0] = table[1 << np.arange(8)]
+    for distance in range(1, BLOCK):  # one more byte after the flipped one
+        before = changes[distance - 1]
+        changes[distance] = table[before & 0xFF] ^ (before >> 8)
+    return changes
+
+
+def map_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Map a file as a read-only array; pages are read on access.
+
+    Args:
+        path: File written by ``write_array``.
+        dtype: Type of the elements; they are little-endian in the file.
+        shape: Shape of the array; -1 as the first size is computed from the file size.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        DamagedIndexError: The file has a wrong size.
+        InputError: The file cannot be read for a reason other than damage.
+    """
+    stored = np.dtype(dtype).newbyteorder("<")
+    try:
+        size = path.stat().st_size
+        if shape[0] == -1:
+            row = stored.itemsize * int(np.prod(shape[1:]))
+            shape = (size // max(row, 1), *shape[1:])
+        if size != stored.itemsize * int(np.prod(shape)):
+            raise DamagedIndexError(f"{path}: {size} bytes are not an array of shape {shape} and type {stored}; run quiver index repair")
+        return map_file(path, size).view(stored).reshape(shape) if size else np.zeros(shape, stored)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+class CheckedArray:
+    """An array of rows whose bytes are verified when they are first read.
+
+    Indexing verifies what it returns. `rows`, `spans` and `whole` verify the named rows and return the complete array, for kernels that
+    take an array and row numbers.
+
+    Args:
+        array: The array, (n, ...), C-contiguous, memory-mapped or in memory.
+        checks: Verification of the underlying file; None for no verification.
+        lost: Blocks of the file known to be damaged, (blocks,); repair reads around them.
+
+    Attributes:
+        shape: Shape of the array.
+        nbytes: Its size in bytes.
+    """
+
+    def __init__(self, array: NDArray[Any], checks: BlockChecks | None = None, *, lost: NDArray[np.bool_] | None = None) -> None:
+        self._array = array
+        self._checks = checks
+        self._lost = lost
+        self._width = array.itemsize * int(np.prod(array.shape[1:]))
+        self.shape: tuple[int, ...] = array.shape
+        self.nbytes: int = array.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
+        if self._checks is None:
+            return self._array[rows]
+        if not isinstance(rows, slice):
+            return self.rows(rows)[rows]
+        first, last, _ = rows.indices(len(self))
+        self._checks.need(first * self._width, last * self._width)
+        return self._array[rows]
+
+    def item(self, row: int) -> Any:
+        """One element of a one-dimensional array, as a Python number."""
+        if self._checks is not None:
+            self._checks.need(row * self._width, (row + 1) * self._width)
+        return self._array.item(row)
+
+    def rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """The complete array, after verifying the given rows."""
+        if self._checks is not None:
+            firsts = np.asarray(rows, np.int64) * self._width
+            self._checks.need_each(firsts, firsts + self._width)
+        return self._array
+
+    def spans(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[Any]:
+        """The complete array, after verifying the rows ``begins[i]`` to ``ends[i] - 1``."""
+        if self._checks is not None:
+            self._checks.need_each(begins * self._width, ends * self._width)
+        return self._array
+
+    def whole(self) -> NDArray[Any]:
+        """The complete array, after verifying all of it."""
+        if self._checks is not None:
+            self._checks.need(0, self.nbytes)
+        return self._array
+
+    def damaged(self) -> NDArray[np.bool_]:
+        """Which rows have a byte in a lost block, (n,)."""
+        if self._lost is None or not len(self):
+            return np.zeros(len(self), bool)
+        lost_before = np.append(0, np.cumsum(self._lost))
+        firsts = np.arange(len(self)) * self._width
+        lasts = firsts + self._width
+        damaged: NDArray[np.bool_] = lost_before[-(-lasts // BLOCK)] > lost_before[firsts // BLOCK]
+        return damaged
+
+
+def as_checked(array: NDArray[Any] | CheckedArray) -> CheckedArray:
+    """Wrap an array in memory as a `CheckedArray` without verification."""
+    return array if isinstance(array, CheckedArray) else CheckedArray(array)
+
+
+@dataclass(frozen=True)
+class SalvagedFile:
+    """The readable part of a damaged file.
+
+    Attributes:
+        content: Bytes of the file, (size,), with zeros where they cannot be read.
+        lost: Which blocks are damaged, (blocks,).
+    """
+
+    content: NDArray[np.uint8]
+    lost: NDArray[np.bool_]
+
+
+class Files:
+    """The files of one folder, opened for reading.
+
+    Args:
+        folder: The folder.
+        digests: Digests of the blocks by file name; files without digests are not verified.
+        sizes: Expected sizes in bytes by file name, as far as they are known.
+        salvaged: Salvaged content by file name, read instead of the damaged files.
+        contents: File name -> bytes, for files in memory; None for files on disk.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        digests: Mapping[str, NDArray[np.uint8]] | None = None,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        salvaged: Mapping[str, SalvagedFile] | None = None,
+        contents: Mapping[str, NDArray[np.uint8]] | None = None,
+    ) -> None:
+        self.folder = folder
+        self._contents = contents
+        self._sizes = sizes or {}
+        self._digests = digests or {}
+        self._salvaged = salvaged or {}
+
+    @classmethod
+    def written(cls, folder: Path, disk: Disk) -> Files:
+        """Files that were just written through a disk, possibly a `MemoryDisk`; they are not verified."""
+        if not isinstance(disk, MemoryDisk):
+            return cls(folder)
+        return cls(folder, contents={path.name: content for path, content in disk.contents.items() if path.parent == folder})
+
+    def map(self, name: str, dtype: DTypeLike, shape: tuple[int, ...]) -> CheckedArray:
+        """Map a file; see `map_array`."""
+        if name in self._salvaged:
+            return self._salvage(self._salvaged[name], dtype, shape)
+        if self._contents is not None:
+            return CheckedArray(self._contents[name].view(np.dtype(dtype).newbyteorder("<")).reshape(shape))
+        path = self.folder / name
+        array = map_array(path, dtype, shape)
+        if self._sizes.get(name, array.nbytes) != array.nbytes:
+            raise DamagedIndexError(
+                f"{path}: {array.nbytes} bytes, but {self._sizes[name]} were written; quiver index repair keeps the rest"
+            )
+        digests = self._digests.get(name)
+        checks = None if digests is None else BlockChecks(path, array.reshape(-1).view(np.uint8), digests)
+        return CheckedArray(array, checks)
+
+    def read(self, name: str) -> bytes:
+        """Read and verify a file.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+            DamagedIndexError: The file is damaged.
+        """
+        content: bytes = self.map(name, np.uint8, (-1,)).whole().tobytes()
+        return content
+
+    @property
+    def lost_names(self) -> list[str]:
+        """Names of the files that are partly lost."""
+        return [name for name, file in self._salvaged.items() if file.lost.any()]
+
+    def is_lost(self, name: str) -> bool:
+        """Whether a file is partly lost."""
+        return name in self.lost_names
+
+    @staticmethod
+    def _salvage(file: SalvagedFile, dtype: DTypeLike, shape: tuple[int, ...]) -> CheckedArray:
+        array = file.content.view(np.dtype(dtype).newbyteorder("<"))
+        return CheckedArray(array.reshape(shape), lost=file.lost)
+
+
+def lengths_around(lengths: NDArray[np.integer[Any]], lost: NDArray[np.bool_], total: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Replace lost lengths so that the rows after them keep their first vectors; also return the rows that cannot be located, (P,).
+
+    Args:
+        lengths: Number of vectors of each row, (P,).
+        lost: Which of the lengths are lost, (P,).
+        total: Number of vectors of all rows, T.
+
+    Example:
+        >>> lengths_around(np.array([2, 9, 9, 3]), np.array([False, True, True, False]), 10)
+        (array([2, 5, 0, 3]), array([False,  True,  True, False]))
+    """
+    filled, unplaced = lengths.astype(np.int64), lost.copy()
+    if lost.any():
+        first, last = np.flatnonzero(lost)[[0, -1]].tolist()
+        unplaced[first : last + 1] = True
+        filled[first : last + 1] = 0
+        filled[first] = max(0, total - int(filled.sum()))
+    return filled, unplaced
+
+
+def rows_with(vectors: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Rows that have at least one of the marked vectors, (P,).
+
+    Args:
+        vectors: Marked vectors, (T,).
+        offsets: First vector of each row, and T, (P + 1,).
+    """
+    before = np.append(0, np.cumsum(vectors))
+    found: NDArray[np.bool_] = before[offsets[1:]] > before[offsets[:-1]]
+    return found
+
+
+def strings_lost(offsets: CheckedArray, content: CheckedArray) -> NDArray[np.bool_]:
+    """Which strings have lost a byte or one of their offsets, (n,).
+
+    Args:
+        offsets: Start of each string, and the number of bytes, (n + 1,) int64.
+        content: Bytes of all strings.
+    """
+    damaged = offsets.damaged()
+    lost = damaged[:-1] | damaged[1:]
+    lost_before = np.append(0, np.cumsum(content.damaged()))
+    places = offsets.whole()
+    found: NDArray[np.bool_] = lost | (lost_before[np.where(lost, 0, places[1:])] > lost_before[np.where(lost, 0, places[:-1])])
+    return found
+
+
+COPIED = 1 << 20
+"""Bytes copied at a time."""
+
+
+class RecordFiles:
+    """Writes several files of a segment at the same time.
+
+    Args:
+        folder: An existing folder.
+        disk: Performs all writes.
+        holds: Description of the content of each file, by name.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, holds: Mapping[str, str]) -> None:
+        self._holds = dict(holds)
+        self._open: dict[str, BinaryIO] = {}
+        try:
+            for name in holds:
+                self._open[name] = disk.create(folder / name)
+        except OSError:
+            self._abandon()
+            raise
+
+    def write(self, name: str, records: NDArray[Any]) -> None:
+        """Append records to a file, (n, ...)."""
+        if not len(records):  # an empty array has no buffer
+            return
+        try:
+            self._open[name].write(little_endian(records).data)
+        except OSError:
+            self._abandon()
+            raise
+
+    def copy(self, name: str, records: NDArray[Any] | CheckedArray, keep: NDArray[np.bool_]) -> None:
+        """Append the kept records of another segment, (P, ...), chosen by a bitmap (P,)."""
+        step = _step(records)
+        for start in range(0, len(records), step):
+            part = slice(start, start + step)
+            self.write(name, records[part][keep[part]])
+
+    def copy_span(self, name: str, records: NDArray[Any] | CheckedArray, first: int, last: int) -> None:
+        """Append the records ``first`` to ``last - 1`` of another segment."""
+        step = _step(records)
+        for start in range(first, last, step):
+            self.write(name, records[start : min(start + step, last)])
+
+    def close(self) -> dict[str, str]:
+        """Close the files and return what each holds, by name."""
+        try:
+            for file in self._open.values():
+                file.close()
+        except OSError:
+            self._abandon()
+            raise
+        return self._holds
+
+    def _abandon(self) -> None:
+        """Close the files after an error, ignoring further errors from unwritten buffers."""
+        for file in self._open.values():
+            try:
+                file.close()
+            except OSError:
+                continue
+
+
+def _step(records: NDArray[Any] | CheckedArray) -> int:
+    """Number of records copied at a time."""
+    return max(1, COPIED // max(1, records.nbytes // max(1, len(records))))

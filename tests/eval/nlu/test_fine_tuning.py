@@ -1,0 +1,365 @@
+"""Whole runs: one killed anywhere and resumed is one that was not, the best is kept, a patient one stops, and what is refused.
+
+The task is one of GLUE's, for it has a head, dropout and a score; the loop knows nothing of that. Span QA is in test_qa_training.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quiver.encoder import InputError, load_head
+from quiver.encoder.files import read_json, write_json
+from quiver.encoder.heads import SequenceClassifier
+from quiver.encoder.training.callbacks import BarCallback
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.log import LOG, read_log
+from quiver.encoder.training.processes import RunStoppedError
+from quiver.encoder.training.run_folder import exclusive_lock
+from quiver.encoder.training.state import write_state
+from quiver.eval.nlu.fine_tuning import Request
+from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
+from quiver.eval.nlu.recipes import GlueRecipe
+
+MakeGlue = Callable[..., GlueRecipe]
+TIMES = ("seconds", "tokens_per_second")
+UPDATES = {"epochs": 2, "evaluate_every": 4, "batch_size": 20}  # 24 updates, marked behind every fourth
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+def train(recipe: GlueRecipe, out: Path, *, resume: bool = False, overwrite: bool = False) -> TaskScores:
+    request = Request(run_recipe(recipe, "cola"), out, (RESULTS, PREDICTIONS), resume, overwrite)
+    return train_glue_task(recipe, "cola", Start(recipe.model.init), request)
+
+
+def after_step(step: int, do: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something happens after a step, before anything of it is counted, logged or saved."""
+
+    def interrupted(self: BarCallback, done: int) -> None:
+        if done == step:
+            do()
+
+    monkeypatch.setattr(BarCallback, "on_step", interrupted)
+
+
+def die() -> None:
+    raise Killed
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def without_times(lines: list[Any]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def model_bytes(out: Path) -> bytes:
+    return (out / "model" / "model.safetensors").read_bytes()
+
+
+def assert_same_run(out: Path, whole: Path) -> None:
+    assert model_bytes(out) == model_bytes(whole)
+    assert without_times(read_log(out / LOG)) == without_times(read_log(whole / LOG))
+    last = max(Checkpoints(whole / "checkpoints").steps())
+    assert max(Checkpoints(out / "checkpoints").steps()) == last
+    folders = [each / "checkpoints" / f"step-{last:06d}" for each in (out, whole)]
+    for name in ("model.safetensors", "trainer.safetensors"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), "weights, moments and generators"
+    for name in (RESULTS, PREDICTIONS):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.fixture
+def recipe(make_glue: MakeGlue) -> GlueRecipe:
+    return make_glue("cola", updates=UPDATES)
+
+
+@pytest.fixture(scope="module")
+def whole(make_glue: MakeGlue, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was not interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    train(make_glue("cola", updates=UPDATES), out)
+    return out
+
+
+def test_a_run_leaves_its_best_model(whole: Path) -> None:
+    record = read_json(whole / "run.json")
+    result = record["result"]
+    assert (result["steps"], result["planned_steps"], result["stopped_early"], result["resumed_at"]) == (24, 24, False, [])
+    assert [line["step"] for line in result["development"]] == [4, 8, 12, 16, 20, 24]
+    scores = {line["step"]: line["matthews"] for line in result["development"]}
+    assert result["best_step"] == min(step for step, score in scores.items() if score == max(scores.values()))
+    assert record["scores"]["score"] == max(scores.values()) == read_json(whole / RESULTS)["score"]
+    checkpoints = Checkpoints(whole / "checkpoints")
+    assert checkpoints.steps() == sorted({result["best_step"], 24})
+    best = load_head(SequenceClassifier, checkpoints.path(result["best_step"])).state_dict()
+    for name, weight in load_head(SequenceClassifier, whole / "model").state_dict().items():
+        assert torch.equal(weight, best[name])
+    assert record["counts"] == {"examples": 240, "truncated": 0, "held_out": 60, "held_out_truncated": 0}
+    assert set(record["sha256"]) == {"train", "validation"}
+    assert record["recipe"]["tasks"]["cola"]["evaluate_every"] == 4
+    assert {path.name for path in whole.iterdir()} == {
+        *("begun.json", "checkpoints", "log.jsonl", "model", "predictions.json", "recipe.json", "results.json", "run.json"),
+    }
+
+
+@pytest.mark.parametrize("fatal", [6, 13, 24])
+def test_killed_and_resumed_it_is_the_run_that_was_not(
+    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, fatal: int
+) -> None:
+    """In the first epoch; behind its end, where the order is drawn anew; before the last update."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        after_step(fatal, die, patch)
+        with pytest.raises(Killed):
+            train(recipe, out)
+    (out / "checkpoints" / ".step-000099.unfinished").mkdir()  # what a kill leaves, and an exception does not
+    torch.manual_seed(99)
+    train(recipe, out, resume=True)
+    assert read_json(out / "run.json")["result"]["resumed_at"] == [4 * ((fatal - 1) // 4)]
+    assert_same_run(out, whole)
+
+
+def test_a_disk_that_fills_up_is_an_oserror_and_the_run_resumes(
+    recipe: GlueRecipe, tmp_path: Path, whole: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    out = tmp_path / "out"
+    with ExitStack() as filled, pytest.MonkeyPatch.context() as patch:
+        after_step(8, lambda: filled.enter_context(full_disk(10_000)), patch)
+        with pytest.raises(OSError, match="File too large") as caught:
+            train(recipe, out)
+    assert str(caught.value.filename).startswith(str(out / "checkpoints"))
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000004"]
+    train(recipe, out, resume=True)
+    assert_same_run(out, whole)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_resumed(
+    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("quiver.eval.nlu.fine_tuning.new_run", lambda out: nullcontext())  # a process that is killed clears nothing up
+        after_step(3, die, patch)
+        with pytest.raises(Killed):
+            train(recipe, out)
+    train(recipe, out, resume=True)
+    assert read_json(out / "run.json")["result"]["resumed_at"] == [0]
+    assert_same_run(out, whole)
+
+
+@pytest.mark.parametrize("asked", [6, 12])
+def test_sigterm_finishes_the_update_and_saves_before_anything_is_scored(
+    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, asked: int
+) -> None:
+    """Behind the twelfth update a score is due: the session that goes on does it, and the log has it once."""
+    out, scored = tmp_path / "out", []
+    real = TextTask.score
+
+    def noted(self: TextTask, model: SequenceClassifier) -> Mapping[str, float]:
+        scored.append(1)
+        return real(self, model)
+
+    monkeypatch.setattr(TextTask, "score", noted)
+    with monkeypatch.context() as patch:
+        after_step(asked - 1, terminate, patch)
+        with pytest.raises(RunStoppedError) as stopped:
+            train(recipe, out)
+    assert stopped.value.step == asked
+    assert len(scored) == (asked - 1) // 4
+    assert (out / "checkpoints" / f"step-{asked:06d}" / "seal.json").is_file()
+    assert not (out / "run.json").exists()
+    with pytest.raises(InputError, match="already holds an unfinished run; resume it with --resume, or choose another --out"):
+        train(recipe, out)
+    train(recipe, out, resume=True)
+    assert len(scored) == 6
+    assert_same_run(out, whole)
+
+
+def test_a_session_that_dies_behind_a_score_does_not_log_it_twice(
+    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        after_step(11, terminate, patch)
+        with pytest.raises(RunStoppedError):
+            train(recipe, out)
+    with monkeypatch.context() as patch:
+        after_step(13, die, patch)
+        with pytest.raises(Killed):
+            train(recipe, out, resume=True)  # scores update 12 first, whose checkpoint is older than that score
+    assert [line["step"] for line in read_log(out / LOG) if "score" in line] == [4, 8, 12]
+    train(recipe, out, resume=True)
+    assert_same_run(out, whole)
+
+
+def test_no_death_while_a_checkpoint_is_written_loses_the_run(
+    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    """It dies between the model and the state, when the folder has no name yet: the checkpoint before it is what is left."""
+    out = tmp_path / "out"
+    real, seen = write_state, []
+
+    def dying(stem: Path, state: object) -> None:
+        seen.append(stem)
+        if len(seen) == 3:
+            raise Killed
+        real(stem, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("quiver.eval.nlu.fine_tuning.write_state", dying)
+        with pytest.raises(Killed):
+            train(recipe, out)
+    assert max(Checkpoints(out / "checkpoints").steps()) == 8
+    train(recipe, out, resume=True)
+    assert_same_run(out, whole)
+
+
+def scripted(scores: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores as they are given, one a mark."""
+    given = iter(scores)
+    monkeypatch.setattr(TextTask, "score", lambda self, model: {"matthews": next(given)})
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "steps", "best"),
+    [
+        ([0.1, 0.3, 0.2, 0.3, 0.9, 0.9], 2, 16, 8),  # an equal score is no better
+        ([0.1, 0.3, 0.2, 0.4, 0.3, 0.5], 2, 24, 24),
+        ([0.5, 0.4, 0.9, 0.1, 0.1, 0.1], 1, 8, 4),
+        ([0.1, 0.3, 0.2, 0.2, 0.2, 0.2], None, 24, 8),
+    ],
+)
+def test_patience_ends_a_run_and_the_best_is_its_model(
+    make_glue: MakeGlue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scores: list[float],
+    patience: int | None,
+    steps: int,
+    best: int,
+) -> None:
+    recipe, out = make_glue("cola", updates=UPDATES, patience=patience), tmp_path / "out"
+    scripted(scores, monkeypatch)
+    train(recipe, out)
+    result = read_json(out / "run.json")["result"]
+    assert (result["steps"], result["best_step"], result["stopped_early"]) == (steps, best, steps < 24)
+    assert Checkpoints(out / "checkpoints").steps() == sorted({best, steps})
+    kept = load_head(SequenceClassifier, out / "checkpoints" / f"step-{best:06d}").state_dict()
+    for name, weight in load_head(SequenceClassifier, out / "model").state_dict().items():
+        assert torch.equal(weight, kept[name])
+
+
+def test_patience_goes_on_counting_when_a_run_is_resumed(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, out = make_glue("cola", updates=UPDATES, patience=2), tmp_path / "out"
+    scripted([0.5, 0.4, 0.3], monkeypatch)
+    with monkeypatch.context() as patch:
+        after_step(10, die, patch)
+        with pytest.raises(Killed):
+            train(recipe, out)
+    train(recipe, out, resume=True)
+    assert read_json(out / "run.json")["result"]["steps"] == 12
+
+
+def test_a_best_checkpoint_that_is_damaged_is_not_passed_over(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, out = make_glue("cola", updates=UPDATES), tmp_path / "out"
+    scripted([0.5, 0.4, 0.3, 0.2, 0.1, 0.0], monkeypatch)
+
+    def spoil() -> None:
+        (out / "checkpoints" / "step-000004" / "model.safetensors").write_bytes(b"spoilt")
+
+    after_step(9, spoil, monkeypatch)
+    with pytest.raises(InputError, match=r"step-000004: the best checkpoint is damaged or gone; train again with --overwrite"):
+        train(recipe, out)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
+    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, real = tmp_path / "out", TextTask.loss
+    calls = []
+
+    def poisoned(self: TextTask, model: SequenceClassifier, batch: Any) -> torch.Tensor:
+        calls.append(1)
+        return real(self, model, batch) * (float("nan") if len(calls) == 7 else 1.0)
+
+    monkeypatch.setattr(TextTask, "loss", poisoned)
+    with pytest.raises(InputError, match=r"loss is nan at step 7; its batch is in .*step-000007: .*lower tasks\.cola\.learning_rate"):
+        train(recipe, out)
+    kept = read_json(out / "nonfinite" / "step-000007" / "batch.json")
+    assert len(kept["batches"][0]["rows"]) == 20
+    assert {"index", "texts", "label"} == set(kept["batches"][0]["rows"][0])
+    assert (out / "nonfinite" / "step-000007" / "batch.safetensors").is_file()
+    assert max(Checkpoints(out / "checkpoints").steps()) == 4
+
+
+def test_what_a_run_is_resumed_with_is_what_it_was_begun_with(
+    make_glue: MakeGlue, glue_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe, out = make_glue("cola", updates=UPDATES), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        after_step(6, die, patch)
+        with pytest.raises(Killed):
+            train(recipe, out)
+    with pytest.raises(InputError, match=r"--resume needs the run as it was begun;  training\.seed was 12, is 13$"):
+        train(make_glue("cola", updates=UPDATES, seed=13), out, resume=True)
+    begun = read_json(out / "begun.json")
+    write_json(out / "begun.json", begun | {"sha256": begun["sha256"] | {"train": "0" * 64}})
+    with pytest.raises(InputError, match=r"--resume needs the run as it was begun;  sha256\.train was"):
+        train(recipe, out, resume=True)
+    write_json(out / "begun.json", begun | {"threads": 64})
+    train(make_glue("cola", updates=UPDATES, log_every=7), out, resume=True)
+    assert "changed since the run was begun: training.log_every; no weight depends on that" in caplog.text
+    assert "changed since the run was begun: threads; it may not end with the very same weights" in caplog.text
+
+
+def test_folders_that_are_taken(recipe: GlueRecipe, tmp_path: Path, whole: Path) -> None:
+    with pytest.raises(InputError, match="already holds a complete run; choose another --out, or replace it with --overwrite"):
+        train(recipe, whole)
+    with pytest.raises(InputError, match="the run is complete, there is nothing to resume; its model is"):
+        train(recipe, whole, resume=True)
+    with pytest.raises(InputError, match="holds no run to resume; leave --resume out"):
+        train(recipe, tmp_path / "new", resume=True)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(InputError, match="--resume and --overwrite exclude each other; pass only one of them"):
+        train(recipe, tmp_path / "new", resume=True, overwrite=True)
+    with exclusive_lock(tmp_path / "busy"), pytest.raises(InputError, match="another session is training there"):
+        train(recipe, tmp_path / "busy")
+
+
+def test_a_run_that_replaces_another_leaves_none_of_its_results(
+    make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, out = (
+        make_glue("cola", updates=UPDATES | {"epochs": 0.2}),
+        make_glue("cola", updates=UPDATES, seed=5),
+        tmp_path / "out",
+    )
+    train(first, out)
+    before = (out / RESULTS).read_bytes()
+    with monkeypatch.context() as patch:
+        after_step(2, die, patch)
+        with pytest.raises(Killed):
+            train(second, out, overwrite=True)
+    assert (out / RESULTS).read_bytes() == before, "the old run is put back, whole"
+    assert read_json(out / "run.json")["recipe"]["training"]["seed"] == 12
+    with monkeypatch.context() as patch:
+        after_step(6, die, patch)
+        with pytest.raises(Killed):
+            train(second, out, overwrite=True)
+    assert not (out / RESULTS).exists()
+    train(second, out, resume=True)
+    assert json.loads((out / RESULTS).read_text())["task"] == "cola"
+    assert not list(out.glob(".replaced-*"))

@@ -1,0 +1,115 @@
+"""Table 5 with a row of ours: the paper's figures, our points, blanks where a task is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from quiver.encoder import InputError
+from quiver.encoder.files import write_json
+from quiver.eval.metrics import average
+from quiver.eval.nlu.fine_tuning import RUN_SCHEMA
+from quiver.eval.nlu.glue import GlueResults, TaskRun, gather_results, glue_layout, glue_report, write_glue_report
+from quiver.eval.nlu.glue_tasks import TASKS, TaskName
+from quiver.eval.nlu.glue_training import TaskScores
+from quiver.eval.report.render import render_html, render_markdown
+
+
+def run(task: TaskName, score: float) -> TaskRun:
+    measures = dict.fromkeys(TASKS[task].measures, score)
+    scores = TaskScores(task, TASKS[task].held_out, 100, score, measures)
+    return TaskRun(
+        scores,
+        trained_on=1_234,
+        from_mnli=task == "rte",
+        learning_rate=8e-5,
+        weight_decay=1e-6,
+        epochs=2.0,
+        batch_size=16,
+        steps=90,
+        planned_steps=156,
+        best_step=50,
+        seconds=12.3,
+        seed=7,
+    )
+
+
+def results(**scores: float) -> GlueResults:
+    runs = {name: run(name, scores[name]) for name in TASKS if name in scores}
+    means: dict[str, float | None] = {name: each.scores.score for name, each in runs.items()}
+    return GlueResults("mine", "models/<mine>", average(means, list(TASKS)), dict(runs))
+
+
+def test_ours_stand_below_the_papers() -> None:
+    layout = glue_layout(results(**dict.fromkeys(TASKS, 0.5) | {"mnli": 0.8912}))
+    assert layout.columns == ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "Average")
+    theirs, ours = layout.lines[6], layout.lines[-1]
+    assert (theirs.label, theirs.cells) == ("ModernBERT-base", (65.1, 96.0, 92.2, 91.8, 92.1, 89.1, 93.9, 87.4, 88.4))
+    assert ours.cells[5] == pytest.approx(89.12)
+    assert ours.cells[-1] == pytest.approx((7 * 50 + 89.12) / 8)
+    assert (ours.measured, ours.origin) == ("8 of 8", "measured")
+    assert len(layout.lines) == 13
+
+
+def test_a_task_that_is_missing_is_blank_and_so_is_the_average() -> None:
+    ours = glue_layout(results(cola=0.61, rte=0.8)).lines[-1]
+    assert ours.cells == (61.0, None, None, None, None, None, None, 80.0, None)
+    assert ours.measured == "2 of 8"
+
+
+def test_as_markdown() -> None:
+    text = render_markdown(glue_report(results(cola=0.61234, stsb=0.9, rte=0.8)))
+    [line] = [line for line in text.splitlines() if "(mine)" in line]
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["61.2", "", "", "90.0", "", "", "", "80.0", "", "3 of 8"]
+    [stsb] = [line for line in text.splitlines() if line.startswith("| STS-B")]
+    assert "spearman 90.00, pearson 90.00" in stsb
+    assert "90 of 156" in stsb
+    [rte] = [line for line in text.splitlines() if line.startswith("| RTE")]
+    assert "| MNLI |" in rte
+    assert "accuracies" in text
+
+
+def test_as_a_page(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    given = results(cola=0.61234, rte=0.8)
+    page = render_html(glue_report(given))
+    assert page == render_html(glue_report(given))
+    assert "models/&lt;mine&gt; (mine)" in page
+    rows = re.findall(r'<tr class="(published|measured)">', page)
+    assert (rows.count("published"), rows.count("measured")) == (12, 1)
+    assert "://" not in page
+    assert write_glue_report(given, tmp_path) == tmp_path / "report.html"
+    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.html"}
+
+
+def record(name: str, task: TaskName) -> dict[str, object]:
+    updates = {"learning_rate": 8e-5, "weight_decay": 1e-6, "epochs": 2.0, "batch_size": 16}
+    return {
+        "schema": RUN_SCHEMA,
+        "recipe": {"name": name, "model": {"init": "m"}, "tasks": {task: updates}, "training": {"seed": 7}},
+        "counts": {"examples": 1_234},
+        "result": {"steps": 90, "planned_steps": 156, "best_step": 50, "seconds": 12.3},
+        "scores": {"task": task, "split": TASKS[task].held_out, "examples": 100, "score": 0.5, "measures": {TASKS[task].measures[0]: 0.5}},
+    }
+
+
+def test_records_are_gathered_and_those_of_others_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="contains no finished run of quiver glue"):
+        gather_results(tmp_path)
+    for name in ("rte", "cola"):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "run.json", record("mine", name))  # type: ignore[arg-type]
+    found = gather_results(tmp_path)
+    assert list(found.runs) == ["cola", "rte"]
+    assert (found.runs["rte"].trained_on, found.runs["rte"].from_mnli, found.average.known) == (1_234, False, 2)
+    write_json(tmp_path / "rte" / "run.json", record("yours", "rte"))
+    with pytest.raises(InputError, match=r"its tasks were trained from several models, m \(mine\), m \(yours\)"):
+        gather_results(tmp_path)
+    write_json(tmp_path / "rte" / "run.json", record("mine", "rte") | {"schema": "quiver-run/2"})
+    with pytest.raises(InputError, match="its schema is quiver-run/2, this version reads"):
+        gather_results(tmp_path)
+    write_json(tmp_path / "rte" / "run.json", {"schema": RUN_SCHEMA})
+    with pytest.raises(InputError, match=r"a run.json in it is damaged \('recipe' is missing"):
+        gather_results(tmp_path)
