@@ -39,21 +39,21 @@ LOG, NONFINITE = "log.jsonl", "nonfinite"
 
 Line: TypeAlias = Mapping[str, int | float]
 Curve: TypeAlias = list[tuple[int, float]]
-"""(step, value), steps rising."""
+"""(step, value), in the order of the steps."""
 
 
 class RunLog:
-    """Lines at the end of a file.
+    """Appends lines to a log file.
 
     Args:
-        path: Made with the first line.
+        path: Log file; created with the first line.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def append(self, line: Line) -> None:
-        """Add one line; whoever reads the file now sees it."""
+        """Append a line; it is visible to readers at once."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -62,23 +62,23 @@ class RunLog:
         return self._path.exists() and any(line["step"] == step and key in line for line in read_log(self._path))
 
     def sync(self) -> None:
-        """Put the lines on the disk: a checkpoint that is about to be sealed must not know more than the log."""
+        """Sync the lines to disk, before a checkpoint that includes them is sealed."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def cut(self, step: int) -> None:
-        """Take back every line after ``step``, and what a kill has left of a line that it interrupted."""
+        """Delete every line after ``step``, and an incomplete last line that a killed process has left."""
         if self._path.exists():
             lines = [line for line in read_log(self._path) if line["step"] <= step]
             write_text(self._path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_log(path: Path) -> list[Line]:
-    """The lines of a log; of a run that is going on or was killed, all that are whole.
+    """The complete lines of a log, whether the run is finished or not.
 
     Raises:
-        InputError: There is no such file, or a line has its end and is no line of a log.
+        InputError: The file does not exist, or a complete line is not a log line.
     """
     try:
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
@@ -90,7 +90,7 @@ def read_log(path: Path) -> list[Line]:
 
 
 def curve(lines: Sequence[Line], key: str) -> Curve:
-    """One quantity of a log over the steps.
+    """Values of one key over the steps.
 
     Example:
         >>> curve([{"step": 1, "loss": 0.5}, {"step": 1, "ndcg@10": 0.25}, {"step": 2, "loss": 0.25}], "loss")
@@ -111,18 +111,18 @@ def _parsed(line: str, where: str) -> Line:
     except json.JSONDecodeError as error:
         raise InputError(f"{where}: malformed JSON ({error})") from error
     if not isinstance(value, dict) or not isinstance(value.get("step"), int):
-        raise InputError(f"{where}: not a line of a training log, it has no step")
+        raise InputError(f"{where}: not a line of a training log (it has no step)")
     return value
 
 
 @dataclass(frozen=True)
 class SeenBatch:
-    """A batch that went through the model.
+    """A batch that was given to the loss function.
 
     Attributes:
-        examples: Its rows, as JSON: what somebody needs who looks for them.
-        features: What the loss was given.
-        loss: What it gave.
+        examples: Its rows as JSON, to find them in the data.
+        features: Input of the loss function.
+        loss: Value of the loss.
     """
 
     examples: list[dict[str, Any]]
@@ -131,18 +131,18 @@ class SeenBatch:
 
 
 def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_norm: float) -> None:
-    """Write the batches of an update that cannot be done: those whose loss is no number, or all of them if it is the gradient alone.
+    """Write the batches of a step with a non-finite loss or gradient: those with a non-finite loss, or all if the losses are finite.
 
     Args:
-        folder: Made here.
-        batches: Of this process.
-        step: The update, from 1.
+        folder: Folder to create.
+        batches: Batches of this process.
+        step: The step, from 1.
         grad_norm: L2 norm of its gradient.
     """
     bad = [batch for batch in batches if not math.isfinite(batch.loss)] or list(batches)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        f"{place}.{name}": value.detach().to("cpu", copy=True).contiguous()  # safetensors takes no two of one storage
+        f"{place}.{name}": value.detach().to("cpu", copy=True).contiguous()  # safetensors refuses tensors that share storage
         for place, batch in enumerate(bad)
         for name, value in batch.features.items()
         if isinstance(value, Tensor)
@@ -153,7 +153,7 @@ def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_
 
 
 def nonfinite_error(folder: Path, *, step: int, loss: float, grad_norm: float, setting: str) -> InputError:
-    """What stops the run; ``setting`` is the learning rate's name in its recipe."""
+    """The error that stops the run; ``setting`` is the name of the learning rate in the recipe."""
     what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {grad_norm}"
     return InputError(f"{what} at step {step}; its batch is in {folder}: look at its texts, or lower {setting}")
 

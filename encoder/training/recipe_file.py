@@ -27,37 +27,37 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """Text, null, lists and mappings; notes keys that are given twice instead of letting the last one win."""
+    """Loads text, null, lists and mappings; records repeated keys, of which PyYAML keeps the last one silently."""
 
-    # Tags such as !!int or !!timestamp would bring the guessing back; None holds what refuses an unknown tag.
+    # Tags such as !!int or !!timestamp would bring type guessing back. The constructor under None refuses unknown tags.
     yaml_constructors: ClassVar = {
         tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{_TAG}null", f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)
     }
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        # First character of a plain scalar -> tags it may have; what matches none is text.
+        # First character of a plain scalar -> possible tags; scalars that match none are text.
         null = (f"{_TAG}null", re.compile(r"(?:~|null|Null|NULL|)\Z"))
         self.yaml_implicit_resolvers = {"~": [null], "n": [null], "N": [null], "": [null], "<": [(f"{_TAG}merge", re.compile(r"<<\Z"))]}
         self.repeated: list[str] = []
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # typeshed has a wrong type for the anchor
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # the type of the anchor is wrong in typeshed
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and key.value in lines:
-                self.repeated.append(f"line {line}: the key {key.value!r} stands in line {lines[key.value]} already")
+                self.repeated.append(f"line {line}: the key {key.value!r} is already in line {lines[key.value]}")
             elif isinstance(key, yaml.ScalarNode):
                 lines[key.value] = line
         return node
 
 
 def parse_yaml(text: str) -> tuple[object, list[str]]:
-    r"""One YAML document as text, None, lists and mappings, and a problem for each repeated key.
+    r"""Parse a YAML document into text, None, lists and mappings; also returns a problem for each repeated key.
 
     Raises:
-        InputError: The syntax is broken; the message begins with the line.
+        InputError: The document is not valid YAML; the message begins with the line number.
 
     Example:
         >>> parse_yaml("rate: 8e-5\nlimit: null")
@@ -82,16 +82,16 @@ def load_sections(
 
     Args:
         path: A YAML file, or the name of a shipped recipe.
-        kind: The dataclass of the whole recipe.
+        kind: Schema of the recipe.
         rules: Relations between its fields.
-        kinds: Values of ``kind`` that a shipped recipe may have to be found by its name; None for any.
-        overrides: ``section.setting=value``, applied in order before anything is checked. ``key=`` and ``key=null`` unset; a value in
-            quotes is text, quotes taken off; ``[1, 2]`` is a list; a list's item is named by its number, from 0.
+        kinds: Only shipped recipes with one of these values of ``kind`` are found by name; None for all.
+        overrides: ``section.setting=value``, applied in order before anything is checked. ``key=`` and ``key=null`` unset a setting; quotes
+            around a text are removed; ``[1, 2]`` is a list; an item of a list is addressed by its number, from 0.
 
     Raises:
-        SchemaError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
-            or at odds with another; names all of them.
-        InputError: There is no such recipe, or it cannot be read.
+        SchemaError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of range, repeated, or in conflict with
+            another; lists all problems.
+        InputError: The recipe does not exist or cannot be read.
     """
     file = find_recipe(path, kinds)
     try:
@@ -113,12 +113,12 @@ def load_sections(
 
 
 def shipped_recipes(kinds: Collection[str] | None = None) -> list[str]:
-    """Names of the recipes that come with Quiver, sorted; of some values of ``kind``, or all."""
+    """Sorted names of the recipes that come with Quiver; only those with one of the values of ``kind``, or all."""
     return sorted(path.stem for path in _shipped_folder().glob("*.yaml") if kinds is None or _shipped_kind(path) in kinds)
 
 
 def recipe_kind(path: Path) -> str | None:
-    """The ``kind`` that a recipe has; None where it has none, or cannot be read: what is wrong is told by whoever reads it for good."""
+    """Value of ``kind`` in a recipe; None if it has none or cannot be read (`load_sections` reports the problem)."""
     try:
         document, _ = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, InputError):
@@ -128,21 +128,22 @@ def recipe_kind(path: Path) -> str | None:
 
 
 def _shipped_kind(path: Path) -> str | None:
-    # Not parsed: thirty files would cost a command half a second, and those that are shipped have the key in a line of its own.
+    # A regular expression instead of the parser: parsing thirty files takes half a second, and shipped recipes have the key on its own
+    # line.
     found = _SHIPPED_KIND.search(path.read_text(encoding="utf-8"))
     return found[1] if found else None
 
 
 def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) -> Path:
-    """The file of a recipe.
+    """Find the file of a recipe.
 
     Args:
-        name_or_path: What ends in .yaml, .yml or .json, or has a folder in it, is a path; anything else is the name of a
-            shipped recipe.
-        kinds: Values of ``kind`` of the shipped recipes that are asked for; None for any.
+        name_or_path: A path if it ends in .yaml, .yml or .json or contains a folder, else the name of a shipped recipe.
+        kinds: Values of ``kind`` of the shipped recipes to consider; None for all.
 
     Raises:
-        InputError: It is a folder; or there is no such file, or no such name (gives those that are like it, or else all of them).
+        InputError: It is a folder; or the file does not exist; or there is no shipped recipe of that name (suggests similar names, or lists
+            all).
     """
     path = Path(name_or_path)
     is_path = path.suffix in {".yaml", ".yml", ".json"} or len(path.parts) > 1
@@ -150,7 +151,7 @@ def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) 
     if not is_path and str(path) in names:
         return _shipped_folder() / f"{path}.yaml"
     if path.is_dir():
-        raise InputError(f"{path}: a folder; give the recipes in it, as in {path / '*.yaml'}")
+        raise InputError(f"{path}: is a folder; name the recipes in it, such as {path / '*.yaml'}")
     if is_path:
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
@@ -161,24 +162,24 @@ def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) 
 
 
 def _shipped_folder() -> Path:
-    # Beside the packages in a checkout as in site-packages. Not importlib.resources: torchtune installs a top-level
-    # ``recipes`` too, and which of the two an import finds is anyone's guess.
+    # The folder is beside the packages, in a checkout and in site-packages. importlib.resources is not used: torchtune installs a top-level
+    # package ``recipes`` too, and either of the two might be imported.
     return Path(__file__).resolve().parents[2] / "recipes"
 
 
 def _override(document: object, override: str) -> list[str]:
-    """Apply ``dotted.path=value`` to a parsed recipe; the problem, if any, in a list."""
+    """Apply ``dotted.path=value`` to a parsed recipe; returns a list with the problem, or an empty list."""
     key, equals, text = override.partition("=")
     *parents, name = key.strip().split(".")
     if not equals or not all([*parents, name]):
-        return [f"override {override!r}: must read section.setting=value"]
+        return [f"override {override!r}: must have the form section.setting=value"]
     target = document
     for number, parent in enumerate(parents):
         target = _inner(target, parent)
         if target is None:
             return [f"override {override!r}: {'.'.join(parents[: number + 1])} is not a section"]
     if not isinstance(target, dict):
-        why = f"{'.'.join(parents)} is a list, name one of its items by its number" if parents else "the recipe has no settings"
+        why = f"{'.'.join(parents)} is a list; address an item by its number" if parents else "the recipe has no settings"
         return [f"override {override!r}: {why}"]
     try:
         target[name] = _scalar(text)
@@ -188,7 +189,7 @@ def _override(document: object, override: str) -> list[str]:
 
 
 def _inner(target: object, key: str) -> dict[str, object] | list[object] | None:
-    """The section or list under a key, or in a list under a number; a section that is missing is made. None if something else is there."""
+    """Section or list under a key, or item of a list under its number; a missing section is created. None if the value is neither."""
     if isinstance(target, list):
         found = target[int(key)] if key.isdecimal() and int(key) < len(target) else None
     elif isinstance(target, dict):
@@ -201,7 +202,7 @@ def _inner(target: object, key: str) -> dict[str, object] | list[object] | None:
 
 
 def _scalar(text: str) -> object:
-    """An override's value: null, a list in brackets, or text; not parsed any further, for ``search_query: `` would be a mapping."""
+    """Value of an override: null, a list in brackets, or text. Text is not parsed, because ``search_query: `` would become a mapping."""
     if text in ("", "~", "null"):
         return None
     return parse_yaml(text)[0] if text[0] in "\"'[" else text

@@ -139,7 +139,7 @@ def refuse_existing(out: Path, *, overwrite: bool | None) -> None:
     complete = (out / RECORD).exists()
     remedies = [] if complete else ["resume it with --resume"]
     remedies += ["choose another --out"] + ["replace it with --overwrite"] * (overwrite is not None)
-    raise InputError(f"{out}: already holds a {'complete' if complete else 'unfinished'} run; {', or '.join(remedies)}")
+    raise InputError(f"{out}: already holds {'a complete' if complete else 'an unfinished'} run; {', or '.join(remedies)}")
 
 
 def is_run(out: Path) -> bool:

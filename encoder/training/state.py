@@ -24,8 +24,8 @@ from quiver.encoder.files import read_json, save_tensors, write_json
 
 
 def random_state() -> dict[str, Any]:
-    """The state of all of them: numbers, text, tuples and tensors, for `quiver.encoder.training.state_files`."""
-    name, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # it is the global generator's state that counts
+    """State of all random generators, for `write_state`."""
+    name, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # the state of the global generator is wanted
     return {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(np.asarray(words).astype(np.int64)), *rest),
@@ -35,7 +35,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put back what `random_state` gave; a state from a machine without a GPU leaves the GPU's generator as it is."""
+    """Restore the result of `random_state`; a state from a machine without a GPU does not change the GPU's generator."""
     random.setstate(state["python"])
     name, words, *rest = state["numpy"]
     np.random.set_state((name, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002  # as above
@@ -45,7 +45,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def seed_random(seed: int) -> None:
-    """Seed all of them."""
+    """Seed all random generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  # as above
     torch.manual_seed(seed)
@@ -53,7 +53,7 @@ def seed_random(seed: int) -> None:
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Whatever the block draws, afterwards the generators are where they were before it."""
+    """Restore the state of all random generators after the block."""
     state = random_state()
     try:
         yield
@@ -65,7 +65,7 @@ def write_state(stem: Path, state: object) -> None:
     """Write ``stem.json`` and ``stem.safetensors``.
 
     Raises:
-        ValueError: The state holds something that is none of the above, or a float that is not finite.
+        ValueError: The state holds a value of another type, or a float that is not finite.
         OSError: A file cannot be written.
     """
     tensors: dict[str, Tensor] = {}
@@ -75,40 +75,40 @@ def write_state(stem: Path, state: object) -> None:
 
 
 def read_state(stem: Path) -> Any:
-    """What `write_state` was given; tensors on the CPU.
+    """Read a state that `write_state` has written; tensors are on the CPU.
 
     Raises:
-        InputError: A file is missing or not what `write_state` writes.
+        InputError: A file is missing or damaged.
     """
     path = stem.with_suffix(".safetensors")
     try:
         with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # the file is not a mapping
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     tree = read_json(stem.with_suffix(".json"))
     try:
         return _decode(tree["state"], tensors)
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{stem.with_suffix('.json')}: not the state of a run ({error})") from error
+        raise InputError(f"{stem.with_suffix('.json')}: not a saved state ({error})") from error
 
 
 def _encode(value: object, name: str, tensors: dict[str, Tensor]) -> object:
-    """The value as JSON; what JSON does not tell apart stands in an object of one key, which says what it is."""
+    """The value as JSON; types that JSON does not distinguish become an object with one key, the name of the type."""
     if isinstance(value, Tensor):
-        stored = f"{len(tensors)}.{name}"  # the number tells apart what the names do not, a key 0 from a key "0"
+        stored = f"{len(tensors)}.{name}"  # the number makes names unique: a key 0 and a key "0" have the same name
         tensors[stored] = value.detach().to("cpu", copy=True).contiguous()
         return {"tensor": stored}
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str | int)]:
-            raise ValueError(f"{name}: a key must be text or a whole number, got {odd[0]!r}")
+            raise ValueError(f"{name}: a key must be a string or an integer, got {odd[0]!r}")
         return {"dict": [[key, _encode(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_encode(item, f"{name}.{place}", tensors) for place, item in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise ValueError(f"{name}: a {type(value).__name__} cannot be written")
+    raise ValueError(f"{name}: a value of type {type(value).__name__} cannot be saved")
 
 
 def _decode(tree: object, tensors: dict[str, torch.Tensor]) -> Any:

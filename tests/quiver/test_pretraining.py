@@ -105,7 +105,7 @@ def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Pat
     """Without its text: that has been tokenised. The model is that of a run in one go."""
     done = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
     assert (done.code, done.out) == (0, "prepared: out; repeat the command with --resume instead of --prepare to train\n")
-    assert sorted(path.name for path in (folder / "out").iterdir()) == ["corpus", "recipe.json", "tokenizer"]
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["begun.json", "corpus", "recipe.json", "tokenizer"]
     again = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
     assert again.code == 2
     assert "already holds an unfinished run; resume it with --resume" in again.err

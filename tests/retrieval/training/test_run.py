@@ -277,7 +277,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_the_model(
     recipe = make_recipe("dense", *WATCHED, "development.keep_best=true", "training.max_steps=4")
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         record = train(recipe, out, scorer=Scorer(0.9, 0.1, then=harm))
-    assert "step-000002: model.safetensors is damaged; its weights are left out" in caplog.text
+    assert "step-000002: model.safetensors is damaged; its weights are not used" in caplog.text
     assert record["result"]["kept_steps"] == [4]
     assert same(out / "model", out / "checkpoints" / "step-000004")
 
@@ -577,7 +577,7 @@ def test_a_damaged_checkpoint_is_skipped(make_recipe: MakeRecipe, tmp_path: Path
     path.write_bytes(path.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         resumed = train(recipe, out, resume=True)
-    assert "step-000004: trainer.safetensors is damaged; removed, the run goes on from the checkpoint before it" in caplog.text
+    assert "step-000004: trainer.safetensors is damaged; deleted, the run is resumed from the checkpoint before it" in caplog.text
     assert resumed["result"]["resumed_at"] == [2]
     whole = train(recipe, tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")
