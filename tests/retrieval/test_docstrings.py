@@ -247,6 +247,7 @@ def test_mining_nothing_is_a_mistake_of_the_caller() -> None:
         mine(stdlib=False)
 
 
+@pytest.mark.slow
 def test_packages_come_after_the_standard_library_and_mining_again_gives_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdlib: list[Pair]
 ) -> None:

@@ -195,6 +195,7 @@ def test_unknown_names_are_refused(tiny: str) -> None:
         run("no-such-preset", "8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory on a CPU is read from Linux's /proc")
 def test_memory_and_largest_batch_are_measured(tiny: str) -> None:
     result = run(tiny, "64x32", "200x20+100x20", backends=[], memory=True, largest_batch=True, memory_gib=0.004, threads=1)

@@ -484,6 +484,7 @@ def test_a_cross_encoder_gives_logits(cross_encoder: Path, tmp_path: Path, small
     assert record["teacher"]["fingerprint"] == load_teacher(str(cross_encoder)).description["fingerprint"]
 
 
+@pytest.mark.slow
 def test_workers_of_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
@@ -495,6 +496,7 @@ def test_workers_of_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_
         assert row["scores"] == pytest.approx(same["scores"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_workers_read_the_pairs_of_a_cross_encoder(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)

@@ -302,6 +302,7 @@ def one_of_two(out: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_gathered_documents_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
     """Two processes with half the rows each have the loss and the gradients of one with all of them: right labels, right scale."""
     call = "import importlib.util as u, pathlib, sys; s = u.spec_from_file_location('them', sys.argv[1]); m = u.module_from_spec(s); "
