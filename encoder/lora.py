@@ -60,7 +60,7 @@ class LoRALinear(nn.Module):
 
     @property
     def scale(self) -> float:
-        """Factor of B A."""
+        """Scale of the update B A: alpha / r."""
         return self.alpha / self.rank
 
     def merged(self) -> Tensor:

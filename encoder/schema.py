@@ -267,7 +267,7 @@ def _problem(kind: type[Schema], error: ErrorDetails) -> str:
 
 
 def _hint_at(kind: type[Schema], loc: Sequence[int | str]) -> object:
-    """The type that a schema gives the value at a location; None where it cannot be told."""
+    """The type that a schema gives the value at a location; None if it cannot be told."""
     hint: object = kind
     for part in loc:
         if isinstance(hint, type) and issubclass(hint, Schema):

@@ -177,7 +177,7 @@ def gather_results(folder: Path) -> GlueResults:
         names = {(record["recipe"]["name"], record["recipe"]["model"]["init"]) for record in records.values()}
         runs = {task: _run(record, task, str(folder / task / RECORD)) for task, record in records.items()}
     except (KeyError, TypeError) as error:
-        raise InputError(f"{folder}: a {RECORD} in it is damaged ({error} is missing or of another kind)") from error
+        raise InputError(f"{folder}: one of its {RECORD} files is damaged (the field {error} is missing or has a wrong type)") from error
     if len(names) > 1:
         told = ", ".join(f"{model} ({name})" for name, model in sorted(names))
         raise InputError(f"{folder}: its tasks were trained from several models, {told}; give each a folder of its own")

@@ -349,7 +349,7 @@ def table(columns: Iterable[Column | str], rows: Iterable[Sequence[Cell | str]],
 
 
 def number(text: str) -> float | None:
-    """Read the number that a cell prints; None where it prints something else.
+    """Read the number that a cell prints; None if it prints something else.
 
     Example:
         >>> number("1,250.5"), number("+3.1"), number("n/a")

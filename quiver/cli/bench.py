@@ -82,7 +82,7 @@ def encoder(
         list[str] | None,
         typer.Option(
             "--backend",
-            help=f"Backend to time beside quiver: {', '.join(BACKENDS)}; with --data {', '.join(TEXT_BACKENDS)}."
+            help=f"Backend to compare with Quiver: {', '.join(BACKENDS)}; with --data {', '.join(TEXT_BACKENDS)}."
             " Repeatable. Default: other libraries that can run.",
         ),
     ] = None,
@@ -165,7 +165,7 @@ def training(
     ],
     workloads: Annotated[
         list[str] | None,
-        typer.Option("--workload", help=f"Batches: {', '.join(WORKLOADS)}. Repeatable. Default: msmarco."),
+        typer.Option("--workload", help=f"Lengths of the training texts: {', '.join(WORKLOADS)}. Repeatable. Default: msmarco."),
     ] = None,
     kinds: Annotated[
         list[str] | None, typer.Option("--kind", help=f"Kind of model: {', '.join(KINDS)}. Repeatable. Default: both.")

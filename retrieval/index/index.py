@@ -369,7 +369,7 @@ class _Places:
 
     def __getitem__(self, number: int) -> Place:
         if not -len(self) <= number < len(self):
-            raise IndexError(f"document {number} of {len(self)}")
+            raise IndexError(f"the document number must be below {len(self)}, got {number}")
         number %= len(self)
         segment = int(np.searchsorted(self._ends, number, side="right"))
         row, rows = number - (int(self._ends[segment - 1]) if segment else 0), self._rows[segment]
