@@ -175,7 +175,7 @@ def _train(recipe: Recipe, rows: TrainingRows, model: BiEncoder | ColBERT, out: 
 def _refuse_existing(out: Path, *, overwrite: bool) -> None:
     """Check early that the output folder can be used."""
     if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file; --out names a folder")
+        raise InputError(f"{out}: is a file; --out must name a folder")
     taken = [name for name in MADE if (out / name).exists()]
     if taken and not (out / MARKER).is_file():
         raise InputError(f"{out}: holds {taken[0]} already, and not from a quickstart; choose another --out")

@@ -270,4 +270,4 @@ def check_answerable(questions: Sequence[Question], *, where: str, official: str
     """
     without = next((question.id for question in questions if not question.answers), None)
     if without is not None:
-        raise InputError(f"{where}: question {without!r} has no answer, which {official} does not know; take squad_v2")
+        raise InputError(f"{where}: question {without!r} has no answer, but {official} requires one; use squad_v2")

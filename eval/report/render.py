@@ -730,13 +730,13 @@ def check_format(path: Path, suffixes: Iterable[str] = tuple(RENDERERS)) -> str:
 
     Args:
         path: The file.
-        suffixes: Formats that there are; the first is that of a file without a suffix.
+        suffixes: Suffixes of the supported formats; the first is the default for a file without a suffix.
 
     Returns:
         The suffix of its format.
 
     Raises:
-        InputError: The suffix is another, or the file cannot be written.
+        InputError: The suffix is not supported, or the file cannot be written.
     """
     known = list(suffixes)
     check_target(path)

@@ -110,7 +110,7 @@ def langchain_retriever(
         defaults: Number of documents, filter and effort.
 
     Raises:
-        InputError: langchain-core is not installed, or an error of `quiver.retrieval.integrations.asking.Asker`.
+        InputError: langchain-core is not installed, or an error of `quiver.retrieval.integrations.retrievers.Asker`.
     """
     try:
         from quiver.retrieval.integrations.langchain import QuiverRetriever
