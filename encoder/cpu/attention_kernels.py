@@ -198,9 +198,9 @@ class AttentionArguments:
         table: Result of `sequences`.
         shape: H and K; K is a multiple of 16, or 32 for bfloat16.
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
-        rows: Rows (LANES,) that a block keeps.
-        panels: Panels of scores that a thread keeps.
-        spare: Further bytes that a thread keeps.
+        rows: Number of scratch rows, of LANES values each, per block.
+        panels: Number of panels of scores per thread.
+        spare: Further scratch bytes per thread.
     """
 
     def __init__(

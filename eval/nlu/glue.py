@@ -86,7 +86,7 @@ def train_glue(
 
 def _chosen(recipe: GlueRecipe, out: Path, tasks: Collection[TaskName]) -> list[TaskName]:
     if unknown := [task for task in tasks if task not in recipe.trained]:
-        raise InputError(f"--task {unknown[0]}: the recipe trains {', '.join(recipe.trained)}")
+        raise InputError(f"--task {unknown[0]}: not in the recipe, which trains {', '.join(recipe.trained)}")
     chosen = [task for task in recipe.trained if not tasks or task in tasks]
     waiting = [task for task in chosen if task in recipe.model.from_mnli]
     if waiting and MNLI not in chosen and not finished(out / MNLI):

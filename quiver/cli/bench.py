@@ -69,7 +69,9 @@ def encoder(
         Path | None,
         typer.Option("--data", "-d", help="Texts to encode with a bi-encoder instead of token ids: BEIR folder or .jsonl[.gz] file."),
     ] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help=f"Set of the ModernBERT paper: {', '.join(SETS)}. Repeatable.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help=f"Document set of the ModernBERT paper: {', '.join(SETS)}. Repeatable.")
+    ] = None,
     lengths: Annotated[
         list[str] | None, typer.Option("--lengths", help="Document lengths in tokens, such as 512x8, 512x2+32x14, 4096+2500. Repeatable.")
     ] = None,
