@@ -115,7 +115,7 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
     out = tmp_path / "out"
     cases: list[tuple[list[Any], str]] = [
         ([recipe, "--out", full], "holds model already, and not from a training run"),
-        ([recipe, "--out", out, f"data.test={none}"], "'3-0' has no answer, which squad_v1 requires one; use squad_v2"),
+        ([recipe, "--out", out, f"data.test={none}"], "'3-0' has no answer, but squad_v1 requires one; use squad_v2"),
         ([recipe, "--out", out, f"data.train={all_none}", "data.official=squad_v2"], "nothing to train on"),
         ([recipe, "--out", out, f"data.test={tmp_path / 'train.json'}"], "80 questions of the test are trained on too"),
         ([recipe, "--out", out, "model.extend_positions=2"], "no position embeddings but rope"),
