@@ -120,7 +120,7 @@ def test_a_folder_that_is_no_quickstarts_is_never_replaced(earlier: Path, tmp_pa
             quickstart(earlier, overrides=SMALL, overwrite=overwrite)
     assert contents(earlier) == before
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="a file; --out names a folder"):
+    with pytest.raises(InputError, match="is a file; --out must name a folder"):
         quickstart(tmp_path / "file", overrides=SMALL)
 
 
