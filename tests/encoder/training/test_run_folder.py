@@ -215,8 +215,8 @@ def test_a_resumed_session_may_change_settings_that_do_not_affect_the_weights(tm
     with caplog.at_level(logging.WARNING, logger=run_folder.__name__):
         warn_of_changes(tmp_path, now)
     assert caplog.messages == [
-        f"{tmp_path}: changed since the run was begun: name, description, source, cost, expected, training.log_every, "
-        "training.keep_checkpoints; no weight depends on that"
+        f"{tmp_path}: changed since the run was started: name, description, source, cost, expected, training.log_every, "
+        "training.keep_checkpoints; this does not affect the weights"
     ]
     with pytest.raises(InputError, match=r"as it was begun; training\.log_every was 10, is 50; training\.keep_checkpoints was 2, is 7$"):
         refuse_other_run(tmp_path, replace(now, without_weight={*texts}))
@@ -278,7 +278,7 @@ def test_a_change_that_may_cost_the_bits_is_warned_of(tmp_path: Path, caplog: py
         assert caplog.messages == []
         warn_of_changes(tmp_path, changed(about={"device": "cuda", "threads": 1, "versions": {"torch": "2.12", "pylate": None}}))
     assert caplog.messages == [
-        f"{tmp_path}: changed since the run was begun: device, threads, versions.torch; it may not end with the very same weights"
+        f"{tmp_path}: changed since the run was started: device, threads, versions.torch; the final weights may differ slightly"
     ]
 
 

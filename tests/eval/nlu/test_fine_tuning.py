@@ -315,16 +315,16 @@ def test_what_a_run_is_resumed_with_is_what_it_was_begun_with(
         after_step(6, die, patch)
         with pytest.raises(Killed):
             train(recipe, out)
-    with pytest.raises(InputError, match=r"--resume needs the recipe and data of the interrupted run;  training\.seed was 12, is 13$"):
+    with pytest.raises(InputError, match=r"--resume needs the recipe and data of the interrupted run; training\.seed was 12, is 13$"):
         train(make_glue("cola", updates=UPDATES, seed=13), out, resume=True)
     begun = read_json(out / "begun.json")
     write_json(out / "begun.json", begun | {"sha256": begun["sha256"] | {"train": "0" * 64}})
-    with pytest.raises(InputError, match=r"--resume needs the recipe and data of the interrupted run;  sha256\.train was"):
+    with pytest.raises(InputError, match=r"--resume needs the recipe and data of the interrupted run; sha256\.train was"):
         train(recipe, out, resume=True)
     write_json(out / "begun.json", begun | {"threads": 64})
     train(make_glue("cola", updates=UPDATES, log_every=7), out, resume=True)
-    assert "changed since the run was begun: training.log_every; no weight depends on that" in caplog.text
-    assert "changed since the run was begun: threads; it may not end with the very same weights" in caplog.text
+    assert "changed since the run was started: training.log_every; this does not affect the weights" in caplog.text
+    assert "changed since the run was started: threads; the final weights may differ slightly" in caplog.text
 
 
 def test_folders_that_are_taken(recipe: GlueRecipe, tmp_path: Path, whole: Path) -> None:

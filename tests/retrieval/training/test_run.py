@@ -516,7 +516,7 @@ def test_a_run_resumes_with_another_description_and_log_interval(
     other = make_recipe("dense", *chosen, "training.log_every=1").replace(description="in better words")
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         record = train(other, out, resume=True)
-    assert "changed since the run was begun: description, training.log_every; no weight depends on that" in caplog.text
+    assert "changed since the run was started: description, training.log_every; this does not affect the weights" in caplog.text
     assert record["recipe"] == json.loads(json.dumps(other.model_dump())) == json.loads((out / "recipe.json").read_text())
     train(make_recipe("dense", *chosen), tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")
