@@ -328,7 +328,7 @@ class Example(NamedTuple):
     """A training row; texts may still be ids.
 
     Attributes:
-        place: Place in the source, for errors.
+        place: Position in the source, for errors.
         query: Text or id of the query.
         documents: Texts or ids of the documents, the positive first.
         scores: Teacher scores, one per document; empty if the section names no score field.
