@@ -122,7 +122,7 @@ def _index(content: dict[str, Any], tokens: float, kind: str) -> Rates:
     builds = next(case["rows"] for case in content["cases"] if case["name"] == "build")
     ours = [row for row in builds if row["values"]["library"] == OWN]
     if content["facts"]["kind"] != kind or not ours:
-        raise ValueError(f"no build of an index of {kind} vectors")
+        raise ValueError(f"it contains no index build of {kind} vectors")
     # A build with a codec says more of large ones than an exact one, which only copies.
     slowest = max(ours, key=lambda row: float(row["values"]["seconds"]))
     vectors = int(content["facts"]["vectors"])

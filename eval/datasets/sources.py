@@ -80,7 +80,7 @@ def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[E
             for number, row in read_json_lines(file):
                 yield EntryPosition(file, number), row
         else:
-            raise InputError(f"{file}: a table is read from .jsonl, .jsonl.gz or .parquet")
+            raise InputError(f"{file}: unsupported type; tables are read from .jsonl, .jsonl.gz or .parquet")
 
 
 def table_documents(files: Sequence[Path], columns: FieldNames) -> Iterator[tuple[EntryPosition, Document]]:
@@ -142,7 +142,7 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[EntryPos
                     number += 1
                     yield EntryPosition(file, number), row
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: damaged Parquet after row {number} ({_first_line(error)}); fetch the file again") from error
+        raise InputError(f"{file}: damaged Parquet after row {number} ({_first_line(error)}); download the file again") from error
     if number == 0:
         raise InputError(f"{file}: the file is empty")
 
@@ -215,7 +215,7 @@ def table_files(table: HubTable, card: str, names: Sequence[str], *, required: b
         wanted = f"{' or '.join(table.configs or table.files)}, split {table.split}"
         raise InputError(f"{table.repository}: no files for {wanted}; the repository has {_shown(names)}")
     if unread := [name for name in found if not name.endswith(_READABLE)]:
-        raise InputError(f"{table.repository}: {unread[0]} is none of {', '.join(_READABLE)}")
+        raise InputError(f"{table.repository}: {unread[0]} must be one of {', '.join(_READABLE)}")
     return found
 
 
@@ -312,7 +312,7 @@ def fetch_files(repository: str, revision: str | None, folder: Path, choose: Cho
     except errors as error:
         raise reason(error, shown, folder) from error
     if info.sha is None:
-        raise InputError(f"{repository}: the hub does not say which commit this is; fetch it again")
+        raise InputError(f"{repository}: the Hugging Face Hub did not return the commit; run the command again")
     _prune(folder, {CARD, *wanted})
     return info.sha
 

@@ -276,7 +276,7 @@ class VectorShard:
                     out[:] = np.memmap(self.path, _FLOAT, "r", self.vectors_start, (self.rows, self.dim))[rows]
             mark_used(self.path)  # keeps the shards of a run that takes days in the cache
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read any more ({error.strerror}); run the command again") from error
+            raise InputError(f"{self.path}: can no longer be read ({error.strerror}); run the command again") from error
         if not complete:
             raise InputError(f"{self.path}: was truncated while in use; run the command again")
 

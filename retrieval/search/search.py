@@ -132,7 +132,7 @@ class Fusion:
             raise InputError(f"the constant of reciprocal rank fusion must be >= 0, got {self.constant}")
         weights = self.weights
         if weights is not None and not (all(math.isfinite(weight) and weight >= 0 for weight in weights) and any(weights)):
-            raise InputError(f"weights must be numbers >= 0, one of them above 0, got {', '.join(map(str, weights)) or 'none'}")
+            raise InputError(f"weights must be numbers >= 0, at least one of them > 0, got {', '.join(map(str, weights)) or 'none'}")
 
     def weights_of(self, count: int) -> tuple[float, ...]:
         """Return one weight per ranking.
