@@ -218,10 +218,12 @@ def test_a_resumed_session_may_change_settings_that_do_not_affect_the_weights(tm
         f"{tmp_path}: changed since the run was started: name, description, source, cost, expected, training.log_every, "
         "training.keep_checkpoints; this does not affect the weights"
     ]
-    with pytest.raises(InputError, match=r"as it was begun; training\.log_every was 10, is 50; training\.keep_checkpoints was 2, is 7$"):
+    with pytest.raises(
+        InputError, match=r"of the interrupted run; training\.log_every was 10, is 50; training\.keep_checkpoints was 2, is 7$"
+    ):
         refuse_other_run(tmp_path, replace(now, without_weight={*texts}))
     seed = replace(IDENTITY, recipe=Recipe(training=Training(seed=8, log_every=50)).model_dump())
-    with pytest.raises(InputError, match=r"as it was begun; training\.seed was 7, is 8$"):
+    with pytest.raises(InputError, match=r"of the interrupted run; training\.seed was 7, is 8$"):
         refuse_other_run(tmp_path, seed)
 
 
