@@ -98,7 +98,9 @@ class Encoder(nn.Module):
             InputError: A sequence is longer than the encoder's positions.
         """
         if batch.max_seqlen > self.config.max_positions:
-            raise InputError(f"a sequence has {batch.max_seqlen} tokens, this encoder has {self.config.max_positions} positions")
+            raise InputError(
+                f"a sequence has {batch.max_seqlen} tokens, more than the encoder's {self.config.max_positions} positions; truncate it"
+            )
         with inference_only(self.prepacked is not None):
             batch, order = self._arrange(batch.to(self.device))
             ropes = self._rotary_rows(batch.positions)
@@ -130,7 +132,7 @@ class Encoder(nn.Module):
     def _arrange(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
         """Put sequences of equal length side by side on a CPU, once per batch, because attention takes them together there.
 
-        Returns the batch, and the position of each token of the given batch in it; None where the order is unchanged.
+        Returns the batch, and the position of each token of the given batch in it; None if the order is unchanged.
         """
         if self.device.type != "cpu" or torch.compiler.is_compiling():
             return batch, None

@@ -156,14 +156,14 @@ def _files(folder: Path, task: GlueTask, split: str) -> list[Path]:
     inside = folder / task.name
     if not inside.is_dir():
         found = [name for name in TASKS if (folder / name).is_dir()]
-        raise InputError(f"{folder}: no folder {task.name!r} in it; its tasks are {', '.join(found) or 'none'}, its layout nyu-mll/glue's")
+        raise InputError(f"{folder}: no folder {task.name!r}; expected the layout of nyu-mll/glue, found {', '.join(found) or 'none'}")
     files = sorted(inside.glob(f"{split}-*-of-*.parquet"))
     if not files:
         splits = sorted({path.name.partition("-")[0] for path in inside.glob("*-*-of-*.parquet")})
         raise InputError(f"{inside}: no {split}-00000-of-00001.parquet; its splits are {', '.join(splits) or 'none'}")
     parts = int(files[0].stem.rpartition("-of-")[2])
     if len(files) != parts:
-        raise InputError(f"{inside}: {len(files)} of the {parts} files of {split} are there; fetch the others")
+        raise InputError(f"{inside}: {len(files)} of the {parts} files of {split} exist; download the others")
     return files
 
 

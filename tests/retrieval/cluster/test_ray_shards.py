@@ -161,7 +161,7 @@ def test_what_a_shard_raises_arrives_as_it_was_raised(cluster: None, tmp_path: P
     built = build(tmp_path / "i")
     queries = np.full_like(built.queries(), 1e38)
     with open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE) as sharded:
-        with pytest.raises(ValueError, match="do not fit into float32; the vectors are too long") as caught:
+        with pytest.raises(ValueError, match="do not fit into float32; the norms of the vectors are too large") as caught:
             sharded.search(queries, 3)
         with pytest.raises(ValueError, match=r".") as expected:
             open_index(built.path).search(queries, 3)
@@ -169,7 +169,9 @@ def test_what_a_shard_raises_arrives_as_it_was_raised(cluster: None, tmp_path: P
         assert sharded.replicas == (1,)
     file = next((built.path / "segments").glob("*/vectors.f32"))
     file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(DamagedIndexError, match=r"have changed since they were written; quiver index repair keeps the rest$"):
+    with pytest.raises(
+        DamagedIndexError, match=r"have changed since they were written; run quiver index repair to keep the intact documents$"
+    ):
         open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE)
 
 
