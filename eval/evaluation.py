@@ -349,9 +349,11 @@ def require_baselines(names: Sequence[str]) -> None:
         InputError: A baseline is unknown, or the module it needs is not installed.
     """
     if unknown := [name for name in names if name not in BASELINES]:
-        raise InputError(f"unknown baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
+        raise InputError(f"unknown baseline {unknown[0]!r}; known: {', '.join(BASELINES)}")
     if missing := [name for name in names if importlib.util.find_spec(MODULES[name]) is None]:
-        raise InputError(f"{missing[0]} needs {MODULES[missing[0]]}: pip install 'quiver-retrieval[eval]', or score without it")
+        raise InputError(
+            f"baseline {missing[0]} needs {MODULES[missing[0]]}: run pip install 'quiver-retrieval[eval]', or omit the baseline"
+        )
 
 
 @dataclass(frozen=True)
@@ -564,9 +566,11 @@ def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, 
     if model == "bm25" and (library, precision, engine) != ("quiver", "float", "exact"):
         raise InputError("bm25 has no engine, precision or library; leave out those options")
     if library != "quiver" and precision != "float":
-        raise InputError(f"{precision} is of Quiver's own models; leave it away with the library {library}")
+        raise InputError(f"precision {precision} is only available for library quiver, got {library}; omit the precision")
     if not isinstance(model, (str, Path)) and (library, precision) != ("quiver", "float"):
-        raise InputError("the model is loaded already: library and precision are choices of how to load one")
+        raise InputError(
+            "library and precision apply only when a model is loaded from a folder or hub id; the given model is loaded already"
+        )
 
 
 def _load(model: str | Path | DenseModel | TokenModel, library: Library, precision: Precision) -> DenseModel | TokenModel | None:
@@ -617,13 +621,13 @@ def _benchmarks(
     for each in given:
         benchmarks += [each] if isinstance(each, Benchmark) else resolve(each, split, offline=offline, progress=progress)
     if not benchmarks:
-        raise InputError("no collection was given; name at least one BEIR folder, or one of quiver collections list")
+        raise InputError("no collection was given; pass at least one BEIR folder or a name from quiver collections list")
     keys = Counter(benchmark.key for benchmark in benchmarks)
     if twice := [key for key, count in keys.items() if count > 1]:
         raise InputError(f"two collections are called {twice[0]}, and their files would overwrite each other; rename a folder")
     names = {name for benchmark in benchmarks for name in (benchmark.name, benchmark.metadata.group)}
     if unknown := [name for name in in_domain if name not in names]:
-        raise InputError(f"in domain: no collection or group is called {unknown[0]!r}; there are {', '.join(sorted(filter(None, names)))}")
+        raise InputError(f"in_domain: unknown collection or group {unknown[0]!r}; known: {', '.join(sorted(filter(None, names)))}")
     return benchmarks
 
 

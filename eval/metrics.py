@@ -77,7 +77,7 @@ def _recall(found: Found, cut: int | None) -> float:
 
 def _precision(found: Found, cut: int | None) -> float:
     if cut is None:
-        raise ValueError("precision needs a cut: p@10")
+        raise ValueError("precision needs a cut, such as p@10")
     return found.within(cut) / cut  # divide by the cut even if the run is shorter, as trec_eval does
 
 
@@ -173,7 +173,7 @@ def score(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT) -> Scores:
     """
     _check_judged(qrels)
     if not measures:
-        raise InputError(f"no measure was asked for; the default is {', '.join(DEFAULT)}")
+        raise InputError(f"measures is empty; the default is {', '.join(DEFAULT)}")
     parsed = [parse_measure(name) for name in measures]
     per_query = {}
     for query, grades in qrels.items():
@@ -229,7 +229,7 @@ def _judged_share(query: str, grades: Mapping[str, int], scores: Mapping[str, fl
 
 def _check_judged(qrels: Qrels) -> None:
     if not qrels:
-        raise InputError("no query is judged: the qrels are empty")
+        raise InputError("the qrels are empty: there is no judged query")
 
 
 def _found(query: str, grades: Mapping[str, int], scores: Mapping[str, float]) -> Found:

@@ -452,13 +452,6 @@ class Results:
     collections: tuple[CollectionResult, ...]
     provenance: Provenance
 
-    @model_validator(mode="after")
-    def _collections_differ(self) -> Results:
-        keys = [collection.key for collection in self.collections]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise ValueError(f"the collection {twice[0]} occurs twice")
-        return self
-
     @property
     def headline(self) -> float | None:
         """Mean nDCG@10 over the data sets, where a group counts once; None if there are no data sets or a group lacks a part."""
@@ -514,6 +507,9 @@ def read_results(folder: str | Path) -> Results:
     content = read_versioned(path, SCHEMA, command="quiver evaluate")
     headline = content.pop(HEADLINE, None)
     results = parse_record(Results, content, source=str(path))
+    keys = [collection.key for collection in results.collections]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise InputError(f"{path}: the collection {twice[0]} occurs twice; the file was changed by hand")
     if headline != results.headline:
         raise InputError(f"{path}: {HEADLINE} is {headline} but the collections say {results.headline}; the file was changed by hand")
     for collection in results.collections:
@@ -573,11 +569,11 @@ class Stage:
             for reference in _references(result):
                 _check(self.folder, reference)
         except InputError as error:
-            logger.warning("%s cannot be taken over, it is scored again (%s)", key, error)
+            logger.warning("cannot reuse the finished result of %s (%s); scoring it again", key, error)
             return None
         changed = [name for name, value in conditions.items() if getattr(result, name) != value]
         if changed:
-            logger.warning("%s was finished under another %s, it is scored again", key, ", ".join(changed))
+            logger.warning("the finished result of %s has a different %s; scoring it again", key, ", ".join(changed))
         return None if changed else result
 
     def any_finished(self) -> bool:
@@ -649,12 +645,12 @@ def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> No
     path = stage.folder / _PLAN
     before = path.read_text(encoding="utf-8") if path.is_file() else None
     if before == content:
-        logger.info("%s: going on with an evaluation that was stopped", stage.folder.parent)
+        logger.info("%s: resuming an interrupted evaluation", stage.folder.parent)
         return
     if before is not None and stage.any_finished() and not overwrite:
         raise InputError(
-            f"{stage.folder.parent}: holds an evaluation that was stopped, of other {_differing(before, plan)}; finish it by its own "
-            "command, name another folder, or say overwrite to throw it away"
+            f"{stage.folder.parent}: holds an interrupted evaluation with a different {_differing(before, plan)}; finish it with its "
+            "own command, choose another folder, or pass overwrite to discard it"
         )
     try:
         for entry in stage.folder.iterdir():
@@ -692,7 +688,7 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: cannot hold results, it is a file; name a folder")
     if (folder / FILE).exists() and not overwrite:
-        raise InputError(f"{folder}: holds results already; name another folder, or say overwrite")
+        raise InputError(f"{folder}: already holds results; choose another folder, or pass overwrite")
 
 
 def _publish(stage: Path, folder: Path) -> None:

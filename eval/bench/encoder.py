@@ -824,7 +824,7 @@ def _conditions(benchmark: Benchmark) -> str:
         f"{facts['family']}, {float(facts['parameters'] or 0) / 1e6:,.1f} million parameters, {settings['dtype']}, {work}, on"
         f" {settings['device']}. {settings['rounds']} rounds in one process; every backend runs once per round, in reverse order in every"
         " other round; a warm-up round is not counted. Padding is not counted as tokens. Time / quiver's is the median over the rounds of a"
-        " backend's time divided by Quiver's time in the same round. Peak memory is what a run takes beyond the loaded model, in a fresh"
+        " backend's time divided by Quiver's time in the same round. Peak memory is the memory of a run beyond the loaded model, in a fresh"
         " process."
     )
 
@@ -842,7 +842,7 @@ def _beside_the_paper(benchmark: Benchmark) -> Section:
     source = f"The paper's figures are from {EFFICIENCY_SOURCE}. The others are from the processor named below: compare rows of one source."
     largest = ["BS 512", "fixed 512", "variable 256", "BS 8,192", "fixed 8,192", "variable 4,096"]
     return Section(
-        "Beside the paper",
+        "Comparison with the paper",
         (
             Paragraph(source),
             text_table("Table 2: largest batch (BS) and thousand tokens per second (means)", ["", *largest], _table_2(benchmark)),

@@ -632,7 +632,7 @@ SYSTEM_COLUMNS = (
 def report(benchmark: Benchmark) -> Report:
     """Make the report of an index benchmark."""
     search, build = benchmark.case(SEARCH), benchmark.case(BUILD)
-    throughput = "All queries in one call, in a process that may use so many CPUs; queries per second, median over the rounds."
+    throughput = "All queries in one call, in a process limited to that number of CPUs; queries per second, median over the rounds."
     size = (
         "Disk is all files of the index. A build is timed until the index is on disk, without encoding or reading the vectors. Peaks are"
         " the resident set beyond that of the process with its libraries; the vectors count in builds that take all of them at once."

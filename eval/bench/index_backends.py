@@ -521,7 +521,7 @@ BASELINES = tuple(name for name in LIBRARIES if name != OWN)
 NOT_COMPARED: Mapping[Kind, Mapping[str, str]] = {
     "dense": {},
     "colbert": {
-        "colbert-ai": "compiles its own extension at first use and needs a GPU to index; fast-plaid is the same algorithm",
+        "colbert-ai": "compiles an extension at first use and needs a GPU to index; fast-plaid implements the same algorithm",
         "tachiom": "its wheel needs glibc 2.39, and its source a compiler and packages that are not on PyPI",
     },
 }

@@ -22,9 +22,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Protocol
 
+import pyarrow
+import pyarrow.parquet as parquet
 import yaml
 
 from quiver.encoder.errors import InputError
@@ -80,7 +81,7 @@ def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[P
             for number, row in read_json_lines(file):
                 yield Place(file, number), row
         else:
-            raise InputError(f"{file}: a table is read from .jsonl, .jsonl.gz or .parquet")
+            raise InputError(f"{file}: unsupported table format; use .jsonl, .jsonl.gz or .parquet")
 
 
 def table_documents(files: Sequence[Path], columns: Columns) -> Iterator[tuple[Place, Document]]:
@@ -130,7 +131,6 @@ def _key(place: Place, row: Mapping[str, object], names: Sequence[str]) -> str:
 
 
 def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Place, Mapping[str, object]]]:
-    arrow, parquet = _pyarrow()
     if not file.is_file():
         raise InputError(f"{file}: cannot be read (no such file)")
     number = 0
@@ -141,21 +141,14 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Place, M
                 for row in batch.to_pylist():
                     number += 1
                     yield Place(file, number), row
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: damaged Parquet after row {number} ({_first_line(error)}); fetch the file again") from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: damaged Parquet after row {number} ({_first_line(error)}); download the file again") from error
     if number == 0:
         raise InputError(f"{file}: the file is empty")
 
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
-
-
-def _pyarrow() -> tuple[ModuleType, ModuleType]:
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise InputError("reading Parquet needs pyarrow: pip install 'quiver-retrieval[eval]'") from error
 
 
 CARD = "README.md"
@@ -213,9 +206,9 @@ def table_files(table: HubTable, card: str, names: Sequence[str], *, required: b
     found = next(filter(None, ([name for name in sorted(names) if _matches_any(name, each)] for each in patterns)), [])
     if required and not found:
         wanted = f"{' or '.join(table.configs or table.files)}, split {table.split}"
-        raise InputError(f"{table.repository}: no files for {wanted}; the repository has {_shown(names)}")
+        raise InputError(f"{table.repository}: no files for {wanted}; files in the repository: {_shown(names)}")
     if unread := [name for name in found if not name.endswith(_READABLE)]:
-        raise InputError(f"{table.repository}: {unread[0]} is none of {', '.join(_READABLE)}")
+        raise InputError(f"{table.repository}: unsupported file {unread[0]}; supported formats: {', '.join(_READABLE)}")
     return found
 
 
@@ -268,7 +261,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _shown(names: Sequence[str]) -> str:
     shown = sorted(names)[:8]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "") or "none at all"
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "") or "(none)"
 
 
 Choose = Callable[[str, Sequence[str]], Sequence[str]]
@@ -312,7 +305,7 @@ def fetch_files(repository: str, revision: str | None, folder: Path, choose: Cho
     except errors as error:
         raise reason(error, shown, folder) from error
     if info.sha is None:
-        raise InputError(f"{repository}: the hub does not say which commit this is; fetch it again")
+        raise InputError(f"{repository}: the Hugging Face Hub returned no commit; download it again")
     _prune(folder, {CARD, *wanted})
     return info.sha
 

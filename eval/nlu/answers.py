@@ -177,7 +177,7 @@ def score_answers(questions: Sequence[Question], predictions: Mapping[str, str],
         ValueError: A question has no answer and the definition has no such questions, or a prediction belongs to no question.
     """
     if unknown := sorted(predictions.keys() - {question.id for question in questions}):
-        raise ValueError(f"there is no question {unknown[0]!r}")
+        raise ValueError(f"prediction for unknown question {unknown[0]!r}")
     none = AnswerScore(0.0, 0.0)
     return {
         question.id: none

@@ -163,7 +163,7 @@ def _files(folder: Path, task: GlueTask, split: str) -> list[Path]:
         raise InputError(f"{inside}: no {split}-00000-of-00001.parquet; its splits are {', '.join(splits) or 'none'}")
     parts = int(files[0].stem.rpartition("-of-")[2])
     if len(files) != parts:
-        raise InputError(f"{inside}: {len(files)} of the {parts} files of {split} are there; fetch the others")
+        raise InputError(f"{inside}: found {len(files)} of the {parts} files of {split}; download the others")
     return files
 
 
@@ -171,7 +171,9 @@ def _example(place: str, row: Mapping[str, object], task: GlueTask) -> GlueExamp
     texts = [row.get(column) for column in task.columns]
     for column, text in zip(task.columns, texts, strict=True):
         if not isinstance(text, str):
-            raise InputError(f"{place}: {task.title} needs the text {column!r}, which is {_shown(text)}; is this another task's file?")
+            raise InputError(
+                f"{place}: column {column!r} of {task.title} must be a string, got {_shown(text)}; is this the file of another task?"
+            )
     index = row.get("idx")
     if not isinstance(index, int):
         raise InputError(f"{place}: 'idx' must be a whole number, got {_shown(index)}")

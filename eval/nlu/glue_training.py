@@ -68,7 +68,7 @@ def open_glue_model(
     opened = load_head(SequenceClassifier, folder, num_labels=len(task.labels) or 1, pooling=pooling, new_head_seed=seed)
     family = opened.encoder.config.family
     if opened.pooling != "cls" and family not in SHARED_TRANSFORM:
-        raise InputError(f"model.pooling: a {family} classifies by its first token; set it to cls")
+        raise InputError(f"model.pooling: must be cls for the family {family}, got {opened.pooling}")
     model = SequenceClassifier(
         opened.encoder,
         opened.num_labels,

@@ -64,13 +64,6 @@ def test_a_baseline_is_checked_too(results: Results) -> None:
         parse_record(Results, content, source="results.json")
 
 
-def test_a_collection_may_occur_only_once(results: Results) -> None:
-    content = asdict(results)
-    content["collections"] = content["collections"] * 2
-    with pytest.raises(InputError, match=r"results\.json: .*the collection tiny\.test occurs twice"):
-        parse_record(Results, content, source="results.json")
-
-
 def test_impossible_values_cannot_be_built() -> None:
     with pytest.raises(ValueError, match=r"low 0\.9 is above high 0\.1"):
         Interval(0.9, 0.1, 0.95, 10)

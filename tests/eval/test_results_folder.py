@@ -125,6 +125,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, message: str)
         (lambda c: c["system"].update(kind="sparse"), r"system\.kind: must be one of dense, colbert, bm25; got 'sparse'"),
         (lambda c: c["system"].update(seed=1), r"system\.seed: unknown key"),
         (lambda c: c["provenance"].pop("date"), r"provenance\.date: missing"),
+        (lambda c: c.update(collections=c["collections"] * 2), r"the collection tiny\.test occurs twice"),
         (lambda c: c.update({"ndcg@10": 0.99}), r"ndcg@10 is 0\.99 but the collections say"),
     ],
 )

@@ -97,7 +97,7 @@ def test_report_is_complete(benchmark: Benchmark) -> None:
     headings = [line for line in text.splitlines() if line.startswith("#")]
     assert headings[0] == "# Encoder benchmark: modernbert-base"
     assert headings[1:3] == [f"## {case.title}" for case in benchmark.cases[:2]]
-    assert headings[3:] == ["## Largest batch", "## Beside the paper", "## Chart", "## Not run", "## Machine"]
+    assert headings[3:] == ["## Largest batch", "## Comparison with the paper", "## Chart", "## Not run", "## Machine"]
     assert "149.0 million parameters, float32, inference, on cpu" in text
     assert "| quiver, this run | 682.7 ± 295.60 | - | - | - |" in text  # 4/3 s for 1/512 of the paper's tokens
     assert "| ModernBERT base, paper | 28.3 ± 0.55 | 14.2 ± 0.01 | 542.4 ± 0.20 | 251.2 ± 0.32 |" in text

@@ -281,7 +281,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_passed_over(make_glue: MakeGlu
         (out / "checkpoints" / "step-000004" / "model.safetensors").write_bytes(b"spoilt")
 
     after_step(9, spoil, monkeypatch)
-    with pytest.raises(InputError, match=r"step-000004: the best checkpoint is damaged or gone; train again with --overwrite"):
+    with pytest.raises(InputError, match=r"step-000004: the best checkpoint is damaged or missing; train again with --overwrite"):
         train(recipe, out)
 
 
@@ -333,7 +333,7 @@ def test_folders_that_are_taken(recipe: GlueRecipe, tmp_path: Path, whole: Path)
     with pytest.raises(InputError, match="holds no run to resume; leave --resume out"):
         train(recipe, tmp_path / "new", resume=True)
     assert not (tmp_path / "new").exists()
-    with pytest.raises(InputError, match="--resume goes on with a run and --overwrite replaces it; give one of them"):
+    with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
         train(recipe, tmp_path / "new", resume=True, overwrite=True)
     with exclusive_lock(tmp_path / "busy"), pytest.raises(InputError, match="another session is training there"):
         train(recipe, tmp_path / "busy")
