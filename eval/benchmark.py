@@ -159,7 +159,7 @@ class Benchmark:
         name: Name in tables and files.
         split: Split of the relevance judgements.
         policy: Rules for ranking and scoring.
-        metadata: Facts about the collection.
+        metadata: Licence, revision, sizes and group.
         source: Reader of the collection.
     """
 

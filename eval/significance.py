@@ -190,9 +190,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
         raise ValueError(f"p must be between 0 and 1, got {wrong[0]}")
     corrected = [0.0] * len(p_values)
     highest = 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        corrected[place] = highest
+    for rank, position in enumerate(sorted(range(len(p_values)), key=lambda position: p_values[position])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[position]))
+        corrected[position] = highest
     return corrected
 
 

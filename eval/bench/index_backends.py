@@ -172,7 +172,7 @@ def _build_quiver(vectors: VectorFolder, system: System, out: Path, threads: int
     documents = [Document(key, str(row)) for row, key in enumerate(vectors.ids)]
     if any(point.allowed is not None for point in system.points):
         places = random_order(len(documents)).tolist()
-        documents = [document._replace(metadata={_PLACE: place}) for document, place in zip(documents, places, strict=True)]
+        documents = [document._replace(metadata={_PLACE: position}) for document, position in zip(documents, places, strict=True)]
     warm_up = BuildOptions(engine, warm_up_settings(system.settings), store_text=False, calibrate=False)
     build_index(documents[:_WARM_UP], model, out / "warm-up", options=warm_up)
     shutil.rmtree(out / "warm-up")

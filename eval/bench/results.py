@@ -88,13 +88,13 @@ class Case:
     Attributes:
         name: Short name.
         title: Description in one line.
-        facts: Sizes, such as ``documents`` and ``tokens``.
+        metadata: Sizes, such as ``documents`` and ``tokens``.
         rows: One row per backend and variant; Quiver first if the others are compared with it.
     """
 
     name: str
     title: str
-    facts: Mapping[str, Scalar]
+    metadata: Mapping[str, Scalar]
     rows: tuple[Row, ...]
 
 
@@ -118,7 +118,7 @@ class Benchmark:
     Attributes:
         subject: Subject of the benchmark.
         name: Name of the model or data.
-        facts: Facts about the model or data.
+        metadata: Description of the model or data.
         settings: Options that affect the measurement.
         cases: The measurements.
         not_run: Backends and cases without measurements.
@@ -129,7 +129,7 @@ class Benchmark:
 
     subject: Subject
     name: str
-    facts: Mapping[str, Scalar]
+    metadata: Mapping[str, Scalar]
     settings: Mapping[str, Scalar]
     cases: tuple[Case, ...]
     not_run: tuple[NotRun, ...]

@@ -41,7 +41,7 @@ from quiver.retrieval.data.corpus import Columns
 
 @dataclass(frozen=True)
 class Metadata:
-    """Facts about a collection other than its texts; None if unknown.
+    """Description of a collection other than its texts; None if unknown.
 
     Attributes:
         licence: Licence of the data as stated by its publisher.
@@ -74,7 +74,7 @@ class Entry:
         split: Split of the published results.
         splits: All splits.
         sources: Name -> source; the first one is the default for downloads.
-        metadata: Facts about the collection; the revision is that of the first source.
+        metadata: Licence, sizes and group; the revision is that of the first source.
         exclude_self: Drop the document with the query's own id.
         use_title: Include titles in the text of the documents.
         note: Remark for readers who compare results.

@@ -491,10 +491,10 @@ class HubTables:
         del scratch
         commits = []
         for repository in self._repositories():
-            place = folder / _folder(repository)
-            place.mkdir(parents=True, exist_ok=True)
+            target = folder / _folder(repository)
+            target.mkdir(parents=True, exist_ok=True)
             choose = partial(self._choose, repository)
-            commits.append(fetch_files(repository, self.revisions.get(repository), place, choose, progress=progress))
+            commits.append(fetch_files(repository, self.revisions.get(repository), target, choose, progress=progress))
         return "+".join(commits)
 
     def load(self, folder: Path, name: str, split: str) -> Collection:

@@ -250,7 +250,7 @@ def answer_questions(
     finally:
         model.train(was_training)
     margin = no_answer_margin if may_have_none else torch.inf
-    return [_decided(best[place], margin) for place in range(len(questions))]
+    return [_decided(best[position], margin) for position in range(len(questions))]
 
 
 def _spans(model: SpanQA, batch: PackedBatch, windows: Sequence[Window], settings: WindowSettings) -> Iterator[tuple[Span | None, float]]:

@@ -75,8 +75,8 @@ def read_questions(path: Path, *, only: Collection[str] | None = None) -> Questi
     wanted = None if only is None else set(only)
     questions: dict[str, Question] = {}
     for paragraph in read_paragraphs(path):
-        for place, raw in enumerate(paragraph.questions):
-            where = f"{paragraph.where}.qas[{place}]"
+        for position, raw in enumerate(paragraph.questions):
+            where = f"{paragraph.where}.qas[{position}]"
             question = _question(paragraph.context, raw, where)
             if question.id in questions:
                 raise InputError(f"{where}: the question id {question.id!r} occurs twice")

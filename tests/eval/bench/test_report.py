@@ -50,7 +50,7 @@ def benchmark() -> Benchmark:
     return Benchmark(
         subject="encoder",
         name="modernbert-base",
-        facts={"family": "modernbert", "parameters": 149_014_272},
+        metadata={"family": "modernbert", "parameters": 149_014_272},
         settings={"rounds": 3, "train": False, "dtype": "float32", "device": "cpu", "memory_gib": 2.0},
         cases=(a_case("fixed-512", 16, 8192), a_case("512x2+32x14", 16, 1472), largest),
         not_run=(NotRun("transformers-flash", "needs CUDA"),),
