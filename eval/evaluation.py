@@ -94,7 +94,7 @@ Explain = Callable[[str, str], Sequence[TokenMatch]]
 
 
 @dataclass(frozen=True)
-class _Choices:
+class _Settings:
     """Settings of an evaluation that apply to all collections; the fields are arguments of ``evaluate``."""
 
     k: int
@@ -172,9 +172,9 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if loaded is not None:
         check_engine(engine, loaded.card)
         check_preset(effort)
-    choices = _Choices(k, engine, effort, tuple(name for name in baselines if name != system.kind), tuple(in_domain))
-    with _stage(out, system, choices, overwrite=overwrite) as stage, _ranker(loaded, choices, cache, executor, progress) as rank:
-        evaluation = _Evaluation(system, rank, _explanation(loaded), choices, stage)
+    settings = _Settings(k, engine, effort, tuple(name for name in baselines if name != system.kind), tuple(in_domain))
+    with _stage(out, system, settings, overwrite=overwrite) as stage, _ranker(loaded, settings, cache, executor, progress) as rank:
+        evaluation = _Evaluation(system, rank, _explanation(loaded), settings, stage)
         scored = tuple(map(evaluation.score, checked))
         results = Results(system, scored, provenance(command))
         if stage is not None:
@@ -286,22 +286,22 @@ def _load(model: str | Path | DenseModel | TokenModel, library: Library, precisi
 
 @contextmanager
 def _ranker(
-    model: DenseModel | TokenModel | None, choices: _Choices, cache: str | Path | None, executor: Executor, progress: bool
+    model: DenseModel | TokenModel | None, settings: _Settings, cache: str | Path | None, executor: Executor, progress: bool
 ) -> Iterator[Ranker]:
     if model is None:
         yield rank_with_bm25
         return
     with open_embedding_store(None if cache is None else Path(cache), executor) as store:
-        yield ModelRanker(model, store, choices.engine, choices.effort, progress)
+        yield ModelRanker(model, store, settings.engine, settings.effort, progress)
 
 
 @contextmanager
-def _stage(out: str | Path | None, system: System, choices: _Choices, *, overwrite: bool) -> Iterator[Stage | None]:
+def _stage(out: str | Path | None, system: System, settings: _Settings, *, overwrite: bool) -> Iterator[Stage | None]:
     if out is None:
         yield None
         return
     # Versions are part of the plan: scores may differ between versions, and results.json states only one.
-    plan = {"schema": SCHEMA, "system": asdict(system), "choices": asdict(choices), "versions": dict(provenance(None).versions)}
+    plan = {"schema": SCHEMA, "system": asdict(system), "settings": asdict(settings), "versions": dict(provenance(None).versions)}
     with results_folder(Path(out), plan, overwrite=overwrite) as stage:
         yield stage
 
@@ -313,7 +313,7 @@ class _Evaluation:
     system: System
     rank: Ranker
     explain: Explain | None
-    choices: _Choices
+    settings: _Settings
     stage: Stage | None
 
     def score(self, checked: _Checked) -> CollectionResult:
@@ -333,17 +333,17 @@ class _Evaluation:
     def _score(self, checked: _Checked) -> CollectionResult:
         benchmark, collection = checked.benchmark, checked.collection
         key, policy, metadata = benchmark.key, benchmark.policy, benchmark.metadata
-        ranking = self.rank(collection, policy, self.choices.k)
+        ranking = self.rank(collection, policy, self.settings.k)
         scores = self._scores(collection, ranking)
-        baselines = tuple(self._baseline(name, benchmark, collection) for name in self.choices.baselines)
+        baselines = tuple(self._baseline(name, benchmark, collection) for name in self.settings.baselines)
         # Count the baselines' time under their own names, so that it is not part of "other".
-        seconds = {**ranking.seconds, **{name: taken for name, (_, taken) in zip(self.choices.baselines, baselines, strict=True)}}
+        seconds = {**ranking.seconds, **{name: taken for name, (_, taken) in zip(self.settings.baselines, baselines, strict=True)}}
         return CollectionResult(
             name=benchmark.name,
             split=benchmark.split,
             group=metadata.group,
             group_size=metadata.group_size,
-            in_domain=not {benchmark.name, metadata.group}.isdisjoint(self.choices.in_domain),
+            in_domain=not {benchmark.name, metadata.group}.isdisjoint(self.settings.in_domain),
             licence=metadata.licence,
             revision=metadata.revision,
             documents=len(collection.documents),
@@ -351,7 +351,7 @@ class _Evaluation:
             judgements=sum(map(len, collection.qrels.values())),
             use_title=policy.use_title,
             exclude_self=policy.exclude_self,
-            k=self.choices.k,
+            k=self.settings.k,
             measures=scores.means,
             interval=_interval(scores),
             judged=judged_at(collection.qrels, ranking.run),
@@ -371,13 +371,13 @@ class _Evaluation:
 
     def _scores(self, collection: Collection, ranking: Ranking) -> Scores:
         # Skip measures with a cut above k: recall@1000 of 100 documents would be recall@100 under another name.
-        names = [name for name, measure in MEASURES.items() if name == HEADLINE or measure.cut is None or measure.cut <= self.choices.k]
+        names = [name for name, measure in MEASURES.items() if name == HEADLINE or measure.cut is None or measure.cut <= self.settings.k]
         return score(collection.qrels, ranking.run, names)
 
     def _baseline(self, name: str, benchmark: Benchmark, collection: Collection) -> tuple[Baseline, float]:
         """Scores of a baseline, and the seconds it took."""
         started = time.perf_counter()
-        ranking: Ranking = BASELINES[name](collection, benchmark.policy, self.choices.k)
+        ranking: Ranking = BASELINES[name](collection, benchmark.policy, self.settings.k)
         scores = self._scores(collection, ranking)
         key = f"{benchmark.key}.{name}"
         baseline = Baseline(

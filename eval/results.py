@@ -649,7 +649,7 @@ def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> No
         return
     if before is not None and stage.any_finished() and not overwrite:
         raise InputError(
-            f"{stage.folder.parent}: holds an interrupted evaluation with a different {_differing(before, plan)}; finish it with its "
+            f"{stage.folder.parent}: holds an interrupted evaluation whose {_differing(before, plan)} differ; finish it with its "
             "own command, choose another folder, or pass overwrite to discard it"
         )
     try:

@@ -58,7 +58,7 @@ def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     with caplog.at_level(logging.INFO, "quiver.eval.benchmark"):
         benchmark = only(folder)
     assert benchmark == Benchmark("msmarco", "dev", Policy(), Metadata(licence="msr-la-nc"), LocalFolder(folder, "dev"))
-    assert caplog.messages == [f"{folder}: taken for beir/msmarco by its name; split dev"]
+    assert caplog.messages == [f"{folder}: has the name of the collection beir/msmarco and is evaluated as such; split dev"]
     assert [query.id for query in benchmark.load().queries] == ["q1"]
     assert only(folder, "test").split == Benchmark.of_folder(folder, "test").source.load().split == "test"
     (folder / "qrels" / "dev.tsv").unlink()
@@ -134,7 +134,7 @@ def test_an_unknown_name_says_what_was_looked_for(data: str) -> None:
 
 
 def test_a_file_is_no_collection(make_collection: Callable[..., Path]) -> None:
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(InputError, match="neither a folder nor a registered name"):
         resolve(make_collection() / "corpus.jsonl", "test")
 
 

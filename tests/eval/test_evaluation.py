@@ -229,7 +229,7 @@ def test_a_missing_baseline_is_found_before_the_model_is_loaded(
     make_collection: MakeCollection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, baselines: tuple[str, ...]
 ) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(InputError, match=r"bm25 needs bm25s: pip install 'quiver-retrieval\[eval\]'"):
+    with pytest.raises(InputError, match=r"baseline bm25 needs bm25s: run pip install 'quiver-retrieval\[eval\]'"):
         evaluate(system, make_collection(), baselines=baselines, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -331,7 +331,7 @@ def test_what_was_finished_with_other_settings_is_not_thrown_away_silently(
     settings: dict[str, Any] = {"k": 5} if change == "k" else {"engine": "faiss-dense:factory=Flat"}
     _stopped_at_the_end(model, folder, out, monkeypatch)
     model.encoded.clear()
-    with pytest.raises(InputError, match=r"holds an interrupted evaluation with a different choices; finish it .*, or pass overwrite"):
+    with pytest.raises(InputError, match=r"holds an interrupted evaluation whose settings differ; finish it .*, or pass overwrite"):
         evaluate(model, folder, out=out, **settings)
     # It is still there, and can be finished.
     evaluate(model, folder, out=out)
@@ -520,7 +520,7 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
         ({"model": "bm25", "precision": "int8"}, "bm25 has no engine, precision or library"),
         ({"model": "bm25", "library": "pylate"}, "no engine, precision or library"),
         ({"model": "folder", "library": "pylate", "precision": "int8"}, "precision int8 is only available for library quiver"),
-        ({"library": "pylate"}, "the model is loaded already"),
+        ({"library": "pylate"}, "the given model is loaded already"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(

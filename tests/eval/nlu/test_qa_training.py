@@ -162,7 +162,7 @@ def test_no_question_is_in_two_sets(make_recipe: Callable[..., QaRecipe], tmp_pa
     for changes, complaint in (
         ({"test": data.train}, "80 test questions are also training questions"),
         ({"development": data.train}, "80 development questions are also training questions"),
-        ({"development": data.test}, "40 questions of the test are in the development too"),
+        ({"development": data.test}, "40 test questions are also development questions"),
     ):
         with pytest.raises(InputError, match=complaint):
             train_qa(recipe.replace(data=data.replace(**changes)), tmp_path / "out")
