@@ -153,7 +153,7 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
     lengths = [len(sequence) for sequence in sequences]
     for row, length in enumerate(lengths):
         if not 1 <= length <= max_tokens:
-            raise ValueError(f"sequence {row} has {length} tokens, a batch holds 1 to {max_tokens}")
+            raise ValueError(f"sequence {row} has {length} tokens; it must have 1 to {max_tokens}")
     bins: list[list[int]] = []
     filled = max_tokens
     for row in sorted(range(len(sequences)), key=lambda row: (-lengths[row], row)):
@@ -251,7 +251,7 @@ def pack_padded(ids: Tensor, mask: Tensor) -> PackedBatch:
         mask: 1 for tokens, 0 for padding, (B, S); padding on the right.
 
     Raises:
-        ValueError: The shapes differ, a row is all padding, or padding precedes a token.
+        ValueError: The shapes differ, a row contains only padding, or padding precedes a token.
     """
     if ids.shape != mask.shape or ids.ndim != 2:
         raise ValueError(f"ids and mask must share one shape (B, S), got {tuple(ids.shape)} and {tuple(mask.shape)}")
@@ -265,14 +265,14 @@ def masked_lengths(mask: Tensor) -> tuple[int, ...]:
         mask: 1 for tokens, 0 for padding, (B, S); padding on the right.
 
     Raises:
-        ValueError: A row is all padding, or padding precedes a token.
+        ValueError: A row contains only padding, or padding precedes a token.
     """
     host = mask.to("cpu", torch.bool)
     lengths = host.sum(1).tolist()
     if 0 in lengths:
-        raise ValueError(f"row {lengths.index(0)} is all padding")
+        raise ValueError(f"row {lengths.index(0)} contains only padding")
     if not torch.equal(host, torch.arange(host.shape[1])[None] < torch.tensor(lengths)[:, None]):
-        raise ValueError("padding must stand on the right of each row")
+        raise ValueError("padding must be on the right of each row")
     return tuple(lengths)
 
 
@@ -292,7 +292,7 @@ def pack_rows(ids: Tensor, lengths: Sequence[int]) -> PackedBatch:
     """
     rows, width = ids.shape
     if len(lengths) != rows:
-        raise ValueError(f"{rows} rows need as many lengths, got {len(lengths)}")
+        raise ValueError(f"got {len(lengths)} lengths for {rows} rows")
     for row, length in enumerate(lengths):
         if not 1 <= length <= width:
             raise ValueError(f"row {row} must have 1..{width} tokens, got {length}")

@@ -4,7 +4,7 @@
 booleans from text, for files in which every scalar is text (`quiver.encoder.training.recipe_file`) and for ``key=value`` options. Results,
 which code builds field by field, are pydantic dataclasses with the configuration `RECORD`; `parse_record` reads them.
 
-Relations between fields of one schema belong into a pydantic ``model_validator``. `Rule` is for relations across sections: a rule is
+Put relations between fields of one schema into a pydantic ``model_validator``. `Rule` is for relations across sections: a rule is
 checked even if unrelated fields are invalid, so that its problem is reported together with theirs.
 
     >>> from typing import Annotated
@@ -103,7 +103,7 @@ class Schema(BaseModel):
 
 
 class TextSchema(Schema):
-    """Base of schemas whose scalars may be text: ``"8e-5"`` is a number where a number is wanted, one value is a list of one."""
+    """Base of schemas whose scalars may be text: ``"8e-5"`` is a number where a number is wanted, one value is a list with one item."""
 
     @classmethod
     def _convert(cls, hint: object, raw: object) -> object:
@@ -213,7 +213,7 @@ def parse_record(kind: type[Record], raw: object, *, source: str) -> Record:
 
 
 def describe_errors(kind: type[Schema], error: ValidationError) -> list[str]:
-    """The problems of a pydantic error in our words, for code that pydantic validates by itself (a constructor, FastAPI)."""
+    """Describe the problems of a pydantic error as `validate` does, for code that pydantic validates by itself (a constructor, FastAPI)."""
     return [_problem(kind, one) for one in error.errors(include_url=False)]
 
 

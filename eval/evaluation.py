@@ -52,11 +52,9 @@ from quiver.eval.results import (
 from quiver.eval.significance import bootstrap_interval
 from quiver.retrieval.data.corpus import Collection, ranked, write_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, open_embedding_store
-from quiver.retrieval.index.engine_table import EXACT, check_engine
-from quiver.retrieval.index.engines import Setting, check_preset
+from quiver.retrieval.index.engines import EXACT, Setting, check_engine, check_k, check_preset
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
-from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, Hits, ModelCard, Run, TokenModel
@@ -469,7 +467,7 @@ class ModelRanker:
     Attributes:
         model: Model that encodes the texts.
         store: Store for the vectors.
-        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engine_table.parse_engine`.
+        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engines.parse_engine`.
         effort: Search effort: a preset, or search parameters of the engine by name.
         progress: Show a progress bar while encoding.
     """

@@ -131,7 +131,7 @@ def parse_measure(name: str) -> Measure:
     match = re.fullmatch(r"([a-z]+)(?:@([1-9][0-9]*))?", name)
     if match is None or match[1] not in FAMILIES or (match[2] is None and match[1] != "map"):
         families = ", ".join(f"{family}@K" for family in FAMILIES)
-        raise InputError(f"unknown measure {name!r}: write map or one of {families} with a cut K >= 1, such as ndcg@10")
+        raise InputError(f"unknown measure {name!r}: write map or one of {families} with a cut-off K >= 1, such as ndcg@10")
     return Measure(match[1], int(match[2]) if match[2] else None)
 
 

@@ -633,7 +633,7 @@ def _locked(root: Path) -> Iterator[None]:
         raise InputError(f"{root.parent}: cannot be written ({error.strerror})") from error
     try:
         if not (root / _LOCK).exists():  # another evaluation removed its stage between the two steps
-            raise InputError(f"{root.parent}: another evaluation was writing here until now; run this one again")
+            raise InputError(f"{root.parent}: another evaluation was writing here until just now; run the command again")
         yield
     finally:
         lock.release()

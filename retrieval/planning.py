@@ -22,13 +22,12 @@ from quiver.encoder import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.index.dense import settings as dense
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
-from quiver.retrieval.index.engine_table import engine, engine_name, train_codec
-from quiver.retrieval.index.engines import Sample, Setting
+from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
+from quiver.retrieval.index.engines import Sample, Setting, engine, engine_name, train_codec
+from quiver.retrieval.index.files import REAL
+from quiver.retrieval.index.index import SegmentFolderWriter
+from quiver.retrieval.index.pieces import Encoded, encode, joined
 from quiver.retrieval.index.quantization import CODEWORDS, FastScanLists
-from quiver.retrieval.index.segments import SegmentFolderWriter
-from quiver.retrieval.index.source import Encoded, encode, joined
 from quiver.retrieval.index.tokens import settings as tokens
 from quiver.retrieval.index.tokens.coding import WINDOW
 from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS
@@ -123,7 +122,7 @@ def _index(content: dict[str, Any], tokens: float, kind: str) -> Rates:
     builds = next(case["rows"] for case in content["cases"] if case["name"] == "build")
     ours = [row for row in builds if row["values"]["library"] == OWN]
     if content["facts"]["kind"] != kind or not ours:
-        raise ValueError(f"no build of an index of {kind} vectors")
+        raise ValueError(f"it contains no index build of {kind} vectors")
     # A build with a codec says more of large ones than an exact one, which only copies.
     slowest = max(ours, key=lambda row: float(row["values"]["seconds"]))
     vectors = int(content["facts"]["vectors"])
@@ -198,15 +197,15 @@ def measure(
     use_title: bool = True,
     progress: bool = False,
 ) -> Rates:
-    """Encode documents until the time is up, and index what was encoded in a folder that goes away.
+    """Measure rates: encode documents for a given time, then index them in a temporary folder.
 
     Args:
-        model: Encodes them.
-        sample: Documents like those of the corpus; gone through once, and again if there is time.
-        name: The engine that is planned.
-        settings: Of the engine.
-        seconds: For encoding; indexing comes on top, a fraction of it.
-        use_title: Titles are encoded too.
+        model: Model that encodes the documents.
+        sample: Documents like those of the corpus; read again from the start if time remains.
+        name: Name of the engine.
+        settings: Settings of the engine.
+        seconds: Time for encoding, in seconds; indexing takes a fraction of it in addition.
+        use_title: Whether titles are encoded too.
         progress: Show a bar over the seconds.
 
     Raises:
@@ -587,19 +586,19 @@ SIZES: dict[str, Callable[[Corpus, int, Mapping[str, Setting]], Sizes]] = {
 FORMULAS = {
     "tokens": "documents x tokens of a document after truncation. From a sample: counted by the model's tokenizer. From words: "
     "E[min(X, L)] for a log-normal X of mean 1.35 words + 2 and deviation 0.5 of its logarithm, cut at the model's length L",
-    "vectors": "documents (bi-encoder); tokens x share that is no punctuation / pool_factor (ColBERT)",
-    "encoding hours": "tokens / tokens a second / 3600 / devices; the rate is that of texts of this length",
-    "indexing hours": "(vectors x seconds a vector + training) / 3600 on one machine; "
-    "training = seconds a vector and list x sample x lists",
-    "disk": "codes or vectors + codec + ids (28 bytes and the id a document) + texts (8 bytes and the line a document). A vector takes "
+    "vectors": "documents (bi-encoder); tokens x share that is not punctuation / pool_factor (ColBERT)",
+    "encoding hours": "tokens / tokens per second / 3600 / devices; the rate is that of texts of this length",
+    "indexing hours": "(vectors x seconds per vector + training) / 3600 on one machine; "
+    "training = seconds per vector and list x sample x lists",
+    "disk": "codes or vectors + codec + ids (28 bytes + the id, per document) + texts (8 bytes + the line, per document). A vector takes "
     "4d (exact), d/dsub/2 + d bits/8 + 4 [+ 2] (pq-dense, [ivf-dense]), d/8 + 2 + d bits/8 + 2 (ivf-tokens); see "
     "quiver.retrieval.planning",
-    "memory to build": "model + the larger of the training sample twice over and a merge (256 bytes + 12 ids a document + 3 codecs + "
+    "memory to build": "model + the larger of the training sample twice over and a merge (256 bytes + 12 ids per document + 3 codecs + "
     "8 blocks), which the budget cuts into segments",
-    "memory to search": "model + lists made in memory (codes + 8 bytes a vector, 16 places a list unused) + codes in mapped files + ids; "
-    "less is enough where the disk is fast, the lists must fit",
+    "memory to search": "model + lists in memory (codes + 8 bytes per vector, 16 unused places per list) + codes in mapped files + ids; "
+    "with a fast disk less is enough, but the lists must fit",
     "shards": "ceil((lists + codes + ids) / (0.9 memory of a machine - model))",
-    "cost": "tokens / tokens a second / 3600 x price of a device hour",
+    "cost": "tokens / tokens per second / 3600 x price per device hour",
 }
 """Figure -> its formula."""
 

@@ -182,7 +182,7 @@ def _keeps_float32(layers: Sequence[Block], batch: PackedBatch, wide: Tensor, ro
 
 @cache
 def _note(reason: str | None) -> None:
-    logger.info("blocks on cpu: %s", "compiled" if reason is None else f"torch's operators ({reason})")
+    logger.info("encoder blocks on the CPU run in: %s", "compiled" if reason is None else f"torch's operators ({reason})")
 
 
 def _matrices(block: Block) -> tuple[Linear, Linear, Linear, Linear]:
@@ -327,7 +327,10 @@ def _is_unmodified(block: Block) -> bool:
 
 @cache
 def _note_training(reason: str | None) -> None:
-    logger.info("training of blocks on cpu: %s", "compiled forward" if reason is None else f"torch's operators ({reason})")
+    logger.info(
+        "training of encoder blocks on the CPU runs in: %s",
+        "compiled forward" if reason is None else f"torch's operators ({reason})",
+    )
 
 
 def _train_block(block: Block, hidden: Tensor, batch: PackedBatch, rope: RotaryRows | None) -> Tensor:

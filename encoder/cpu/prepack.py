@@ -65,9 +65,9 @@ def optimize_for_inference(encoder: Encoder, *, precision: Precision = "float") 
     if encoder.prepacked:
         raise ValueError("this encoder is prepacked already")
     if lora_matrices(encoder):
-        raise ValueError("this encoder has low-rank updates beside its matrices; merge_lora first")
+        raise ValueError("this encoder has LoRA matrices; call merge_lora first")
     if precision == "int8" and torch.backends.quantized.engine not in ("x86", "fbgemm"):
-        raise InputError(f"int8 needs torch's x86 kernels, this machine has {torch.backends.quantized.engine!r}; use float")
+        raise InputError(f"int8 needs torch's x86 kernels, but this machine has {torch.backends.quantized.engine!r}; use precision float")
     encoder.eval().requires_grad_(False)
     plain_layout = kernels_will_read(encoder, precision)
     for module in list(encoder.modules()):
@@ -248,5 +248,5 @@ class PrepackedLinear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrepackedLinear:
         moved = fn(torch.empty(0, dtype=self.dtype))
         if moved.device.type != "cpu" or moved.dtype != self.dtype:
-            raise InputError("a prepacked encoder keeps its device and dtype; load the checkpoint again for another")
+            raise InputError("a prepacked encoder cannot be moved to another device or dtype; load the checkpoint again")
         return self

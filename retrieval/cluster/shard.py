@@ -21,13 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.metadata import Filter
-from quiver.retrieval.index.documents.strings import is_texts
-from quiver.retrieval.index.index import Index, SearchRequest, open_manifest
-from quiver.retrieval.index.mapped import DIGEST, count_blocks
-from quiver.retrieval.index.segments import NamedHits
-from quiver.retrieval.index.store.layout import Layout
-from quiver.retrieval.index.store.manifest import Manifest
+from quiver.retrieval.index.documents import Filter
+from quiver.retrieval.index.files import DIGEST, count_blocks
+from quiver.retrieval.index.index import Index, NamedHits, SearchRequest, open_manifest
+from quiver.retrieval.index.store.reading import Layout, Manifest
+from quiver.retrieval.index.strings import is_texts
 from quiver.retrieval.records import Hits, Missing
 
 logger = logging.getLogger(__name__)
@@ -52,7 +50,7 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if self.shards is None and self.memory is None:
-            raise ValueError("shards or memory is required")
+            raise ValueError("pass shards or memory")
         for name, value in (("shards", self.shards), ("memory", self.memory), ("replicas", self.replicas)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")

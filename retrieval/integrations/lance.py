@@ -2,7 +2,7 @@
 
     id, title, text         texts are null if the index stores none
     metadata                JSON, or null
-    vector                  (d,) float32; for a ColBERT model a list of such, null for a document without vectors
+    vector                  (d,) float32; for a ColBERT model a list of these; null for a document without vectors
     quiver_state            generation of the index that the row was written from
 
 Tables of bi-encoders are searched with the distance ``dot``. LanceDB compares multi-vectors by cosine only: vectors of ColBERT models are

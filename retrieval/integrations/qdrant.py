@@ -8,8 +8,8 @@ Collections of bi-encoders have one vector per point, those of ColBERT models tw
 Both are compared by inner product. What an index keeps is comparable by it (unit length where the model's similarity is cosine), so scores
 are ours; queries are given as ``quiver.retrieval.models.encoding.comparable`` makes them, or only the scale of scores differs.
 
-The payload has ``id``, ``title``, ``text``, ``metadata`` (filter by ``metadata.year``), and ``quiver_state``: from which state of the
-index a point was written. Points of that state are not sent again; those of older states are deleted in the end.
+The payload has ``id``, ``title``, ``text``, ``metadata`` (filter by ``metadata.year``), and ``quiver_state``: the state of the
+index that a point was written from. Points of that state are not sent again; those of older states are deleted in the end.
 
 Shapes: n vectors of a query, d width, k hits.
 Source: https://qdrant.tech/documentation/concepts/vectors/#multivectors and /concepts/hybrid-queries (qdrant-client 1.20).

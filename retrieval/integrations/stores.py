@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.segments import OpenSegment
+from quiver.retrieval.index.index import Index, OpenSegment
 
 MOST = 256
 """Largest number of documents per batch."""
@@ -130,7 +129,7 @@ def export_to(index: Index, target: str, *, collection: str | None = None, overw
     """
     scheme, separator, where = target.partition("://")
     if not separator or scheme not in SCHEMES or not where:
-        raise InputError(f"--to {target!r}: must be {', '.join(f'{name}://{shape}' for name, (shape, _) in SCHEMES.items())}")
+        raise InputError(f"--store {target!r}: must be {', '.join(f'{name}://{shape}' for name, (shape, _) in SCHEMES.items())}")
     name = re.sub(r"[^\w.-]", "-", index.path.name) if collection is None else collection
     if not _NAME.fullmatch(name):
         raise InputError(f"--collection {name!r}: must be letters, digits, '_', '-' and '.'")
@@ -147,7 +146,7 @@ def _to_qdrant(index: Index, where: str, name: str, overwrite: bool, progress: b
     try:
         from quiver.retrieval.integrations import qdrant
     except ImportError as error:
-        raise missing_library("--to qdrant://", "qdrant-client", error) from error
+        raise missing_library("--store qdrant://", "qdrant-client", error) from error
     client = qdrant.open_client(where)
     try:
         return qdrant.write_collection(index, client, name, overwrite=overwrite, progress=progress)
@@ -159,7 +158,7 @@ def _to_lancedb(index: Index, where: str, name: str, overwrite: bool, progress: 
     try:
         from quiver.retrieval.integrations import lance
     except ImportError as error:
-        raise missing_library("--to lancedb://", "lancedb", error) from error
+        raise missing_library("--store lancedb://", "lancedb", error) from error
     return lance.write_table(index, where, name, overwrite=overwrite, progress=progress)
 
 

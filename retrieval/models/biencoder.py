@@ -42,7 +42,9 @@ class BiEncoder:
         if settings.kind != "dense":
             raise InputError(f"{source or 'this model'}: a ColBERT checkpoint (one vector per token); load it with ColBERT")
         if len(tokenizer) > encoder.config.vocab_size:
-            raise InputError(f"{source}: the tokenizer has {len(tokenizer)} ids, but the encoder only {encoder.config.vocab_size}")
+            raise InputError(
+                f"{source}: the tokenizer has {len(tokenizer)} tokens, but the encoder's vocabulary only {encoder.config.vocab_size}"
+            )
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.settings = settings

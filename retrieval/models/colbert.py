@@ -74,7 +74,9 @@ class ColBERT:
         if not settings.projections:
             raise InputError(f"{name}: a ColBERT checkpoint needs at least one Dense module")
         if len(tokenizer) > encoder.config.vocab_size:
-            raise InputError(f"{name}: the tokenizer has {len(tokenizer)} ids, but the encoder only {encoder.config.vocab_size}")
+            raise InputError(
+                f"{name}: the tokenizer has {len(tokenizer)} tokens, but the encoder's vocabulary only {encoder.config.vocab_size}"
+            )
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.settings = settings

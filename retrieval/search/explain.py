@@ -33,10 +33,10 @@ class Token(NamedTuple):
     """The token of a vector.
 
     Attributes:
-        name: It as text. A byte-level token is text again, without the space before the word; a WordPiece keeps its ``##``; special
-            tokens, prefixes and expansion go by their names, such as ``[CLS]``, ``[Q]`` and ``[MASK]``.
-        span: Where it stands in its text: the first character, and the one behind the last. None for what the text does not have:
-            special tokens, prefixes, expansion, and the words of a prompt. Tokens that are bytes of one character share its span.
+        name: The token as text. Byte-level tokens are decoded, without the space before the word; a WordPiece keeps its ``##``; special
+            tokens, prefixes and expansion tokens have their names, such as ``[CLS]``, ``[Q]`` and ``[MASK]``.
+        span: Its position in the text: start character, and end character (exclusive). None for tokens that are not in the text:
+            special tokens, prefixes, expansion and prompts. Tokens that are bytes of one character share its span.
     """
 
     name: str
@@ -47,9 +47,9 @@ class TokenMatch(NamedTuple):
     """A query token and its best match in the document.
 
     Attributes:
-        query: The token.
-        document: The document's token with the highest similarity, of several the first.
-        similarity: Theirs, -1 to 1: what it adds to the score.
+        query: Token of the query.
+        document: Token of the document with the highest similarity; ties go to the first.
+        similarity: Their similarity, -1 to 1, which is the match's contribution to the score.
     """
 
     query: Token
@@ -61,12 +61,12 @@ def token_matches(model: ColBERT, query: str, document: str) -> list[TokenMatch]
     """Find the best match of every query vector in a document, in the order of the query.
 
     Args:
-        model: Encodes both.
-        query: Its text.
-        document: Its text, the title joined in. Tokens of the skiplist have no vector and are never met.
+        model: Model that encodes both texts.
+        query: Text of the query.
+        document: Text of the document, including its title. Tokens of the skiplist have no vector and never match.
 
     Returns:
-        n matches, expansion tokens included; empty where the document has no vector at all.
+        n matches, expansion tokens included; empty if the document has no vectors.
     """
     vectors = model.encode([query], "query").vectors[0], model.encode([document], "document").vectors[0]
     return match_tokens(*vectors, text_tokens(model, query, "query"), text_tokens(model, document, "document"))
@@ -84,7 +84,7 @@ def match_tokens(
         document_tokens: Tokens of the document vectors, m.
 
     Returns:
-        n matches in the order of the query; none where m is 0.
+        n matches in the order of the query; none if m is 0.
     """
     if not len(document):
         return []
@@ -100,9 +100,9 @@ def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
     """Return the tokens of a text's vectors, in the order of the vectors.
 
     Args:
-        model: Its tokenizer and settings decide.
+        model: Model with tokenizer and settings.
         text: A query or a document.
-        role: Which prefix, length, expansion and skiplist apply.
+        role: Query or document; decides prefix, length, expansion and skiplist.
     """
     settings, tokenizer = model.settings.colbert, model.tokenizer
     prefix = settings.query_prefix if role == "query" else settings.document_prefix
@@ -191,11 +191,11 @@ class Explanation:
     """Explanation of a document's score.
 
     Attributes:
-        document: Its id.
-        score: The model's similarity of the query with the document; minus infinity where the document has no vector.
-        text: The document as it was encoded, which the matches' spans are of; None where an index does not keep it.
-        matches: For a ColBERT what each vector of the query met, in the order of the query: their similarities add up to the score.
-            Empty for a model with one vector a text.
+        document: Id of the document.
+        score: The model's similarity of query and document; minus infinity if the document has no vector.
+        text: Text of the document as it was encoded, which the spans refer to; None if the index stores no texts.
+        matches: For ColBERT the best match of each query vector, in the order of the query; their similarities add up to the score.
+            Empty for a model with one vector per text.
     """
 
     document: str
@@ -209,15 +209,15 @@ def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Se
 
     Args:
         index: The index.
-        model: The one that built it.
-        query: Its text.
-        documents: Ids, in any order.
+        model: Model that built the index.
+        query: Text of the query.
+        documents: Ids of documents, in any order.
 
     Returns:
-        An explanation a document, in the order given.
+        One explanation per document, in the order given.
 
     Raises:
-        InputError: The index is of another model, there is no such document, or a ColBERT's index was built without texts.
+        InputError: Another model built the index, a document does not exist, or an index of a ColBERT model stores no texts.
     """
     index.check_model(model.card)
     if not isinstance(model, ColBERT):
@@ -239,9 +239,9 @@ def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> l
     """Explain the scores of texts for a query, without an index.
 
     Args:
-        model: Encodes them.
-        query: Its text.
-        documents: Id -> text.
+        model: Model that encodes the texts.
+        query: Text of the query.
+        documents: Document id -> text.
     """
     explained = []
     for document, text in documents.items():
@@ -256,7 +256,7 @@ def _matches(
 ) -> list[TokenMatch]:
     location = index.locate([document])[0]
     if location is None:
-        raise ValueError(f"document '{document}' disappeared while the search ran")
+        raise ValueError(f"document '{document}' was deleted during the search; search again")
     stored, _ = index.segments[location.segment].vectors.vectors(np.array([location.row], np.int64))
     tokens = text_tokens(model, text, "document")
     if len(tokens) == len(stored):

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.documents.metadata import FilterLike
-from quiver.retrieval.index.engines import Setting
-from quiver.retrieval.index.ranking import check_k
+from quiver.retrieval.index.documents import FilterLike
+from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseEncoding, DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
@@ -70,15 +69,15 @@ def search(
         index: An index in this process or over shards, whose model is checked against ``model``.
         model: Encodes the queries; it must be the one that encoded the documents.
         queries: At least one, each with an id of its own.
-        k: Hits a query; capped at the number of documents.
+        k: Number of hits per query; at most the number of documents.
         filter: Filter on the documents, see `quiver.retrieval.index.index.Index.search`.
         effort: Search effort; see `quiver.retrieval.index.index.Index.search`.
         target_recall: Recall to reach, instead of an effort; see there.
         progress: Show the model's progress.
 
     Raises:
-        InputError: No queries, two queries with one id, the index was built with another model, it cannot be filtered so, or its recall
-            was not measured.
+        InputError: No queries, two queries with one id, the index was built with another model, the filter does not fit, or
+            ``target_recall`` is given and recall was not measured.
         ValueError: k < 1, the query vectors do not fit the index, or both an effort and a target recall.
     """
     k = check_k(k)
@@ -91,7 +90,7 @@ def search(
     query_ids = [query.id for query in queries]
     key, times = Counter(query_ids).most_common(1)[0]
     if times > 1:
-        raise InputError(f"query id '{key}' is there {times} times; ids must be unique")
+        raise InputError(f"query id '{key}' occurs {times} times; ids must be unique")
     encoding = model.encode([query.text for query in queries], "query", progress=progress)
     vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
     hits = index.search(vectors, k, filter=filter, effort=effort, target_recall=target_recall)
@@ -133,7 +132,7 @@ class Fusion:
             raise InputError(f"the constant of reciprocal rank fusion must be >= 0, got {self.constant}")
         weights = self.weights
         if weights is not None and not (all(math.isfinite(weight) and weight >= 0 for weight in weights) and any(weights)):
-            raise InputError(f"weights must be numbers >= 0, one of them above 0, got {', '.join(map(str, weights)) or 'none'}")
+            raise InputError(f"weights must be numbers >= 0, at least one of them > 0, got {', '.join(map(str, weights)) or 'none'}")
 
     def weights_of(self, count: int) -> tuple[float, ...]:
         """Return one weight per ranking.

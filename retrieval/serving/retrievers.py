@@ -272,7 +272,7 @@ class Retriever:
                 queries, choices.k, filter=choices.filter, effort=choices.effort, target_recall=choices.target_recall
             )
         if generation.words is None:
-            raise ValueError(f"{self.name} ranks by words, but this generation was opened without a BM25 index")
+            raise ValueError(f"{self.name} is a BM25 retriever, but this generation was opened without a BM25 index")
         if choices.effort is not None or choices.target_recall is not None:
             raise InputError(f"{self.name} always searches exhaustively; leave effort and target_recall out")
         return generation.words.search(queries, choices.k, filter=choices.filter)

@@ -92,7 +92,7 @@ def test_saving_over_shards_replaces_them(encoder: Encoder, tmp_path: Path) -> N
 def test_an_index_of_shards_without_files_is_named(encoder: Encoder, tmp_path: Path, index: str) -> None:
     save_encoder(encoder, tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(InputError, match="weight_map must map tensors to files"):
+    with pytest.raises(InputError, match="weight_map must be an object from tensor name to file name"):
         load_encoder(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_each_part_of_a_fused_matrix_has_its_shape() -> None:
     encoder = init_weights(Encoder(BERT), seed=5)
     state = to_hf_state(encoder)
     key = "encoder.layer.0.attention.self.key.weight"
-    with pytest.raises(InputError, match=rf"{key} has shape \(32, 16\), config.json asks for \(32, 32\)"):
+    with pytest.raises(InputError, match=rf"{key} has shape \(32, 16\), config.json requires \(32, 32\)"):
         from_hf_state(encoder, {**state, key: state[key][:, :16]}, where="here")
 
 
@@ -141,7 +141,7 @@ def test_an_unknown_tensor_is_named(encoder: Encoder) -> None:
 def test_a_wrong_shape_is_named(encoder: Encoder) -> None:
     state = to_hf_state(encoder)
     key = next(key for key in state if "embeddings" in key and state[key].ndim == 2)
-    with pytest.raises(InputError, match=rf"{key} has shape \(64, 16\), config.json asks for \(64, 32\)"):
+    with pytest.raises(InputError, match=rf"{key} has shape \(64, 16\), config.json requires \(64, 32\)"):
         from_hf_state(encoder, {**state, key: state[key][:, :16]}, where="here")
 
 
@@ -224,7 +224,7 @@ def test_an_architecture_its_format_cannot_hold_is_not_saved(tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"a bert config\.json cannot hold norm_position 'pre', final_norm True; family quiver can"):
         save_encoder(encoder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match=r"a bert checkpoint has no place for final_norm\.weight"):
+    with pytest.raises(InputError, match=r"a bert checkpoint cannot store final_norm\.weight"):
         to_hf_state(encoder)
 
 
@@ -343,11 +343,11 @@ def test_no_folder_and_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="no such folder"):
         load_encoder("quiver-tests/there-is-no-such-model")
-    with pytest.raises(InputError, match="not a hub id"):
+    with pytest.raises(InputError, match="neither an existing folder nor a hub id"):
         load_encoder(tmp_path / "nowhere" / "at" / "all")
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(InputError, match="a model is a folder, this is a file"):
+    with pytest.raises(InputError, match="is a file; a model is a folder"):
         load_encoder(file)
 
 

@@ -68,7 +68,7 @@ def recipe(tmp_path: Path) -> Path:
 def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = quiver("qa", "train", recipe, "--out", out)
-    assert (done.code, [line for line in done.err.splitlines() if "drew new weights" not in line]) == (0, [])
+    assert (done.code, [line for line in done.err.splitlines() if "initialized at random" not in line]) == (0, [])
     assert f"model: {out / 'model'}" in done.out
     results = json.loads((out / "results.json").read_text())
     assert results["schema"] == "quiver-qa/1"
@@ -130,6 +130,6 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
         done = quiver("qa", "train", *arguments)
         assert done.code == 2, arguments
         assert complaint in done.err
-        assert len([line for line in done.err.splitlines() if "drew new weights" not in line]) == 1
+        assert len([line for line in done.err.splitlines() if "initialized at random" not in line]) == 1
         assert not out.exists()
     assert (full / "model").read_text() == "mine"

@@ -119,7 +119,7 @@ def test_a_ranking_of_weight_0_is_not_even_loaded(quiver: Quiver, built: Built, 
     def refuse(*_: object) -> None:
         raise AssertionError("no model is needed")
 
-    monkeypatch.setattr("quiver.cli.rankings.model_of", refuse)
+    monkeypatch.setattr("quiver.cli.rankings.load_index_model", refuse)
     hits = found(quiver, built.dense, QUERY, "--fuse", "bm25", "--weights", "0,1")
     assert [list(hit["lists"]) for hit in hits] == [["bm25"]] * 3
 
@@ -251,7 +251,7 @@ def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: p
         (("--fusion", "rrf"), "add --fuse bm25 or --fuse INDEX"),
         (("--fuse", "bm25", "--weights", "1"), "got 1 weights for 2 rankings"),
         (("--fuse", "bm25", "--weights", "1,much"), "--weights '1,much': expected numbers separated by commas"),
-        (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, one of them above 0"),
+        (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, at least one of them > 0"),
         (("--fuse", "bm25", "--normalize", "z-score"), "--normalize applies only to --fusion weighted"),
         (("--fuse", "bm25", "--fuse", "bm25"), "--fuse bm25 is repeated"),
         (("--fuse", "nowhere"), "nowhere: the folder is not an index"),

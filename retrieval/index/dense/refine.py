@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.engines import Bitmap, Found, Size
+from quiver.retrieval.index.exact import float32_error, nearest_by_scores, search_walk
+from quiver.retrieval.index.files import Disk, Files, RecordFiles, map_array, write_array
 from quiver.retrieval.index.kernels.choice import kernels
-from quiver.retrieval.index.mapped import Files, RecordFiles, map_array
-from quiver.retrieval.index.ranking import float32_error, nearest_by_scores, search_walk
 
 Bits: TypeAlias = Literal[8, 16]
 """Bits of a code."""
@@ -103,14 +102,14 @@ class ScalarCoding:
         """Codes, (n, d), and scales, (n,), of vectors; the code of a vector does not depend on the other vectors.
 
         Raises:
-            InputError: A vector is so long that its code overflows float32.
+            InputError: The norm of a vector is so large that its code overflows float32.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = (vectors - self.centre) / self.spread
             largest = np.abs(scaled).max(axis=1, initial=0)
         scales = largest / np.float32(self.largest)
         if not np.isfinite(scales).all():
-            raise InputError("a vector is too long to be coded; use the engine exact-dense")
+            raise InputError("the norm of a vector is too large for quantized codes; use the engine exact-dense")
         # A vector so close to the centre that its scale would be subnormal is stored as the centre.
         scales[scales < np.finfo(np.float32).tiny] = 0
         codes = np.rint(np.divide(scaled, scales[:, None], out=np.zeros_like(scaled), where=scales[:, None] > 0))
@@ -271,7 +270,7 @@ def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.fl
     """Append vectors, (n, d), to the files of a segment.
 
     Raises:
-        InputError: A vector is too long.
+        InputError: The norm of a vector is too large.
     """
     codes, scales = coding.encode(vectors)
     files.write(fine(coding), codes)
@@ -279,7 +278,7 @@ def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.fl
 
 
 class _Part:
-    """Documents whose codes are in memory, and the queries; implements `quiver.retrieval.index.ranking.Part`."""
+    """Documents whose codes are in memory, and the queries; implements `quiver.retrieval.index.exact.Part`."""
 
     def __init__(self, prepared: Prepared, codes: Codes, scales: NDArray[np.float32]) -> None:
         self._prepared = prepared
@@ -303,7 +302,7 @@ class _Part:
 
 
 class _Walk:
-    """All or chosen documents in parts, without copying them; implements `quiver.retrieval.index.ranking.Walk`."""
+    """All or chosen documents in parts, without copying them; implements `quiver.retrieval.index.exact.Walk`."""
 
     def __init__(self, store: RefineStore, prepared: Prepared, picked: NDArray[np.int64] | None) -> None:
         self._store = store

@@ -1,12 +1,12 @@
-"""The engine ``ivf-tokens``: what is trained once for an index of token vectors, and written and read with it.
+"""The engine ``ivf-tokens``: the codec of compressed token vectors, trained once per index.
 
     codec.json        sizes and settings
     centroids.f16     centroids, (K, d)
-    groups.i64        where the groups of centroids begin, (G + 1,)
+    groups.i64        first centroid of each group, and K, (G + 1,)
     products.f32      codebooks of the product code, (d / 4, 16, 4)
     pairs.f32         codebook of the pairs of the fine part, (4^bits, 2)
-    tokens.u32        the vocabulary's number of each group, where the groups are those of tokens
-    heads.f32         the centre of each group, where they are cells of a coarse clustering
+    tokens.u32        vocabulary id of each group, with clustering=tokens
+    heads.f32         centre of each group, with clustering=two-level
 
 Shapes: n vectors, K centroids, G groups, d width.
 """
@@ -23,27 +23,22 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.index.disk import Disk, write_array
-from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting
-from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.engines import IVF_TOKENS, TOKEN_WIDTH_MULTIPLE, Bitmap, Engine, Preset, Sample, Setting, setting_names
+from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, map_array, write_array
 from quiver.retrieval.index.kernels import packing
-from quiver.retrieval.index.mapped import Files, map_array
 from quiver.retrieval.index.quantization import CODEWORDS, Clustering, cluster, product_quantizer, train_codebooks
 from quiver.retrieval.index.tokens.coding import TOO_LONG, Coding, check_bits, learn_pairs, multiple, pool
 from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS, TokenSegment, TokenWriter, copy, memory
 from quiver.retrieval.index.tokens.settings import (
-    NAME,
     TokenParams,
     TokenSettings,
     default_centroids,
     default_grouping,
     param_grid,
     preset_params,
+    sample_size,
 )
 from quiver.retrieval.records import ModelCard
-
-MULTIPLE = 8
-"""The width of the vectors must be a multiple of it."""
 
 WIDEST = 4096
 """Maximum width: sums of estimates of wider vectors may not fit into 16 bits (`Kernels.estimate`)."""
@@ -70,7 +65,7 @@ class TokenCodec:
         vectors: Expected number of vectors of the index before pooling; search parameters depend on it.
     """
 
-    name = NAME
+    name = IVF_TOKENS
 
     def __init__(self, coding: Coding, *, pool_factor: int, vectors: int) -> None:
         self._coding = coding
@@ -99,7 +94,7 @@ class TokenCodec:
         clustering = self._coding.clustering
         arrays: dict[str, tuple[NDArray[np.generic] | None, str]] = {
             _CENTROIDS: (clustering.centroids.astype(np.float16), "centroids, (K, d) float16"),
-            _GROUPS: (clustering.groups, "where the groups of centroids begin, (G + 1,) int64"),
+            _GROUPS: (clustering.groups, "first centroid of each group, and K, (G + 1,) int64"),
             _PRODUCTS: (self._coding.products, "codebooks of the product code, (d / 4, 16, 4) float32"),
             _PAIRS: (self._coding.pairs, "codebook of pairs of coordinates, (4^bits, 2) float32"),
             _TOKENS: (clustering.tokens, "vocabulary number of each group, (G,) uint32"),
@@ -172,10 +167,9 @@ def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
     """
     bits = TokenSettings.parse(settings).bits
     if card.dim % multiple(bits) or card.dim > WIDEST:
-        at = f" at {bits} bits" if multiple(bits) > MULTIPLE else ""
-        raise InputError(
-            f"{card.source}: vectors of width {card.dim}; {NAME} takes multiples of {multiple(bits)}{at} up to {WIDEST:,}, use exact-tokens"
-        )
+        at = f" at {bits} bits" if multiple(bits) > TOKEN_WIDTH_MULTIPLE else ""
+        widths = f"multiples of {multiple(bits)}{at} up to {WIDEST:,}"
+        raise InputError(f"{card.source}: vectors of width {card.dim}; {IVF_TOKENS} takes {widths}, use exact-tokens")
 
 
 def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> TokenCodec:
@@ -190,8 +184,8 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
         seed: Random seed; equal input and seed give equal codecs.
 
     Raises:
-        InputError: A setting is wrong, the width of the vectors is not a multiple of 8 up to 4,096, or they are too long for half
-            precision.
+        InputError: A setting is wrong, the width of the vectors is not a multiple of 8 up to 4,096, or their norms are too large for
+            half precision.
     """
     del documents
     check_settings(settings, card)
@@ -233,7 +227,7 @@ def open_tokens(folder: Path) -> TokenCodec:
         raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
 
     if _PAIRS not in present:
-        raise InputError(f"{folder}: coded by an earlier version of Quiver, a coordinate at a time; build the index again")
+        raise InputError(f"{folder}: written by an earlier version of Quiver; build the index again")
 
     def optional(name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | None:
         return np.array(map_array(folder / name, dtype, shape)) if name in present else None
@@ -246,7 +240,11 @@ def open_tokens(folder: Path) -> TokenCodec:
         heads=optional(_HEADS, "<f4", (-1, dim)),
     )
     if not clustering.is_whole:
-        raise DamagedIndexError(f"{folder / _GROUPS}: the groups are not those of {len(centroids)} centroids; run quiver index repair")
+        raise DamagedIndexError(f"{folder / _GROUPS}: the groups do not match the {len(centroids)} centroids; run quiver index repair")
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // CODED_DIMENSIONS, CODEWORDS, CODED_DIMENSIONS)))
     pairs = np.array(map_array(folder / _PAIRS, np.float32, (1 << round(2 * bits), 2)))
     return TokenCodec(Coding(clustering, products, pairs), pool_factor=pool_factor, vectors=vectors)
+
+
+ENGINES = {IVF_TOKENS: Engine("colbert", train, open_tokens, sample_size, setting_names(TokenSettings), check_settings)}
+"""The engine of this module; see `quiver.retrieval.index.engines.ENGINE_MODULES`."""

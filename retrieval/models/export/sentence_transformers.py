@@ -181,7 +181,7 @@ def with_prefixes(tokenizer: Tokenizer, prefixes: Sequence[str]) -> Tokenizer:
     result = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), tokenizer.settings)
     for prefix in wanted:
         if not reads_as_token(result, prefix, prefix):
-            raise InputError(f"this tokenizer does not read the prefix {prefix!r} before a text as one token, and cannot be changed to")
+            raise InputError(f"this tokenizer splits the prefix {prefix!r} into several tokens, and cannot be changed to keep it whole")
     return result
 
 

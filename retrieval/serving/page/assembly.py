@@ -1,7 +1,8 @@
-"""The page as one text: the markup with the style sheet and the scripts put into it, and a policy that names their checksums.
+"""Assemble the search page: HTML with inline style sheet and scripts, and a content security policy with their checksums.
 
-The parts lie beside this module, so that each can be read alone; the scripts are joined in the order of `SCRIPTS` into one strict function,
-in which a part may use what any other part defines. Nothing here knows of the service: the page asks ``api/`` beside itself.
+The parts are files beside this module. The scripts are joined in the order of `SCRIPTS` into one function in strict mode,
+in which a part may use what any other part defines. This module does not depend on the service: the page requests ``api/`` relative to its
+own address.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SCRIPTS = ("elements", "address", "service", "passages", "heat", "filters", "lis
 
 @cache
 def page_html() -> str:
-    """The whole page; it asks for nothing but ``api/...`` relative to its own address."""
+    """The whole page; it requests only ``api/...`` relative to its own address."""
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
     whole = _part("page.html")
     for mark, content in (("<!-- policy -->", policy), ("/* style */", _style()), ("/* script */", _script())):
@@ -26,9 +27,9 @@ def page_html() -> str:
 
 
 def content_security_policy() -> str:
-    """What the service should send with the page as its ``Content-Security-Policy``: only the page's own style and script run.
+    """Value of the ``Content-Security-Policy`` header for the page: only the page's own style and script are allowed.
 
-    It is the page's own policy and what only a header may say: that no other page frames this one.
+    It is the policy in the page's HTML plus ``frame-ancestors``, which only a header can set.
     """
     return f"{_policy()}; frame-ancestors 'none'"
 

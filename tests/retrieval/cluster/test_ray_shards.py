@@ -19,7 +19,7 @@ from quiver.retrieval.cluster.index import ShardedIndex, Timeouts, open_sharded
 from quiver.retrieval.cluster.ray_backend import RayLauncher
 from quiver.retrieval.cluster.shard import Sharding, ShardSpec
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
-from quiver.retrieval.index.engine_table import ENGINES
+from quiver.retrieval.index.engines import ENGINE_MODULES
 from quiver.retrieval.records import Hits
 
 # A machine that does other things must not look like a dead actor.
@@ -161,7 +161,7 @@ def test_what_a_shard_raises_arrives_as_it_was_raised(cluster: None, tmp_path: P
     built = build(tmp_path / "i")
     queries = np.full_like(built.queries(), 1e38)
     with open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE) as sharded:
-        with pytest.raises(ValueError, match="do not fit into float32; the vectors are too long") as caught:
+        with pytest.raises(ValueError, match="do not fit into float32; the norms of the vectors are too large") as caught:
             sharded.search(queries, 3)
         with pytest.raises(ValueError, match=r".") as expected:
             open_index(built.path).search(queries, 3)
@@ -180,7 +180,7 @@ def test_a_process_that_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("engine", sorted(ENGINE_MODULES))
 def test_every_engine(cluster: None, engine: str, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any) -> None:
     built = build(tmp_path / "i", engine, measured=True)
     with open_sharded(built.path, Sharding(shards=2), RayLauncher(), timeouts=PATIENCE) as sharded:

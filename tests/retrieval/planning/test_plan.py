@@ -15,7 +15,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.index import BuildOptions, Index, build_index
-from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
+from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
@@ -205,7 +205,7 @@ def test_rates_from_files(tmp_path: Path) -> None:
     rates = read_rates(both, tokens=100, kind="dense")
     assert (rates.tokens_per_second, rates.index_seconds, rates.measured) == (900.0, 0.004, True)
     assert read_rates(both[:1], tokens=400, kind="dense").tokens_per_second == 500.0
-    with pytest.raises(InputError, match="no build of an index of colbert vectors"):
+    with pytest.raises(InputError, match="no index build of colbert vectors"):
         read_rates(both, tokens=100, kind="colbert")
     with pytest.raises(InputError, match=r"other\.json: not what quiver bench encoder"):
         read_rates([tmp_path / "other.json"], tokens=100, kind="dense")
@@ -248,7 +248,7 @@ def test_the_published_collections(quiver: Callable[..., Any]) -> None:
 
 
 def test_tables_and_formulas(quiver: Callable[..., Any]) -> None:
-    done = quiver("estimate", "--model", "minilm-l6", "--docs", "2e5", "--explain")
+    done = quiver("estimate", "--model", "minilm-l6", "--docs", "2e5", "--formulas")
     assert done.code == 0
     assert "hours are unknown without a rate; pass --measure, --rates FILE or --gpu" in done.out
     assert "pq-dense" in done.out

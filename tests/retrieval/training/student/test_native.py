@@ -229,10 +229,10 @@ def test_checkpointing_reaches_the_encoder() -> None:
 def test_what_cannot_be_trained_is_refused() -> None:
     encoder, tokenizer = make_parts()
     first = NativeTransformer(encoder, tokenizer, max_seq_length=12)
-    with pytest.raises(ValueError, match="padding must stand on the right"):
+    with pytest.raises(ValueError, match="padding must be on the right"):
         first({"input_ids": torch.tensor([[0, 5]]), "attention_mask": torch.tensor([[0, 1]])})
     expanded = {"input_ids": torch.tensor([[0, 5]]), "attention_mask": torch.tensor([[0, 1]]), "expanded": torch.tensor([True])}
-    with pytest.raises(ValueError, match="padding must stand on the right"):
+    with pytest.raises(ValueError, match="padding must be on the right"):
         first(expanded)
     optimize_for_inference(encoder)
     with pytest.raises(ValueError, match="prepacked"):

@@ -1,8 +1,8 @@
-"""Metadata of documents and filters on them.
+"""Documents of a segment by row: ids, metadata, filters, token counts and, if stored, texts.
 
-For every field a segment stores the distinct values in ascending order and the rows of each value. A comparison selects a run of values,
-whose rows are adjacent in the file: a filter reads only what it finds. A field with values of several types has one column per type; a
-list has one entry per element. The bytes do not depend on how the documents came together.
+For every metadata field a segment stores the distinct values in ascending order and the rows of each value. A comparison selects a run of
+values, whose rows are adjacent in the file: a filter reads only what it finds. A field with values of several types has one column per
+type; a list has one entry per element. The bytes do not depend on the order in which the documents were added or merged.
 
 A condition is ``FIELD OPERATOR VALUE`` with one of the operators ``=`` (or ``==``), ``!=``, ``<``, ``<=``, ``>``, ``>=``; or ``FIELD in
 VALUE, VALUE, ...``. Spaces between the parts are ignored. A field or value that contains spaces or one of ``" = ! < > , ( ) & |``, or
@@ -10,7 +10,9 @@ begins with ``'``, is written in double quotes with the escapes of JSON. ``and``
 and all of them must hold.
 
 An unquoted value that reads as a number or as ``true`` or ``false`` is compared with numbers and booleans as such, and with strings
-as written; a quoted value is only a string. A document has the value of a field if it is one of its values, where the field is a list.
+as written; a quoted value is only compared with strings. If a field is a list, a document has every value in it.
+
+Shapes: P documents of a segment.
 """
 
 from __future__ import annotations
@@ -20,20 +22,27 @@ import logging
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import Disk, write_array, write_file
-from quiver.retrieval.index.documents.strings import LOOK, StringColumn
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import CheckedArray, Files, as_checked
-from quiver.retrieval.records import Metadata, Value
+from quiver.retrieval.index.files import (
+    CheckedArray,
+    DamagedIndexError,
+    Disk,
+    Files,
+    as_checked,
+    missing_file,
+    write_array,
+    write_file,
+)
+from quiver.retrieval.index.strings import LOOK, IdTable, StringColumn, Texts, TextWriter, is_ids, write_ids
+from quiver.retrieval.records import Document, Metadata, TextTokens, TokenCounts, Value
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +64,7 @@ class Column:
         field: Name of the field.
         type: Type of the values.
         values: The n distinct values in ascending order.
-        ends: Where the rows of each value end, (n,) int64.
+        ends: End of the rows of each value, (n,) int64.
         rows: Rows in the order of the values, ascending for each, uint32.
     """
 
@@ -80,7 +89,7 @@ class Column:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Where the rows of each value end, (n,)."""
+        """End of the rows of each value, (n,)."""
         return self._ends.whole()
 
     @property
@@ -89,7 +98,7 @@ class Column:
         return self._rows.whole()
 
     def rows_between(self, first: int, last: int) -> NDArray[np.uint32]:
-        """Rows that have one of the values ``first`` to ``last - 1``; a row may be there twice."""
+        """Rows that have one of the values ``first`` to ``last - 1``; a row may occur twice."""
         if first >= last:
             return self._rows[:0]
         return self._rows[(self._ends.item(first - 1) if first else 0) : self._ends.item(last - 1)]
@@ -107,11 +116,11 @@ class MetadataTable:
 
     @classmethod
     def open(cls, files: Files) -> MetadataTable:
-        """Map what a writer wrote.
+        """Map the files that a writer wrote.
 
         Raises:
             FileNotFoundError: A file is missing.
-            DamagedIndexError: The files do not fit each other.
+            DamagedIndexError: The files are inconsistent.
         """
         try:
             listed = json.loads(files.read(_LIST))
@@ -123,7 +132,7 @@ class MetadataTable:
 
 
 def is_metadata(name: str) -> bool:
-    """Whether a file of a segment is one of its metadata."""
+    """Whether a file of a segment holds metadata."""
     return name.startswith(_STEM)
 
 
@@ -158,13 +167,13 @@ class MetadataWriter:
         collected.rows.append(self._row)
 
     def save(self, folder: Path, disk: Disk) -> dict[str, str]:
-        """Write the columns; file name -> what it holds."""
+        """Write the columns; return what each file holds, by name."""
         if self._left_out:
             logger.warning("%d metadata values of more than %d characters cannot be filtered by", self._left_out, _LONGEST)
         return write_columns(folder, self.columns(), disk)
 
     def columns(self) -> list[Column]:
-        """The columns of what was added."""
+        """The columns of the documents added so far."""
         columns = []
         for (field, kind), collected in self._columns.items():
             values: Values
@@ -185,7 +194,7 @@ class _Collected:
 
 
 def typed(value: Value) -> tuple[Type, Value]:
-    """The type of a value and the value as its column holds it; an integer that 64 bits cannot hold is a number, infinite if need be."""
+    """The type of a value and the value as its column holds it; an integer beyond 64 bits becomes a float, possibly infinite."""
     if isinstance(value, bool):
         return "boolean", value
     if isinstance(value, int):
@@ -201,7 +210,7 @@ def _nearest_float(value: int) -> float:
 
 
 def write_columns(folder: Path, columns: Sequence[Column], disk: Disk) -> dict[str, str]:
-    """Write columns; file name -> what it holds."""
+    """Write columns; return what each file holds, by name."""
     holds = {_LIST: "the fields of the metadata, their types and sizes"}
     listed = []
     for number, column in enumerate(sorted(columns, key=lambda each: (each.field, each.type))):
@@ -221,7 +230,7 @@ def write_columns(folder: Path, columns: Sequence[Column], disk: Disk) -> dict[s
 
 
 def merge_columns(parts: Sequence[tuple[MetadataTable, NDArray[np.bool_]]]) -> list[Column]:
-    """The columns of several segments as those of one, whose rows are those that are kept, in order."""
+    """Merge the columns of several segments, keeping chosen rows in order."""
     gathered: dict[tuple[str, Type], list[tuple[Column, NDArray[np.int64]]]] = {}
     first = 0
     for table, keep in parts:
@@ -327,9 +336,9 @@ class Condition:
 
     Attributes:
         field: Name of the field.
-        operator: ``=`` is true of a document that has one of the values, ``!=`` of every other one, also one without the field; the
-            others are true of a document that has a value of the right side's type in that relation to one of them.
-        values: The right side, one value at least.
+        operator: ``=`` holds for documents that have one of the values, ``!=`` for all others, including those without the
+            field; the other operators hold for documents with a value of the same type that compares so.
+        values: The right side, at least one value.
     """
 
     field: str
@@ -341,7 +350,7 @@ class Condition:
         """Read a condition, in the grammar of this module.
 
         Raises:
-            InputError: It is malformed; says the grammar.
+            InputError: It is malformed; the message shows the grammar.
 
         Example:
             >>> Condition.parse("year >= 2019")
@@ -368,11 +377,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which documents may be found: those of which all conditions are true, and whose id is among the ids if some are given.
+    """Documents that a search may return: those for which all conditions hold, and whose id is among the given ids, if any.
 
     Attributes:
-        conditions: May be none.
-        ids: None for all documents; ids that the index does not have are passed over.
+        conditions: Conditions; may be empty.
+        ids: None for all documents; unknown ids are ignored.
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -380,7 +389,7 @@ class Filter:
 
     @classmethod
     def parse(cls, conditions: str | Sequence[str], *, ids: Sequence[str] | None = None) -> Filter:
-        """A filter from a condition as text, or from several that must all hold.
+        """Parse a filter from one condition as text, or several that must all hold.
 
         Raises:
             InputError: One is malformed.
@@ -394,7 +403,7 @@ FilterLike: TypeAlias = Filter | str | Sequence[str] | None
 
 
 def as_filter(filter: FilterLike) -> Filter | None:
-    """The filter of a search.
+    """Convert the argument ``filter`` of a search.
 
     Raises:
         InputError: A condition is malformed, or ``filter`` is something else.
@@ -411,10 +420,10 @@ def as_filter(filter: FilterLike) -> Filter | None:
 
 
 def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDArray[np.bool_]:
-    """The rows of a segment of which a condition is true, (count,).
+    """Rows of a segment for which a condition holds, (count,).
 
     Raises:
-        DamagedIndexError: A column is not what was written.
+        DamagedIndexError: A column is damaged.
     """
     found = np.zeros(count, bool)
     for column in table.columns:
@@ -422,7 +431,7 @@ def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDA
             for value in condition.values:
                 rows = column.rows_between(*_span(column, condition.operator, value))
                 if len(rows) and int(rows.max()) >= count:
-                    raise DamagedIndexError(f"the column of {column.field!r} names a row that does not exist; {LOOK}")
+                    raise DamagedIndexError(f"the column of {column.field!r} refers to a row that does not exist; {LOOK}")
                 found[rows] = True
     return ~found if condition.operator == "!=" else found
 
@@ -516,3 +525,214 @@ def _read(token: _Token) -> tuple[Value, ...]:
         # An integer is not asked: beyond 300 digits it cannot be turned into the float that isfinite looks at.
         return (value, word) if isinstance(value, int) or math.isfinite(value) else (word,)
     return (word,)
+
+
+Part = TypeVar("Part")
+
+
+DOCUMENT_BYTES = 256
+"""Maximum memory per document for writing or merging, in bytes, without its id and metadata: hash, rank, offsets, and copies of them."""
+
+
+DESCRIBED_COPIES = 12
+"""Maximum memory for ids and metadata while writing or merging, as a multiple of the size of their files (`is_described`)."""
+
+
+_TOKEN_COUNTS = "documents.tokens"
+
+
+class DocumentTable:
+    """The documents of a segment, opened.
+
+    Args:
+        ids: The ids.
+        metadata: Metadata columns, or the error that prevents reading them.
+        tokens: Packed token counts of each document, (P,), or the error.
+        texts: The texts, or the error; None if texts are not stored.
+
+    Attributes:
+        ids: The ids.
+    """
+
+    def __init__(
+        self,
+        ids: IdTable,
+        metadata: MetadataTable | DamagedIndexError,
+        tokens: CheckedArray | DamagedIndexError,
+        texts: Texts | DamagedIndexError | None,
+    ) -> None:
+        self.ids = ids
+        self._metadata = metadata
+        self._tokens = tokens
+        self._texts = texts
+
+    @classmethod
+    def open(cls, files: Files, count: int, *, texts: bool) -> DocumentTable:
+        """Open what a `DocumentTableWriter` wrote.
+
+        Every search needs ids, but not texts and metadata: if their files are damaged, only operations that read them fail.
+
+        Args:
+            files: Files of the segment.
+            count: Number of documents P.
+            texts: Whether texts are stored.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file of the ids is inconsistent with the others.
+        """
+        return cls(
+            IdTable.open(files, count),
+            _optional(files, lambda: MetadataTable.open(files)),
+            _optional(files, lambda: open_tokens(files, count)),
+            _optional(files, lambda: Texts(files, count)) if texts else None,
+        )
+
+    @property
+    def metadata(self) -> MetadataTable:
+        """Metadata columns of the documents.
+
+        Raises:
+            DamagedIndexError: Their files are damaged.
+        """
+        return _opened(self._metadata)
+
+    @property
+    def tokens(self) -> CheckedArray:
+        """Token counts of each document, (P,), in the packed form of ``_write_tokens``."""
+        return _opened(self._tokens)
+
+    @property
+    def texts(self) -> Texts | None:
+        """The texts; None if they are not stored.
+
+        Raises:
+            DamagedIndexError: Their files are damaged.
+        """
+        return None if self._texts is None else _opened(self._texts)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def matching(self, condition: Condition) -> NDArray[np.bool_]:
+        """Rows that meet a condition, as a bitmap (P,)."""
+        return matching_rows(condition, self.metadata, len(self))
+
+    def token_counts(self, rows: NDArray[np.bool_]) -> TokenCounts:
+        """Total token counts of chosen documents.
+
+        Args:
+            rows: Bitmap of the documents, (P,).
+        """
+        packed = self.tokens.whole()[rows]
+        tokens = int((packed >> 2).sum(dtype=np.int64))
+        return TokenCounts(len(packed), tokens, int(np.count_nonzero(packed & 2)), int(np.count_nonzero(packed & 1)))
+
+    def having(self, ids: Collection[str]) -> NDArray[np.bool_]:
+        """Rows whose ids are among the given ones, as a bitmap (P,)."""
+        found = np.zeros(len(self), bool)
+        rows = self.ids.rows_of(list(ids))
+        found[rows[rows >= 0]] = True
+        return found
+
+
+def _optional(files: Files, opened: Callable[[], Part]) -> Part | DamagedIndexError:
+    """Open a part of a segment that searches do not need; return the error if it is damaged.
+
+    Files are opened immediately, not on first use, so that they stay readable when a writer removes them.
+    """
+    try:
+        return opened()
+    except FileNotFoundError as error:
+        if not files.folder.is_dir():  # a writer has just removed the whole segment
+            raise
+        return missing_file(Path(error.filename))
+    except DamagedIndexError as error:
+        return error
+
+
+def _opened(part: Part | DamagedIndexError) -> Part:
+    if isinstance(part, DamagedIndexError):
+        raise DamagedIndexError(str(part))
+    return part
+
+
+def open_tokens(files: Files, count: int) -> CheckedArray:
+    """Packed token counts of each document, (P,) uint32."""
+    return files.map(_TOKEN_COUNTS, np.uint32, (count,))
+
+
+def is_described(name: str) -> bool:
+    """Whether a file holds ids or metadata, so that its size does not follow from the number of documents."""
+    return is_ids(name) or is_metadata(name)
+
+
+class DocumentTableWriter:
+    """Writes the documents of a segment; ids and distinct metadata values are kept in memory.
+
+    Args:
+        folder: Folder of the segment.
+        disk: Performs all writes.
+        texts: Whether to store texts.
+        fields: Metadata fields to store; None for all.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, *, texts: bool, fields: Sequence[str] | None = None) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._texts = TextWriter(folder, disk) if texts else None
+        self._metadata = MetadataWriter(fields)
+        self._ids = bytearray()
+        self._offsets = [0]
+        self._tokens: list[NDArray[np.uint32]] = []
+
+    def add(self, documents: Sequence[Document], tokens: TextTokens) -> None:
+        """Append documents, whose ids must be unique in the segment, with their token counts."""
+        for document in documents:
+            self._ids += document.id.encode("utf-8")
+            self._offsets.append(len(self._ids))
+            self._metadata.add(document.metadata)
+            if self._texts is not None:
+                self._texts.add(document)
+        packed = tokens.tokens.astype(np.uint32) << 2 | tokens.truncated.astype(np.uint32) << 1 | tokens.empty.astype(np.uint32)
+        self._tokens.append(packed.astype(np.uint32))
+
+    def close(self) -> dict[str, str]:
+        """Finish the files; return what each holds, by name."""
+        strings = StringColumn(np.frombuffer(self._ids, np.uint8), np.array(self._offsets, np.int64))
+        holds = write_ids(self._folder, strings, self._disk) | self._metadata.save(self._folder, self._disk)
+        holds |= _write_tokens(self._folder, np.concatenate([np.zeros(0, np.uint32), *self._tokens]), self._disk)
+        return holds | (self._texts.close() if self._texts is not None else {})
+
+
+def merge_documents(parts: Sequence[tuple[DocumentTable, NDArray[np.bool_]]], folder: Path, disk: Disk) -> dict[str, str]:
+    """Merge the documents of segments, keeping chosen rows in order; the bytes equal those of a segment written at once.
+
+    Args:
+        parts: Documents of segments, each with the rows to keep; either all have texts or none.
+        folder: Folder of the new segment.
+        disk: Performs all writes.
+
+    Returns:
+        What each file holds, by name.
+    """
+    holds: dict[str, str] = {}
+    if parts[0][0].texts is not None:
+        writer = TextWriter(folder, disk)
+        for table, keep in parts:
+            if table.texts is None:
+                raise ValueError("a segment with texts cannot be merged with one without")
+            for row in np.flatnonzero(keep).tolist():
+                writer.add_line(table.texts.line(row))
+        holds |= writer.close()
+    kept = [table.ids.strings.select(np.flatnonzero(keep)) for table, keep in parts]
+    holds |= write_ids(folder, StringColumn.concatenate(kept), disk)
+    holds |= _write_tokens(folder, np.concatenate([table.tokens.whole()[keep] for table, keep in parts]), disk)
+    return holds | write_columns(folder, merge_columns([(table.metadata, keep) for table, keep in parts]), disk)
+
+
+def _write_tokens(folder: Path, tokens: NDArray[np.uint32], disk: Disk) -> dict[str, str]:
+    write_array(folder / _TOKEN_COUNTS, tokens, disk)
+    return {
+        _TOKEN_COUNTS: "what tokenising did to each document: 4 times its tokens, + 2 if it was truncated, + 1 if it was empty, (P,) uint32"
+    }
