@@ -136,7 +136,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         out: Folder for ``results.json``, the TREC runs and the scores per query; None writes nothing.
         k: Documents kept per query. Measures with a deeper cut are left out, except nDCG@10. MAP is computed over these documents.
         engine: Index engine with settings, such as ``ivf-dense:nlist=64`` or ``faiss-dense:factory=HNSW32,Flat``; see
-            `quiver.retrieval.index.engine_table.parse_engine`. For an approximate engine, the overlap with exact search is measured and
+            `quiver.retrieval.index.engines.parse_engine`. For an approximate engine, the overlap with exact search is measured and
             reported beside the score.
         effort: Search effort: ``exact``, ``balanced`` or ``fast``, or search parameters of the engine by name.
         baselines: Baselines to score beside the system; names in ``quiver.eval.evaluation.BASELINES``.
@@ -260,7 +260,7 @@ def _check(benchmark: Benchmark, *, written: bool) -> _Checked:
         shared += document.id in queries
         checksum.add_document(document)
     if shared and not benchmark.policy.exclude_self:
-        logger.warning("%s: %d query ids are document ids too; a query may find itself (exclude_self is off)", benchmark.name, shared)
+        logger.warning("%s: %d query ids are document ids too; a query may retrieve itself (exclude_self is off)", benchmark.name, shared)
     sha256 = checksum.hexdigest(collection.queries, collection.qrels)
     return _Checked(benchmark, collection, sha256, time.perf_counter() - started)
 
