@@ -49,6 +49,29 @@ class PackedBatch:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __getitem__(self, rows: slice) -> PackedBatch:
+        """Return the sequences of a slice without a step, as views of the tokens; the memo is empty.
+
+        Example:
+            >>> part = pack_ids([[5], [6, 7], [8]])[1:]
+            >>> part.ids.tolist(), part.offsets, part.rows
+            ([6, 7, 8], (0, 2, 3), (1, 2))
+        """
+        first, last, _ = rows.indices(len(self))
+        start, end = self.offsets[first], self.offsets[last]
+        lengths = self.lengths[first:last]
+        keys = None if self.key_lengths is None else self.key_lengths[first:last]
+        return PackedBatch(
+            ids=self.ids[start:end],
+            cu_seqlens=self.cu_seqlens[first : last + 1] - start,
+            offsets=tuple(offset - start for offset in self.offsets[first : last + 1]),
+            max_seqlen=max(lengths),
+            positions=self.positions[start:end],
+            rows=self.rows[first:last],
+            key_lengths=None if keys == lengths else keys,
+            batch_invariant=self.batch_invariant,
+        )
+
     @property
     def num_tokens(self) -> int:
         """Number of tokens, N."""

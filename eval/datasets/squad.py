@@ -174,7 +174,7 @@ def _taken_over(squad: Squad, qrels: Path) -> dict[str, list[bytes]]:
         for judgement in judgements:
             for kind, key, known in (("question", judgement.query, squad.queries), ("paragraph", judgement.document, squad.documents)):
                 if key not in known:
-                    raise InputError(f"{judgement.place}: unknown {kind} {key!r}")
+                    raise InputError(f"{judgement.position}: unknown {kind} {key!r}")
         splits[file.stem] = _lines((judgement.query, judgement.document, judgement.grade) for judgement in judgements)
     return splits
 

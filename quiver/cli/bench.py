@@ -376,12 +376,12 @@ def _workloads(sets: list[str], lengths: list[str], table: str, docs: int | None
 
 def _losses(kinds: list[str], loss: str | None) -> dict[str, str]:
     """Kind -> loss: the first of each kind unless one is named."""
-    from quiver.retrieval.training.rules import LOSSES
+    from quiver.retrieval.training.recipe import LOSSES_BY_KIND
 
-    if unknown := [kind for kind in kinds if kind not in LOSSES]:
-        raise InputError(f"--kind must be one of {', '.join(LOSSES)}, got {unknown[0]!r}")
+    if unknown := [kind for kind in kinds if kind not in LOSSES_BY_KIND]:
+        raise InputError(f"--kind must be one of {', '.join(LOSSES_BY_KIND)}, got {unknown[0]!r}")
     if loss is None:
-        return {kind: LOSSES[kind][0] for kind in kinds}
+        return {kind: LOSSES_BY_KIND[kind][0] for kind in kinds}
     if len(set(kinds)) > 1:
         raise InputError("--loss needs a single kind of model; add --kind dense or --kind colbert")
     return {kinds[0]: loss}

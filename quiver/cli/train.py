@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from quiver.retrieval.index import Index
     from quiver.retrieval.records import Executor
     from quiver.retrieval.training.mining.negatives import MiningSystem
-    from quiver.retrieval.training.mining.teachers import Ensemble, Teacher
+    from quiver.retrieval.training.mining.teacher_scores import Ensemble, Teacher
     from quiver.retrieval.training.mining.texts import BeirSource, PairSource
-    from quiver.retrieval.training.sections import Recipe
+    from quiver.retrieval.training.recipe import Recipe
     from quiver.retrieval.training.sweep import Sweep
 
 DOCUMENT_FIELDS = {"texts": ["positive", "negatives"], "ids": ["document_ids"]}
@@ -197,12 +197,12 @@ def sweep(
     def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
         training_run.train(recipe, out, resume=resume, progress=bars, command=command_line(), scorer=scorer, data_folder=data_folder)
 
-    def report(sweep: Sweep) -> None:
+    def write_report(sweep: Sweep) -> None:
         write_sweep_report(sweep, out)
 
-    tell = (lambda line: typer.echo(line, err=True)) if bars else lambda line: None
+    report = (lambda line: typer.echo(line, err=True)) if bars else lambda line: None
     try:
-        found = run_sweep(grid, out, train=train, overwrite=overwrite, command=command_line(), tell=tell, changed=report)
+        found = run_sweep(grid, out, train=train, overwrite=overwrite, command=command_line(), report=report, changed=write_report)
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=True, overwrite=overwrite)
     if as_json:
@@ -287,7 +287,7 @@ def average_checkpoints(
 
     Example: quiver average-checkpoints runs/mine/checkpoints/step-000400 runs/mine/checkpoints/step-000500 --out runs/averaged
     """
-    from quiver.retrieval.training.loop.state import write_average
+    from quiver.retrieval.training.state import write_average
 
     card = write_average(models, out, overwrite=overwrite)
     if as_json:
@@ -498,8 +498,8 @@ def teacher_scores(
     """
     from quiver.encoder.schema import parse
     from quiver.retrieval.cluster import open_executor
-    from quiver.retrieval.training.mining.scoring import score_rows
-    from quiver.retrieval.training.sections import DataSection
+    from quiver.retrieval.training.mining.teacher_scores import score_rows
+    from quiver.retrieval.training.recipe import DataSection
 
     fields = {
         "train": tuple(data),
@@ -531,7 +531,7 @@ def teacher_scores(
 
 
 def _teacher(sources: list[str], weights: list[float] | None, *, precision: Precision, executor: Executor) -> Teacher | Ensemble:
-    from quiver.retrieval.training.mining.teachers import Ensemble, check_weights, load_teacher
+    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_weights, load_teacher
 
     if len(sources) == 1:
         if weights is not None:

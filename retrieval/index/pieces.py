@@ -903,7 +903,7 @@ class MakeHere:
     maker: PieceMaker
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.records.Task`."""
+        """See `quiver.retrieval.records.WorkerTask`."""
         return self.maker
 
 
@@ -934,7 +934,7 @@ class MakeAnywhere:
     torch: str = str(torch.__version__)
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.records.Task`."""
+        """See `quiver.retrieval.records.WorkerTask`."""
         here = platform.node()
         if not self.folder.is_dir():
             raise InputError(f"{self.folder}: does not exist on {here}; workers need the folder of the index on a shared file system")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.integrations.stores import Batch, batches, metadata_text, state_of
+from quiver.retrieval.integrations.stores import DocumentBatch, batches, metadata_text, state_of
 from quiver.retrieval.utils import progress_bar
 
 STATE, VECTOR = "quiver_state", "vector"
@@ -113,7 +113,7 @@ def _prepared(database: Any, name: str, schema: Any, *, overwrite: bool) -> Any:
     return database.create_table(name, schema=schema, mode="overwrite")
 
 
-def _rows(index: Index, batch: Batch, skipped: int, state: str, schema: Any) -> Any:
+def _rows(index: Index, batch: DocumentBatch, skipped: int, state: str, schema: Any) -> Any:
     colbert = index.manifest.model.kind == "colbert"
     vectors = [
         _unit(index, key, each) if colbert else each[0] for key, each in zip(batch.ids[skipped:], batch.vectors[skipped:], strict=True)

@@ -287,7 +287,7 @@ def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Any], tmp_path: 
     assert done.code == 2
     for part in (
         "model.poolling: unknown key, did you mean 'pooling'?",
-        "model.pooling: needed, since kind is dense",
+        "model.pooling: required for kind: dense",
         "training.batch_size: must be",
         "training.seed: ",
     ):

@@ -394,11 +394,9 @@ def _with_mask(result: ModelFolder, where: Path, stack: ModuleStack) -> ModelFol
     return replace(result, colbert=replace(result.colbert, skiplist=words(mask, "skiplist_words", (), path)))
 
 
-# By the last part of a module's class path, which is the same in sentence-transformers 2 to 6 and PyLate. NativeTransformer is Quiver's own
-# module in a sentence-transformers model.
+# By the last part of a module's class path, which is the same in sentence-transformers 2 to 6 and PyLate.
 MODULE_KINDS = {
     "Transformer": "T",
-    "NativeTransformer": "T",
     "Pooling": "P",
     "Dense": "D",
     "Normalize": "N",
