@@ -288,7 +288,7 @@ TABLE_5: tuple[PublishedRow, ...] = (
 
 @dataclass(frozen=True)
 class HyperParameters:
-    """A cell of Table 6.
+    """Fine-tuning settings of one model on one GLUE task, a cell of Table 6.
 
     Attributes:
         learning_rate: Peak learning rate.
@@ -331,7 +331,7 @@ EFFICIENCY_SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")
 
 @dataclass(frozen=True)
 class SetStatistics:
-    """A row of Table 10: one set, in tokens.
+    """Statistics of one set of documents, a row of Table 10; lengths are in tokens.
 
     Attributes:
         documents: Number of sequences.
@@ -357,7 +357,7 @@ TABLE_10: Mapping[str, SetStatistics] = {
 
 @dataclass(frozen=True)
 class Runtime:
-    """A cell of Table 11.
+    """Runtime of one model on one set of documents, a cell of Table 11.
 
     Attributes:
         seconds: Mean of ten runs.
@@ -370,7 +370,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class EncoderEfficiency:
-    """A row of Tables 2 and 11; sets with a dash in the tables are missing.
+    """Speed and memory of one model, a row of Tables 2 and 11; sets with a dash in the tables are missing.
 
     Attributes:
         model: Name in the paper.

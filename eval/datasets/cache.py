@@ -350,7 +350,7 @@ def _read_record(path: Path) -> Record:
     content = read_json(path)
     files = content.get("files")
     if not isinstance(content.get("url"), str) or not isinstance(content.get("revision"), str) or not isinstance(files, dict):
-        raise InputError(f"{path}: damaged; it must hold url, revision and files")
+        raise InputError(f"{path}: damaged; run quiver collections fetch again")
     for name, file in files.items():
         kinds = {key: type(value) for key, value in file.items()} if isinstance(file, dict) else None
         if kinds != {"bytes": int, "sha256": str}:

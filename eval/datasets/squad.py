@@ -40,7 +40,7 @@ def read_paragraphs(path: Path) -> Iterator[RawParagraph]:
         path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}``.
 
     Raises:
-        InputError: The file is missing or has another form; names the article and the paragraph.
+        InputError: The file is missing or malformed; names the article and the paragraph.
     """
     for article_number, article in enumerate(list_under(read_json(path), "data", f"{path}")):
         for number, paragraph in enumerate(list_under(article, "paragraphs", f"{path}: data[{article_number}]")):
@@ -103,7 +103,7 @@ def read_squad(path: Path) -> Squad:
         path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ...}]}]}]}``.
 
     Raises:
-        InputError: The file is missing or has another form, or an id occurs twice (names the article and the paragraph).
+        InputError: The file is missing or malformed, or an id occurs twice (names the article and the paragraph).
     """
     squad = Squad({}, {}, {})
     first: dict[str, str] = {}

@@ -86,7 +86,7 @@ def train_glue(
 
 def _chosen(recipe: GlueRecipe, out: Path, tasks: Collection[TaskName]) -> list[TaskName]:
     if unknown := [task for task in tasks if task not in recipe.trained]:
-        raise InputError(f"--task {unknown[0]}: the recipe trains {', '.join(recipe.trained)}")
+        raise InputError(f"--task {unknown[0]}: not in the recipe, which trains {', '.join(recipe.trained)}")
     chosen = [task for task in recipe.trained if not tasks or task in tasks]
     waiting = [task for task in chosen if task in recipe.model.from_mnli]
     if waiting and MNLI not in chosen and not finished(out / MNLI):
@@ -179,7 +179,7 @@ def gather_results(folder: Path) -> GlueResults:
         names = {(record["recipe"]["name"], record["recipe"]["model"]["init"]) for record in records.values()}
         runs = {task: _run(record, task, str(folder / task / RECORD)) for task, record in records.items()}
     except (KeyError, TypeError) as error:
-        raise InputError(f"{folder}: a {RECORD} in it is damaged ({error} is missing or of another kind)") from error
+        raise InputError(f"{folder}: one of its {RECORD} files is damaged (the field {error} is missing or has a wrong type)") from error
     if len(names) > 1:
         told = ", ".join(f"{model} ({name})" for name, model in sorted(names))
         raise InputError(f"{folder}: contains runs of several models: {told}; use one folder per model")

@@ -156,7 +156,7 @@ def _files(folder: Path, task: GlueTask, split: str) -> list[Path]:
     inside = folder / task.name
     if not inside.is_dir():
         found = [name for name in TASKS if (folder / name).is_dir()]
-        raise InputError(f"{folder}: no folder {task.name!r} in it; its tasks are {', '.join(found) or 'none'}, its layout nyu-mll/glue's")
+        raise InputError(f"{folder}: no folder {task.name!r}; expected the layout of nyu-mll/glue, found {', '.join(found) or 'none'}")
     files = sorted(inside.glob(f"{split}-*-of-*.parquet"))
     if not files:
         splits = sorted({path.name.partition("-")[0] for path in inside.glob("*-*-of-*.parquet")})

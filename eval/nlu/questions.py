@@ -69,7 +69,7 @@ def read_questions(path: Path, *, only: Collection[str] | None = None) -> Questi
         only: Ids of the questions to return; None for all.
 
     Raises:
-        InputError: The file is missing or has another form, a question has no answer and is not marked as impossible, an id occurs twice,
+        InputError: The file is missing or malformed, a question has no answer and is not marked as impossible, an id occurs twice,
             or an id of ``only`` is missing; names the article and the paragraph.
     """
     wanted = None if only is None else set(only)

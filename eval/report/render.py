@@ -349,7 +349,7 @@ def table(columns: Iterable[Column | str], rows: Iterable[Sequence[Cell | str]],
 
 
 def number(text: str) -> float | None:
-    """Read the number that a cell prints; None where it prints something else.
+    """Read the number that a cell prints; None if it prints something else.
 
     Example:
         >>> number("1,250.5"), number("+3.1"), number("n/a")
@@ -730,13 +730,13 @@ def check_format(path: Path, suffixes: Iterable[str] = tuple(RENDERERS)) -> str:
 
     Args:
         path: The file.
-        suffixes: Formats that there are; the first is that of a file without a suffix.
+        suffixes: Suffixes of the supported formats; the first is the default for a file without a suffix.
 
     Returns:
         The suffix of its format.
 
     Raises:
-        InputError: The suffix is another, or the file cannot be written.
+        InputError: The suffix is not supported, or the file cannot be written.
     """
     known = list(suffixes)
     check_target(path)

@@ -79,7 +79,7 @@ def test_what_is_complete_is_left_and_the_rest_gone_on_with(make_glue: MakeGlue,
     recipe, out = make_glue("cola", "rte", updates={"epochs": 0.4}), tmp_path / "out"
     train_glue(recipe, out, tasks=["cola"])
     before = (out / "cola" / "run.json").read_bytes()
-    with pytest.raises(InputError, match=r"cola: holds a run already; choose another --out, or --overwrite"):
+    with pytest.raises(InputError, match=r"cola: already contains a run; choose another --out, or pass --overwrite"):
         train_glue(recipe, out)
     assert not (out / "rte").exists(), "refused before anything is trained"
     results = train_glue(recipe, out, resume=True)
