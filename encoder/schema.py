@@ -319,7 +319,7 @@ def _fields_of(kind: object) -> dict[str, object]:
 
 
 def _hint_at(kind: type[Any], loc: Sequence[int | str]) -> object:
-    """The type that a schema gives the value at a location; None where it cannot be told."""
+    """The type that a schema gives the value at a location; None if it cannot be told."""
     hint: object = kind
     for part in loc:
         if fields := _fields_of(hint):
