@@ -113,7 +113,8 @@ MULTI_VECTOR_COLUMNS = (*_BEFORE_MSMARCO, Column("MSMARCO", "msmarco", ("dev",))
 """Columns of Table 8."""
 
 MSMARCO_NOTE = (
-    "The paper does not name the split of its MS MARCO figures. By their size, Table 7 has TREC DL 2019 (BEIR's test split) and Table 8 the"
+    "The paper does not name the split of its MS MARCO figures. Judging by the values, Table 7 uses TREC DL 2019"
+    " (BEIR's test split) and Table 8 the"
     " dev split, which is BEIR's own choice. A measured row of Table 7 has the test split where it was measured and the dev split"
     " otherwise: its MS MARCO, and its average, are then not comparable with the paper's."
 )

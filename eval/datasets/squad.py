@@ -120,7 +120,7 @@ def read_squad(path: Path) -> Squad:
             squad.queries[question] = text
             squad.answers[question] = key
     if not squad.queries:
-        raise InputError(f"{path}: holds no question that has an answer")
+        raise InputError(f"{path}: contains no answerable question")
     return squad
 
 
@@ -167,7 +167,7 @@ def _answerable(paragraph: RawParagraph) -> dict[str, str]:
 def _taken_over(squad: Squad, qrels: Path) -> dict[str, list[bytes]]:
     files = sorted(qrels.glob("*.tsv")) if qrels.is_dir() else []
     if not files:
-        raise InputError(f"{qrels}: not a folder with files SPLIT.tsv")
+        raise InputError(f"{qrels}: not a folder with <split>.tsv files")
     splits = {}
     for file in files:
         judgements = list(read_judgements(file))

@@ -242,12 +242,12 @@ QA_RULES = (
     Rule(
         ("training.patience", "data.development"),
         lambda patience, development: patience is not None and development is None,
-        "needs data.development, whose scores it counts",
+        "requires data.development",
     ),
     Rule(
         ("data.development_split", "data.development"),
         lambda split, development: split is not None and development is None,
-        "needs data.development, of which it is a part",
+        "requires data.development",
     ),
 )
 

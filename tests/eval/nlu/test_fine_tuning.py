@@ -281,7 +281,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_passed_over(make_glue: MakeGlu
         (out / "checkpoints" / "step-000004" / "model.safetensors").write_bytes(b"spoilt")
 
     after_step(9, spoil, monkeypatch)
-    with pytest.raises(InputError, match=r"step-000004: the best checkpoint is damaged or gone; train again with --overwrite"):
+    with pytest.raises(InputError, match=r"step-000004: the best checkpoint is damaged or missing; train again with --overwrite"):
         train(recipe, out)
 
 
@@ -315,11 +315,11 @@ def test_what_a_run_is_resumed_with_is_what_it_was_begun_with(
         after_step(6, die, patch)
         with pytest.raises(Killed):
             train(recipe, out)
-    with pytest.raises(InputError, match=r"--resume needs the recipe and data of the interrupted run; training\.seed was 12, is 13$"):
+    with pytest.raises(InputError, match=r"--resume needs the run as it was begun; +training\.seed was 12, is 13$"):
         train(make_glue("cola", updates=UPDATES, seed=13), out, resume=True)
     begun = read_json(out / "begun.json")
     write_json(out / "begun.json", begun | {"sha256": begun["sha256"] | {"train": "0" * 64}})
-    with pytest.raises(InputError, match=r"--resume needs the recipe and data of the interrupted run; sha256\.train was"):
+    with pytest.raises(InputError, match=r"--resume needs the run as it was begun; +sha256\.train was"):
         train(recipe, out, resume=True)
     write_json(out / "begun.json", begun | {"threads": 64})
     train(make_glue("cola", updates=UPDATES, log_every=7), out, resume=True)
@@ -335,7 +335,7 @@ def test_folders_that_are_taken(recipe: GlueRecipe, tmp_path: Path, whole: Path)
     with pytest.raises(InputError, match="contains no run to resume; omit --resume"):
         train(recipe, tmp_path / "new", resume=True)
     assert not (tmp_path / "new").exists()
-    with pytest.raises(InputError, match="--resume and --overwrite exclude each other; pass only one of them"):
+    with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
         train(recipe, tmp_path / "new", resume=True, overwrite=True)
     with exclusive_lock(tmp_path / "busy"), pytest.raises(InputError, match="another session is training there"):
         train(recipe, tmp_path / "busy")
