@@ -1,10 +1,10 @@
-"""Checkpoint folders: written whole or not at all, sealed with checksums, and verified before a run is resumed from them.
+"""Checkpoint folders: written whole or not at all, sealed with checksums, and verified before a run resumes from them.
 
-    checkpoints/step-000500/             a model that opens, and the state of the run
-    checkpoints/step-000500/seal.json    size and sha256 of every other file; written last, when all of them are on disk
-    checkpoints/.step-001000.unfinished  left by a killed process; never read, deleted when the run is resumed
+    checkpoints/step-000500/             a model folder, and the state of the run
+    checkpoints/step-000500/seal.json    size and sha256 of every other file; written last, after all of them are on disk
+    checkpoints/.step-001000.unfinished  left by a killed process; never read, removed when the run resumes
 
-The content of a checkpoint is up to the task.
+This module does not depend on the content of the folders.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json
 logger = logging.getLogger(__name__)
 
 SEAL = "seal.json"
-"""File that marks a folder as a complete checkpoint."""
+"""The file that makes a folder a checkpoint."""
 
 _SCHEMAS = "quiver-checkpoint/"
 _SCHEMA = f"{_SCHEMAS}1"
 _NAME = re.compile(r"step-(\d{6,})")
 _LEFT = re.compile(r"step-\d{6,}|\.step-\d{6,}\.unfinished")
-"""Names of folders that a killed process may leave without a seal; other folders are not touched."""
+"""What a kill may leave unsealed; a copy that somebody has made beside them has another name."""
 
 
 class Checkpoints:
@@ -43,20 +43,20 @@ class Checkpoints:
         self.folder = folder
 
     def path(self, step: int) -> Path:
-        """Folder of the checkpoint of a step, whether it exists or not."""
+        """Path of the checkpoint of a step, which need not exist."""
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """Steps with a sealed checkpoint, in increasing order; the checksums are not verified."""
+        """Steps that have a sealed checkpoint, ascending; checksums are not verified."""
         found = [_NAME.fullmatch(path.parent.name) for path in self.folder.glob(f"*/{SEAL}")]
         return sorted(int(name[1]) for name in found if name)
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
-        """A folder to write into, which becomes the checkpoint of the step when the block ends without an error.
+        """Yield a folder to write into; it becomes the checkpoint of the step when the block ends without an error.
 
-        Until then the folder is hidden. If the block fails, the folder is deleted; if the process is killed, its remains are never taken
-        for a checkpoint.
+        Until then it has a hidden name. If the block fails, the folder is removed; if the process is killed, the leftovers are
+        never used as a checkpoint.
         """
         hidden = self.folder / f".{self.path(step).name}.unfinished"
         shutil.rmtree(hidden, ignore_errors=True)
@@ -70,39 +70,39 @@ class Checkpoints:
             shutil.rmtree(hidden, ignore_errors=True)  # gone already, unless the block failed
 
     def newest(self) -> int | None:
-        """Last step with a valid checkpoint; None if there is none. Damaged checkpoints are deleted, with a warning.
+        """The last step with an intact checkpoint; None if there is none. Damaged checkpoints are removed with a warning.
 
         Raises:
-            InputError: Another version of Quiver sealed the checkpoint; it is not deleted.
+            InputError: Another version of Quiver has sealed the checkpoint; it is not removed.
         """
         for left in self.folder.glob("*"):
-            hidden = left.name.startswith(".")  # the process may have been killed between sealing and renaming
+            hidden = left.name.startswith(".")  # perhaps sealed already, and the process killed before it had its name
             if _LEFT.fullmatch(left.name) and left.is_dir() and (hidden or not (left / SEAL).is_file()):
                 shutil.rmtree(left)
         for step in reversed(self.steps()):
             flaw = _flaw(self.path(step), step)
             if flaw is None:
                 return step
-            logger.warning("%s: %s; deleted, the run is resumed from the checkpoint before it", self.path(step), flaw)
+            logger.warning("%s: %s; removed it, so the run resumes from the checkpoint before it", self.path(step), flaw)
             self._remove(step)
         return None
 
     def sound(self, steps: Iterable[int]) -> list[int]:
-        """Those of the given steps whose checkpoints are valid; the others are logged as warnings."""
+        """The given steps whose checkpoints are intact; a warning is logged for each of the others."""
         flaws = {step: _flaw(self.path(step), step) for step in steps}
         for step, flaw in flaws.items():
             if flaw is not None:
-                logger.warning("%s: %s; its weights are not used", self.path(step), flaw)
+                logger.warning("%s: %s; its weights are left out", self.path(step), flaw)
         return [step for step, flaw in flaws.items() if flaw is None]
 
     def keep(self, steps: Collection[int]) -> None:
-        """Delete the checkpoints of all other steps."""
+        """Remove the checkpoints of all other steps."""
         for step in self.steps():
             if step not in steps:
                 self._remove(step)
 
     def _remove(self, step: int) -> None:
-        # The seal goes first: if the process is killed in between, no incomplete checkpoint looks complete.
+        # Unsealed first: a kill half way leaves nothing that looks whole.
         (self.path(step) / SEAL).unlink()
         shutil.rmtree(self.path(step))
 
@@ -119,7 +119,7 @@ def _seal(folder: Path, step: int) -> None:
 
 
 def _flaw(folder: Path, step: int) -> str | None:
-    """Problem of the sealed folder of a step, read in full; None if it is valid."""
+    """What is wrong with the sealed folder of a step, read in full; None if nothing is."""
     damaged = f"{SEAL} is missing or damaged"
     try:
         seal = read_json(folder / SEAL)
@@ -135,16 +135,16 @@ def _flaw(folder: Path, step: int) -> str | None:
     if schema != _SCHEMA:
         return damaged
     if sealed != step:
-        return f"it is the checkpoint of step {sealed}"
+        return f"it was written as that of step {sealed}"
     return next((f"{name} is {flaw}" for name, (size, digest) in files.items() if (flaw := _file_flaw(folder / name, size, digest))), None)
 
 
 def _file_flaw(path: Path, size: int, digest: str) -> str | None:
-    """Problem of a file; None if it is as it was sealed."""
+    """What a file is, if it is not what was sealed."""
     try:
         if not path.is_file():
             return "missing"
         same = path.stat().st_size == size and file_sha256(path) == digest
-    except OSError as error:  # a failing disk
-        return f"unreadable ({error.strerror})"
+    except OSError as error:  # a disk that has forgotten what it was given
+        return f"not to be read ({error.strerror})"
     return None if same else "damaged"

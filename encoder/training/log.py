@@ -39,21 +39,21 @@ LOG, NONFINITE = "log.jsonl", "nonfinite"
 
 Line: TypeAlias = Mapping[str, int | float]
 Curve: TypeAlias = list[tuple[int, float]]
-"""(step, value), in the order of the steps."""
+"""(step, value), steps rising."""
 
 
 class RunLog:
-    """Appends lines to a log file.
+    """Appends lines to the log file of a run.
 
     Args:
-        path: Log file; created with the first line.
+        path: Path of the file, which is created with the first line.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def append(self, line: Line) -> None:
-        """Append a line; it is visible to readers at once."""
+        """Append one line and flush it, so that readers see it."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -62,20 +62,20 @@ class RunLog:
         return self._path.exists() and any(line["step"] == step and key in line for line in read_log(self._path))
 
     def sync(self) -> None:
-        """Sync the lines to disk, before a checkpoint that includes them is sealed."""
+        """Sync the lines to disk, before a checkpoint of the same step is sealed."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def cut(self, step: int) -> None:
-        """Delete every line after ``step``, and an incomplete last line that a killed process has left."""
+        """Remove every line after ``step``, and an incomplete line of a killed process."""
         if self._path.exists():
             lines = [line for line in read_log(self._path) if line["step"] <= step]
             write_text(self._path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_log(path: Path) -> list[Line]:
-    """The complete lines of a log, whether the run is finished or not.
+    """Read the lines of a log; an incomplete last line is ignored.
 
     Raises:
         InputError: The file does not exist, or a complete line is not a log line.
@@ -90,7 +90,7 @@ def read_log(path: Path) -> list[Line]:
 
 
 def curve(lines: Sequence[Line], key: str) -> Curve:
-    """Values of one key over the steps.
+    """One quantity of a log over the steps.
 
     Example:
         >>> curve([{"step": 1, "loss": 0.5}, {"step": 1, "ndcg@10": 0.25}, {"step": 2, "loss": 0.25}], "loss")
@@ -111,17 +111,17 @@ def _parsed(line: str, where: str) -> Line:
     except json.JSONDecodeError as error:
         raise InputError(f"{where}: malformed JSON ({error})") from error
     if not isinstance(value, dict) or not isinstance(value.get("step"), int):
-        raise InputError(f"{where}: not a line of a training log (it has no step)")
+        raise InputError(f"{where}: not a line of a training log, it has no step")
     return value
 
 
 @dataclass(frozen=True)
 class SeenBatch:
-    """A batch that was given to the loss function.
+    """A batch that went through the model.
 
     Attributes:
         examples: Its rows as JSON, to find them in the data.
-        features: Input of the loss function.
+        features: Inputs of the loss.
         loss: Value of the loss.
     """
 
@@ -131,18 +131,18 @@ class SeenBatch:
 
 
 def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_norm: float) -> None:
-    """Write the batches of a step with a non-finite loss or gradient: those with a non-finite loss, or all if the losses are finite.
+    """Write the batches of a step with a non-finite loss, or all batches if only the gradient is not finite.
 
     Args:
         folder: Folder to create.
         batches: Batches of this process.
-        step: The step, from 1.
-        grad_norm: L2 norm of its gradient.
+        step: The step, counted from 1.
+        grad_norm: L2 norm of the gradient.
     """
     bad = [batch for batch in batches if not math.isfinite(batch.loss)] or list(batches)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        f"{place}.{name}": value.detach().to("cpu", copy=True).contiguous()  # safetensors refuses tensors that share storage
+        f"{place}.{name}": value.detach().to("cpu", copy=True).contiguous()  # safetensors takes no two of one storage
         for place, batch in enumerate(bad)
         for name, value in batch.features.items()
         if isinstance(value, Tensor)
@@ -153,9 +153,9 @@ def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_
 
 
 def nonfinite_error(folder: Path, *, step: int, loss: float, grad_norm: float, setting: str) -> InputError:
-    """The error that stops the run; ``setting`` is the name of the learning rate in the recipe."""
+    """Make the error that ends the run; ``setting`` is the name of the learning rate in the recipe."""
     what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {grad_norm}"
-    return InputError(f"{what} at step {step}; its batch is in {folder}: look at its texts, or lower {setting}")
+    return InputError(f"{what} at step {step}; the batch was saved to {folder}: check its texts, or lower {setting}")
 
 
 def _number(value: float) -> float | str:

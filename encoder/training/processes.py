@@ -27,14 +27,14 @@ from quiver.encoder.errors import InputError
 logger = logging.getLogger(__name__)
 
 _SAME = 1.0
-"""Seconds within which a second signal counts as the first: with torchrun a process receives Ctrl-C twice."""
+"""Seconds within which a second signal is the first one again: a terminal and torchrun both pass a Ctrl-C on."""
 
 
 class StopRequest:
-    """Whether the run has received a signal to stop.
+    """Whether a signal has requested the run to stop.
 
     Attributes:
-        name: ``SIGTERM`` or ``SIGINT``; None before a signal.
+        name: ``SIGTERM`` or ``SIGINT``; None without a request.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class StopRequest:
         """Handle a signal.
 
         Raises:
-            KeyboardInterrupt: This is a second SIGINT.
+            KeyboardInterrupt: It is a second SIGINT.
         """
         del frame
         if number == signal.SIGINT and self.name is not None and time.monotonic() - self._when > _SAME:
@@ -53,16 +53,16 @@ class StopRequest:
         if self.name is None:
             self.name = signal.Signals(number).name
             self._when = time.monotonic()
-            # Logged by another thread: the signal may have interrupted a write to the stream of the log.
+            # By another thread: the signal may have come in the middle of a write to the very stream that the log goes to.
             message = "%s: stopping after this step, with a checkpoint; Ctrl-C again stops at once"
             threading.Thread(target=logger.warning, args=(message, self.name)).start()
 
 
 class RunStoppedError(Exception):
-    """A signal has stopped the run before its last step; a checkpoint is saved.
+    """A session ended before the last step because a signal requested it; a checkpoint was saved.
 
     Attributes:
-        step: Steps done.
+        step: Number of steps done.
     """
 
     def __init__(self, step: int) -> None:
@@ -72,7 +72,7 @@ class RunStoppedError(Exception):
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Handle SIGTERM and SIGINT as requests to stop during the block; only in the main thread, where Python can handle signals."""
+    """Turn SIGTERM and SIGINT into stop requests within the block; in other threads than the main one signals are not handled."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -95,7 +95,7 @@ class Processes:
     """Rank, number of processes, and communication between them.
 
     Args:
-        rank: Of this process, 0..size - 1.
+        rank: Rank of this process, 0..size - 1.
         size: Number of processes.
         device: Device of exchanged tensors: ``cuda`` with NCCL, ``cpu`` with gloo.
     """
@@ -179,20 +179,20 @@ def _leave(begun: bool) -> None:
 # Parameters of glibc's mallopt(3), in bytes and, the last, in mappings.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4
 KEEPING = {TRIM_THRESHOLD: -1, TOP_PAD: 64 * 2**20, MMAP_MAX: 0}
-# glibc adjusts its thresholds until one is set, and never again: afterwards they are set to the highest values it would choose.
+# glibc moves its thresholds by itself until one is set, and never again: afterwards they stand where its own steps end.
 AFTERWARDS = {TRIM_THRESHOLD: 64 * 2**20, TOP_PAD: 128 * 2**10, MMAP_THRESHOLD: 32 * 2**20, MMAP_MAX: 65_536}
-# Prefixes of environment variables that configure an allocator; they take precedence.
+# Beginnings of environment variables that set an allocator up; what they say stands.
 CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 @contextmanager
 def keep_freed_memory() -> Iterator[None]:
-    """Keep the memory of freed tensors in the process while a model is trained on a CPU.
+    """Have the C library keep the memory of freed tensors for the next ones while a model is trained on a CPU.
 
-    By default glibc returns the memory of each large tensor to the system, which hands it out again page by page, zeroed. That takes an
-    eighth of a training step. The process keeps about as much memory as its peak. Nothing changes on a machine with a GPU, without glibc,
-    or if the environment configures the allocator. Use it in the main thread, and do not nest it: tensors of other threads beyond 64 MB are
-    returned anyway, and the end of the inner block would end the effect of the outer one.
+    glibc returns each large tensor to the system, which zeroes its pages before they are used again: an eighth of a training step. With
+    this context the process keeps about its peak memory. It does nothing on a machine with a GPU, without glibc, or if environment
+    variables configure the allocator. Use it in the main thread and do not nest it: tensors of other threads beyond 64 MB are returned
+    anyway, and the end of one context ends all.
     """
     libc = None if torch.cuda.is_available() or any(name.startswith(CHOSEN) for name in os.environ) else _glibc()
     if libc is None:
@@ -216,12 +216,12 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def peak_memory() -> int | None:
-    """Peak memory of this process in bytes: of its GPU if it has one, else of the machine; None on Windows."""
+    """Peak memory of this process in bytes: on its GPU if it uses one, otherwise in RAM; None on Windows."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     if sys.platform == "win32":
         return None
-    import resource  # not available on Windows
+    import resource  # there is none on Windows
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024  # in kilobytes except on macOS
+    return used if sys.platform == "darwin" else used * 1024  # kilobytes but on macOS

@@ -27,37 +27,37 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads text, null, lists and mappings; records repeated keys, of which PyYAML keeps the last one silently."""
+    """Text, null, lists and mappings; notes keys that are given twice instead of letting the last one win."""
 
-    # Tags such as !!int or !!timestamp would bring type guessing back. The constructor under None refuses unknown tags.
+    # Tags such as !!int or !!timestamp would bring the guessing back; None holds what refuses an unknown tag.
     yaml_constructors: ClassVar = {
         tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{_TAG}null", f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)
     }
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        # First character of a plain scalar -> possible tags; scalars that match none are text.
+        # First character of a plain scalar -> tags it may have; what matches none is text.
         null = (f"{_TAG}null", re.compile(r"(?:~|null|Null|NULL|)\Z"))
         self.yaml_implicit_resolvers = {"~": [null], "n": [null], "N": [null], "": [null], "<": [(f"{_TAG}merge", re.compile(r"<<\Z"))]}
         self.repeated: list[str] = []
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # the type of the anchor is wrong in typeshed
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # typeshed has a wrong type for the anchor
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and key.value in lines:
-                self.repeated.append(f"line {line}: the key {key.value!r} is already in line {lines[key.value]}")
+                self.repeated.append(f"line {line}: the key {key.value!r} stands in line {lines[key.value]} already")
             elif isinstance(key, yaml.ScalarNode):
                 lines[key.value] = line
         return node
 
 
 def parse_yaml(text: str) -> tuple[object, list[str]]:
-    r"""Parse a YAML document into text, None, lists and mappings; also returns a problem for each repeated key.
+    r"""One YAML document as text, None, lists and mappings, and a problem for each repeated key.
 
     Raises:
-        InputError: The document is not valid YAML; the message begins with the line number.
+        InputError: The syntax is broken; the message begins with the line.
 
     Example:
         >>> parse_yaml("rate: 8e-5\nlimit: null")
@@ -82,16 +82,16 @@ def load_sections(
 
     Args:
         path: A YAML file, or the name of a shipped recipe.
-        kind: Schema of the recipe.
+        kind: The dataclass of the whole recipe.
         rules: Relations between its fields.
-        kinds: Only shipped recipes with one of these values of ``kind`` are found by name; None for all.
-        overrides: ``section.setting=value``, applied in order before anything is checked. ``key=`` and ``key=null`` unset a setting; quotes
-            around a text are removed; ``[1, 2]`` is a list; an item of a list is addressed by its number, from 0.
+        kinds: Values of ``kind`` that a shipped recipe may have to be found by its name; None for any.
+        overrides: ``section.setting=value``, applied in order before anything is checked. ``key=`` and ``key=null`` unset; a value in
+            quotes is text, quotes taken off; ``[1, 2]`` is a list; a list's item is named by its number, from 0.
 
     Raises:
-        SchemaError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of range, repeated, or in conflict with
-            another; lists all problems.
-        InputError: The recipe does not exist or cannot be read.
+        SchemaError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
+            or at odds with another; names all of them.
+        InputError: There is no such recipe, or it cannot be read.
     """
     file = find_recipe(path, kinds)
     try:
@@ -113,12 +113,12 @@ def load_sections(
 
 
 def shipped_recipes(kinds: Collection[str] | None = None) -> list[str]:
-    """Sorted names of the recipes that come with Quiver; only those with one of the values of ``kind``, or all."""
+    """Names of the shipped recipes, sorted; only those with one of the given values of ``kind``, or all."""
     return sorted(path.stem for path in _shipped_folder().glob("*.yaml") if kinds is None or _shipped_kind(path) in kinds)
 
 
 def recipe_kind(path: Path) -> str | None:
-    """Value of ``kind`` in a recipe; None if it has none or cannot be read (`load_sections` reports the problem)."""
+    """Value of ``kind`` in a recipe; None if it has none or cannot be read (loading the recipe reports the problem)."""
     try:
         document, _ = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, InputError):
@@ -128,8 +128,7 @@ def recipe_kind(path: Path) -> str | None:
 
 
 def _shipped_kind(path: Path) -> str | None:
-    # A regular expression instead of the parser: parsing thirty files takes half a second, and shipped recipes have the key on its own
-    # line.
+    # Not parsed: thirty files would cost a command half a second, and those that are shipped have the key in a line of its own.
     found = _SHIPPED_KIND.search(path.read_text(encoding="utf-8"))
     return found[1] if found else None
 
@@ -138,12 +137,12 @@ def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) 
     """Find the file of a recipe.
 
     Args:
-        name_or_path: A path if it ends in .yaml, .yml or .json or contains a folder, else the name of a shipped recipe.
-        kinds: Values of ``kind`` of the shipped recipes to consider; None for all.
+        name_or_path: A path if it ends in .yaml, .yml or .json or contains a folder, otherwise the name of a shipped
+            recipe.
+        kinds: Accepted values of ``kind`` of shipped recipes; None for any.
 
     Raises:
-        InputError: It is a folder; or the file does not exist; or there is no shipped recipe of that name (suggests similar names, or lists
-            all).
+        InputError: It is a folder, or the file or name does not exist (suggests similar names, or lists all).
     """
     path = Path(name_or_path)
     is_path = path.suffix in {".yaml", ".yml", ".json"} or len(path.parts) > 1
@@ -162,24 +161,24 @@ def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) 
 
 
 def _shipped_folder() -> Path:
-    # The folder is beside the packages, in a checkout and in site-packages. importlib.resources is not used: torchtune installs a top-level
-    # package ``recipes`` too, and either of the two might be imported.
+    # Beside the packages in a checkout as in site-packages. Not importlib.resources: torchtune installs a top-level
+    # ``recipes`` too, and which of the two an import finds is anyone's guess.
     return Path(__file__).resolve().parents[2] / "recipes"
 
 
 def _override(document: object, override: str) -> list[str]:
-    """Apply ``dotted.path=value`` to a parsed recipe; returns a list with the problem, or an empty list."""
+    """Apply ``dotted.path=value`` to a parsed recipe; the problem, if any, in a list."""
     key, equals, text = override.partition("=")
     *parents, name = key.strip().split(".")
     if not equals or not all([*parents, name]):
-        return [f"override {override!r}: must have the form section.setting=value"]
+        return [f"override {override!r}: must read section.setting=value"]
     target = document
     for number, parent in enumerate(parents):
         target = _inner(target, parent)
         if target is None:
             return [f"override {override!r}: {'.'.join(parents[: number + 1])} is not a section"]
     if not isinstance(target, dict):
-        why = f"{'.'.join(parents)} is a list; address an item by its number" if parents else "the recipe has no settings"
+        why = f"{'.'.join(parents)} is a list, name one of its items by its number" if parents else "the recipe has no settings"
         return [f"override {override!r}: {why}"]
     try:
         target[name] = _scalar(text)
@@ -189,7 +188,7 @@ def _override(document: object, override: str) -> list[str]:
 
 
 def _inner(target: object, key: str) -> dict[str, object] | list[object] | None:
-    """Section or list under a key, or item of a list under its number; a missing section is created. None if the value is neither."""
+    """The section or list under a key, or in a list under a number; a section that is missing is made. None if something else is there."""
     if isinstance(target, list):
         found = target[int(key)] if key.isdecimal() and int(key) < len(target) else None
     elif isinstance(target, dict):
@@ -202,7 +201,7 @@ def _inner(target: object, key: str) -> dict[str, object] | list[object] | None:
 
 
 def _scalar(text: str) -> object:
-    """Value of an override: null, a list in brackets, or text. Text is not parsed, because ``search_query: `` would become a mapping."""
+    """An override's value: null, a list in brackets, or text; not parsed any further, for ``search_query: `` would be a mapping."""
     if text in ("", "~", "null"):
         return None
     return parse_yaml(text)[0] if text[0] in "\"'[" else text

@@ -24,8 +24,8 @@ from quiver.encoder.files import read_json, save_tensors, write_json
 
 
 def random_state() -> dict[str, Any]:
-    """State of all random generators, for `write_state`."""
-    name, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # the state of the global generator is wanted
+    """Return the state of all random generators: numbers, text, tuples and tensors, see `write_state`."""
+    name, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # it is the global generator's state that counts
     return {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(np.asarray(words).astype(np.int64)), *rest),
@@ -53,7 +53,7 @@ def seed_random(seed: int) -> None:
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Restore the state of all random generators after the block."""
+    """Restore the state of all random generators at the end of the block."""
     state = random_state()
     try:
         yield
@@ -65,7 +65,7 @@ def write_state(stem: Path, state: object) -> None:
     """Write ``stem.json`` and ``stem.safetensors``.
 
     Raises:
-        ValueError: The state holds a value of another type, or a float that is not finite.
+        ValueError: The state contains a value of another type, or a float that is not finite.
         OSError: A file cannot be written.
     """
     tensors: dict[str, Tensor] = {}
@@ -75,40 +75,40 @@ def write_state(stem: Path, state: object) -> None:
 
 
 def read_state(stem: Path) -> Any:
-    """Read a state that `write_state` has written; tensors are on the CPU.
+    """Read what `write_state` has written; tensors are on the CPU.
 
     Raises:
-        InputError: A file is missing or damaged.
+        InputError: A file is missing or was not written by `write_state`.
     """
     path = stem.with_suffix(".safetensors")
     try:
         with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # the file is not a mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     tree = read_json(stem.with_suffix(".json"))
     try:
         return _decode(tree["state"], tensors)
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{stem.with_suffix('.json')}: not a saved state ({error})") from error
+        raise InputError(f"{stem.with_suffix('.json')}: not the state of a run ({error})") from error
 
 
 def _encode(value: object, name: str, tensors: dict[str, Tensor]) -> object:
-    """The value as JSON; types that JSON does not distinguish become an object with one key, the name of the type."""
+    """The value as JSON; what JSON does not tell apart stands in an object of one key, which says what it is."""
     if isinstance(value, Tensor):
-        stored = f"{len(tensors)}.{name}"  # the number makes names unique: a key 0 and a key "0" have the same name
+        stored = f"{len(tensors)}.{name}"  # the number tells apart what the names do not, a key 0 from a key "0"
         tensors[stored] = value.detach().to("cpu", copy=True).contiguous()
         return {"tensor": stored}
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str | int)]:
-            raise ValueError(f"{name}: a key must be a string or an integer, got {odd[0]!r}")
+            raise ValueError(f"{name}: a key must be text or a whole number, got {odd[0]!r}")
         return {"dict": [[key, _encode(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_encode(item, f"{name}.{place}", tensors) for place, item in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise ValueError(f"{name}: a value of type {type(value).__name__} cannot be saved")
+    raise ValueError(f"{name}: a {type(value).__name__} cannot be written")
 
 
 def _decode(tree: object, tensors: dict[str, torch.Tensor]) -> Any:

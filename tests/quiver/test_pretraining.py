@@ -84,7 +84,7 @@ def test_pretrain_and_its_report(quiver: Callable[..., Any], folder: Path) -> No
         assert "Held-out loss" in page
     again = quiver("pretrain", "recipe.json", "--out", "out")
     assert (again.code, again.out) == (2, "")
-    assert "already holds a complete run" in again.err
+    assert "already contains a run" in again.err
     printed = quiver("pretrain", "recipe.json", "--out", "other", "--json")
     assert json.loads(printed.out)["schema"] == "quiver-run/pretraining-1"
 
@@ -108,7 +108,7 @@ def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Pat
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["begun.json", "corpus", "recipe.json", "tokenizer"]
     again = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
     assert again.code == 2
-    assert "already holds an unfinished run; resume it with --resume" in again.err
+    assert "contains an unfinished run; resume it with --resume, or choose another --out" in again.err
     assert quiver("pretrain", "recipe.json", "--out", "out", "--prepare", "--resume").code == 0
     assert quiver("pretrain", "recipe.json", "--out", "whole").code == 0
     (folder / "lines.txt").unlink()

@@ -209,7 +209,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
 
     monkeypatch.setattr(task, "in_form", poisoned)  # of the second phase
     out = tmp_path / "out"
-    with pytest.raises(InputError, match=r"the loss is nan at step 16; its batch is in .*step-000016: .*lower phases\.1\.learning_rate"):
+    with pytest.raises(InputError, match=r"loss is nan at step 16; the batch was saved to .*step-000016: .*lower phases\.1\.learning_rate"):
         pretrain(make_recipe(), out)
     kept = json.loads((out / "nonfinite" / "step-000016" / "batch.json").read_text())
     assert {"offset", "length", "serial", "masked_text"} == set(kept["batches"][0]["rows"][0])
@@ -302,17 +302,17 @@ def test_a_document_of_a_million_tokens_is_split(make_recipe: MakeRecipe, tmp_pa
 
 def test_folders_that_are_taken(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
     recipe = make_recipe("training.averaging.ema_half_life=4")
-    with pytest.raises(InputError, match="already holds a complete run; choose another --out"):
+    with pytest.raises(InputError, match="already contains a run; choose another --out"):
         pretrain(recipe, whole_run)
     with pytest.raises(InputError, match="the run is complete, there is nothing to resume; its model is"):
         pretrain(recipe, whole_run, resume=True)
     with pytest.raises(InputError, match="holds no run to resume; leave --resume out"):
         pretrain(recipe, tmp_path / "new", resume=True)
     (tmp_path / "other" / "model").mkdir(parents=True)
-    with pytest.raises(InputError, match="holds model already, and not from a training run"):
+    with pytest.raises(InputError, match="holds model, which does not come from a training run"):
         pretrain(recipe, tmp_path / "other")
     pretrain_until(6, recipe, tmp_path / "half")
-    with pytest.raises(InputError, match="already holds an unfinished run; resume it with --resume"):
+    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or choose another --out"):
         pretrain(recipe, tmp_path / "half")
     other = make_recipe("training.averaging.ema_half_life=4", "phases.1.learning_rate=1e-4", "training.log_every=1")
     with pytest.raises(InputError, match=r"--resume needs the run as it was begun; phases\.1\.learning_rate was 0\.003, is 0\.0001$"):

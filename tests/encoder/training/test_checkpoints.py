@@ -141,7 +141,7 @@ def test_a_damaged_one_is_passed_over(two: Checkpoints, name: str, harm: Callabl
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 4
     flaw = "missing" if harm is Path.unlink else "damaged"
-    assert caplog.messages == [f"{two.path(8)}: {name} is {flaw}; deleted, the run is resumed from the checkpoint before it"]
+    assert caplog.messages == [f"{two.path(8)}: {name} is {flaw}; removed it, so the run resumes from the checkpoint before it"]
     assert not two.path(8).exists()
     assert whole(two, 4)
 
@@ -185,7 +185,7 @@ def test_one_under_the_name_of_another_step(two: Checkpoints, caplog: pytest.Log
     two.path(4).rename(two.path(12))
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 8
-    assert f"{two.path(12)}: it is the checkpoint of step 4; deleted" in caplog.text
+    assert f"{two.path(12)}: it was written as that of step 4; removed" in caplog.text
 
 
 def test_a_file_that_the_disk_does_not_give_back(
@@ -199,7 +199,7 @@ def test_a_file_that_the_disk_does_not_give_back(
     monkeypatch.setattr(module, "file_sha256", failing)
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 4
-    assert "model.bin is unreadable (Input/output error)" in caplog.text
+    assert "model.bin is not to be read (Input/output error)" in caplog.text
 
 
 def test_one_of_another_version_is_left_alone(two: Checkpoints) -> None:
@@ -233,7 +233,7 @@ def test_the_sound_ones_of_some(two: Checkpoints, caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.sound([4, 8, 12]) == [8]
     assert caplog.messages == [
-        f"{two.path(4)}: model.bin is damaged; its weights are not used",
-        f"{two.path(12)}: {SEAL} is missing or damaged; its weights are not used",
+        f"{two.path(4)}: model.bin is damaged; its weights are left out",
+        f"{two.path(12)}: {SEAL} is missing or damaged; its weights are left out",
     ]
     assert two.path(4).exists()

@@ -37,7 +37,7 @@ def test_overrides_reach_into_lists(recipe: Path) -> None:
     [
         ("parts.2.size=7", "override 'parts.2.size=7': parts.2 is not a section"),
         ("parts.x.size=7", "override 'parts.x.size=7': parts.x is not a section"),
-        ("parts.0=7", "override 'parts.0=7': parts is a list; address an item by its number"),
+        ("parts.0=7", "override 'parts.0=7': parts is a list, name one of its items by its number"),
         ("kind.name=7", "override 'kind.name=7': kind is not a section"),
     ],
 )
@@ -86,11 +86,11 @@ def test_structure_and_merges_work() -> None:
 def test_every_repeated_key_is_told_with_both_lines() -> None:
     _, repeated = parse_yaml("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\na: 2\na: 3\n")
     assert repeated == [
-        "line 5: the key 'c' is already in line 3",
-        "line 6: the key 'a' is already in line 1",
-        "line 7: the key 'a' is already in line 1",
+        "line 5: the key 'c' stands in line 3 already",
+        "line 6: the key 'a' stands in line 1 already",
+        "line 7: the key 'a' stands in line 1 already",
     ]
-    assert parse_yaml("{a: 1, a: 2}")[1] == ["line 1: the key 'a' is already in line 1"]
+    assert parse_yaml("{a: 1, a: 2}")[1] == ["line 1: the key 'a' stands in line 1 already"]
 
 
 @pytest.mark.parametrize(

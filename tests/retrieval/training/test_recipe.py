@@ -346,7 +346,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     path = write(tmp_path, yaml.safe_dump(recipe) + "kind: dense\n")
     repeated = path.read_text(encoding="utf-8").splitlines().index("kind: dense") + 1
     assert problems(path, ["training.seed=-1", "lr=3"]) == [
-        f"line {len(path.read_text(encoding='utf-8').splitlines())}: the key 'kind' is already in line {repeated}",
+        f"line {len(path.read_text(encoding='utf-8').splitlines())}: the key 'kind' stands in line {repeated} already",
         "name: missing",
         "model.architecture.window: must be a multiple of 2, got 15",
         "data.document_fields.3: must not be blank, got ' '",
@@ -411,9 +411,9 @@ def test_overrides_can_unset_a_section_and_create_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("training.batch_size", "override 'training.batch_size': must have the form section.setting=value"),
-        ("=3", "override '=3': must have the form section.setting=value"),
-        ("training..seed=3", "override 'training..seed=3': must have the form section.setting=value"),
+        ("training.batch_size", "override 'training.batch_size': must read section.setting=value"),
+        ("=3", "override '=3': must read section.setting=value"),
+        ("training..seed=3", "override 'training..seed=3': must read section.setting=value"),
         ("training.seed.x=3", "override 'training.seed.x=3': training.seed is not a section"),
         ("training.batchsize=3", "training.batchsize: unknown key, did you mean 'batch_size'?"),
         ("trainig.seed=3", "trainig: unknown key, did you mean 'training'?"),
@@ -450,7 +450,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "old.yaml").mkdir()
     for folder in (tmp_path, tmp_path / "old.yaml"):
         with pytest.raises(
-            InputError, match=rf"^{re.escape(str(folder))}: a folder; give the recipes in it, as in {re.escape(str(folder))}/\*\.yaml$"
+            InputError, match=rf"^{re.escape(str(folder))}: is a folder; name the recipes in it, such as {re.escape(str(folder))}/\*\.yaml$"
         ):
             load_recipe(folder)
 
@@ -511,7 +511,7 @@ def test_a_folder_named_like_a_shipped_recipe_does_not_hide_it(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     for name in ("recipes", "quickstart"):
         (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=r"^recipes: a folder; give the recipes in it, as in recipes/\*\.yaml$"):
+    with pytest.raises(InputError, match=r"^recipes: is a folder; name the recipes in it, such as recipes/\*\.yaml$"):
         find_recipe("recipes")
     assert find_recipe("quickstart").is_file()
 
