@@ -122,7 +122,7 @@ def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Pat
     [
         (("no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
         (("quickstart", "--out", "o"), "no shipped recipe 'quickstart'; give the path of a .yaml file, or one of pretrain_base"),
-        (("recipe.json", "--out", "o", "--resume"), "o: holds no run to resume"),
+        (("recipe.json", "--out", "o", "--resume"), "o: contains no run to resume"),
         (("recipe.json", "--out", "o", "data.sources.0.path=gone.txt"), "gone.txt: there is no such file or folder"),
         (("recipe.json", "--out", "o", "phases.0.context=4"), "phases.0.context: must be >= 8"),
     ],
