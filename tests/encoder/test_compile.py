@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
-from quiver.encoder.gpu.compile import compile_encoder
+from quiver.encoder import Encoder, EncoderConfig, compile_encoder, init_weights, pack_ids
 
 pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler on a CPU")
 

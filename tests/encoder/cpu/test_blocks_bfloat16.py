@@ -1,4 +1,4 @@
-"""Blocks of bfloat16 matrices by compiled loops, by AMX where there is one: exact sums, the states, no neighbours, what falls back."""
+"""Blocks of bfloat16 matrices by compiled kernels, by AMX where there is one: exact sums, states, batch invariance, fallbacks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
-from quiver.encoder.cpu import fast_blocks
-from quiver.encoder.cpu.prepack import PrepackedLinear
-from quiver.encoder.cpu.support import amx_kernels_run, kernels_available
+from quiver.encoder.cpu.blocks import multiplies_bfloat16
+from quiver.encoder.cpu.linear import PrepackedLinear
+from quiver.encoder.cpu.support import amx_kernels_run, assume, kernels_available
+from quiver.encoder.layers import Block
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -35,13 +36,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def paired(answers_of: Callable[[object, str], list[bool]], monkeypatch: pytest.MonkeyPatch, two_threads: None) -> Iterator[list[bool]]:
-    """What `multiplies_bfloat16` said; pairs are taken on every processor here, in several instructions where there is none for them."""
+def inference(two_threads: None) -> Iterator[None]:
+    """Kernels multiply bfloat16 on every processor here, in several instructions where there is none for pairs."""
     del two_threads
-    monkeypatch.setattr("quiver.encoder.attention.dispatch.bfloat16_kernels_run", lambda: True)
-    monkeypatch.setattr(fast_blocks, "amx_kernels_run", lambda: True)
-    with torch.no_grad():
-        yield answers_of(fast_blocks, "multiplies_bfloat16")
+    with torch.no_grad(), assume(amx_kernels_run=True, native_on_cpu=True):
+        yield
+
+
+def is_multiplied(encoder: Encoder) -> bool:
+    """Tell whether kernels multiply the bfloat16 matrices of an encoder."""
+    return multiplies_bfloat16(cast("list[Block]", list(encoder.layers)), encoder.config.hidden_size)
 
 
 @pytest.fixture
@@ -54,12 +58,9 @@ def half_of(encoder_of: Callable[..., Encoder]) -> Callable[..., Encoder]:
     return make
 
 
-def by_operators(monkeypatch: pytest.MonkeyPatch, encoder: Encoder, batch: PackedBatch) -> Tensor:
-    """The states by torch's operators, in the dtype of the weights."""
-    with monkeypatch.context() as patch:
-        for question in ("inference_is_supported", "_keeps_float32"):
-            patch.setattr(fast_blocks, question, lambda *_: False)
-        patch.setattr("quiver.encoder.cpu.linear.native_on_cpu", lambda _dtype: True)
+def by_operators(encoder: Encoder, batch: PackedBatch) -> Tensor:
+    """Encode by PyTorch operators, in the dtype of the weights."""
+    with assume(kernels_run=False, amx_kernels_run=False):
         return encoder(batch)
 
 
@@ -67,18 +68,15 @@ def by_operators(monkeypatch: pytest.MonkeyPatch, encoder: Encoder, batch: Packe
 def test_the_states_are_nearer_than_those_of_torch(
     half_of: Callable[..., Encoder],
     batch_of: Callable[..., PackedBatch],
-    monkeypatch: pytest.MonkeyPatch,
-    paired: list[bool],
     name: str,
 ) -> None:
     """Hidden states are float32 between the products, which torch's are not."""
     encoder, batch = half_of(**CONFIGS[name]), batch_of(LENGTHS)
     found = encoder(batch)
-    assert paired
-    assert all(paired)
+    assert is_multiplied(encoder)
     assert found.dtype == torch.bfloat16
-    exact = by_operators(monkeypatch, copy.deepcopy(encoder).double(), batch)
-    errors = [(each.double() - exact).square().mean().sqrt() for each in (found, by_operators(monkeypatch, encoder, batch))]
+    exact = by_operators(copy.deepcopy(encoder).double(), batch)
+    errors = [(each.double() - exact).square().mean().sqrt() for each in (found, by_operators(encoder, batch))]
     assert errors[0] <= errors[1]
     # Of each text, too: an error of one that another hides is none of rounding's.
     for text in torch.split(torch.cat((found.double() - exact, exact), 1), list(LENGTHS)):
@@ -93,9 +91,8 @@ def test_sums_are_exact(width: int, outputs: int) -> None:
     import numpy as np
 
     from quiver.encoder.cpu import codegen
-    from quiver.encoder.cpu.attention_tiles import store_rows
-    from quiver.encoder.cpu.block_tiles import gather, narrow, product
     from quiver.encoder.cpu.codegen import BFLOAT16, LANES
+    from quiver.encoder.cpu.tiles import gather, narrow, product, store_rows
 
     @numba.njit
     def multiply(matrix: int, shape: tuple[int, int, int], rows: int, tile: int, out: int, result: int) -> None:
@@ -128,13 +125,13 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 @pytest.mark.parametrize("length", [1, 20, 64, 100])
 def test_a_steady_text_has_the_same_bits_alone_and_in_company(
-    half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], paired: list[bool], length: int
+    half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], length: int
 ) -> None:
     encoder, company = half_of(), batch_of((400, 20, 300, 77))
     ids = torch.randint(300, (length,), generator=torch.Generator().manual_seed(9)).tolist()
     alone = encoder(replace(pack_ids([ids]), batch_invariant=True))
     together = encoder(replace(pack_ids([ids, *(part.tolist() for part in company.unpack(company.ids)), ids]), batch_invariant=True))
-    assert all(paired)
+    assert is_multiplied(encoder)
     assert torch.equal(together[:length], alone)
     assert torch.equal(together[-length:], alone)
 
@@ -148,11 +145,9 @@ def test_what_is_no_number_stays_with_its_text(half_of: Callable[..., Encoder]) 
     assert torch.equal(torch.cat((states[:129], states[262:])), encoder(pack_ids(clean)))
 
 
-def test_tokens_that_only_read(
-    half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_that_only_read(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder, batch = half_of(), batch_of((300, 64, 20), [200, 5, 20])
-    exact = by_operators(monkeypatch, copy.deepcopy(encoder).double(), batch)
+    exact = by_operators(copy.deepcopy(encoder).double(), batch)
     assert (encoder(batch).double() - exact).square().mean().sqrt() <= 0.02 * exact.square().mean().sqrt()
 
 
@@ -177,27 +172,22 @@ def test_prepacked_and_plain_matrices_give_one_result(half_of: Callable[..., Enc
 def test_what_pairs_cannot_do_torch_does_in_their_dtype(
     half_of: Callable[..., Encoder],
     batch_of: Callable[..., PackedBatch],
-    monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr("quiver.encoder.cpu.linear.native_on_cpu", lambda _dtype: True)
     encoder, batch = half_of(**changes), batch_of((300,))
     found = encoder(batch)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, by_operators(monkeypatch, encoder, batch), atol=0, rtol=0)
+    torch.testing.assert_close(found, by_operators(encoder, batch), atol=0, rtol=0)
 
 
-def test_gradients_are_torchs(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], paired: list[bool]) -> None:
+def test_gradients_are_torchs(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder = half_of()
     with torch.enable_grad():
         encoder(batch_of((300,)))[:, 0].float().sum().backward()
-    assert not paired
     assert encoder.layers[0].attention.qkv.weight.grad.isfinite().all()  # type: ignore[union-attr,operator]
 
 
-def test_a_matrix_of_another_dtype_counts(
-    half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], paired: list[bool]
-) -> None:
+def test_a_matrix_of_another_dtype_counts(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder, batch = half_of(), batch_of((300,))
     encoder.layers[1].mlp.down.float()  # type: ignore[union-attr,operator]
     assert encoder(batch).isfinite().all()
@@ -206,7 +196,7 @@ def test_a_matrix_of_another_dtype_counts(
         layer.float()
     expected = copy.deepcopy(encoder).float()(batch)
     torch.testing.assert_close(encoder(batch), expected, atol=1e-4, rtol=0)
-    assert not any(paired)
+    assert not is_multiplied(encoder)
 
 
 def test_a_query_or_other_weights_load_nothing() -> None:
@@ -229,17 +219,15 @@ STATES = """
 import hashlib, sys
 import torch
 from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids
-from quiver.encoder.cpu import fast_blocks
-from quiver.encoder.attention import dispatch
 from quiver.encoder.cpu import codegen
+from quiver.encoder.cpu.support import assume
 assert codegen.amx_is_native() is (sys.argv[1] == "amx")
 torch.set_num_threads(2)
-dispatch.bfloat16_kernels_run = fast_blocks.amx_kernels_run = lambda: True
 config = EncoderConfig.modernbert(
     vocab_size=300, hidden_size=192, num_heads=3, intermediate_size=320, layer_types=["global", "local"], max_positions=400, window=32
 )
 batch = pack_ids([list(range(290)), [1, 2, 3], list(range(100))])
-with torch.no_grad():
+with torch.no_grad(), assume(amx_kernels_run=True):
     encoder = optimize_for_inference(init_weights(Encoder(config), seed=1), precision="int8")
     print(hashlib.sha256(encoder(batch).numpy().tobytes()).hexdigest())
     torch.save(init_weights(Encoder(config), seed=1).bfloat16()(batch).float(), sys.argv[2])
@@ -251,7 +239,7 @@ def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_
     """Sums of integers to the bit, those of bfloat16 to its rounding."""
     from quiver.encoder.cpu import codegen
 
-    features = codegen._features()
+    features = codegen.cpu_features()
     digests, states = [], []
     for name in ("amx", "none"):
         of_name = [each for each in features if name == "amx" or "amx" not in each]
@@ -263,8 +251,8 @@ def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_
 
 ASSEMBLED = """
 from llvmlite import binding, ir
-from quiver.encoder.cpu import support
-support.has_amx = lambda: True
+from quiver.encoder.cpu.support import assume
+assume(has_amx=True).__enter__()
 from quiver.encoder.cpu import codegen
 from quiver.encoder.cpu.codegen import BYTE, LONG, BFLOAT16, INT8, Code, amx_is_native
 assert amx_is_native()

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quiver.encoder.cpu.linear import hadamard, hadamard_size
-from quiver.encoder.cpu.prepack import Int8Matrix
+from quiver.encoder.cpu.linear import Int8Matrix, hadamard, hadamard_size
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Small encoders and batches around the lanes, panels and tasks of compiled loops, and threads to run them on."""
+"""Small encoders and batches around the lanes, panels and tasks of compiled kernels, and threads and processors to run them on."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
+from quiver.encoder.cpu.blocks import hidden_dtype, inference_is_supported, training_is_supported
+from quiver.encoder.cpu.support import assume
+from quiver.encoder.layers import Block
 
 BASE = EncoderConfig.modernbert(
     vocab_size=300,
@@ -29,7 +32,7 @@ BASE = EncoderConfig.modernbert(
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Torch's threads, whatever the environment says."""
+    """Two PyTorch threads, whatever the environment says."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -55,26 +58,35 @@ def by_threads() -> Callable[[Encoder, PackedBatch], Tensor]:
 
 
 @pytest.fixture
-def answers_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, str], list[bool]]:
-    """Listens to a question of a module: what it answers from now on comes into a list."""
+def is_compiled() -> Callable[[Encoder, PackedBatch], bool]:
+    """Tells whether compiled kernels run the blocks of an encoder over a batch: in training where gradients are enabled."""
 
-    def listen(module: object, name: str) -> list[bool]:
-        answers: list[bool] = []
-        question = getattr(module, name)
+    def asked(encoder: Encoder, batch: PackedBatch) -> bool:
+        config, layers = encoder.config, cast("list[Block]", list(encoder.layers))
+        half = torch.empty(0, config.rotary_width // 2)
+        rope = (half, half) if config.positions == "rope" else None
+        dtype = torch.float32 if encoder.prepacked == "int8" else encoder.embeddings.tokens.weight.dtype
+        hidden = torch.zeros(batch.num_tokens, config.hidden_size, dtype=hidden_dtype(layers, batch, dtype, config.hidden_size, rope))
+        supported = training_is_supported if torch.is_grad_enabled() else inference_is_supported
+        return supported(layers, batch, hidden, rope)
 
-        def asked(*arguments: Any) -> bool:
-            answers.append(question(*arguments))
-            return answers[-1]
+    return asked
 
-        monkeypatch.setattr(module, name, asked)
-        return answers
 
-    return listen
+@pytest.fixture
+def by_operators() -> Callable[[Callable[[], Any]], Any]:
+    """Runs a function with PyTorch operators in place of compiled kernels, and gives its result."""
+
+    def run(function: Callable[[], Any]) -> Any:
+        with assume(kernels_run=False):
+            return function()
+
+    return run
 
 
 @pytest.fixture
 def run_as() -> Callable[..., str]:
-    """Runs code in a process whose loops are compiled for another processor, by LLVM's name and features, and gives what it prints."""
+    """Runs code in a process whose kernels are compiled for another processor (LLVM name, features), and gives what it prints."""
 
     def run(code: str, processor: str, features: str, *arguments: str) -> str:
         if platform.machine() not in ("x86_64", "AMD64"):

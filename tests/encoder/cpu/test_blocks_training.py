@@ -1,4 +1,4 @@
-"""Blocks trained by compiled loops against the same blocks by torch's operators: states and every gradient; what is left to torch."""
+"""Blocks trained by compiled kernels against the same blocks by PyTorch operators: states and every gradient; what is left to PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, compile_encoder
-from quiver.encoder.cpu import fast_blocks
+from quiver.encoder.cpu.blocks import training_unsupported_reason
 from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.lora import add_lora
 
@@ -37,11 +37,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> list[bool]:
-    """What `training_is_supported` said, which is asked on every processor here."""
-    del two_threads
-    return answers_of(fast_blocks, "training_is_supported")
+Asked = Callable[[Encoder, PackedBatch], bool]
+Check = Callable[[Encoder, PackedBatch], None]
 
 
 @pytest.fixture
@@ -61,22 +58,22 @@ def trained(encoder: Encoder, batch: PackedBatch) -> dict[str, Tensor]:
     return found
 
 
-def by_operators(monkeypatch: pytest.MonkeyPatch, run: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    with monkeypatch.context() as patch:
-        patch.setattr(fast_blocks, "training_is_supported", lambda *_: False)
-        return run()
+@pytest.fixture
+def check(by_operators: Callable[[Callable[[], Any]], Any], is_compiled: Asked) -> Check:
+    """Checks that kernels train as exactly as PyTorch operators, measured in double precision, with gradients of the same weights."""
 
+    def compare(encoder: Encoder, batch: PackedBatch) -> None:
+        assert is_compiled(encoder, batch)
+        found = trained(encoder, batch)
+        expected = by_operators(lambda: trained(encoder, batch))
+        exact = by_operators(lambda: trained(copy.deepcopy(encoder).double(), batch))
+        assert found.keys() == expected.keys()
+        for name, wanted in exact.items():
+            scale = wanted.abs().max()
+            error, of_torch = ((each[name] - wanted).abs().max() for each in (found, expected))
+            assert error <= 3 * of_torch + 1e-5 * scale, name
 
-def check(monkeypatch: pytest.MonkeyPatch, encoder: Encoder, batch: PackedBatch) -> None:
-    """As exact as torch's operators, measured in double precision, and with gradients of the same weights."""
-    found = trained(encoder, batch)
-    expected = by_operators(monkeypatch, lambda: trained(encoder, batch))
-    exact = by_operators(monkeypatch, lambda: trained(copy.deepcopy(encoder).double(), batch))
-    assert found.keys() == expected.keys()
-    for name, wanted in exact.items():
-        scale = wanted.abs().max()
-        error, of_torch = ((each[name] - wanted).abs().max() for each in (found, expected))
-        assert error <= 3 * of_torch + 1e-5 * scale, name
+    return compare
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -84,52 +81,46 @@ def check(monkeypatch: pytest.MonkeyPatch, encoder: Encoder, batch: PackedBatch)
 def test_states_and_gradients_are_those_of_torch(
     encoder_of: Callable[..., Encoder],
     batch_of: Callable[..., PackedBatch],
-    monkeypatch: pytest.MonkeyPatch,
-    used: list[bool],
+    check: Check,
     name: str,
     lengths: tuple[int, ...],
 ) -> None:
-    check(monkeypatch, encoder_of(**CONFIGS[name]), batch_of(lengths))
-    assert used == [True]
+    check(encoder_of(**CONFIGS[name]), batch_of(lengths))
 
 
 def test_batches_beyond_one_chunk_of_the_mlp(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], check: Check
 ) -> None:
-    check(monkeypatch, encoder_of(), batch_of((1200, 1100, 37)))
-    assert used == [True]
+    check(encoder_of(), batch_of((1200, 1100, 37)))
 
 
-def test_tokens_that_only_read(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check(monkeypatch, encoder_of(), batch_of((300, 64, 20), [200, 5, 20]))
+def test_tokens_that_only_read(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], check: Check) -> None:
+    check(encoder_of(), batch_of((300, 64, 20), [200, 5, 20]))
 
 
 @pytest.mark.parametrize("kept", ["layers.0.", "layers.3.", "qkv", "mlp.up", "down", "norm", "tokens"])
 def test_gradients_of_some_weights_only(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool], kept: str
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], check: Check, kept: str
 ) -> None:
     encoder = encoder_of(**dict.fromkeys(BIASES, True))
     for name, weight in encoder.named_parameters():
         weight.requires_grad_(kept in name)
-    check(monkeypatch, encoder, batch_of((300, 40)))
-    assert used == [True]
+    check(encoder, batch_of((300, 40)))
 
 
 def test_checkpointing_computes_the_same(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
 ) -> None:
     encoder, batch = encoder_of(), batch_of((300, 40, 5))
     whole = trained(encoder, batch)
     encoder.gradient_checkpointing = True
     again = trained(encoder, batch)
-    assert used == [True, True]
+    assert is_compiled(encoder, batch)
     assert all(torch.equal(again[name], gradient) for name, gradient in whole.items())
 
 
 def test_gradients_add_up_over_two_passes(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
 ) -> None:
     encoder, batch = encoder_of(), batch_of((300,))
     once = trained(encoder, batch)
@@ -138,7 +129,7 @@ def test_gradients_add_up_over_two_passes(
         (states @ torch.linspace(-1, 1, 96)).square().mean().backward()
     for name, weight in encoder.named_parameters():
         torch.testing.assert_close(weight.grad, 2 * once[name], rtol=1e-5, atol=1e-7)
-    assert used == [True] * 3
+    assert is_compiled(encoder, batch)
 
 
 def test_weights_changed_in_between_are_an_error_as_ever(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
@@ -151,16 +142,15 @@ def test_weights_changed_in_between_are_an_error_as_ever(encoder_of: Callable[..
 
 
 def test_what_these_loops_would_pass_over_is_left_to_torch(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
 ) -> None:
     batch, heard = batch_of((300,)), []
 
     def answer(encoder: Encoder, *, backward: bool = True) -> bool:
-        used.clear()
         states = encoder(batch)
         if backward:
             states.float().sum().backward()
-        return used == [True]
+        return is_compiled(encoder, batch)
 
     assert answer(encoder_of())
     assert answer(encoder_of().eval())  # gradients are wanted, whatever the mode
@@ -181,10 +171,9 @@ def test_what_these_loops_would_pass_over_is_left_to_torch(
     adapted = encoder_of()
     add_lora(adapted, rank=2, alpha=4, dropout=0.0, seed=0)
     assert not answer(adapted)
-    assert fast_blocks._training_obstacle(compile_encoder(encoder_of()).layers[0]) == "modules of other kinds"  # type: ignore[arg-type]
+    assert training_unsupported_reason(compile_encoder(encoder_of()).layers[0]) == "modules of other kinds"  # type: ignore[arg-type]
     replaced = encoder_of()
     replaced.layers[1].attention.qkv = nn.Linear(96, 288, bias=False)
     assert not answer(replaced)
-    used.clear()
-    encoder_of()(batch_of((20,))).sum().backward()  # few tokens
-    assert used == [False]
+    encoder_of()(batch_of((20,))).sum().backward()
+    assert not is_compiled(encoder_of(), batch_of((20,)))  # few tokens

@@ -7,9 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
-from quiver.encoder.cpu import linear as linear_module
 from quiver.encoder.cpu.linear import PACK_TOKENS, Linear, compute_dtype
-from quiver.encoder.cpu.support import native_on_cpu
+from quiver.encoder.cpu.support import assume, native_on_cpu
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,
@@ -26,19 +25,20 @@ CONFIG = EncoderConfig.modernbert(
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("plain", [True, False])
-def test_packed_products_are_the_plain_product(monkeypatch: pytest.MonkeyPatch, tokens: int, bias: bool, parts: int, plain: bool) -> None:
-    monkeypatch.setattr(linear_module, "prefers_plain_weights", lambda: plain)
+def test_packed_products_are_the_plain_product(tokens: int, bias: bool, parts: int, plain: bool) -> None:
     torch.manual_seed(0)
     layer = Linear(48, 36, bias=bias, parts=parts)
     x = torch.randn(tokens, 48)
     expected = F.linear(x, layer.weight, layer.bias)
-    with torch.no_grad():
+    with torch.no_grad(), assume(prefers_plain_weights=plain):
         torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=0)
     weights = torch.randn(expected.shape)
     sources = [x.requires_grad_(), *layer.parameters()]
-    gradients = [torch.autograd.grad((output * weights).sum(), sources) for output in (layer(x), F.linear(x, layer.weight, layer.bias))]
-    for ours, plain in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, plain, atol=1e-4, rtol=1e-5)
+    with assume(prefers_plain_weights=plain):
+        found = torch.autograd.grad((layer(x) * weights).sum(), sources)
+    expected = torch.autograd.grad((F.linear(x, layer.weight, layer.bias) * weights).sum(), sources)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
 
 
 def test_a_changed_weight_is_never_stale() -> None:
@@ -50,20 +50,19 @@ def test_a_changed_weight_is_never_stale() -> None:
         torch.testing.assert_close(layer(x), 2 * before, atol=1e-5, rtol=0)
 
 
-def test_emulated_half_precision_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_half_precision_is_computed_in_float32() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert compute_dtype(cuda, torch.bfloat16) == torch.bfloat16
     assert compute_dtype(cpu, torch.float32) == torch.float32
     for native in (True, False):
-        monkeypatch.setattr(linear_module, "native_on_cpu", lambda dtype, native=native: native)
-        assert compute_dtype(cpu, torch.bfloat16) == (torch.bfloat16 if native else torch.float32)
-    monkeypatch.undo()
+        with assume(native_on_cpu=native):
+            assert compute_dtype(cpu, torch.bfloat16) == (torch.bfloat16 if native else torch.float32)
     assert native_on_cpu(torch.float32)
     assert native_on_cpu(torch.float64)
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_half_precision_weights_run_either_way(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+def test_half_precision_weights_run_either_way(native: bool) -> None:
     """On a processor with bfloat16 instructions hidden states are bfloat16; on others they are float32."""
     encoder = init_weights(Encoder(CONFIG), seed=0).eval()
     batch = pack_ids([[5] * 70, list(range(200)), [7]])
@@ -73,11 +72,8 @@ def test_half_precision_weights_run_either_way(monkeypatch: pytest.MonkeyPatch, 
         exact = init_weights(Encoder(CONFIG), seed=0).eval()
         exact.load_state_dict({name: weight.float() for name, weight in encoder.state_dict().items()})
         rounded = exact(batch)
-        monkeypatch.setattr(
-            "quiver.encoder.cpu.fast_blocks.compute_dtype", lambda device, dtype: torch.bfloat16 if native else torch.float32
-        )
-        monkeypatch.setattr(linear_module, "has_onednn", lambda: False)
-        states = encoder(batch)
+        with assume(native_on_cpu=lambda dtype: native or dtype == torch.float32, has_onednn=False):
+            states = encoder(batch)
     assert states.dtype == torch.bfloat16
     assert (states.float() - expected).abs().mean() < 0.02
     if not native:  # only the last rounding is left

@@ -1,4 +1,4 @@
-"""Passes over tokens by compiled loops against torch's operators in double precision."""
+"""Passes over rows by compiled kernels against PyTorch operators in double precision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quiver.encoder.cpu.fast_blocks import _activation_gradients
+from quiver.encoder.cpu.blocks import activation_gradients
 from quiver.encoder.cpu.support import kernels_available, row_kernels_run
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS, rotate_
 
@@ -31,7 +31,7 @@ def test_the_way_back_through_an_activation(activation: str, gate: bool) -> None
     gave = ACTIVATION_FUNCTIONS[activation](first) * second
     gave.backward(gradient.double())
     assert row_kernels_run(inner, width)
-    activated, of_inner = _activation_gradients(inner, gradient.clone(), activation, gate=gate)
+    activated, of_inner = activation_gradients(inner, gradient.clone(), activation, gate=gate)
     torch.testing.assert_close(activated, gave.detach().float(), atol=3e-6, rtol=3e-6)
     torch.testing.assert_close(of_inner, exact.grad.float(), atol=3e-6, rtol=3e-6)  # type: ignore[union-attr]
 
@@ -40,7 +40,7 @@ def test_the_way_back_through_an_activation(activation: str, gate: bool) -> None
 def test_what_is_no_number_stays_so(activation: str) -> None:
     inner = numbers(300, 32)
     inner[7] = torch.nan
-    activated, of_inner = _activation_gradients(inner, torch.ones(300, 16), activation, gate=True)
+    activated, of_inner = activation_gradients(inner, torch.ones(300, 16), activation, gate=True)
     assert activated[7].isnan().all()
     assert of_inner[7].isnan().all()
     assert activated[8].isfinite().all()

@@ -12,7 +12,7 @@ import pytest
 
 from quiver.encoder.cpu.support import kernels_available
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="nothing is compiled on this machine")
 
 ENCODE = """

@@ -1,4 +1,4 @@
-"""Blocks by compiled loops against the same blocks by torch's operators: every family, activation, norm and width; fallbacks."""
+"""Blocks by compiled kernels against the same blocks by PyTorch operators: every family, activation, norm and width; fallbacks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
-from quiver.encoder.cpu import fast_blocks
-from quiver.encoder.cpu.prepack import PrepackedLinear
-from quiver.encoder.cpu.support import kernels_available
+from quiver.encoder.cpu.blocks import unsupported_reason
+from quiver.encoder.cpu.linear import PrepackedLinear
+from quiver.encoder.cpu.support import assume, kernels_available
 from quiver.encoder.lora import add_lora
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
@@ -44,17 +44,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> Iterator[list[bool]]:
-    """What `inference_is_supported` said, which is asked on every processor here."""
+def inference(two_threads: None) -> Iterator[None]:
     del two_threads
     with torch.no_grad():
-        yield answers_of(fast_blocks, "inference_is_supported")
+        yield
 
 
-def by_operators(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Tensor]) -> Tensor:
-    with monkeypatch.context() as patch:
-        patch.setattr(fast_blocks, "inference_is_supported", lambda *_: False)
-        return run()
+Asked = Callable[[Encoder, PackedBatch], bool]
+Run = Callable[[Callable[[], Any]], Any]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -62,16 +59,16 @@ def by_operators(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Tensor]) -> 
 def test_the_states_are_those_of_torch(
     encoder_of: Callable[..., Encoder],
     batch_of: Callable[..., PackedBatch],
-    monkeypatch: pytest.MonkeyPatch,
-    used: list[bool],
+    by_operators: Run,
+    is_compiled: Asked,
     name: str,
     lengths: tuple[int, ...],
 ) -> None:
     encoder, batch = encoder_of(**CONFIGS[name]), batch_of(lengths)
     found = encoder(batch)
-    assert used == [True]
-    expected = by_operators(monkeypatch, lambda: encoder(batch))
-    exact = by_operators(monkeypatch, lambda: copy.deepcopy(encoder).double()(batch)).float()
+    assert is_compiled(encoder, batch)
+    expected = by_operators(lambda: encoder(batch))
+    exact = by_operators(lambda: copy.deepcopy(encoder).double()(batch)).float()
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert (found - exact).abs().max() <= 2 * (expected - exact).abs().max() + 2e-6
 
@@ -80,8 +77,8 @@ def test_the_states_are_those_of_torch(
 def test_every_width_of_a_head(
     encoder_of: Callable[..., Encoder],
     batch_of: Callable[..., PackedBatch],
-    monkeypatch: pytest.MonkeyPatch,
-    used: list[bool],
+    by_operators: Run,
+    is_compiled: Asked,
     width: int,
     heads: int,
 ) -> None:
@@ -89,17 +86,17 @@ def test_every_width_of_a_head(
     positions = {"positions": "absolute"} if width // heads == 16 else {"rotary_fraction": fraction}
     encoder, batch = encoder_of(hidden_size=width, num_heads=heads, **positions), batch_of((400, 31))
     found = encoder(batch)
-    assert used == [True]
-    torch.testing.assert_close(found, by_operators(monkeypatch, lambda: encoder(batch)), atol=1e-5, rtol=0)
+    assert is_compiled(encoder, batch)
+    torch.testing.assert_close(found, by_operators(lambda: encoder(batch)), atol=1e-5, rtol=0)
 
 
 def test_tokens_that_only_read(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_operators: Run, is_compiled: Asked
 ) -> None:
     encoder, batch = encoder_of(), batch_of((300, 64, 20), [200, 5, 20])
     found = encoder(batch)
-    assert used == [True]
-    torch.testing.assert_close(found, by_operators(monkeypatch, lambda: encoder(batch)), atol=1e-5, rtol=0)
+    assert is_compiled(encoder, batch)
+    torch.testing.assert_close(found, by_operators(lambda: encoder(batch)), atol=1e-5, rtol=0)
 
 
 def test_neither_threads_nor_neighbours_change_a_bit(
@@ -113,37 +110,38 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 @pytest.mark.parametrize("length", [1, 20, 64, 100])
 def test_a_steady_text_has_the_same_bits_alone_and_in_company(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool], length: int
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, length: int
 ) -> None:
     encoder, company = encoder_of(), batch_of((400, 20, 300, 77))
     ids = torch.randint(300, (length,), generator=torch.Generator().manual_seed(9)).tolist()
     alone = encoder(replace(pack_ids([ids]), batch_invariant=True))
     together = encoder(replace(pack_ids([ids, *(part.tolist() for part in company.unpack(company.ids)), ids]), batch_invariant=True))
-    assert used == [True, True]
+    assert is_compiled(encoder, replace(pack_ids([ids]), batch_invariant=True))
     assert torch.equal(together[:length], alone)
     assert torch.equal(together[-length:], alone)
 
 
 def test_half_precision_weights_are_widened(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_operators: Run, is_compiled: Asked
 ) -> None:
     encoder, batch = encoder_of().bfloat16(), batch_of((300,))
-    monkeypatch.setattr("quiver.encoder.cpu.linear.native_on_cpu", lambda dtype: dtype != torch.bfloat16)
-    found = encoder(batch)
-    assert (used, found.dtype) == ([True], torch.bfloat16)
-    torch.testing.assert_close(
-        found, by_operators(monkeypatch, lambda: encoder(batch)), atol=0.04, rtol=0
-    )  # one rounding, after the last norm
+    with assume(native_on_cpu=lambda dtype: dtype != torch.bfloat16):
+        found = encoder(batch)
+        assert is_compiled(encoder, batch)
+        expected = by_operators(lambda: encoder(batch))
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, atol=0.04, rtol=0)  # one rounding, after the last norm
 
 
 def test_prepacked_and_plain_matrices_give_one_result(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
 ) -> None:
     encoder, batch = encoder_of(), batch_of((300, 20))
     frozen = optimize_for_inference(copy.deepcopy(encoder))
     assert torch.equal(frozen(batch), encoder(batch))
     assert torch.equal(frozen.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
-    assert used == [True, True]
+    assert is_compiled(encoder, batch)
+    assert is_compiled(frozen, batch)
 
 
 def test_what_the_loops_will_not_read_is_laid_out_for_torch(encoder_of: Callable[..., Encoder]) -> None:
@@ -160,7 +158,7 @@ def test_copies_of_a_frozen_encoder_have_weights_of_their_own(encoder_of: Callab
 
 
 def test_low_rank_updates_count(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_operators: Run, is_compiled: Asked
 ) -> None:
     encoder, batch = encoder_of(), batch_of((300, 20))
     plain = encoder(batch)
@@ -169,9 +167,9 @@ def test_low_rank_updates_count(
         if name.endswith("lora_b"):
             weight.data.normal_(0, 0.1)
     found = encoder.eval()(batch)
-    assert used == [True, True]
+    assert is_compiled(encoder, batch)
     assert (found - plain).abs().max() > 0.01
-    torch.testing.assert_close(found, by_operators(monkeypatch, lambda: encoder(batch)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, by_operators(lambda: encoder(batch)), atol=1e-5, rtol=0)
 
 
 def test_threads_of_python_share_an_encoder(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
@@ -188,17 +186,18 @@ def test_threads_of_python_share_an_encoder(encoder_of: Callable[..., Encoder], 
 
 
 def test_states_with_gaps_and_other_defaults(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, is_compiled: Asked
 ) -> None:
     encoder, batch = encoder_of(), batch_of((300,))
     expected = encoder(batch)
     hook = encoder.embeddings.register_forward_hook(lambda *call: call[2].t().contiguous().t())
     torch.testing.assert_close(encoder(batch), expected, atol=1e-5, rtol=0)
     hook.remove()
-    assert used == [True, False]
+    assert unsupported_reason(list(encoder.layers), torch.zeros(96, 300).t(), None) == "hidden states with gaps"  # type: ignore[arg-type]
+    assert is_compiled(encoder, batch)
     monkeypatch.setenv("QUIVER_ATTENTION", "packed")
     torch.testing.assert_close(encoder(batch), expected, atol=1e-5, rtol=0)
-    assert used == [True, False, False]
+    assert not is_compiled(encoder, batch)
     monkeypatch.delenv("QUIVER_ATTENTION")
     try:
         torch.set_default_dtype(torch.float64)
@@ -208,7 +207,7 @@ def test_states_with_gaps_and_other_defaults(
     encoder.layers[1].to("meta")
     with pytest.raises(RuntimeError, match="meta"):
         encoder(batch)
-    assert not used[-1]
+    assert not is_compiled(encoder, batch)
 
 
 @pytest.mark.parametrize(
@@ -223,24 +222,47 @@ def test_states_with_gaps_and_other_defaults(
     ids=str,
 )
 def test_what_it_cannot_do_torch_does(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool], changes: dict[str, Any]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, changes: dict[str, Any]
 ) -> None:
-    encoder = encoder_of(**changes)
-    assert encoder(batch_of((300,))).isfinite().all()
-    assert used == [False]
+    encoder, batch = encoder_of(**changes), batch_of((300,))
+    assert encoder(batch).isfinite().all()
+    assert not is_compiled(encoder, batch)
 
 
 def test_small_batches_and_doubles_are_torchs(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
 ) -> None:
     encoder = encoder_of()
-    encoder(batch_of((200, 55)))
-    copy.deepcopy(encoder).double()(batch_of((300,)))
-    assert not any(used)
+    assert not is_compiled(encoder, batch_of((200, 55)))
+    assert not is_compiled(copy.deepcopy(encoder).double(), batch_of((300,)))
+
+
+def calls_of_blocks(encoder: Encoder, batch: PackedBatch) -> int:
+    """Encode a batch and count the calls of `Block.forward`."""
+    calls: list[None] = []
+
+    def counting(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: (calls.append(None), forward(*arguments))[1]
+
+    for layer in encoder.layers:
+        layer.forward = counting(layer.forward)  # type: ignore[method-assign]
+    encoder(batch)
+    for layer in encoder.layers:
+        del layer.forward
+    return len(calls)
+
+
+def test_an_encoder_runs_the_kernels_in_place_of_its_blocks(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], by_operators: Run
+) -> None:
+    encoder, batch = encoder_of(), batch_of((300,))
+    assert calls_of_blocks(encoder, batch) == 0
+    assert calls_of_blocks(encoder, batch_of((200, 55))) == len(encoder.layers)
+    assert by_operators(lambda: calls_of_blocks(encoder, batch)) == len(encoder.layers)
     with torch.enable_grad():
-        encoder(batch_of((300,)))
-    encoder.train()(batch_of((300,)))
-    assert len(used) <= 3  # nor are they asked where gradients or dropout may be wanted
+        assert calls_of_blocks(encoder, batch) == len(encoder.layers)  # a replaced `forward` is respected in training
+    assert calls_of_blocks(encoder.train(), batch) == len(encoder.layers)  # dropout may be wanted
+    assert calls_of_blocks(optimize_for_inference(encoder_of(), precision="int8"), batch_of((9,))) == 0
 
 
 NARROW = """

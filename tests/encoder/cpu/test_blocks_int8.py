@@ -1,4 +1,4 @@
-"""Blocks of 8-bit matrices by compiled loops: exact sums, the definition in double precision, no neighbours, every processor."""
+"""Blocks of int8 matrices by compiled kernels: exact sums, the definition in double precision, batch invariance, other processors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
-from quiver.encoder.cpu import fast_blocks, prepack
-from quiver.encoder.cpu.linear import Linear, hadamard, hadamard_size
-from quiver.encoder.cpu.prepack import Int8Matrix, PrepackedLinear
-from quiver.encoder.cpu.support import int8_kernels_run, kernels_available
+from quiver.encoder.cpu.blocks import unsupported_reason
+from quiver.encoder.cpu.linear import Int8Matrix, Linear, PrepackedLinear, hadamard, hadamard_size
+from quiver.encoder.cpu.support import assume, kernels_available
 
 pytestmark = [
     pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here"),
@@ -35,12 +34,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+Asked = Callable[[Encoder, PackedBatch], bool]
+
+
 @pytest.fixture(autouse=True)
-def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> Iterator[list[bool]]:
-    """What `inference_is_supported` said."""
+def inference(two_threads: None) -> Iterator[None]:
     del two_threads
     with torch.no_grad():
-        yield answers_of(fast_blocks, "inference_is_supported")
+        yield
 
 
 def rotation(width: int) -> Tensor:
@@ -91,7 +92,7 @@ def quantised(encoder: Encoder) -> Encoder:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_states_are_those_of_the_definition(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool], name: str
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, name: str
 ) -> None:
     # Two layers: one that reads what another has written.
     two: dict[str, Any] = {"layer_types": ("global", "local"), **CONFIGS[name]}
@@ -100,7 +101,7 @@ def test_the_states_are_those_of_the_definition(
     batch = batch_of((*LENGTHS, *short))
     twin = quantised(encoder)
     found = twin(batch)
-    assert used == [True]
+    assert is_compiled(twin, batch)
     with torch.enable_grad():
         exact = defined(encoder, twin.layers[0].attention.qkv.levels)(batch).detach().float()
     plain = encoder(batch)
@@ -117,14 +118,16 @@ def test_the_states_are_those_of_the_definition(
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_operators_multiply_the_same_integers(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool], name: str
+    encoder_of: Callable[..., Encoder],
+    batch_of: Callable[..., PackedBatch],
+    by_operators: Callable[[Callable[[], Any]], Any],
+    is_compiled: Asked,
+    name: str,
 ) -> None:
     encoder, batch = quantised(encoder_of(**CONFIGS[name])), batch_of((5,) * 100)  # of so few tokens most are all on one side (above)
-    by_loops = encoder(batch)
-    assert used == [True]
-    monkeypatch.setattr(fast_blocks, "inference_is_supported", lambda *_: False)
-    by_operators = encoder(batch)
-    distances = (by_operators - by_loops).abs().amax(1) / by_loops.std()
+    found = encoder(batch)
+    assert is_compiled(encoder, batch)
+    distances = (by_operators(lambda: encoder(batch)) - found).abs().amax(1) / found.std()
     assert distances.median() < 1e-4, distances.median()
     assert distances.max() < 0.25, distances.max()
 
@@ -141,56 +144,51 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_weights_of_every_dtype(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool], dtype: torch.dtype
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, dtype: torch.dtype
 ) -> None:
     encoder, batch = encoder_of().to(dtype), batch_of(LENGTHS)
     found = quantised(encoder)(batch)
-    assert used == [True]
+    assert is_compiled(quantised(encoder), batch)
     assert found.dtype == dtype
     wide = copy.deepcopy(encoder).float()
     assert torch.nn.functional.cosine_similarity(found.float(), quantised(wide)(batch)).min() > 0.999
 
 
-def test_weights_are_held_once(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]) -> None:
+def test_weights_are_held_once(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder = quantised(encoder_of())
+    held = set(vars(encoder.layers[0].mlp.up.matrix))
     encoder(batch_of(LENGTHS))
     encoder(batch_of((9,)))
-    assert used == [True, True]
-    matrices = [each for module in encoder.modules() if isinstance(module, PrepackedLinear) for each in [module.matrix]]
+    matrices = [module.matrix for module in encoder.modules() if isinstance(module, PrepackedLinear)]
     assert matrices
-    assert not any("_packed" in vars(each) for each in matrices)
+    assert all(set(vars(each)) == held for each in matrices)  # no other layout was made
 
 
 @pytest.mark.parametrize("name", ["modernbert", "wide"])
-def test_what_is_no_number_stays_with_its_token(encoder_of: Callable[..., Encoder], used: list[bool], name: str) -> None:
+def test_what_is_no_number_stays_with_its_token(encoder_of: Callable[..., Encoder], is_compiled: Asked, name: str) -> None:
     encoder = encoder_of(**CONFIGS[name], layer_types=("global",))
     with torch.no_grad():
         encoder.embeddings.tokens.weight[7, 3] = float("nan")
         encoder.embeddings.tokens.weight[8, 5] = float("inf")
     clean = [[1, 2, 3] * 90, [4, 5]]
     states = quantised(encoder)(pack_ids([*clean, [7], [8]]))
-    assert used == [True]
+    assert is_compiled(quantised(encoder), pack_ids(clean))
     assert states[272:].isnan().all()
     assert torch.equal(states[:272], quantised(encoder)(pack_ids(clean)))
 
 
 def test_finer_integers_than_the_code_adds_up_are_left_to_torch(
-    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
 ) -> None:
-    from quiver.encoder.cpu import codegen
-
-    monkeypatch.setattr(codegen, "int8_levels", lambda: 127)
-    int8_kernels_run.cache_clear()
-    try:
-        monkeypatch.setattr(prepack, "has_vnni", lambda: False)
-        coarse = quantised(encoder_of())(batch_of(LENGTHS))
-        monkeypatch.setattr(prepack, "has_vnni", lambda: True)
-        fine = quantised(encoder_of())
-        assert fast_blocks.unsupported_reason(fine.layers, torch.zeros(300, 96), None) == "8-bit integers up to 255"  # type: ignore[arg-type]
-    finally:
-        int8_kernels_run.cache_clear()
-    assert used == [True]
-    assert coarse.isfinite().all()
+    batch = batch_of(LENGTHS)
+    with assume(int8_kernels_run=lambda levels: levels <= 127):
+        with assume(has_vnni=False):
+            coarse = quantised(encoder_of())
+        assert is_compiled(coarse, batch)
+        assert coarse(batch).isfinite().all()
+        with assume(has_vnni=True):
+            fine = quantised(encoder_of())
+        assert unsupported_reason(list(fine.layers), torch.zeros(300, 96), None) == "8-bit integers up to 255"  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -199,9 +197,8 @@ def by_loops() -> Callable[..., NDArray[np.float32]]:
     import numba
 
     from quiver.encoder.cpu import codegen
-    from quiver.encoder.cpu.attention_tiles import store_rows
-    from quiver.encoder.cpu.block_tiles import gather, narrow, product
     from quiver.encoder.cpu.codegen import INT8, LANES
+    from quiver.encoder.cpu.tiles import gather, narrow, product, store_rows
 
     @numba.njit
     def multiply(matrix: int, shape: tuple[int, int, int], rows: int, tile: int, out: int, levels: int) -> None:
@@ -253,11 +250,11 @@ def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int
 def test_loops_and_operators_rotate_to_the_same_bits(width: int) -> None:
     import numba
 
-    from quiver.encoder.cpu.block_tiles import _hadamard
     from quiver.encoder.cpu.codegen import LANES, emitted
+    from quiver.encoder.cpu.tiles import emit_hadamard
 
     def emit(code: Any, tile: Any, width: Any) -> None:
-        _hadamard(code, code.numbers(tile), width)
+        emit_hadamard(code, code.numbers(tile), width)
 
     rotate = emitted(emit)
 
@@ -297,20 +294,21 @@ def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> N
 EMULATED = """
 import torch
 from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids
-from quiver.encoder.cpu import fast_blocks, prepack
 from quiver.encoder.cpu import codegen
+from quiver.encoder.cpu.blocks import inference_is_supported
+from quiver.encoder.cpu.support import assume
 assert codegen.int8_levels() == 127, codegen.int8_levels()
 torch.set_num_threads(2)
-prepack.has_vnni = lambda: False
 config = EncoderConfig.modernbert(
     vocab_size=300, hidden_size=128, num_heads=4, intermediate_size=144, layer_types=["global", "local"], max_positions=400, window=32
 )
-encoder = optimize_for_inference(init_weights(Encoder(config), seed=1), precision="int8")
+with assume(has_vnni=False):
+    encoder = optimize_for_inference(init_weights(Encoder(config), seed=1), precision="int8")
 batch = pack_ids([list(range(start, start + 5)) for start in range(100)])
-assert fast_blocks.inference_is_supported(encoder.layers, batch, torch.zeros(500, 128), None)
+assert inference_is_supported(encoder.layers, batch, torch.zeros(500, 128), None)
 found = encoder(batch)
-fast_blocks.inference_is_supported = lambda *_: False
-distances = (found - encoder(batch)).abs().amax(1) / found.std()
+with assume(kernels_run=False):
+    distances = (found - encoder(batch)).abs().amax(1) / found.std()
 assert distances.median() < 1e-4 and distances.max() < 0.25, distances
 """
 

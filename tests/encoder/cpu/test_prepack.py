@@ -10,8 +10,7 @@ import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, optimize_for_inference, pack_ids, save_encoder
 from quiver.encoder.config import Precision
-from quiver.encoder.cpu.linear import Linear
-from quiver.encoder.cpu.prepack import PrepackedLinear
+from quiver.encoder.cpu.linear import Linear, PrepackedLinear
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,

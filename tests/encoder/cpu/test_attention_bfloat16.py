@@ -1,4 +1,4 @@
-"""Attention over pairs of bfloat16 by compiled loops, in one instruction or in the several that stand for it elsewhere."""
+"""Attention over bfloat16 by compiled kernels, with the instruction for pairs or the several that replace it elsewhere."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from torch import Tensor
 from quiver.encoder import Encoder, PackedBatch, pack_ids
 from quiver.encoder.attention import attend, choose_backend
 from quiver.encoder.attention.dispatch import describe
-from quiver.encoder.cpu import codegen, support
-from quiver.encoder.cpu.support import kernels_available
+from quiver.encoder.cpu.support import assume, kernels_available
 from quiver.encoder.ops import rotate_, rotate_reference
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 
 @pytest.fixture(autouse=True)
-def everywhere(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whether pairs are fast or not, and no gradients."""
+def inference(two_threads: None) -> Iterator[None]:
+    """Kernels attend to bfloat16 on every processor here."""
     del two_threads
-    monkeypatch.setattr("quiver.encoder.attention.dispatch.bfloat16_kernels_run", lambda: True)
-    with torch.no_grad():
+    with torch.no_grad(), assume(bfloat16_kernels_run=True):
         yield
 
 
@@ -154,7 +152,7 @@ def test_rope_is_computed_in_float32(tokens: int, half: int) -> None:
     assert (turned != expected).float().mean() < 0.01
 
 
-def test_what_it_is_taken_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_is_taken_for() -> None:
     batch = batch_of((300,))
     q = heads(300)[0]
     assert choose_backend(describe(q, batch, window=128)) == "compiled"
@@ -162,55 +160,44 @@ def test_what_it_is_taken_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_backend(describe(q[..., :48], batch)) == "packed"
     assert choose_backend(describe(q, batch, slopes=torch.ones(3))) == "packed"
     assert choose_backend(describe(q[:200], batch_of((200,)))) == "packed"
-    monkeypatch.setattr("quiver.encoder.attention.dispatch.bfloat16_kernels_run", lambda: False)
-    assert choose_backend(describe(q, batch)) == "packed"
+    with assume(bfloat16_kernels_run=False):
+        assert choose_backend(describe(q, batch)) == "packed"
 
 
-def test_pairs_run_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for fast, tiles in ((True, False), (False, False), (False, True)):
-        monkeypatch.setattr(support, "has_fast_bfloat16", lambda fast=fast: fast)
-        monkeypatch.setattr(support, "amx_kernels_run", lambda tiles=tiles: tiles)
-        support.bfloat16_kernels_run.cache_clear()
-        found.append(support.bfloat16_kernels_run())
-    support.bfloat16_kernels_run.cache_clear()
-    assert found == [codegen.bfloat16_is_native(), False, True]
-
-
-def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], caplog: pytest.LogCaptureFixture) -> None:
     """Its states are about as far from float32's as with attention by PyTorch's operators."""
-    monkeypatch.setattr("quiver.encoder.cpu.linear.native_on_cpu", lambda _dtype: True)
     lengths = (300, 40, 171)
     generator = torch.Generator().manual_seed(1)
     batch = pack_ids([torch.randint(300, (length,), generator=generator).tolist() for length in lengths])
     encoder = encoder_of()
     expected = encoder(batch)
-    taken = []
-
-    def noted(q: Tensor, *arguments: object, **options: object) -> Tensor:
-        taken.append(q.dtype)
-        return attend(q, *arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("quiver.encoder.layers.attend", noted)
-    distances = []
+    distances, chosen = [], []
     encoder.bfloat16()
     for run in (True, False):
-        monkeypatch.setattr("quiver.encoder.attention.dispatch.bfloat16_kernels_run", lambda run=run: run)
-        distances.append((encoder(batch).float() - expected).square().mean().sqrt().item())
-    layers = len(encoder.layers)
-    assert taken == [torch.bfloat16] * 2 * layers
+        caplog.clear()
+        choose_backend.cache_clear()  # each choice is logged once
+        with (
+            assume(native_on_cpu=True, bfloat16_kernels_run=run, amx_kernels_run=False),
+            caplog.at_level("INFO", "quiver.encoder.attention"),
+        ):
+            distances.append((encoder(batch).float() - expected).square().mean().sqrt().item())
+        chosen += [record.getMessage() for record in caplog.records]
+    assert chosen
+    assert all("in bfloat16" in message for message in chosen)
+    assert {message.rsplit(": ", 1)[1] for message in chosen} == {"compiled", "packed"}
     assert distances[0] <= 1.25 * distances[1]
 
 
 NARROW = """
 import torch
 from quiver.encoder import pack_ids
-from quiver.encoder.attention import attend, dispatch
+from quiver.encoder.attention import attend
 from quiver.encoder.cpu import codegen
+from quiver.encoder.cpu.support import assume
 from quiver.encoder.ops import rotate_, rotate_reference
 torch.set_num_threads(2)
 assert not codegen.bfloat16_is_native()
-dispatch.bfloat16_kernels_run = lambda: True
+assume(bfloat16_kernels_run=True).__enter__()
 batch = pack_ids([[1] * length for length in (300, 17, 64, 1)], key_lengths=[300, 17, 20, 1])
 q, k, v = torch.randn(3, 382, 2, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
 for window in (None, 6, 128):
@@ -229,11 +216,11 @@ torch.testing.assert_close(rotate_(packed[:, 0], angles.cos(), angles.sin()), tu
 KEPT = """
 import torch
 from quiver.encoder import pack_ids
-from quiver.encoder.attention import attend, dispatch
+from quiver.encoder.attention import attend
+from quiver.encoder.cpu.support import assume
 from quiver.encoder.ops import rotate_
 torch.set_num_threads(2)
-dispatch.bfloat16_kernels_run = lambda: True
-with torch.no_grad():
+with torch.no_grad(), assume(bfloat16_kernels_run=True):
     attend(*torch.ones(3, 300, 1, 32).bfloat16(), pack_ids([[1] * 300]), None, backend="compiled")
 rotate_(torch.ones(300, 1, 32), torch.ones(300, 16), torch.ones(300, 16))
 """
@@ -242,7 +229,7 @@ rotate_(torch.ones(300, 1, 32), torch.ones(300, 16), torch.ones(300, 16))
 def test_code_that_was_kept_in_part(tmp_path: Path) -> None:
     """As where the first process was stopped while it compiled: what is kept goes into what is compiled now."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    for removed in (("attention_kernels._pairs*", "row_kernels._entry*"), ()):
+    for removed in (("attention_kernels._pairs*", "block_kernels._rows*"), ()):
         done = subprocess.run([sys.executable, "-c", KEPT], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         for pattern in removed:
