@@ -70,14 +70,6 @@ class LoRALinear(nn.Module):
             total = torch.addmm(self.weight.to(wide), self.lora_b.to(wide), self.lora_a.to(wide), alpha=self.scale)
         return total.to(self.weight.dtype)
 
-    readable = True
-    levels = 0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the matrix."""
-        return self.weight.dtype
-
     def rows(self) -> list[Rows]:
         """Return the parts of the merged matrix; see `quiver.encoder.cpu.linear.Linear.rows`."""
         return plain_rows(self.merged(), self.bias, self.parts)

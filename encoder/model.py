@@ -165,7 +165,7 @@ class Encoder(nn.Module):
     def _rotary_rows(self, positions: Tensor) -> Sequence[RotaryRows | None]:
         """Return each layer's rows of its rotary table for positions (N,); None for families without RoPE."""
         rows = [table(positions) for table in self.rotary]
-        return [rows[place] for place in self._table_of] if rows else [None] * len(self.layers)
+        return [rows[table] for table in self._table_of] if rows else [None] * len(self.layers)
 
 
 @contextmanager

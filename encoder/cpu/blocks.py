@@ -35,10 +35,13 @@ from quiver.encoder.cpu.linear import (
     Linear,
     PrepackedLinear,
     compute_dtype,
+    has_plain_layout,
+    int8_levels,
     is_cpu_inference,
     pack_weight,
     packed_product,
     product_gradients,
+    weight_dtype,
 )
 from quiver.encoder.cpu.support import WIDTH_MULTIPLE, amx_kernels_run, int8_kernels_run, is_plain, kernels_available, row_kernels_run
 from quiver.encoder.errors import InputError
@@ -146,7 +149,7 @@ def unsupported_reason(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows
     """Say in a few words why the kernels cannot run these blocks; None where they can."""
     width, heads = hidden.shape[1], layers[0].attention.heads
     widths = (width, width // heads, layers[0].mlp.width, 0 if rope is None else rope[0].shape[1])
-    levels = layers[0].attention.qkv.levels
+    levels = int8_levels(layers[0].attention.qkv)
     override = os.environ.get(VARIABLE)
     reasons = {
         f"8-bit integers up to {levels}": levels > 0 and not int8_kernels_run(levels),
@@ -157,7 +160,7 @@ def unsupported_reason(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows
         f"widths {widths}, not all multiples of {WIDTH_MULTIPLE}": any(each % WIDTH_MULTIPLE for each in widths),
     }
     reason = next((reason for reason, applies in reasons.items() if applies), None)
-    if reason is None and not all(matrix.readable for layer in layers for matrix in _matrices(layer)):
+    if reason is None and not all(has_plain_layout(matrix) for layer in layers for matrix in _matrices(layer)):
         return "packed matrices"
     if reason is None and not all(map(is_plain, (weight for layer in layers for weight in layer.parameters()))):
         return "weights elsewhere"
@@ -173,10 +176,10 @@ def multiplies_bfloat16(layers: Sequence[Block], width: int) -> bool:
     """
     attention, mlp = layers[0].attention, layers[0].mlp
     odd = any(each % (2 * WIDTH_MULTIPLE) for each in (width, width // attention.heads, mlp.width))
-    if odd or attention.qkv.levels or attention.slopes is not None:
+    if odd or int8_levels(attention.qkv) or attention.slopes is not None:
         return False
     # Checked last, because it loads the kernels.
-    return all(matrix.dtype == torch.bfloat16 for layer in layers for matrix in _matrices(layer)) and amx_kernels_run()
+    return all(weight_dtype(matrix) == torch.bfloat16 for layer in layers for matrix in _matrices(layer)) and amx_kernels_run()
 
 
 def _keeps_float32(layers: Sequence[Block], batch: PackedBatch, wide: Tensor, rope: RotaryRows | None) -> bool:
@@ -211,7 +214,7 @@ class Passes:
 
         self.names, self.activations = block_kernels, tiles.ACTIVATIONS
         tokens, width = hidden.shape
-        inner, levels = block.mlp.width, block.attention.qkv.levels
+        inner, levels = block.mlp.width, int8_levels(block.attention.qkv)
         self.matrices = torch.bfloat16 if bfloat16 else torch.int8 if levels else torch.float32
         self.call = block_kernels.BlockArguments(tokens, width, inner, block.attention.heads, torch.get_num_threads(), self.matrices)
         self.call.put(block_kernels.LEVELS, levels)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -93,16 +93,6 @@ class Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype | None = None, parts: int = 1) -> None:
         super().__init__(in_features, out_features, bias=bias, dtype=dtype)
         self.parts = parts
-
-    readable = True
-    """Whether `rows` has the matrix in plain layout."""
-    levels = 0
-    """Inputs are not quantised; see `PrepackedLinear`."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        return self.weight.dtype
 
     def rows(self) -> list[Rows]:
         """Return the parts of the matrix in plain layout."""
@@ -358,16 +348,6 @@ class PrepackedLinear(nn.Module):
         bias = None if linear.bias is None else linear.bias.detach()
         self.matrix = MATRICES[precision](linear.weight.detach(), bias, parts=linear.parts, plain_layout=plain_layout)
 
-    @property
-    def readable(self) -> bool:
-        """Whether the matrix has kept its plain layout."""
-        return bool(self.matrix.rows)
-
-    @property
-    def levels(self) -> int:
-        """Largest integer that activations are quantised to; 0 for float matrices."""
-        return self.matrix.levels
-
     def rows(self) -> list[Rows]:
         """Return the parts in their plain layout; see `Linear.rows`."""
         return self.matrix.rows
@@ -385,3 +365,19 @@ class PrepackedLinear(nn.Module):
         if moved.device.type != "cpu" or moved.dtype != self.dtype:
             raise InputError("a prepacked encoder keeps its device and dtype; load the checkpoint again for another")
         return self
+
+
+def int8_levels(matrix: nn.Module) -> int:
+    """Return the largest integer to which a matrix quantises its inputs; 0 if it does not."""
+    return matrix.matrix.levels if isinstance(matrix, PrepackedLinear) else 0
+
+
+def has_plain_layout(matrix: nn.Module) -> bool:
+    """Return whether kernels can read a matrix."""
+    return not isinstance(matrix, PrepackedLinear) or bool(matrix.matrix.rows)
+
+
+def weight_dtype(matrix: nn.Module) -> torch.dtype:
+    """Return the dtype of a matrix's weights; for a prepacked one, that of the weights it was made from."""
+    dtype: torch.dtype = matrix.dtype if isinstance(matrix, PrepackedLinear) else cast(Tensor, matrix.weight).dtype
+    return dtype

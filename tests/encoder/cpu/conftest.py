@@ -67,6 +67,7 @@ def is_compiled() -> Callable[[Encoder, PackedBatch], bool]:
         rope = (half, half) if config.positions == "rope" else None
         dtype = torch.float32 if encoder.prepacked == "int8" else encoder.embeddings.tokens.weight.dtype
         hidden = torch.zeros(batch.num_tokens, config.hidden_size, dtype=hidden_dtype(layers, batch, dtype, config.hidden_size, rope))
+        hidden.requires_grad_(torch.is_grad_enabled() and encoder.embeddings.tokens.weight.requires_grad)
         supported = training_is_supported if torch.is_grad_enabled() else inference_is_supported
         return supported(layers, batch, hidden, rope)
 

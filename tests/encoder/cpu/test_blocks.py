@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import unsupported_reason
-from quiver.encoder.cpu.linear import PrepackedLinear
+from quiver.encoder.cpu.linear import PrepackedLinear, has_plain_layout
 from quiver.encoder.cpu.support import assume, kernels_available
 from quiver.encoder.lora import add_lora
 
@@ -146,8 +146,8 @@ def test_prepacked_and_plain_matrices_give_one_result(
 
 def test_what_the_loops_will_not_read_is_laid_out_for_torch(encoder_of: Callable[..., Encoder]) -> None:
     read, left = optimize_for_inference(encoder_of()), optimize_for_inference(encoder_of(intermediate_size=150))
-    assert all(matrix.readable for matrix in read.modules() if isinstance(matrix, PrepackedLinear))
-    assert not any(matrix.readable for matrix in left.modules() if isinstance(matrix, PrepackedLinear))
+    assert all(has_plain_layout(matrix) for matrix in read.modules() if isinstance(matrix, PrepackedLinear))
+    assert not any(has_plain_layout(matrix) for matrix in left.modules() if isinstance(matrix, PrepackedLinear))
 
 
 def test_copies_of_a_frozen_encoder_have_weights_of_their_own(encoder_of: Callable[..., Encoder]) -> None:

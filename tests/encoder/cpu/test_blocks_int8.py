@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu.blocks import unsupported_reason
-from quiver.encoder.cpu.linear import Int8Matrix, Linear, PrepackedLinear, hadamard, hadamard_size
+from quiver.encoder.cpu.linear import Int8Matrix, Linear, PrepackedLinear, hadamard, hadamard_size, int8_levels
 from quiver.encoder.cpu.support import assume, kernels_available
 
 pytestmark = [
@@ -103,7 +103,7 @@ def test_the_states_are_those_of_the_definition(
     found = twin(batch)
     assert is_compiled(twin, batch)
     with torch.enable_grad():
-        exact = defined(encoder, twin.layers[0].attention.qkv.levels)(batch).detach().float()
+        exact = defined(encoder, int8_levels(twin.layers[0].attention.qkv))(batch).detach().float()
     plain = encoder(batch)
     # A number between two of the grid may go to the other one, which moves its token by a step, and a text by what it reads of it: of
     # 300 tokens some number always does, of five seldom one.

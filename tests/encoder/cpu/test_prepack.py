@@ -21,24 +21,7 @@ CONFIG = EncoderConfig.modernbert(
     max_positions=400,
     window=32,
 )
-BERT = EncoderConfig(
-    family="bert",
-    vocab_size=300,
-    hidden_size=64,
-    num_heads=4,
-    intermediate_size=128,
-    layer_types=("global", "global"),
-    max_positions=400,
-    norm_position="post",
-    mlp="plain",
-    positions="absolute",
-    norm_bias=True,
-    qkv_bias=True,
-    attention_output_bias=True,
-    mlp_input_bias=True,
-    mlp_output_bias=True,
-    type_vocab_size=2,
-)
+BERT = EncoderConfig.bert(vocab_size=300, hidden_size=64, num_heads=4, intermediate_size=128, layers=2, max_positions=400)
 LENGTHS = (1, 200, 33, 64, 7)
 
 
