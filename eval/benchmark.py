@@ -1,4 +1,4 @@
-"""Benchmarks: a collection, its split, and the policy that its published results follow.
+"""Benchmarks: a collection, its split, and the policy that its published results follow; found by folder or by registered name.
 
 A policy is data. Only ``cut`` applies it, and ``cut`` returns a new run: evaluation code that removes ids from the caller's run would
 score that run differently the second time.
@@ -6,23 +6,103 @@ score that run differently the second time.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
-from quiver.eval.datasets.cache import Cache, CachedCollection, is_offline
-from quiver.eval.datasets.metadata import Entry, Metadata
-from quiver.eval.datasets.registry import find, held, missing, near, registry, shortest
+from quiver.eval.datasets.cache import Cache, CachedCollection, Record, is_offline
+from quiver.eval.datasets.catalogue import Entry, Metadata, beir, coir, mldr, mteb, nanobeir
+from quiver.eval.datasets.sources import Source
 from quiver.retrieval.data.corpus import Collection, load_collection, ranked
 from quiver.retrieval.records import Run
 
-__all__ = ["Benchmark", "CollectionReader", "LocalFolder", "Metadata", "Policy", "cut", "depth", "resolve"]
-
 logger = logging.getLogger(__name__)
+
+
+@cache
+def registry() -> Mapping[str, Entry]:
+    """Key -> entry, in listing order."""
+    return {entry.key: entry for entry in (*beir(), *mldr(), *coir(), *mteb(), *nanobeir())}
+
+
+def find(name: str) -> tuple[Entry, ...]:
+    """Entries with a name: one for ``beir/scifact``, the forums for ``beir/cqadupstack``, the whole family for ``beir``.
+
+    Returns:
+        The entries, or an empty tuple if the name is unknown.
+
+    Example:
+        >>> [entry.name for entry in find("beir/scifact")], len(find("beir/cqadupstack")), find("beir/sci")
+        (['scifact'], 12, ())
+    """
+    wanted = name.strip("/").lower()
+    return tuple(entry for key, entry in registry().items() if key == wanted or key.startswith(f"{wanted}/"))
+
+
+def require(name: str) -> tuple[Entry, ...]:
+    """Entries with a name, which must exist.
+
+    Raises:
+        InputError: The name is unknown; suggests similar names.
+    """
+    entries = find(name)
+    if not entries:
+        raise InputError(f"unknown collection {name!r}; {near(name)}")
+    return entries
+
+
+def shortest(entries: Sequence[Entry]) -> list[str]:
+    """Shortest list of names that covers these entries and no others, in their order.
+
+    Example:
+        >>> shortest([*find("beir/cqadupstack"), *find("mldr/en")])
+        ['beir/cqadupstack', 'mldr/en']
+    """
+    keys = {entry.key for entry in entries}
+    names: dict[str, None] = {}
+    for entry in entries:
+        groups = ["/".join(entry.key.split("/")[:depth]) for depth in range(1, entry.key.count("/") + 1)]
+        whole = (group for group in groups if all(member.key in keys for member in find(group)))
+        names[next(whole, entry.key)] = None
+    return list(names)
+
+
+def near(name: str) -> str:
+    """Names similar to an unknown name, as text for an error message."""
+    wanted, names = name.strip("/").lower(), _names()
+    ends = [key for key in names if key.rpartition("/")[2] == wanted.rpartition("/")[2]]
+    found = dict.fromkeys([*ends, *difflib.get_close_matches(wanted, names, n=3)])
+    return f"did you mean {' or '.join(found)}?" if found else "quiver collections list shows the names"
+
+
+def held(entry: Entry, cache: Cache) -> tuple[Source, Record] | None:
+    """The first source of an entry that is in the cache, with its record; None if there is none.
+
+    A source with a damaged record counts as missing, and a warning is logged.
+    """
+    for source in entry.sources.values():
+        record = cache.record(source)
+        if record is not None:
+            return source, record
+    return None
+
+
+def missing(entries: Sequence[Entry], cache: Cache) -> list[Entry]:
+    """Entries that are not in the cache or whose record is damaged."""
+    return [entry for entry in entries if held(entry, cache) is None]
+
+
+def _names() -> list[str]:
+    """All keys, and all groups and families of keys."""
+    groups = {"/".join(key.split("/")[:depth]) for key in registry() for depth in range(1, key.count("/") + 1)}
+    return [*registry(), *sorted(groups)]
 
 
 @dataclass(frozen=True)

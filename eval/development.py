@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from quiver.encoder.errors import InputError
-from quiver.eval.averages import Part, grouped
 from quiver.eval.benchmark import Benchmark, resolve
 from quiver.eval.evaluation import ModelRanker
-from quiver.eval.metrics import score
+from quiver.eval.metrics import Part, grouped, score
 from quiver.eval.results import HEADLINE
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.data.embedding_store import open_embedding_store

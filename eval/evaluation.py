@@ -50,11 +50,9 @@ from quiver.eval.results import (
 from quiver.eval.significance import bootstrap_interval
 from quiver.retrieval.data.corpus import Collection, ranked, write_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, open_embedding_store
-from quiver.retrieval.index.engine_table import EXACT, check_engine
-from quiver.retrieval.index.engines import Setting, check_preset
+from quiver.retrieval.index.engines import EXACT, Setting, check_engine, check_k, check_preset
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
-from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, Hits, ModelCard, Run, TokenModel
@@ -136,7 +134,7 @@ class ModelRanker:
     Attributes:
         model: Model that encodes the texts.
         store: Store for the vectors.
-        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engine_table.parse_engine`.
+        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engines.parse_engine`.
         effort: Search effort: a preset, or search parameters of the engine by name.
         progress: Show a progress bar while encoding.
     """
@@ -399,7 +397,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         out: Folder for ``results.json``, the TREC runs and the scores per query; None writes nothing.
         k: Documents kept per query. Measures with a deeper cut are left out, except nDCG@10. MAP is computed over these documents.
         engine: Index engine with settings, such as ``ivf-dense:nlist=64`` or ``faiss-dense:factory=HNSW32,Flat``; see
-            `quiver.retrieval.index.engine_table.parse_engine`. For an approximate engine, the overlap with exact search is measured and
+            `quiver.retrieval.index.engines.parse_engine`. For an approximate engine, the overlap with exact search is measured and
             reported beside the score.
         effort: Search effort: ``exact``, ``balanced`` or ``fast``, or search parameters of the engine by name.
         baselines: Baselines to score beside the system; names in ``quiver.eval.evaluation.BASELINES``.

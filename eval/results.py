@@ -30,8 +30,8 @@ from filelock import FileLock, Timeout
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, sync_folder, write_json, write_text
-from quiver.eval.averages import Part, average, data_sets
 from quiver.eval.decoding import decode
+from quiver.eval.metrics import Part, average, data_sets
 from quiver.retrieval.records import Document, ModelCard, Query
 from quiver.retrieval.utils import installed_version
 
@@ -402,7 +402,7 @@ class CollectionResult:
         return f"{self.name}.{self.split}"
 
     def part(self, value: float | None = None) -> Part:
-        """The collection as input to ``quiver.eval.averages``.
+        """The collection as input to ``quiver.eval.metrics``.
 
         Args:
             value: Score to average; None if only the grouping matters, or if there is no score.
@@ -431,7 +431,7 @@ class Results:
         return average(scores, list(scores)).value
 
     def parts(self, measure: str) -> list[Part]:
-        """The collections as input to ``quiver.eval.averages``.
+        """The collections as input to ``quiver.eval.metrics``.
 
         Args:
             measure: Name of a measure; a collection without it has the value None.

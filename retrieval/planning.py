@@ -22,13 +22,12 @@ from quiver.encoder import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.index.dense import settings as dense
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
-from quiver.retrieval.index.engine_table import engine, engine_name, train_codec
-from quiver.retrieval.index.engines import Sample, Setting
+from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
+from quiver.retrieval.index.engines import Sample, Setting, engine, engine_name, train_codec
+from quiver.retrieval.index.files import REAL
+from quiver.retrieval.index.index import SegmentFolderWriter
+from quiver.retrieval.index.pieces import Encoded, encode, joined
 from quiver.retrieval.index.quantization import CODEWORDS, FastScanLists
-from quiver.retrieval.index.segments import SegmentFolderWriter
-from quiver.retrieval.index.source import Encoded, encode, joined
 from quiver.retrieval.index.tokens import settings as tokens
 from quiver.retrieval.index.tokens.coding import WINDOW
 from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS

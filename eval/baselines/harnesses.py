@@ -106,7 +106,7 @@ class IndexRetriever:
 
     Args:
         model: Encodes queries and documents; dense or ColBERT.
-        engine: Index engine with settings; see `quiver.retrieval.index.engine_table.parse_engine`.
+        engine: Index engine with settings; see `quiver.retrieval.index.engines.parse_engine`.
         cache: Folder that keeps vectors by model and text, as in ``evaluate``; None keeps the vectors for one search.
         progress: Show progress of encoding.
 
@@ -152,7 +152,7 @@ class QuiverSearch:
 
     Args:
         model: Encodes queries and documents; dense or ColBERT.
-        engine: Index engine with settings; see `quiver.retrieval.index.engine_table.parse_engine`. Candidates
+        engine: Index engine with settings; see `quiver.retrieval.index.engines.parse_engine`. Candidates
             to re-rank are always scored exactly.
         cache: Folder that keeps vectors by model and text, as in ``evaluate``; None keeps the vectors of one corpus at a time.
         name: MTEB's name of the model, ``organisation/model``. Default: the Hub id, or ``local/`` and the folder's name.

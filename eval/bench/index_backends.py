@@ -28,9 +28,8 @@ from quiver.encoder.errors import InputError
 from quiver.eval.bench.index_data import Kind, VectorFolder, random_order, text_sha256
 from quiver.eval.bench.results import OWN
 from quiver.retrieval.index.build import build_index
-from quiver.retrieval.index.documents.metadata import Condition, Filter
-from quiver.retrieval.index.engine_table import parse_engine
-from quiver.retrieval.index.engines import Setting, format_settings, parse_effort
+from quiver.retrieval.index.documents import Condition, Filter
+from quiver.retrieval.index.engines import Setting, format_settings, parse_effort, parse_engine
 from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.index.pieces import BuildOptions
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quiver.eval.bench.results import OWN, Benchmark, Row, Series
-from quiver.eval.report.blocks import Block, Code, Facts, Figure, Paragraph, Report, Section, Table, table
-from quiver.eval.report.blocks import Column as TableColumn
 from quiver.eval.report.charts import PALETTE, new_figure, save, style
-from quiver.eval.report.render import write
+from quiver.eval.report.render import Block, Code, Facts, Figure, Paragraph, Report, Section, Table, table, write
+from quiver.eval.report.render import Column as TableColumn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing
-from quiver.eval.report.blocks import Key
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -75,6 +74,21 @@ _RC: Mapping[str, Any] = {
 }
 _SPAN = 25
 _POINTS_PER_INCH = 72.0
+
+
+@dataclass(frozen=True)
+class Key:
+    """Short name of a system: a letter on a coloured badge, the same in tables and charts.
+
+    Attributes:
+        letter: One or two characters.
+        colour: Index into `PALETTE`; 0 is grey.
+        label: Full name of the system.
+    """
+
+    letter: str
+    colour: int
+    label: str
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from quiver.encoder.errors import InputError
-from quiver.eval.averages import average, data_sets
-from quiver.eval.published.retrieval import (
+from quiver.eval.metrics import average, data_sets
+from quiver.eval.published import (
     BM25_FLAT,
     BM25_SOURCE,
     CODE,
@@ -28,10 +28,9 @@ from quiver.eval.published.retrieval import (
     Column,
     PublishedRow,
 )
-from quiver.eval.report.blocks import Cell, Report, Row, RowKind, Section, Table
-from quiver.eval.report.blocks import Column as TableColumn
-from quiver.eval.report.render import check_format, write
-from quiver.eval.report.systems import ScoredRow, check_data, collections, label_systems, rows
+from quiver.eval.report.render import Cell, Report, Row, RowKind, Section, Table, check_format, write
+from quiver.eval.report.render import Column as TableColumn
+from quiver.eval.report.retrieval import ScoredRow, check_data, collections, label_systems, rows
 from quiver.eval.results import HEADLINE, CollectionResult, Results, read_results
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]

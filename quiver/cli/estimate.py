@@ -122,7 +122,7 @@ def estimate(
 
     quiver estimate --preset-collection msmarco --model modernbert-base --kind colbert --gpu h100 --price-per-gpu-hour 2.5 --explain
     """
-    from quiver.retrieval.index.engine_table import engine_name, parse_engine
+    from quiver.retrieval.index.engines import engine_name, parse_engine
     from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, measure, read_rates
 
     loaded = _load(model, kind.value, dim, length)
@@ -213,7 +213,7 @@ def _corpora(
 
 def _collections(collection: Collection, cut: int) -> dict[str, Corpus]:
     """Published collections, from the document counts of the registry and the words per document of the BEIR paper."""
-    from quiver.eval.datasets.beir import beir
+    from quiver.eval.datasets.catalogue import beir
     from quiver.retrieval.planning import TEXTS, from_words
 
     counts: dict[str, int] = {}

@@ -34,7 +34,7 @@ from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
     from quiver.eval.datasets.cache import Cache
-    from quiver.eval.datasets.metadata import Entry
+    from quiver.eval.datasets.catalogue import Entry
     from quiver.eval.datasets.sources import Source
     from quiver.eval.quickstart import QuickstartResult
     from quiver.eval.report.compare import Comparison
@@ -122,7 +122,7 @@ def quickstart(
 
 def _short_labels() -> Mapping[str, str]:
     """Measures -> labels that fit a terminal of 80 columns."""
-    from quiver.eval.report.systems import LABELS
+    from quiver.eval.report.retrieval import LABELS
 
     return {key: label.replace("Recall", "R") for key, label in LABELS.items()}
 
@@ -311,7 +311,7 @@ def report_compare(
 
 def _print_comparison(comparison: Comparison) -> None:
     """Print nDCG@10 only, which fits a terminal; --out has all measures, p values and changed queries."""
-    from quiver.eval.report.systems import LABELS
+    from quiver.eval.report.retrieval import LABELS
     from quiver.eval.results import HEADLINE
 
     for system in comparison.systems:
@@ -375,8 +375,8 @@ def collections_list(
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """List the collections that can be evaluated by name."""
+    from quiver.eval.benchmark import held
     from quiver.eval.datasets.cache import Cache
-    from quiver.eval.datasets.registry import held
 
     cache, entries = Cache.usual(), _entries(names)
     if as_json:
@@ -403,8 +403,8 @@ def collections_show(
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Show the size, licence, split and sources of a collection."""
+    from quiver.eval.benchmark import require
     from quiver.eval.datasets.cache import Cache
-    from quiver.eval.datasets.registry import require
 
     cache, entries = Cache.usual(), require(name)
     described = [_metadata(entry, cache) for entry in entries]
@@ -462,8 +462,8 @@ def collections_missing(
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """List the collections that are not in the cache, and the command that downloads them."""
+    from quiver.eval.benchmark import missing, shortest
     from quiver.eval.datasets.cache import Cache
-    from quiver.eval.datasets.registry import missing, shortest
 
     cache, entries = Cache.usual(), _entries(names)
     absent = missing(entries, cache)
@@ -498,7 +498,7 @@ def collections_squad(
 
 
 def _entries(names: Iterable[str] | None) -> list[Entry]:
-    from quiver.eval.datasets.registry import registry, require
+    from quiver.eval.benchmark import registry, require
 
     if not names:
         return list(registry().values())
@@ -507,7 +507,7 @@ def _entries(names: Iterable[str] | None) -> list[Entry]:
 
 def _origin(entry: Entry, asked: str | None, cache: Cache) -> Source:
     """The source that was asked for, else the cached one, else the first."""
-    from quiver.eval.datasets.registry import held
+    from quiver.eval.benchmark import held
 
     if asked is not None:
         return entry.sources[asked]
@@ -516,7 +516,7 @@ def _origin(entry: Entry, asked: str | None, cache: Cache) -> Source:
 
 
 def _metadata(entry: Entry, cache: Cache) -> dict[str, Any]:
-    from quiver.eval.datasets.registry import held
+    from quiver.eval.benchmark import held
 
     present = held(entry, cache)
     return {

@@ -89,7 +89,7 @@ def build(
     """
     from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.index import BuildOptions, build_index
-    from quiver.retrieval.index.engine_table import parse_engine
+    from quiver.retrieval.index.engines import parse_engine
     from quiver.retrieval.models.loading import load_model
 
     chosen = parse_engine(engine)

@@ -25,9 +25,8 @@ from quiver.cli.train import OverridesArgument, report_stopped
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
-    from quiver.eval.nlu.answer_scores import Scores
-    from quiver.eval.nlu.glue_results import GlueResults
-    from quiver.eval.nlu.qa_results import QaResults
+    from quiver.eval.nlu.answers import QaResults, Scores
+    from quiver.eval.nlu.glue import GlueResults
 
 qa_app = typer.Typer(
     help="Train and evaluate models that answer questions with spans of a text.", invoke_without_command=True, callback=help_alone
@@ -65,11 +64,10 @@ def glue(
     Example: quiver glue glue_base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
     """
     from quiver.encoder.training.processes import RunStoppedError
-    from quiver.eval.nlu.glue_recipe import load_glue_recipe
-    from quiver.eval.nlu.glue_results import RESULTS
-    from quiver.eval.nlu.glue_suite import train_glue
+    from quiver.eval.nlu.glue import train_glue, write_glue_report
     from quiver.eval.nlu.glue_tasks import TASKS
-    from quiver.eval.report.glue import write_glue_report
+    from quiver.eval.nlu.glue_training import RESULTS
+    from quiver.eval.nlu.recipes import load_glue_recipe
 
     resolved, bars = load_glue_recipe(recipe, overrides or []), show_progress(progress)
     asked = {each.value for each in task or []}
@@ -127,8 +125,8 @@ def qa_train(
     """
     from quiver.encoder.training.processes import RunStoppedError
     from quiver.encoder.training.run_folder import MODEL
-    from quiver.eval.nlu.qa_recipe import load_qa_recipe
     from quiver.eval.nlu.qa_training import train_qa
+    from quiver.eval.nlu.recipes import load_qa_recipe
 
     resolved, bars = load_qa_recipe(recipe, overrides or []), show_progress(progress)
     try:
@@ -167,12 +165,9 @@ def qa_evaluate(
     Example: quiver qa evaluate --model runs/qa-512/model --data KorQuAD_v1.0_dev.json --official korquad_v1 --out results/qa-512
     """
     from quiver.encoder.schema import parse
-    from quiver.eval.nlu.answering import answer_questions
-    from quiver.eval.nlu.qa_model import open_span_qa, warn_of_token_types
-    from quiver.eval.nlu.qa_results import RESULTS, answer_texts, score_predictions, write_qa_results
-    from quiver.eval.nlu.qa_training import check_answerable
-    from quiver.eval.nlu.questions import read_questions, read_split
-    from quiver.eval.nlu.windows import WindowSettings, check_settings
+    from quiver.eval.nlu.answers import RESULTS, answer_questions, answer_texts, score_predictions, write_qa_results
+    from quiver.eval.nlu.qa_training import check_answerable, open_span_qa, warn_of_token_types
+    from quiver.eval.nlu.questions import WindowSettings, check_settings, read_questions, read_split
 
     if (out / RESULTS).exists() and not overwrite:
         raise InputError(f"{out / RESULTS}: already exists; choose another --out, or pass --overwrite")

@@ -15,7 +15,7 @@ from quiver.encoder.files import cache_folder, check_target
 from quiver.retrieval.data.corpus import ranked, read_queries
 from quiver.retrieval.index import DamagedIndexError, Filter, Index, open_index
 from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.errors import LostTextError
+from quiver.retrieval.index.files import LostTextError
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT

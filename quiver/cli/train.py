@@ -221,7 +221,7 @@ def sweep(
     Example: quiver sweep recipes/pycodesearch-dense.yaml --out sweeps/pycodesearch training.learning_rate=3e-5,8e-5 training.seed=1,2
     """
     from quiver.eval.development import development_scorer
-    from quiver.eval.report.sweep import write_sweep_report
+    from quiver.eval.report.training import write_sweep_report
     from quiver.retrieval.training import run as training_run
     from quiver.retrieval.training.run import RunStoppedError
     from quiver.retrieval.training.sweep import RECORD, make_grid, run_sweep
@@ -258,7 +258,7 @@ def sweep(
 
 
 def _print_sweep(sweep: Sweep, out: Path) -> None:
-    from quiver.eval.report.sweep import cautions, train_command
+    from quiver.eval.report.training import cautions, train_command
     from quiver.retrieval.training.sweep import show_settings
 
     rows = [
@@ -307,10 +307,7 @@ def _load_recipe(name: str) -> object:
     from quiver.encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
     from quiver.encoder.pretraining.recipe import load_pretraining_recipe
     from quiver.encoder.training.recipe_file import find_recipe, recipe_kind
-    from quiver.eval.nlu.glue_recipe import KINDS as GLUE_KINDS
-    from quiver.eval.nlu.glue_recipe import load_glue_recipe
-    from quiver.eval.nlu.qa_recipe import KINDS as QA_KINDS
-    from quiver.eval.nlu.qa_recipe import load_qa_recipe
+    from quiver.eval.nlu.recipes import GLUE_KINDS, QA_KINDS, load_glue_recipe, load_qa_recipe
     from quiver.retrieval.training.recipe import load_recipe
 
     kind = recipe_kind(find_recipe(name))

@@ -30,13 +30,10 @@ from quiver.retrieval.cluster.shard import (
     ShardSpec,
     plan_shards,
 )
-from quiver.retrieval.index.documents.metadata import Filter, FilterLike
+from quiver.retrieval.index.documents import Filter, FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.index import Index, SearchRequest, open_manifest
-from quiver.retrieval.index.segments import PartHits, merged
-from quiver.retrieval.index.store.layout import Layout
-from quiver.retrieval.index.store.manifest import Manifest
-from quiver.retrieval.index.store.reading import newest_manifest, open_newest
+from quiver.retrieval.index.index import Index, PartHits, SearchRequest, merged, open_manifest
+from quiver.retrieval.index.store.reading import Layout, Manifest, newest_manifest, open_newest
 from quiver.retrieval.records import Hits, Missing, ModelCard
 
 logger = logging.getLogger(__name__)

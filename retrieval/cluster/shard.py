@@ -21,13 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.metadata import Filter
-from quiver.retrieval.index.documents.strings import is_texts
-from quiver.retrieval.index.index import Index, SearchRequest, open_manifest
-from quiver.retrieval.index.mapped import DIGEST, count_blocks
-from quiver.retrieval.index.segments import NamedHits
-from quiver.retrieval.index.store.layout import Layout
-from quiver.retrieval.index.store.manifest import Manifest
+from quiver.retrieval.index.documents import Filter
+from quiver.retrieval.index.files import DIGEST, count_blocks
+from quiver.retrieval.index.index import Index, NamedHits, SearchRequest, open_manifest
+from quiver.retrieval.index.store.reading import Layout, Manifest
+from quiver.retrieval.index.strings import is_texts
 from quiver.retrieval.records import Hits, Missing
 
 logger = logging.getLogger(__name__)

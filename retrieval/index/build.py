@@ -1,16 +1,22 @@
 """Build and change an index: build, add, delete, compact and calibrate.
 
 An operation takes the writers' lock, does its work and commits it atomically. An interrupted build or addition resumes when run again.
+
+`Pieces` makes the segments of a build. If a codec has to be trained, documents chosen at random are encoded first, and their vectors wait
+on disk until their piece is written. Then all pieces are encoded (`quiver.retrieval.index.pieces`), in this process or by workers, and
+merged into segments. Merging copies bytes and encodes nothing; the resulting bytes do not depend on the borders of the pieces or on which
+worker made them. Training, merging and the commit happen in the building process.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,41 +24,350 @@ from typing import Any
 import faiss
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate, is_approximate
-from quiver.retrieval.index.disk import REAL, Disk
-from quiver.retrieval.index.documents.table import is_described
-from quiver.retrieval.index.engine_table import engine, engine_name, parse_engine
-from quiver.retrieval.index.engines import AnyCodec
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.index import Index, check_model, open_index, open_manifest
-from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate
+from quiver.retrieval.index.documents import is_described
+from quiver.retrieval.index.engines import AnyCodec, Sample, engine, engine_name, is_approximate, open_codec, parse_engine, train_codec
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, Files
+from quiver.retrieval.index.index import (
+    Contents,
+    Index,
+    OpenSegment,
+    check_model,
+    merge_segments,
+    open_index,
+    open_manifest,
+    open_segment,
+)
 from quiver.retrieval.index.memory import build_in_memory
 from quiver.retrieval.index.pieces import (
     DEFAULTS,
-    ENCODES_NOTHING,
     BuildOptions,
-    CodecPlace,
+    Encoded,
     Extent,
-    Pieces,
+    Finished,
+    MakeAnywhere,
+    MakeHere,
+    Model,
+    Piece,
+    PieceLimits,
+    PieceMaker,
+    PiecePlan,
+    PieceSizes,
+    Reading,
+    Sampled,
+    SamplePiece,
+    Source,
     WorkFolder,
-    first_merged,
-    groups,
+    chunk_ends,
+    computing_with,
+    contents_of,
     held,
-    piece_extent,
+    joined,
+    plan_pieces,
+    survey,
 )
-from quiver.retrieval.index.segments import Contents, OpenSegment, merge_segments, open_segment
-from quiver.retrieval.index.source import Model, Source, survey
-from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
-from quiver.retrieval.index.store.reading import NOTHING_COMMITTED, verify_files
+from quiver.retrieval.index.store.reading import (
+    NOTHING_COMMITTED,
+    CodecEntry,
+    Manifest,
+    Policy,
+    SegmentEntry,
+    verify_files,
+)
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import with_absolute_source
 from quiver.retrieval.records import IN_PROCESS, DenseEncoding, Document, Executor, ModelCard
-from quiver.retrieval.utils import installed_version
+from quiver.retrieval.utils import Advance, installed_version, progress_bar
 
 logger = logging.getLogger(__name__)
+
+FAN = 4
+"""Number of segments, the new one included, from which an addition is merged with earlier segments."""
+
+FLOOR = 1 << 20
+"""Bytes below which the cost of writing a segment does not depend on its size: it has a dozen files, each of which is synced."""
+
+
+def groups(codec: AnyCodec, extents: Sequence[Extent], memory: int) -> list[range]:
+    """Group successive segments so that each group can be merged within the memory limit.
+
+    Args:
+        codec: Codec of the segments; it estimates the memory of a merge.
+        extents: Size of each segment.
+        memory: Memory limit of a merge in bytes; a segment that exceeds it stays alone.
+    """
+    runs: list[range] = []
+    begin, whole = 0, Extent(0, 0)
+    for number, extent in enumerate(extents):
+        whole = whole.with_more(extent)
+        if number > begin and held(codec, whole) > memory:
+            runs.append(range(begin, number))
+            begin, whole = number, extent
+    return [*runs, range(begin, len(extents))]
+
+
+def first_merged(extents: Sequence[Extent], fits: Callable[[Extent], bool]) -> int:
+    """Choose the segments that an addition is merged with, so that small segments stay few and none is rewritten often.
+
+    This is a size-tiered merge policy, as in Lucene and log-structured stores: going back from the addition, a segment joins the merge if
+    it is no larger than all newer segments together, and the merge takes place if it has at least `FAN` segments. A merged segment at least
+    doubles in size: n additions of equal size rewrite each document at most log2(n) times and leave about log2(n) + `FAN` segments.
+    Segments smaller than `FLOOR` count as that size; they are rewritten more often and stay fewer.
+
+    Args:
+        extents: Size of each segment without its deleted documents; the last one is the addition.
+        fits: Whether a merge that results in a segment of a given size is allowed.
+
+    Returns:
+        Number of the first segment to merge; the number of the addition if no merge is due.
+
+    Example:
+        >>> def first(*sizes):
+        ...     return first_merged([Extent(1, 1, 0, size << 20) for size in sizes], lambda extent: True)
+        >>> first(90, 1, 1), first(90, 1, 1, 1), first(90, 1, 1, 1, 1), first(90, 8, 4, 1, 1, 1, 1), first(90, 64, 9, 9, 9, 9)
+        (2, 3, 1, 1, 2)
+    """
+    begin, whole = len(extents) - 1, extents[-1]
+    while begin and extents[begin - 1].size <= max(whole.size, FLOOR) and fits(extents[begin - 1].with_more(whole)):
+        begin -= 1
+        whole = whole.with_more(extents[begin])
+    return begin if len(extents) - begin >= FAN else len(extents) - 1
+
+
+CODEC = "codec"
+"""Name of the piece that holds the codec."""
+
+_PLAN, _THREADS = "plan", "threads"
+
+ENCODES_NOTHING = frozenset({CODEC, _PLAN, _THREADS})
+"""Names of the pieces whose creation encodes nothing; all others are worth keeping for a resumed build."""
+
+
+@dataclass(frozen=True)
+class CodecFolder:
+    """A codec on disk.
+
+    Attributes:
+        engine: Name of its engine.
+        folder: Folder with its files.
+        holds: Description of each file, by name.
+    """
+
+    engine: str
+    folder: Path
+    holds: Mapping[str, str]
+
+
+class Pieces:
+    """Makes the codec, the pieces and the segments of one build.
+
+    Args:
+        model: Encodes the documents.
+        source: The documents.
+        options: Options of the build.
+        work: Working folder.
+        executor: Runs the tasks that make pieces.
+        progress: Show progress bars over the documents.
+    """
+
+    def __init__(
+        self, model: Model, source: Source, options: BuildOptions, work: WorkFolder, *, executor: Executor = IN_PROCESS, progress: bool
+    ) -> None:
+        self._model = model
+        self._card: ModelCard = model.card
+        self._source = source
+        self._options = options
+        self._work = work
+        self._executor = executor
+        self._progress = progress
+        self._sampled = Sampled((), self._card.dim)
+        self._threads = self._agreed_threads()
+
+    def codec(self, name: str) -> tuple[AnyCodec, CodecFolder]:
+        """Return the codec of an engine, trained now or before an interruption."""
+        wanted = engine(name, self._card).sample
+        if wanted(self._source.count):
+            self._sampled = self._encode_sample(self._choose(wanted), "sample")
+        done = self._work.pieces.finished(CODEC)
+        if done is None:
+            folder = self._work.pieces.begin(CODEC)
+            done = self._work.pieces.finish(
+                CODEC, folder, self._train(name, self._sampled.encoded()).save(folder, self._work.pieces.disk), {}
+            )
+        # Open the codec from its files even if it was just trained, as a resumed build does.
+        return open_codec(name, done.folder), CodecFolder(name, done.folder, done.holds)
+
+    def pieces(self, codec: AnyCodec, place: CodecFolder) -> list[tuple[Path, Contents]]:
+        """Encode all documents and return the finished pieces, each with its folder.
+
+        Args:
+            codec: Codec of the index.
+            place: The same codec on disk.
+
+        Raises:
+            InputError: A vector is not finite (names the document).
+        """
+        plan = self._agreed_plan(codec)
+        made = self._make(plan.pieces, "documents", codec=codec, place=place)
+        return [(each.folder, contents_of(each)) for each in made]
+
+    def merged(
+        self, codec: AnyCodec, pieces: Sequence[tuple[Path, Contents]], *, before: Sequence[OpenSegment] = ()
+    ) -> list[tuple[Path, Contents]]:
+        """Merge pieces into as few segments as the memory allows; each is returned with its folder.
+
+        Args:
+            codec: Codec of the pieces.
+            pieces: The finished pieces.
+            before: Segments of the index to merge with all pieces into one segment, as chosen by `first_merged`.
+        """
+        extents = [piece_extent(folder, each) for folder, each in pieces]
+        runs = [range(len(pieces))] if before else groups(codec, extents, self._options.memory)
+        segments: list[tuple[Path, Contents]] = []
+        for run in runs:
+            chosen = pieces[run.start : run.stop]
+            if len(chosen) == 1 and not before:
+                segments.append(chosen[0])
+                continue
+            opened = [*before, *(self._open(codec, *each) for each in chosen)]
+            folder = self._work.pieces.begin(f"segment-{len(segments):04d}")
+            segments.append((folder, merge_segments(opened, codec, folder, self._work.pieces.disk)))
+        return segments
+
+    def _agreed_threads(self) -> int:
+        """The number of threads stored with the build; a new build stores its own."""
+        wanted = self._options.threads or self._executor.threads(torch.get_num_threads())
+        done = self._work.pieces.finished(_THREADS)
+        if done is None:
+            folder = self._work.pieces.begin(_THREADS)
+            done = self._work.pieces.finish(_THREADS, folder, {}, {"threads": wanted})
+        threads = int(done.facts["threads"])
+        if threads != wanted:
+            logger.info("resuming with %d threads per worker, as the build was started", threads)
+        return threads
+
+    def _agreed_plan(self, codec: AnyCodec) -> PiecePlan:
+        """The plan stored with the build; a new build makes and stores one."""
+        done = self._work.pieces.finished(_PLAN)
+        if done is not None:
+            return PiecePlan.from_json(done.facts)
+        lengths, sizes = self._source.lengths, self._options.pieces
+        ends = chunk_ends(lengths, documents=sizes.chunk_documents, characters=sizes.chunk_characters)
+        share = max(sizes.chunk_characters, int(lengths.sum(dtype=np.int64)) // sizes.count)
+        limits = PieceLimits(
+            documents=min(sizes.documents, max(sizes.least_documents, len(lengths) // sizes.count)),
+            characters=min(sizes.characters, share),
+            vectors=sizes.vector_bytes // (4 * self._card.dim),
+            memory=self._options.memory,
+        )
+        plan = plan_pieces(lengths, ends, limits, self._card, codec)
+        self._work.pieces.finish(_PLAN, self._work.pieces.begin(_PLAN), {}, plan.to_json())
+        return plan
+
+    def _make(
+        self, pieces: Sequence[Piece], description: str, *, codec: AnyCodec | None = None, place: CodecFolder | None = None
+    ) -> list[Finished]:
+        """Return pieces in the order given; those that are not finished are made."""
+        made: dict[str, Finished] = {}
+        for piece in pieces:
+            if (done := self._work.pieces.finished(piece.name)) is not None:
+                made[piece.name] = done
+            else:
+                self._work.pieces.discard(piece.name)
+        missing = [piece for piece in pieces if piece.name not in made]
+        if made:
+            logger.info("%s: %d of %d pieces were finished before the interruption", description, len(made), len(pieces))
+        with progress_bar(description, sum(piece.documents for piece in pieces), enabled=self._progress) as advance:
+            if made:
+                advance(sum(piece.documents for piece in pieces if piece.name in made))
+            if missing:
+                with self._running(missing, codec, place, advance) as finished:
+                    made.update((piece.name, done) for piece, done in finished)
+        return [made[piece.name] for piece in pieces]
+
+    @contextmanager
+    def _running(
+        self, pieces: Sequence[Piece], codec: AnyCodec | None, place: CodecFolder | None, advance: Advance
+    ) -> Iterator[Iterator[tuple[Piece, Finished]]]:
+        """Yield pieces as they are finished; the workers are stopped when the block ends."""
+        if not self._executor.remote:
+            reading = Reading(self._source.read_from, self._source.count)
+            vectors = self._sampled.vectors()
+            maker = PieceMaker(self._model, reading, self._options, self._work.pieces, codec=codec, sample=vectors, advance=advance)
+            with computing_with(self._threads), closing(self._executor.run(MakeHere(maker), pieces, threads=self._threads)) as finished:
+                yield finished
+            return
+        task = MakeAnywhere(
+            folder=self._work.folder,
+            spool=self._source.spool,
+            count=self._source.count,
+            options=self._options,
+            card=with_absolute_source(self._card),
+            threads=self._threads,
+            codec=None if place is None else (place.engine, place.folder),
+            sampled=self._sampled,
+        )
+
+        def counted() -> Iterator[tuple[Piece, Finished]]:
+            for piece, done in results:
+                advance(piece.documents)
+                yield piece, done
+
+        with closing(self._executor.run(task, pieces, threads=self._threads)) as results:
+            yield counted()
+
+    def _open(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
+        return open_segment(Files(folder), codec, contents.documents, texts=self._options.store_text)
+
+    def _choose(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
+        """Choose documents at random with as many vectors as the engine wants for training; their numbers, ascending, per piece."""
+        count, mean = self._source.count, 1.0
+        order = np.random.default_rng(self._options.seed).permutation(count)
+        if self._card.kind != "dense":
+            probe = self._encode_sample([np.sort(order[: self._options.pieces.probe_documents])], "probe")
+            mean = max(float(probe.encoded()[0].lengths.mean()), 1.0)
+        # The sample may use half of the memory, training the other half.
+        best, fits = wanted(round(mean * count)), self._options.memory // (8 * self._card.dim)
+        if fits < best:
+            logger.warning(
+                "training uses %d vectors instead of %d, to stay within the memory limit; raise the limit for better recall", fits, best
+            )
+        vectors = min(best, fits)
+        numbers = np.sort(order[: max(1, math.ceil(vectors / mean))])
+        sizes = self._options.pieces
+        size = max(1, min(sizes.sample_documents, int(sizes.vector_bytes / (4 * self._card.dim * mean))))
+        return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+    def _encode_sample(self, parts: Sequence[NDArray[np.int64]], name: str) -> Sampled:
+        """Encode chosen documents, or reuse the result of an interrupted build."""
+        pieces = [SamplePiece(f"{name}-{number:04d}", part, self._options.pieces.chunk_documents) for number, part in enumerate(parts)]
+        made = self._make(pieces, name)
+        return Sampled(tuple((piece, each.folder) for piece, each in zip(pieces, made, strict=True)), self._card.dim)
+
+    def _train(self, name: str, pieces: Sequence[Encoded]) -> AnyCodec:
+        count, dense = self._source.count, self._card.kind == "dense"
+        sample, mean = Sample(np.zeros((0, self._card.dim), np.float32)), 0.0
+        if pieces:
+            encoded = joined(pieces)
+            sample = Sample(encoded.vectors, None if dense else encoded.lengths, encoded.token_ids)
+            mean = len(encoded.vectors) / len(encoded.lengths)
+        if pieces and not len(sample.vectors):
+            raise InputError("none of the documents has a vector; there is nothing to index")
+        vectors = count if dense else round(mean * count)
+        settings, seed = self._options.settings, self._options.seed
+        return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
+
+
+def piece_extent(folder: Path, contents: Contents) -> Extent:
+    """Size of a finished piece."""
+    sizes = {file: (folder / file).stat().st_size for file in contents.holds}
+    described = sum(size for file, size in sizes.items() if is_described(file))
+    return Extent(contents.documents, contents.vectors, described, sum(sizes.values()))
+
 
 # Peak memory of preparing an index for searching, as a multiple of the memory that searching needs: the preparation makes sorted copies.
 _MAKING = 3
@@ -139,20 +454,21 @@ def _build_in_memory(
     return Index(index.path, replace(index.manifest, calibration=calibration), index.codec, index.segments)
 
 
-def add_documents(
+def add_documents(  # noqa: PLR0913 - the public entry: one option for each choice
     path: Path | str,
     corpus: str | Path | Iterable[Document],
     model: Model,
     *,
     replace_existing: bool = False,
     memory: int = DEFAULTS.memory,
+    pieces: PieceSizes = DEFAULTS.pieces,
     wait: float = 0.0,
     progress: bool = False,
     disk: Disk = REAL,
 ) -> Index:
     """Add documents to an index with its existing codec. An interrupted addition resumes.
 
-    Small segments are merged with the addition once there are several (`retrieval.index.pieces.first_merged`), so that an index that
+    Small segments are merged with the addition once there are several (`quiver.retrieval.index.build.first_merged`), so that an index that
     grows by single documents is searched about as fast as a compacted one. The calibration is kept where it still holds
     (`quiver.retrieval.index.recall_table.Calibration.holds_for`); otherwise the index is calibrated again.
 
@@ -161,7 +477,8 @@ def add_documents(
         corpus: Documents to add; see `build_index`.
         model: The model that built the index.
         replace_existing: Replace documents whose ids are already in the index.
-        memory: Memory limit in bytes, beside the model and one chunk of texts.
+        memory: Memory limit in bytes, in addition to the model and one chunk of documents.
+        pieces: Sizes of the work units.
         wait: Seconds to wait for another writer to finish.
         progress: Show a bar over the documents.
         disk: Performs all writes.
@@ -184,14 +501,16 @@ def add_documents(
                     f"{path}: document '{replaced[0]}' is in this index already; replace it with --replace, or give it another id"
                 )
             policy = before.policy
-            options = BuildOptions(memory=memory, use_title=policy.use_title, store_text=policy.store_text, fields=policy.fields)
+            options = BuildOptions(
+                memory=memory, use_title=policy.use_title, store_text=policy.store_text, fields=policy.fields, pieces=pieces
+            )
             plan = {"codec": before.codec.name, "use_title": policy.use_title, **_kept(options)}
             with _work(writer, source, model.card, plan) as work:
-                place = CodecPlace(before.codec.name, writer.layout.codecs / before.codec.name, {})
+                place = CodecFolder(before.codec.name, writer.layout.codecs / before.codec.name, {})
                 build = Pieces(model, source, options, work, progress=progress)
-                pieces = build.pieces(index.codec, place)
-                stay, join = _divided(writer, index, without(index, replaced), [piece_extent(*each) for each in pieces], memory)
-                segments = build.merged(index.codec, pieces, before=join)
+                made = build.pieces(index.codec, place)
+                stay, join = _divided(writer, index, without(index, replaced), [piece_extent(*each) for each in made], memory)
+                segments = build.merged(index.codec, made, before=join)
                 entries = [entry for _, entry in stay]
                 draft = replace(before, operation="add", versions=versions(), segments=(*entries, *_drafted(segments)))
                 opened = [*(segment for segment, _ in stay), *_opened(segments, index.codec, policy)]

@@ -27,11 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.engines import AnyCodec, Setting
-from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.engines import Setting, one_thread
+from quiver.retrieval.index.index import Index, OpenSegment
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
-from quiver.retrieval.index.segments import OpenSegment
-from quiver.retrieval.index.threads import one_thread
 from quiver.retrieval.utils import installed_version, progress_bar
 
 MIXED = {"dense": 3, "colbert": 4}
@@ -176,11 +174,6 @@ def allowed_seconds(spent: float) -> float:
     As in `calibrate`, no query is begun after the limit, but ten are always searched.
     """
     return max(_SECONDS, _SHARE * spent)
-
-
-def is_approximate(codec: AnyCodec) -> bool:
-    """Whether the engine is approximate; an exact engine has nothing to calibrate."""
-    return len(codec.param_grid(HITS[0], documents=1)) > 1
 
 
 @dataclass

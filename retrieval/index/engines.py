@@ -1,8 +1,10 @@
-"""The interface of an engine: a codec that is trained once, and segments that are written once.
+"""Index engines: their interface, the table of engines by name, and how engine names and settings are parsed.
 
-A *codec* holds the data that all segments share: centroids, codebooks, ranges. A *segment* holds the vectors of some documents, which it
-identifies only by their rows 0 to P - 1. An engine has no access to ids, stores or manifests: its caller provides folders, a `Disk` to
-write through, and a bitmap of the rows that may be found. `quiver.retrieval.index.engine_table` lists the engines by name.
+An engine is a codec that is trained once, and segments that are written once. A *codec* holds the data that all segments share: centroids,
+codebooks, ranges. A *segment* holds the vectors of some documents, which it identifies only by their rows 0 to P - 1. An engine has no
+access to ids, stores or manifests: its caller provides folders, a `Disk` to write through, and a bitmap of the rows that may be found.
+
+To add an engine, write a module with a dictionary ``ENGINES`` that holds an `Engine`, and name the module in `ENGINE_MODULES`.
 
 Every engine keeps these rules:
     - scores are the model's similarity as exactly as the segment stores it, on one scale for all segments of a codec, so that hits of
@@ -18,18 +20,22 @@ Shapes: Q queries, P documents (rows) of a segment, T vectors of all its documen
 from __future__ import annotations
 
 import difflib
+import importlib
+import operator
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar, get_args
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import Disk
-from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.files import Disk, Files
+from quiver.retrieval.records import ModelCard
 
 Preset: TypeAlias = Literal["exact", "balanced", "fast"]
 """Search effort: how much of an index a search visits.
@@ -251,6 +257,11 @@ AnySegment: TypeAlias = Segment[Any, Any]
 """A segment of either kind of vectors."""
 
 
+def is_approximate(codec: AnyCodec) -> bool:
+    """Whether the engine is approximate; an exact engine has nothing to calibrate."""
+    return len(codec.param_grid(10, documents=1)) > 1
+
+
 def check_preset(effort: str | Mapping[str, Setting]) -> None:
     """Check that a search effort is a preset or a mapping of search parameters.
 
@@ -354,3 +365,281 @@ def _parsed_value(text: str) -> Setting:
         except ValueError:
             continue
     return text
+
+
+class Train(Protocol):
+    """Function that trains the codec of an engine."""
+
+    def __call__(
+        self, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+    ) -> AnyCodec:
+        """See `train_codec`."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine. The module of an engine lists it by name in ``ENGINES``; see `ENGINE_MODULES`.
+
+    Attributes:
+        kind: Kind of model that it indexes: ``dense`` (one vector per text) or ``colbert`` (one vector per token).
+        train: Trains its codec.
+        open: Opens a codec folder whose checksums have been verified.
+        sample: Maximum number of training vectors, given the number of vectors in the index; by default 0, for engines without training.
+        settings: Names of its settings.
+        check: Validates settings against the model before anything is encoded.
+    """
+
+    kind: Literal["dense", "colbert"]
+    train: Train
+    open: Callable[[Path], AnyCodec]
+    sample: Callable[[int], int] = lambda vectors: 0
+    settings: Sequence[str] = ()
+    check: Callable[[Mapping[str, Setting], ModelCard], None] = lambda settings, card: None
+
+
+# Engines for one vector per document, and for one vector per token.
+EXACT_DENSE: str = "exact-dense"
+PQ_DENSE: str = "pq-dense"
+IVF_DENSE: str = "ivf-dense"
+FAISS_DENSE: str = "faiss-dense"
+EXACT_TOKENS: str = "exact-tokens"
+IVF_TOKENS: str = "ivf-tokens"
+
+ENGINE_MODULES: dict[str, str] = {
+    EXACT_DENSE: "quiver.retrieval.index.exact",
+    EXACT_TOKENS: "quiver.retrieval.index.exact",
+    PQ_DENSE: "quiver.retrieval.index.dense.codec",
+    IVF_DENSE: "quiver.retrieval.index.dense.codec",
+    FAISS_DENSE: "quiver.retrieval.index.dense.faiss_engine",
+    IVF_TOKENS: "quiver.retrieval.index.tokens.codec",
+}
+"""Engine name -> module whose ``ENGINES`` holds the `Engine`. The module is imported when the engine is first used."""
+
+
+def setting_names(settings: Any) -> tuple[str, ...]:
+    """Names of an engine's settings, for `Engine`; ``settings`` is a dataclass."""
+    return tuple(each.name for each in fields(settings))
+
+
+def find_engine(name: str) -> Engine:
+    """The engine with a given name, a key of `ENGINE_MODULES`; imports its module.
+
+    Example:
+        >>> find_engine("ivf-dense").settings
+        ('dsub', 'bits', 'nlist')
+    """
+    found: Engine = importlib.import_module(ENGINE_MODULES[name]).ENGINES[name]
+    return found
+
+
+AUTO = "auto"
+"""Engine name that chooses an engine by the number of documents."""
+
+EXACT = "exact"
+"""Engine name that chooses the exact engine for the model's kind of vectors."""
+
+TOKEN_WIDTH_MULTIPLE = 8
+"""ivf-tokens stores vectors whose width is a multiple of this."""
+
+# Limits in documents, measured on one thread of a Zen 4 with vectors of width 128. Up to 50,000 documents, an exact search takes about a
+# millisecond; up to 500,000, a scan of all product codes takes less than that. Up to 1,000 documents (about 100,000 tokens), exact MaxSim
+# takes no longer than an IVF search.
+_MOST_EXACT, _MOST_SCANNED, _MOST_EXACT_TOKENS = 50_000, 500_000, 1_000
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine with settings, as `parse_engine` reads it.
+
+    Attributes:
+        name: ``auto``, ``exact`` or a key of `ENGINE_MODULES`.
+        settings: Settings that the user chose; the engine chooses the others from the size of the corpus.
+    """
+
+    name: str
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{format_settings(self.settings)}" if self.settings else self.name
+
+
+def parse_engine(text: str) -> EngineSpec:
+    """Read ``NAME`` or ``NAME:key=value,key=value``, the form of an engine on every command line and in recipes.
+
+    Args:
+        text: ``auto``, ``exact``, or an engine by name, with settings where it has any.
+
+    Raises:
+        InputError: The engine or one of its settings is unknown (names the closest one), or a setting is malformed.
+
+    Example:
+        >>> parse_engine("ivf-dense:nlist=64,bits=16")
+        EngineSpec(name='ivf-dense', settings={'nlist': 64, 'bits': 16})
+        >>> str(parse_engine("faiss-dense:factory=IVF64,Flat"))
+        'faiss-dense:factory=IVF64,Flat'
+    """
+    name, _, rest = text.partition(":")
+    known = [AUTO, EXACT, *ENGINE_MODULES]
+    if name not in known:
+        raise InputError(f"unknown index engine {name!r}{did_you_mean(name, known)}; choose one of {', '.join(known)}")
+    settings = parse_settings(rest)
+    if name != AUTO:  # the settings of auto are checked when the engine is chosen
+        check_names(name, "setting", settings, () if name == EXACT else find_engine(name).settings)
+    return EngineSpec(name, settings)
+
+
+def engine_name(name: str, card: ModelCard, documents: int) -> str:
+    """Resolve ``auto`` and ``exact`` to an engine of the table.
+
+    Args:
+        name: ``auto`` chooses by size, ``exact`` by the model's kind of vectors; other names are returned unchanged.
+        card: Card of the model.
+        documents: Number of documents that the index will have.
+    """
+    if name == AUTO:
+        if card.kind == "dense":
+            return EXACT_DENSE if documents <= _MOST_EXACT else PQ_DENSE if documents <= _MOST_SCANNED else IVF_DENSE
+        return EXACT_TOKENS if documents <= _MOST_EXACT_TOKENS or card.dim % TOKEN_WIDTH_MULTIPLE else IVF_TOKENS
+    return {"dense": EXACT_DENSE, "colbert": EXACT_TOKENS}[card.kind] if name == EXACT else name
+
+
+def engine(name: str, card: ModelCard) -> Engine:
+    """Look up an engine for the vectors of a model.
+
+    Raises:
+        InputError: The engine does not exist or indexes the other kind of vectors; lists the engines for this model.
+    """
+    found = find_engine(name) if name in ENGINE_MODULES else None
+    if found is None or found.kind != card.kind:
+        known = ", ".join(key for key in ENGINE_MODULES if find_engine(key).kind == card.kind)
+        raise InputError(f"index engine {name!r} does not exist for a {card.kind} model; choose one of {known}")
+    return found
+
+
+def check_engine(text: str, card: ModelCard) -> EngineSpec:
+    """Parse an engine with settings and check that it fits a model, before anything is encoded.
+
+    Raises:
+        InputError: As `parse_engine`; or the engine, a setting or the vector width does not fit the model.
+    """
+    spec = parse_engine(text)
+    if spec.name != AUTO:
+        name = engine_name(spec.name, card, 0)
+        engine(name, card).check(spec.settings, card)
+    return spec
+
+
+def train_codec(
+    name: str, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+) -> AnyCodec:
+    """Train the codec of an engine.
+
+    Args:
+        name: Name of the engine.
+        sample: Vectors of documents chosen at random; at least one vector.
+        card: Card of the model that made them.
+        documents: Expected number of documents of the index.
+        vectors: Expected number of vectors of these documents.
+        settings: Settings of the engine; the others are chosen from the sizes.
+        seed: Random seed; equal input and seed give equal codecs.
+
+    Raises:
+        InputError: The engine or a setting does not exist, or the codec cannot be trained on this sample.
+    """
+    return engine(name, card).train(sample, card, documents=documents, vectors=vectors, settings=settings, seed=seed)
+
+
+def open_codec(name: str, folder: Path) -> AnyCodec:
+    """Open a codec folder written by ``Codec.save``; the caller has verified its checksums.
+
+    Raises:
+        InputError: The engine does not exist, or a file is missing or damaged.
+    """
+    if name not in ENGINE_MODULES:
+        raise InputError(f"{folder}: made by the index engine {name!r}; this Quiver knows {', '.join(sorted(ENGINE_MODULES))}")
+    return find_engine(name).open(folder)
+
+
+# FAISS's type stubs lack the functions that its Python layer adds.
+_faiss: Any = faiss
+
+
+class one_thread:  # noqa: N801, a context as those of contextlib are named
+    """Limit FAISS to one thread, because more threads make a single query slower; the previous number is restored on exit.
+
+    A class, because every search enters it and a generator-based context manager takes three times as long (2.4 us).
+    """
+
+    __slots__ = ("_former",)
+
+    def __enter__(self) -> None:
+        self._former: int = _faiss.omp_get_max_threads()
+        if self._former > 1:
+            _faiss.omp_set_num_threads(1)
+
+    def __exit__(self, *error: object) -> None:
+        if self._former > 1:
+            _faiss.omp_set_num_threads(self._former)
+
+
+Made = TypeVar("Made")
+
+
+class Lazy(Generic[Made]):
+    """A value that is expensive to create: one thread creates it, the others wait.
+
+    Since Python 3.12, ``functools.cached_property`` lets concurrent threads create the value several times. The factory is not stored: a
+    bound method would form a reference cycle and keep the value alive until the next garbage collection.
+
+    Example:
+        >>> calls = []
+        >>> once = Lazy()
+        >>> once.get(lambda: calls.append("made")), once.get(lambda: calls.append("made again")), calls
+        (None, None, ['made'])
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[Made] = []
+
+    def get(self, make: Callable[[], Made]) -> Made:
+        """Return the value, creating it on first use; if creation fails, the next call tries again."""
+        if not self._made:
+            with self._lock:
+                if not self._made:
+                    self._made.append(make())
+        return self._made[0]
+
+
+def in_order(
+    rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, *, ids: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Order rows by score and then by document id, both descending; return the first k rows and their scores.
+
+    Args:
+        rows: Rows of the index.
+        scores: Their scores; equal scores are ties.
+        k: Maximum number of rows to return.
+        ids: Document ids of all rows of the index, or their ranks.
+    """
+    order = np.argsort(-scores, kind="stable")
+    if len(order) > k:  # sort a tie at the cut completely, but nothing below it
+        order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]
+    rows, scores = rows[order], scores[order]
+    if (scores[:-1] == scores[1:]).any():
+        named: list[tuple[float, Any, int]] = sorted(zip(scores.tolist(), ids[rows].tolist(), rows.tolist(), strict=True), reverse=True)
+        rows = np.array([row for _, _, row in named], np.int64)
+    return rows[:k], scores[:k]
+
+
+def check_k(k: SupportsIndex) -> int:
+    """Convert the number of hits, such as a NumPy integer, to ``int``, which FAISS requires.
+
+    Raises:
+        TypeError: k is not an integer.
+        ValueError: k < 1.
+    """
+    hits = operator.index(k)
+    if hits < 1:
+        raise ValueError(f"k must be >= 1, got {k}")
+    return hits

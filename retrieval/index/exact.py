@@ -1,11 +1,20 @@
-"""The exact engines: uncompressed float32 vectors, all of which are compared with every query.
+"""Exact search, and the exact engines: uncompressed float32 vectors, all of which are compared with every query.
 
-On disk a segment is one memory-mapped file of vectors; in memory it is any `Rows`, such as vectors of the embedding store. Nothing is
-trained.
-Dense vectors are searched with ``faiss.knn``, the search of ``IndexFlatIP`` without its copy of the vectors, one block at a time; token
-vectors are scored by MaxSim. A document without token vectors keeps its row and id and is never found.
+On disk a segment is one memory-mapped file of vectors; in memory it is any `Rows`, such as vectors of the embedding store. Dense vectors
+are searched with ``faiss.knn``, the search of ``IndexFlatIP`` without its copy of the vectors; token vectors are scored by MaxSim. A
+document without token vectors keeps its row and id and is never found.
 
-Shapes: Q queries, P documents, n documents of a block, T token vectors of all documents, n_i token vectors of text i, d width.
+Matrix products round the same inner product differently at different positions of the matrix: with FAISS and 300 queries of width 768,
+copies of one document got different scores for most queries. Scores that are too close to order in float32 are therefore computed again
+in float64 and rounded once. Equal vectors then have equal scores, and a ranking depends neither on how many queries are searched
+together nor on the number of threads.
+
+`search_walk` searches the documents block by block, one block in memory at a time. Each block returns its nearest documents for every
+query; the k best of all blocks and a margin are kept. If the margin does not contain the end of a tie at position k, a second pass reads
+every document whose score may reach the k best. Peak memory: one block and Q x (k + margin) candidates.
+
+Shapes: Q queries, P documents, n documents of a block, T token vectors of all documents, n_i token vectors of text i, k hits, d width.
+Source of the error bound: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1.
 """
 
 from __future__ import annotations
@@ -16,28 +25,245 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.files import read_json
-from quiver.retrieval.index.disk import Disk, little_endian, write_array, write_file
-from quiver.retrieval.index.engines import Bitmap, Found, Preset, Sample, Setting, Size, check_names
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files, lengths_around, rows_with
-from quiver.retrieval.index.ranking import (
-    ROWS,
-    Ranked,
-    block_rows,
-    float32_error,
-    largest_norm,
-    nearest_by_scores,
-    search_walk,
+from quiver.retrieval.index.engines import (
+    EXACT_DENSE,
+    EXACT_TOKENS,
+    Bitmap,
+    Engine,
+    Found,
+    Preset,
+    Sample,
+    Setting,
+    Size,
+    check_names,
+    in_order,
 )
+from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, lengths_around, little_endian, rows_with, write_array, write_file
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, MatrixRows, ModelCard, PickedRows, Rows, TokenVectors
+
+_UNIT_ROUNDOFF = 2.0**-24
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def float32_error(terms: int, magnitude: float) -> float:
+    """Bound on the error of a float32 sum of products, for any order of summation.
+
+    Args:
+        terms: Number of roundings in the computation of one score.
+        magnitude: Bound on the sum of the absolute values of the products, such as the product of two norms.
+
+    Returns:
+        The bound, with room for rounding the exact score to float32 once more.
+
+    Raises:
+        ValueError: The scores may overflow float32; infinities and NaN cannot be ordered.
+    """
+    if not magnitude < _LARGEST:
+        raise ValueError(f"scores up to {magnitude:.3g} do not fit into float32; the vectors are too long")
+    return (terms + 2) * _UNIT_ROUNDOFF * magnitude
+
+
+def is_complete(scores: NDArray[np.float32], k: int, error: float) -> bool:
+    """Whether no document outside the retrieved ones can belong to the k best, given that none scores above the last.
+
+    Args:
+        scores: Scores of the documents retrieved, best first, more than k.
+        k: Number of hits wanted.
+        error: Bound on the error of a score.
+    """
+    return bool(scores[k - 1] - scores[-1] > 2 * error)
+
+
+def candidates(
+    rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, error: float
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.intp]]:
+    """Select the rows that may belong to the k best.
+
+    Args:
+        rows: Rows of the index, which include all candidates for the k best.
+        scores: Their scores, with an error of at most ``error``.
+        k: Number of hits, 1 <= k <= number of rows.
+        error: Bound on the error of a score.
+
+    Returns:
+        Rows and scores, best first, and the positions of scores that are too close to a neighbour to be ordered.
+    """
+    threshold = np.partition(scores, len(scores) - k)[len(scores) - k] - 2 * error
+    kept = np.flatnonzero(scores >= threshold)
+    kept = kept[np.argsort(-scores[kept], kind="stable")]
+    scores = scores[kept]
+    close = scores[:-1] - scores[1:] <= 2 * error
+    doubtful = np.zeros(len(scores), bool)
+    doubtful[:-1] = close
+    doubtful[1:] |= close
+    return rows[kept], scores, np.flatnonzero(doubtful)
+
+
+MARGIN = 32
+"""Documents retrieved in addition to k, so that the end of a tie at the cut is usually among them."""
+
+# Queries whose candidates are fetched together: many enough to share disk reads, few enough to limit memory.
+QUERIES_RESCORED = 32
+
+# Maximum number of scores of a part in memory if FAISS does not select the best, queries x documents: 32 MiB.
+SCORES_HELD = 8 << 20
+
+Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Rows and scores of one query, best first."""
+
+
+class Part(Protocol):
+    """Some documents in memory, and the queries of the search. A place is a document's position in the part."""
+
+    def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Scores and places of the k best of each query, (Q, min(k, n)), unordered; minus infinity for excluded documents."""
+
+    def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
+        """Scores of all documents for some queries, (len(queries), n)."""
+
+    def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Scores of given documents for one query in float64."""
+
+
+class Walk(Protocol):
+    """Documents and queries of one search."""
+
+    def parts(self) -> Iterator[tuple[int, Part]]:
+        """Yield all documents in parts, each with the number of its first document."""
+
+    def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, Part]]:
+        """Yield chosen documents in parts, in the order given, each with its number of documents."""
+
+
+def search_walk(
+    walk: Walk, k: int, *, findable: int, errors: NDArray[np.float64], ids: NDArray[Any], all_exact: bool = False
+) -> list[Ranked]:
+    """The k best documents of every query, by score and then by document id, both descending.
+
+    Args:
+        walk: Computes scores in float32 with an error of at most ``errors``, and in float64.
+        k: Hits per query, at least 1.
+        findable: Number of documents whose score is not minus infinity.
+        errors: Bound on the error of a score for each query, (Q,).
+        ids: Document ids, or their ranks, (P,).
+        all_exact: Compute every returned score in float64 and round it once, not only those that are too close to a neighbour. A score
+            then does not depend on the other documents, and results of several indexes can be merged.
+    """
+    k = min(k, findable)
+    if not k:
+        return [(np.zeros(0, np.int64), np.zeros(0, np.float32)) for _ in errors]
+    fetched = min(findable, k + MARGIN)
+    scores, rows = _nearest(walk, fetched)
+    cut_off = [query for query in range(len(errors)) if fetched < findable and not is_complete(scores[query], k, errors[query])]
+    found = _second_walk(walk, cut_off, k, thresholds=scores[cut_off, k - 1] - 2 * errors[cut_off], ids=ids) if cut_off else {}
+    rest = [query for query in range(len(errors)) if query not in found]
+    for start in range(0, len(rest), QUERIES_RESCORED):
+        kept = {query: candidates(rows[query], scores[query], k, errors[query]) for query in rest[start : start + QUERIES_RESCORED]}
+        if all_exact:
+            kept = {query: (some, values, np.arange(len(some))) for query, (some, values, _) in kept.items()}
+        exact = _rescored(walk, {query: rows[doubtful] for query, (rows, _, doubtful) in kept.items()})
+        for query, (documents, values, doubtful) in kept.items():
+            values[doubtful] = exact[query]
+            found[query] = in_order(documents, values, k, ids=ids)
+    return [found[query] for query in range(len(errors))]
+
+
+def _nearest(walk: Walk, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Scores and rows of the k best documents of every query, (Q, k), best first."""
+    scores: NDArray[np.float32] | None = None
+    for start, part in walk.parts():
+        some_scores, places = part.nearest(k)
+        some_rows = places + start
+        if scores is None:
+            scores, rows = some_scores, some_rows
+            continue
+        scores, rows = np.concatenate([scores, some_scores], axis=1), np.concatenate([rows, some_rows], axis=1)
+        if scores.shape[1] > k:
+            kept = np.argpartition(scores, -k, axis=1)[:, -k:]
+            scores, rows = np.take_along_axis(scores, kept, axis=1), np.take_along_axis(rows, kept, axis=1)
+    if scores is None:
+        raise ValueError("a walk needs at least one part")
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+
+def _rescored(walk: Walk, wanted: dict[int, NDArray[np.int64]]) -> dict[int, NDArray[np.float64]]:
+    """Scores of the wanted documents of each query in float64, in the given order."""
+    exact = {query: np.empty(len(rows), np.float64) for query, rows in wanted.items()}
+    chosen = np.unique(np.concatenate([np.zeros(0, np.int64), *wanted.values()]))
+    first = 0
+    for size, part in walk.pick(chosen):
+        for query, rows in wanted.items():
+            places = np.searchsorted(chosen, rows) - first
+            here = (places >= 0) & (places < size)
+            if here.any():
+                exact[query][here] = part.exact(query, places[here])
+        first += size
+    return exact
+
+
+def _second_walk(walk: Walk, queries: list[int], k: int, *, thresholds: NDArray[np.float64], ids: NDArray[Any]) -> dict[int, Ranked]:
+    """Rank the documents of some queries by scoring every document whose float32 score reaches the threshold in float64."""
+    best = {query: (np.empty(0, np.int64), np.empty(0, np.float32)) for query in queries}
+    for start, part in walk.parts():
+        for head in range(0, len(queries), QUERIES_RESCORED):
+            group = queries[head : head + QUERIES_RESCORED]
+            near = part.scores(group) >= thresholds[head : head + QUERIES_RESCORED, None]
+            for query, reached in zip(group, near, strict=True):
+                if (places := np.flatnonzero(reached)).size:
+                    rows, scores = best[query]
+                    rows, scores = np.append(rows, places + start), np.append(scores, part.exact(query, places).astype(np.float32))
+                    best[query] = in_order(rows, scores, k, ids=ids)
+    return best
+
+
+def nearest_by_scores(part: Part, queries: int, count: int, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Implementation of ``Part.nearest`` that computes all scores.
+
+    Args:
+        part: Computes the scores.
+        queries: Number of queries Q.
+        count: Number of documents n of the part.
+        k: Documents per query.
+    """
+    group = max(1, SCORES_HELD // count)
+    found = [_best(part.scores(range(start, min(start + group, queries))), min(k, count)) for start in range(0, queries, group)]
+    return np.concatenate([scores for scores, _ in found]), np.concatenate([places for _, places in found])
+
+
+def _best(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    places = np.argpartition(scores, -k, axis=1)[:, -k:]
+    return np.take_along_axis(scores, places, axis=1), places
+
+
+ROWS = 8192
+"""Rows of a matrix that are checked in one step, so that a check never copies the complete matrix."""
+
+BLOCK_BYTES = 128 << 20
+"""Maximum size in bytes of the vectors that a search reads from disk at a time."""
+
+
+def largest_norm(rows: Rows) -> float:
+    """Length of the longest row; not finite if a row is not, or if a length overflows float32."""
+    largest = np.float32(0)
+    for _, block in rows.blocks(ROWS):
+        with np.errstate(over="ignore", invalid="ignore"):
+            largest = np.maximum(largest, np.linalg.norm(block, axis=1).max())
+    return float(largest)
+
+
+def block_rows(dim: int) -> int:
+    """Number of rows of width d in a block of 128 MiB."""
+    return max(1, BLOCK_BYTES // (4 * dim))
+
 
 # Queries per pass over the documents: their candidates, Q x (k + margin), take 50 MB for k = 1000.
 DENSE_QUERIES = 4096
@@ -64,7 +290,7 @@ def search_dense(
         largest_norm: Length of the longest row.
         ids: Document ids, or their ranks, (P,).
         allowed: Rows that may be found, (P,); None for all.
-        all_exact: See `quiver.retrieval.index.ranking.search_walk`.
+        all_exact: See `quiver.retrieval.index.exact.search_walk`.
 
     Raises:
         ValueError: A query has scores that overflow float32.
@@ -87,7 +313,7 @@ def search_dense(
 
 
 class _DensePart:
-    """A block of documents and the queries, both in memory; implements ``quiver.retrieval.index.ranking.Part``."""
+    """A block of documents and the queries, both in memory; implements ``quiver.retrieval.index.exact.Part``."""
 
     def __init__(self, queries: DenseVectors, block: DenseVectors, hidden: NDArray[np.bool_] | None) -> None:
         self._queries = queries
@@ -118,7 +344,7 @@ def exact_products(rows: Rows, query: NDArray[np.float32], places: NDArray[np.in
 
 
 class _DenseWalk:
-    """The documents in blocks; implements ``quiver.retrieval.index.ranking.Walk``."""
+    """The documents in blocks; implements ``quiver.retrieval.index.exact.Walk``."""
 
     def __init__(self, rows: Rows, queries: DenseVectors, allowed: NDArray[np.bool_] | None) -> None:
         self._rows = rows
@@ -163,7 +389,7 @@ def search_tokens(
         largest_norm: Length of the longest row.
         ids: Document ids, or their ranks, (P,).
         allowed: Documents that may be found, (P,); None for all. Documents without a vector are never found.
-        all_exact: See `quiver.retrieval.index.ranking.search_walk`.
+        all_exact: See `quiver.retrieval.index.exact.search_walk`.
 
     Raises:
         ValueError: A query has scores that overflow float32.
@@ -194,7 +420,7 @@ def _error(query: TokenVectors, largest_norm: float) -> float:
 
 
 class _TokenPart:
-    """Some documents and the queries, both in memory; implements ``quiver.retrieval.index.ranking.Part``."""
+    """Some documents and the queries, both in memory; implements ``quiver.retrieval.index.exact.Part``."""
 
     def __init__(
         self, queries: Sequence[TokenVectors], tokens: TokenVectors, offsets: NDArray[np.int64], hidden: NDArray[np.bool_] | None
@@ -241,7 +467,7 @@ def exact_maxsim(rows: Rows, offsets: NDArray[np.int64], query: TokenVectors, pl
 
 
 class _TokenWalk:
-    """The documents in blocks of whole documents; implements ``quiver.retrieval.index.ranking.Walk``."""
+    """The documents in blocks of whole documents; implements ``quiver.retrieval.index.exact.Walk``."""
 
     def __init__(self, rows: Rows, offsets: NDArray[np.int64], queries: Sequence[TokenVectors], allowed: NDArray[np.bool_] | None) -> None:
         self._rows = rows
@@ -505,7 +731,7 @@ class ExactCodec(Generic[ExactSegment]):
 
     def writer(self, folder: Path, disk: Disk) -> _ExactWriter:
         """See `quiver.retrieval.index.engines.Codec`."""
-        return _ExactWriter(folder, disk, tokens=self.name == TOKENS)
+        return _ExactWriter(folder, disk, tokens=self.name == EXACT_TOKENS)
 
     def open(self, files: Files, rows: int) -> ExactSegment:
         """See `quiver.retrieval.index.engines.Codec`."""
@@ -542,33 +768,29 @@ class ExactCodec(Generic[ExactSegment]):
 
 def codec_content(kind: str, dim: int) -> Mapping[str, bytes] | None:
     """Files of an exact codec, by name, which hold only the vector width; None for other engines."""
-    return {_CODEC: _content(dim)} if kind in (DENSE, TOKENS) else None
+    return {_CODEC: _content(dim)} if kind in (EXACT_DENSE, EXACT_TOKENS) else None
 
 
 def _content(dim: int) -> bytes:
     return json.dumps({"dim": dim}).encode()
 
 
-DENSE = "exact-dense"
-TOKENS = "exact-tokens"
-
-
 def train_dense(
     sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
 ) -> ExactCodec[ExactDenseSegment]:
-    """The exact codec for dense vectors; see `quiver.retrieval.index.engine_table.train_codec`."""
+    """The exact codec for dense vectors; see `quiver.retrieval.index.engines.train_codec`."""
     del sample, documents, vectors, seed
-    check_names(DENSE, "setting", settings, ())
-    return ExactCodec(DENSE, card.dim, _open_dense)
+    check_names(EXACT_DENSE, "setting", settings, ())
+    return ExactCodec(EXACT_DENSE, card.dim, _open_dense)
 
 
 def train_tokens(
     sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
 ) -> ExactCodec[ExactTokenSegment]:
-    """The exact codec for token vectors; see `quiver.retrieval.index.engine_table.train_codec`."""
+    """The exact codec for token vectors; see `quiver.retrieval.index.engines.train_codec`."""
     del sample, documents, vectors, seed
-    check_names(TOKENS, "setting", settings, ())
-    return ExactCodec(TOKENS, card.dim, _open_tokens)
+    check_names(EXACT_TOKENS, "setting", settings, ())
+    return ExactCodec(EXACT_TOKENS, card.dim, _open_tokens)
 
 
 def open_dense(folder: Path) -> ExactCodec[ExactDenseSegment]:
@@ -577,7 +799,7 @@ def open_dense(folder: Path) -> ExactCodec[ExactDenseSegment]:
     Raises:
         InputError: The folder does not hold such a codec.
     """
-    return ExactCodec(DENSE, _width_of(folder / _CODEC), _open_dense)
+    return ExactCodec(EXACT_DENSE, _width_of(folder / _CODEC), _open_dense)
 
 
 def open_tokens(folder: Path) -> ExactCodec[ExactTokenSegment]:
@@ -586,7 +808,7 @@ def open_tokens(folder: Path) -> ExactCodec[ExactTokenSegment]:
     Raises:
         InputError: The folder does not hold such a codec.
     """
-    return ExactCodec(TOKENS, _width_of(folder / _CODEC), _open_tokens)
+    return ExactCodec(EXACT_TOKENS, _width_of(folder / _CODEC), _open_tokens)
 
 
 def _open_dense(files: Files, dim: int, rows: int) -> ExactDenseSegment:
@@ -634,3 +856,10 @@ def _number(content: Any, name: str, path: Path) -> float:
     if not value >= 0:
         raise DamagedIndexError(f"{path}: {name} is {value}; run quiver index repair")
     return value
+
+
+ENGINES = {
+    EXACT_DENSE: Engine("dense", train_dense, open_dense),
+    EXACT_TOKENS: Engine("colbert", train_tokens, open_tokens),
+}
+"""The exact engines; see `quiver.retrieval.index.engines.ENGINE_MODULES`."""

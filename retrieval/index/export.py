@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, write_json
-from quiver.retrieval.index.disk import little_endian
-from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.segments import OpenSegment
+from quiver.retrieval.index.files import little_endian
+from quiver.retrieval.index.index import Index, OpenSegment
 from quiver.retrieval.utils import Advance, progress_bar
 
 FORMATS = ("npy", "safetensors")

@@ -18,20 +18,33 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import checked_document, read_documents
-from quiver.retrieval.index.disk import MemoryDisk
-from quiver.retrieval.index.documents.metadata import MetadataTable
-from quiver.retrieval.index.documents.strings import IdTable
-from quiver.retrieval.index.documents.table import DocumentTable
-from quiver.retrieval.index.engine_table import EngineSpec, engine, engine_name, parse_engine, train_codec
-from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample
-from quiver.retrieval.index.exact import DENSE, TOKENS, ExactDenseSegment, ExactTokenSegment, document_blocks, token_rows
-from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.mapped import CheckedArray, Files
-from quiver.retrieval.index.pieces import BuildOptions
-from quiver.retrieval.index.ranking import block_rows, check_new_ids, first_bad_row, largest_norm
-from quiver.retrieval.index.segments import OpenSegment, SegmentFolderWriter, open_segment
-from quiver.retrieval.index.source import Encoded, Model, encode, joined, survey
-from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
+from quiver.retrieval.index.documents import DocumentTable, MetadataTable
+from quiver.retrieval.index.engines import (
+    EXACT_DENSE,
+    EXACT_TOKENS,
+    AnyCodec,
+    AnySegment,
+    EngineSpec,
+    Sample,
+    engine,
+    engine_name,
+    parse_engine,
+    train_codec,
+)
+from quiver.retrieval.index.exact import (
+    ROWS,
+    ExactDenseSegment,
+    ExactTokenSegment,
+    block_rows,
+    document_blocks,
+    largest_norm,
+    token_rows,
+)
+from quiver.retrieval.index.files import CheckedArray, Files, MemoryDisk
+from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter, open_segment
+from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
+from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
+from quiver.retrieval.index.strings import IdTable
 from quiver.retrieval.records import DenseVectors, Document, MatrixRows, ModelCard, Rows, TokenCounts
 from quiver.retrieval.utils import progress_bar
 
@@ -40,8 +53,6 @@ logger = logging.getLogger(__name__)
 MEMORY = Path("(in memory)")
 """Path of an index in memory, in errors and logs."""
 
-# Documents encoded in one call, as in a build on disk.
-_CHUNK = 512
 # Vectors outside memory up to this size are read into memory before searching.
 READ_BYTES = 256 << 20
 
@@ -63,7 +74,7 @@ def index_vectors(
             use them without a copy, and read vectors outside memory completely only up to 256 MiB.
         card: Card of the model that made them; its ``kind`` and ``dim`` decide which engines fit.
         lengths: Token vectors of each document, (P,), zero allowed; None for one vector per document.
-        engine: Engine with settings, see `quiver.retrieval.index.engine_table.parse_engine`.
+        engine: Engine with settings, see `quiver.retrieval.index.engines.parse_engine`.
         seed: Random seed of engines that are trained.
 
     Raises:
@@ -86,9 +97,9 @@ def index_vectors(
         raise InputError(f"{what} of document '{owner}' is not finite; check the model")
     codec = _trained(name, spec, rows, offsets, card, dense=lengths is None, seed=seed)
     segment: AnySegment
-    if name == DENSE:
+    if name == EXACT_DENSE:
         segment = ExactDenseSegment(rows, norm, all_exact=False)
-    elif name == TOKENS:
+    elif name == EXACT_TOKENS:
         segment = ExactTokenSegment(rows, offsets, norm, all_exact=False)
     else:
         segment = _written(codec, rows, offsets, dense=lengths is None)
@@ -111,7 +122,7 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     parts: list[tuple[list[Document], Encoded]] = []
     stream = iter(documents)
     with progress_bar("documents", source.count, enabled=progress) as advance:
-        while chunk := list(islice(stream, _CHUNK)):
+        while chunk := list(islice(stream, options.pieces.chunk_documents)):
             parts.append((chunk, encode(model, chunk, use_title=options.use_title)))
             advance(len(chunk))
     logger.info("%d documents encoded", source.count)
@@ -200,3 +211,30 @@ def _in_memory(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: P
     entry = SegmentEntry(str(MEMORY), documents, vectors, tokens, {})
     manifest = Manifest(0, "", "build", {}, card, policy, CodecEntry(codec.name, "", codec.parameters, {}), (entry,))
     return Index(MEMORY, manifest, codec, [segment])
+
+
+def first_bad_row(rows: Rows) -> int | None:
+    """Number of the first row with a NaN or infinity, or None."""
+    for start, block in rows.blocks(ROWS):
+        bad = ~np.isfinite(block).all(axis=1)
+        if bad.any():
+            return start + int(bad.argmax())
+    return None
+
+
+def check_new_ids(ids: Sequence[str], count: int) -> None:
+    """Check that ids are unique and that there are ``count`` of them.
+
+    Raises:
+        InputError: There are no documents, or an id is repeated.
+        ValueError: The number of ids is wrong.
+    """
+    if len(ids) != count:
+        raise ValueError(f"{len(ids)} ids for the vectors of {count} documents")
+    if not count:
+        raise InputError("an index needs at least one document, got none")
+    seen: set[str] = set()
+    for key in ids:
+        if key in seen:
+            raise InputError(f"document id '{key}' occurs twice; ids must be unique")
+        seen.add(key)

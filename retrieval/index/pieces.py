@@ -1,17 +1,19 @@
-"""The resumable part of a build: documents are split into pieces, each piece becomes a segment, and the segments are merged.
+"""The work of a build in pieces: read the documents, encode them, and write segments that survive a killed process.
+
+Documents are read once before anything is encoded: this finds malformed lines and repeated ids within seconds, counts the documents, and
+computes the checksum by which a resumed build recognizes its corpus. Memory: at most one chunk of documents, 8 bytes per id and 4 bytes
+per text length.
 
 A *chunk* is a list of documents that the model encodes in one call. Vectors may depend on it in their last bits, because the batch decides
-how matrices are multiplied; chunks are therefore the same for one worker and for a hundred. A *piece* is a run of chunks: the work unit of
-how matrices are multiplied; chunks therefore do not depend on the number of workers. A *piece* is a run of chunks: the work unit of
-an executor and the most work that is lost if a process is killed. The plan is stored with the pieces, so that a resumed build has the same
+how matrices are multiplied; chunks therefore do not depend on the number of workers. A *piece* is a run of chunks: the work unit of an
+executor and the most work that is lost if a process is killed. The plan is stored with the pieces, so that a resumed build has the same
 pieces whatever its memory limit or number of workers. A finished piece has a durable marker, and a resumed build makes only the missing
-ones. Merging copies bytes and encodes nothing; the resulting bytes do not depend on the borders of the pieces or on which worker made them.
+ones.
 
-If a codec has to be trained, documents chosen at random are encoded first, and their vectors wait on disk until their piece is written.
-Training, merging and the commit happen in the building process. A worker needs only the folder of the index, on a shared file system,
-and loads the model itself.
+This module holds what a worker does; it needs only the folder of the index, on a shared file system, and loads the model itself.
+`quiver.retrieval.index.build` plans the pieces, distributes them, merges them and commits.
 
-Shapes: P documents, n vectors of some documents, d width.
+Shapes: P documents of an index, B documents of a chunk, n vectors of some documents, d width.
 """
 
 from __future__ import annotations
@@ -19,37 +21,398 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import platform
 import uuid
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import REAL, Disk, link_if_absent, remove_tree, write_file
-from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES, is_described
-from quiver.retrieval.index.engine_table import engine, open_codec, train_codec
-from quiver.retrieval.index.engines import AnyCodec, Sample, Setting
-from quiver.retrieval.index.errors import DamagedIndexError, unreadable
-from quiver.retrieval.index.mapped import Files
-from quiver.retrieval.index.segments import Contents, OpenSegment, SegmentFolderWriter, merge_segments, open_segment
-from quiver.retrieval.index.source import Encoded, Model, Reading, Source, Spool, StoredSample, encode, joined, read_encoded, write_encoded
-from quiver.retrieval.index.store.layout import Layout
-from quiver.retrieval.index.store.manifest import FileEntry
-from quiver.retrieval.index.store.reading import verify_files
+from quiver.retrieval.data.corpus import checked_document, read_documents
+from quiver.retrieval.data.embedding_store import stack_vectors
+from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
+from quiver.retrieval.index.engines import AnyCodec, Setting, open_codec
+from quiver.retrieval.index.files import (
+    REAL,
+    DamagedIndexError,
+    Disk,
+    link_if_absent,
+    map_array,
+    remove_tree,
+    unreadable,
+    write_array,
+    write_file,
+)
+from quiver.retrieval.index.index import Contents, SegmentFolderWriter
+from quiver.retrieval.index.store.reading import FileEntry, Layout, verify_files
 from quiver.retrieval.index.store.writing import seal
-from quiver.retrieval.index.threads import computing_with
-from quiver.retrieval.models.loading import load_from_card, with_absolute_source
-from quiver.retrieval.records import IN_PROCESS, Document, Executor, ModelCard, TokenCounts
-from quiver.retrieval.utils import Advance, progress_bar
+from quiver.retrieval.index.strings import id_hashes
+from quiver.retrieval.models.encoding import comparable
+from quiver.retrieval.models.loading import load_from_card
+from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
+from quiver.retrieval.utils import Advance
+
+_CHUNK = 4096
+# Distance of stored offsets in a spool, in documents: to find a document, at most this many lines are skipped.
+_STRIDE = 256
+
+
+@dataclass(frozen=True)
+class Spool:
+    """A file with one document per line and random access, which workers on other machines can read.
+
+    Attributes:
+        path: The file.
+        offsets: Byte offset of every document whose number is a multiple of `_STRIDE`.
+    """
+
+    path: Path
+    offsets: NDArray[np.uint64]
+
+    def __call__(self, first: int) -> Iterator[Document]:
+        """Read the documents from a number on.
+
+        Raises:
+            InputError: The file cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                if first // _STRIDE < len(self.offsets):
+                    file.seek(int(self.offsets[first // _STRIDE]))
+                for line in islice(file, first % _STRIDE, None):
+                    yield Document(*json.loads(line))
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror}); all workers need the folder of the index") from error
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents that have been read and checked once.
+
+    Attributes:
+        read_from: Function that reads documents from a given number on.
+        count: Number of documents.
+        sha256: Checksum of their content and order.
+        lengths: Characters of each text, (count,).
+        fields: Names of all metadata fields.
+    """
+
+    read_from: Callable[[int], Iterator[Document]]
+    count: int
+    sha256: str
+    lengths: NDArray[np.uint32]
+    fields: frozenset[str]
+
+    @property
+    def spool(self) -> Spool:
+        """The file to which the documents were written during the first reading.
+
+        Raises:
+            ValueError: They were not written to a file.
+        """
+        if not isinstance(self.read_from, Spool):
+            raise ValueError("the documents were not spooled; workers cannot read them")
+        return self.read_from
+
+
+class Reading:
+    """Reads documents by number; ascending access reads them once.
+
+    Args:
+        read_from: Function that reads documents from a given number on.
+        count: Number of documents.
+    """
+
+    def __init__(self, read_from: Callable[[int], Iterator[Document]], count: int) -> None:
+        self._read_from, self._count = read_from, count
+        self._stream, self._next = iter(list[Document]()), -1
+
+    def span(self, first: int, stop: int) -> list[Document]:
+        """Documents ``first`` to ``stop - 1``.
+
+        Raises:
+            InputError: A document is malformed, or the number of documents has changed since the first reading.
+        """
+        if self._next < 0 or first < self._next or (first != self._next and isinstance(self._read_from, Spool)):
+            self._stream, self._next = self._read_from(first), first
+        documents = list(islice(self._stream, first - self._next, stop - self._next))
+        self._next = first + len(documents)
+        found = self._next + (sum(1 for _ in self._stream) if stop == self._count else 0)
+        if len(documents) < stop - first or found > self._count:
+            raise InputError(
+                f"{self._count:,} documents at the first reading, {found:,} at a later one; do not change the corpus during a build"
+            )
+        return documents
+
+    def picked(self, numbers: NDArray[np.int64]) -> Iterator[Document]:
+        """Read the documents with the given numbers, which must ascend."""
+        for number in numbers.tolist():
+            yield from self.span(number, number + 1)
+
+
+def survey(
+    corpus: str | Path | Iterable[Document],
+    spool: Path,
+    *,
+    disk: Disk,
+    spooled: bool = False,
+    look: Callable[[list[Document]], None] | None = None,
+) -> Source:
+    """Read all documents once and check them.
+
+    Args:
+        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents. An iterator is written to ``spool``, because it
+            can be read only once.
+        spool: Path of a file to create; it must exist as long as the source is used.
+        disk: Writes the spool.
+        spooled: Whether to write any corpus to ``spool``, for workers that need random access to it.
+        look: Called with every chunk.
+
+    Raises:
+        InputError: The corpus is malformed (names file:line) or empty, an id is empty or repeated, or a document cannot be written as JSON.
+    """
+    path = Path(corpus) if isinstance(corpus, str | Path) else None
+    if spooled or isinstance(corpus, Iterator):
+        documents = read_documents(path) if path is not None else map(checked_document, cast(Iterable[Document], corpus))
+        return _surveyed(_write(documents, spool, disk), look)
+    if path is not None:
+        return _surveyed(lambda first: islice(read_documents(path), first, None), look)
+    given = cast(Iterable[Document], corpus)
+    return _surveyed(lambda first: map(checked_document, islice(given, first, None)), look)
+
+
+def _surveyed(read_from: Callable[[int], Iterator[Document]], look: Callable[[list[Document]], None] | None) -> Source:
+    digest, hashes, lengths, fields, stream = hashlib.sha256(), array("Q"), array("I"), set[str](), read_from(0)
+    while chunk := list(islice(stream, _CHUNK)):
+        for document in chunk:
+            digest.update(_line(document))
+            lengths.append(len(document.text))
+            fields.update(document.metadata or ())
+        hashes.frombytes(id_hashes([document.id for document in chunk]).tobytes())
+        if look is not None:
+            look(chunk)
+    count = len(hashes)
+    if not count:
+        raise InputError("there are no documents to index")
+    ordered = np.frombuffer(hashes, np.uint64)
+    ordered.sort()  # in place, to save memory
+    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if suspects:
+        _check_unique(read_from(0), suspects)
+    return Source(read_from, count, digest.hexdigest(), np.frombuffer(lengths, np.uint32), frozenset(fields))
+
+
+def _check_unique(documents: Iterator[Document], suspects: set[int]) -> None:
+    seen: set[str] = set()
+    while chunk := list(islice(documents, _CHUNK)):
+        for document, hashed in zip(chunk, id_hashes([document.id for document in chunk]).tolist(), strict=True):
+            if hashed in suspects:
+                if document.id in seen:
+                    raise InputError(f"document id '{document.id}' occurs twice; ids must be unique")
+                seen.add(document.id)
+
+
+def _line(document: Document) -> bytes:
+    """Serialize a document to one line.
+
+    Raises:
+        InputError: It has content that JSON or UTF-8 cannot express, such as a lone surrogate or NaN; segments could not store it either.
+    """
+    fields = [document.id, document.text, document.title, dict(document.metadata) if document.metadata else None]
+    try:
+        return json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+    except (TypeError, ValueError) as error:
+        raise InputError(f"document {document.id!r} cannot be written as JSON ({error})") from error
+
+
+def _write(documents: Iterator[Document], path: Path, disk: Disk) -> Spool:
+    if path.exists():  # left by a killed build
+        disk.unlink(path)
+    offsets, place = array("Q"), 0
+    with disk.create(path) as file:
+        for number, document in enumerate(documents):
+            if number % _STRIDE == 0:
+                offsets.append(place)
+            line = _line(document)
+            file.write(line)
+            place += len(line)
+    return Spool(path, np.frombuffer(offsets, np.uint64) if offsets else np.zeros(0, np.uint64))
+
+
+Model: TypeAlias = DenseModel | TokenModel
+"""A model of either kind; ``model.card.kind`` says which."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The vectors of B documents.
+
+    Attributes:
+        vectors: (n, d) float32, comparable by inner product, document after document.
+        lengths: Number of vectors of each document, (B,).
+        token_ids: Vocabulary ids of the tokens, (n,) uint32; None if the model does not provide them.
+        tokens: Token counts of each document.
+    """
+
+    vectors: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    token_ids: NDArray[np.uint32] | None
+    tokens: TextTokens
+
+    def select(self, places: NDArray[np.intp]) -> Encoded:
+        """Select documents, in the order given."""
+        ends = np.cumsum(self.lengths)
+        lengths = self.lengths[places]
+        begins = ends[places] - lengths
+        rows = np.repeat(begins - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))
+        tokens = TextTokens(self.tokens.tokens[places], self.tokens.truncated[places], self.tokens.empty[places])
+        return Encoded(self.vectors[rows], lengths, None if self.token_ids is None else self.token_ids[rows], tokens)
+
+
+def encode(model: Model, documents: Sequence[Document], *, use_title: bool) -> Encoded:
+    """Encode documents.
+
+    Raises:
+        InputError: A vector is not finite (names the document).
+        ValueError: The vectors do not match the model's card.
+    """
+    encoding = model.encode([document.content(use_title=use_title) for document in documents], "document")
+    given, counts = stack_vectors(encoding, model.card)
+    with np.errstate(over="ignore"):  # an overflow becomes infinity, which is rejected below
+        vectors = np.ascontiguousarray(given, np.float32)  # files store float32 only
+    lengths = np.array(counts, np.int64)
+    if len(lengths) != len(documents):
+        raise ValueError(f"{model.card.source} gave the vectors of {len(lengths)} texts for {len(documents)}")
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        key = documents[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))].id
+        what = "the vector" if isinstance(encoding, DenseEncoding) else "a token vector"
+        raise InputError(f"{what} of document '{key}' is not finite; check the model")
+    token_ids = None
+    if not isinstance(encoding, DenseEncoding) and encoding.token_ids is not None:
+        token_ids = np.concatenate(encoding.token_ids).astype(np.uint32, copy=False)
+    return Encoded(comparable(vectors, model.card), lengths, token_ids, encoding.tokens)
+
+
+def joined(parts: Sequence[Encoded]) -> Encoded:
+    """Concatenate the documents of several parts, at least one."""
+    ids = [part.token_ids for part in parts if part.token_ids is not None]
+    tokens = TextTokens(*(np.concatenate([getattr(part.tokens, name) for part in parts]) for name in ("tokens", "truncated", "empty")))
+    return Encoded(
+        np.concatenate([part.vectors for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate(ids) if len(ids) == len(parts) else None,
+        tokens,
+    )
+
+
+def write_encoded(folder: Path, encoded: Encoded, disk: Disk) -> dict[str, str]:
+    """Write vectors to a folder; return what each file holds, by name."""
+    write_array(folder / "vectors.f32", encoded.vectors, disk)
+    write_array(folder / "lengths.i64", encoded.lengths, disk)
+    tokens = np.stack([encoded.tokens.tokens, encoded.tokens.truncated, encoded.tokens.empty]).astype(np.int64)
+    write_array(folder / "tokens.i64", tokens, disk)
+    holds = {"vectors.f32": "vectors", "lengths.i64": "vectors a document", "tokens.i64": "what tokenising did to each document"}
+    if encoded.token_ids is not None:
+        write_array(folder / "token_ids.u32", encoded.token_ids, disk)
+        holds["token_ids.u32"] = "the vocabulary's number of each vector's token"
+    return holds
+
+
+def read_encoded(folder: Path, count: int, dim: int) -> Encoded:
+    """Memory-map the files that `write_encoded` wrote.
+
+    Args:
+        folder: The folder.
+        count: Number of documents.
+        dim: Vector width d.
+    """
+    lengths = map_array(folder / "lengths.i64", np.int64, (count,))
+    rows = int(lengths.sum())
+    tokens = map_array(folder / "tokens.i64", np.int64, (3, count))
+    ids = folder / "token_ids.u32"
+    return Encoded(
+        map_array(folder / "vectors.f32", np.float32, (rows, dim)),
+        np.asarray(lengths),
+        map_array(ids, np.uint32, (rows,)) if ids.exists() else None,
+        TextTokens(tokens[0].astype(np.int32), tokens[1].astype(bool), tokens[2].astype(bool)),
+    )
+
+
+class StoredSample:
+    """The vectors of the training sample, by document number in the corpus.
+
+    Args:
+        pieces: Document numbers, ascending, with the vectors of these documents.
+    """
+
+    def __init__(self, pieces: Sequence[tuple[NDArray[np.int64], Encoded]]) -> None:
+        self._pieces = tuple(pieces)
+
+    def has(self, first: int, count: int) -> NDArray[np.bool_]:
+        """Which of ``count`` successive documents are in the sample, (count,)."""
+        known = np.zeros(count, bool)
+        for numbers, _ in self._pieces:
+            low, high = np.searchsorted(numbers, [first, first + count])
+            known[numbers[low:high] - first] = True
+        return known
+
+    def fill(self, first: int, known: NDArray[np.bool_], others: Encoded | None) -> Encoded:
+        """Combine the vectors of successive documents from the sample and from a new encoding.
+
+        Args:
+            first: Number of the first document.
+            known: Which of the documents are in the sample, (B,).
+            others: Encoding of the documents that are not in the sample, in order; None if there are none.
+        """
+        parts, numbers = ([] if others is None else [others]), [np.flatnonzero(~known)]
+        for mine, encoded in self._pieces:
+            low, high = np.searchsorted(mine, [first, first + len(known)])
+            if low < high:
+                parts.append(encoded.select(np.arange(low, high)))
+                numbers.append(mine[low:high] - first)
+        return joined(parts).select(np.argsort(np.concatenate(numbers), kind="stable"))
+
+
+@dataclass(frozen=True)
+class PieceSizes:
+    """Sizes of the work units of a build.
+
+    The model encodes a chunk of documents in one call: enough to fill a batch, few enough that the progress bar moves every few seconds on
+    a CPU. Batches are packed, not padded, so grouping more documents by length gave no measurable speedup. A piece is full when it reaches
+    one of its limits; a killed worker loses less than one piece. Small corpora have smaller pieces, about ``count`` of them, so that every
+    worker has something to do.
+
+    Attributes:
+        chunk_documents: Maximum number of documents in a chunk.
+        chunk_characters: A chunk ends when its texts have at least this many characters, about 250,000 tokens: the vectors of a chunk stay
+            in memory until they are written.
+        documents: Maximum number of documents in a piece.
+        characters: Characters of the texts of a piece.
+        vector_bytes: Size of the vectors of a piece, in bytes.
+        count: Number of pieces of a small corpus; it also limits the number of files that are open at once.
+        least_documents: Documents of a piece below which pieces are not made smaller.
+        probe_documents: Documents encoded to estimate the number of vectors per document.
+        sample_documents: Maximum number of documents in a piece of the training sample.
+    """
+
+    chunk_documents: int = 512
+    chunk_characters: int = 1 << 20
+    documents: int = 8192
+    characters: int = 8 << 20
+    vector_bytes: int = 256 << 20
+    count: int = 256
+    least_documents: int = 512
+    probe_documents: int = 256
+    sample_documents: int = 2048
 
 
 @dataclass(frozen=True)
@@ -58,7 +421,7 @@ class BuildOptions:
 
     Attributes:
         engine: ``auto`` (chosen by the number of documents), ``exact``, or an engine by name with settings, as in
-            ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engine_table.parse_engine`.
+            ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engines.parse_engine`.
         settings: Settings of the engine; the others are chosen from the size of the corpus.
         seed: Random seed; equal documents, model, options and seed give byte-identical segments.
         memory: Memory limit of a build in bytes, in addition to the model and one chunk of documents.
@@ -66,11 +429,12 @@ class BuildOptions:
         store_text: Store the texts, so that hits can be shown.
         fields: Metadata fields that filters can test; some document must have each of them. None for all fields. The name of a field in a
             nested object consists of both names, joined by a dot.
-        calibrate: Whether to measure the index's recall and latency (`retrieval.index.calibration`) at the end of the build, unless its
-            engine is exact. `quiver.retrieval.index.calibration.allowed_seconds` limits the time.
+        calibrate: Measure recall and latency of the index at the end of the build (`quiver.retrieval.index.calibration`), unless its engine
+            is exact. `quiver.retrieval.index.calibration.allowed_seconds` limits the time.
         threads: Threads that each worker encodes with; None divides the threads of this process among the workers on its machine. A
             resumed build keeps the number that it was started with. With another number, vectors may differ in the last bit because
             libraries may add in another order.
+        pieces: Sizes of the work units. They do not change the documents of the index.
     """
 
     engine: str = "auto"
@@ -82,6 +446,7 @@ class BuildOptions:
     fields: Sequence[str] | None = None
     calibrate: bool = True
     threads: int | None = None
+    pieces: PieceSizes = field(default_factory=PieceSizes)
 
     def check_fields(self, there: Collection[str]) -> None:
         """Check that some document has each of the filter fields.
@@ -102,13 +467,6 @@ DEFAULTS = BuildOptions()
 """Default options."""
 
 
-FAN = 4
-"""Number of segments, the new one included, from which an addition is merged with earlier segments."""
-
-FLOOR = 1 << 20
-"""Bytes below which the cost of writing a segment does not depend on its size: it has a dozen files, each of which is synced."""
-
-
 class Extent(NamedTuple):
     """Size of a segment.
 
@@ -127,52 +485,6 @@ class Extent(NamedTuple):
     def with_more(self, other: Extent) -> Extent:
         """The sum of two sizes."""
         return Extent(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
-
-def groups(codec: AnyCodec, extents: Sequence[Extent], memory: int) -> list[range]:
-    """Group successive segments so that each group can be merged within the memory limit.
-
-    Args:
-        codec: Codec of the segments; it estimates the memory of a merge.
-        extents: Size of each segment.
-        memory: Memory limit of a merge in bytes; a segment that exceeds it stays alone.
-    """
-    runs: list[range] = []
-    begin, whole = 0, Extent(0, 0)
-    for number, extent in enumerate(extents):
-        whole = whole.with_more(extent)
-        if number > begin and held(codec, whole) > memory:
-            runs.append(range(begin, number))
-            begin, whole = number, extent
-    return [*runs, range(begin, len(extents))]
-
-
-def first_merged(extents: Sequence[Extent], fits: Callable[[Extent], bool]) -> int:
-    """Choose the segments that an addition is merged with, so that small segments stay few and none is rewritten often.
-
-    This is a size-tiered merge policy, as in Lucene and log-structured stores: going back from the addition, a segment joins the merge if
-    it is no larger than all newer segments together, and the merge takes place if it has at least `FAN` segments. A merged segment at least
-    doubles in size: n additions of equal size rewrite each document at most log2(n) times and leave about log2(n) + `FAN` segments.
-    Segments smaller than `FLOOR` count as that size; they are rewritten more often and stay fewer.
-
-    Args:
-        extents: Size of each segment without its deleted documents; the last one is the addition.
-        fits: Whether a merge that results in a segment of a given size is allowed.
-
-    Returns:
-        Number of the first segment to merge; the number of the addition if no merge is due.
-
-    Example:
-        >>> def first(*sizes):
-        ...     return first_merged([Extent(1, 1, 0, size << 20) for size in sizes], lambda extent: True)
-        >>> first(90, 1, 1), first(90, 1, 1, 1), first(90, 1, 1, 1, 1), first(90, 8, 4, 1, 1, 1, 1), first(90, 64, 9, 9, 9, 9)
-        (2, 3, 1, 1, 2)
-    """
-    begin, whole = len(extents) - 1, extents[-1]
-    while begin and extents[begin - 1].size <= max(whole.size, FLOOR) and fits(extents[begin - 1].with_more(whole)):
-        begin -= 1
-        whole = whole.with_more(extents[begin])
-    return begin if len(extents) - begin >= FAN else len(extents) - 1
 
 
 def held(codec: AnyCodec, extent: Extent) -> int:
@@ -637,247 +949,15 @@ class MakeAnywhere:
         return PieceMaker(load_from_card(self.card), reading, self.options, folders, codec=codec, sample=self.sampled.vectors())
 
 
-logger = logging.getLogger(__name__)
-
-# Documents encoded in one call: enough to fill a batch, few enough that the progress bar moves every few seconds on a CPU.
-# Batches are packed, not padded, so grouping more documents by length gave no measurable speedup.
-CHUNK = 512
-# Calls with long texts are smaller, about 250,000 tokens each, because their vectors stay in memory until they are written.
-CHUNK_CHARACTERS = 1 << 20
-# A piece is full when it reaches one of these limits; a killed worker loses less than one piece. Small corpora have smaller pieces, about
-# `PIECES` of them, so that every worker has something to do; `PIECES` also limits the number of files open at once.
-PIECE_DOCUMENTS = 8192
-PIECE_CHARACTERS = 8 << 20
-PIECE_BYTES = 256 << 20
-PIECES = 256
-LEAST_PIECE = 512
-# Documents encoded to estimate the number of vectors per document, and the maximum number of documents in a piece of the sample.
-PROBE = 256
-SAMPLE_PIECE = 2048
-
-CODEC = "codec"
-"""Name of the piece that holds the codec."""
-_PLAN, _THREADS = "plan", "threads"
-ENCODES_NOTHING = frozenset({CODEC, _PLAN, _THREADS})
-"""Names of the pieces whose creation encodes nothing; all others are worth keeping for a resumed build."""
-
-
-@dataclass(frozen=True)
-class CodecPlace:
-    """A codec on disk.
-
-    Attributes:
-        engine: Name of its engine.
-        folder: Folder with its files.
-        holds: Description of each file, by name.
-    """
-
-    engine: str
-    folder: Path
-    holds: Mapping[str, str]
-
-
-class Pieces:
-    """Makes the codec, the pieces and the segments of one build.
-
-    Args:
-        model: Encodes the documents.
-        source: The documents.
-        options: Options of the build.
-        work: Working folder.
-        executor: Runs the tasks that make pieces.
-        progress: Show progress bars over the documents.
-    """
-
-    def __init__(
-        self, model: Model, source: Source, options: BuildOptions, work: WorkFolder, *, executor: Executor = IN_PROCESS, progress: bool
-    ) -> None:
-        self._model = model
-        self._card: ModelCard = model.card
-        self._source = source
-        self._options = options
-        self._work = work
-        self._executor = executor
-        self._progress = progress
-        self._sampled = Sampled((), self._card.dim)
-        self._threads = self._agreed_threads()
-
-    def codec(self, name: str) -> tuple[AnyCodec, CodecPlace]:
-        """Return the codec of an engine, trained now or before an interruption."""
-        wanted = engine(name, self._card).sample
-        if wanted(self._source.count):
-            self._sampled = self._encode_sample(self._choose(wanted), "sample")
-        done = self._work.pieces.finished(CODEC)
-        if done is None:
-            folder = self._work.pieces.begin(CODEC)
-            done = self._work.pieces.finish(
-                CODEC, folder, self._train(name, self._sampled.encoded()).save(folder, self._work.pieces.disk), {}
-            )
-        # Open the codec from its files even if it was just trained, as a resumed build does.
-        return open_codec(name, done.folder), CodecPlace(name, done.folder, done.holds)
-
-    def pieces(self, codec: AnyCodec, place: CodecPlace) -> list[tuple[Path, Contents]]:
-        """Encode all documents and return the finished pieces, each with its folder.
-
-        Args:
-            codec: Codec of the index.
-            place: The same codec on disk.
-
-        Raises:
-            InputError: A vector is not finite (names the document).
-        """
-        plan = self._agreed_plan(codec)
-        made = self._make(plan.pieces, "documents", codec=codec, place=place)
-        return [(each.folder, contents_of(each)) for each in made]
-
-    def merged(
-        self, codec: AnyCodec, pieces: Sequence[tuple[Path, Contents]], *, before: Sequence[OpenSegment] = ()
-    ) -> list[tuple[Path, Contents]]:
-        """Merge pieces into as few segments as the memory allows; each is returned with its folder.
-
-        Args:
-            codec: Codec of the pieces.
-            pieces: The finished pieces.
-            before: Segments of the index to merge with all pieces into one segment, as chosen by `first_merged`.
-        """
-        extents = [piece_extent(folder, each) for folder, each in pieces]
-        runs = [range(len(pieces))] if before else groups(codec, extents, self._options.memory)
-        segments: list[tuple[Path, Contents]] = []
-        for run in runs:
-            chosen = pieces[run.start : run.stop]
-            if len(chosen) == 1 and not before:
-                segments.append(chosen[0])
-                continue
-            opened = [*before, *(self._open(codec, *each) for each in chosen)]
-            folder = self._work.pieces.begin(f"segment-{len(segments):04d}")
-            segments.append((folder, merge_segments(opened, codec, folder, self._work.pieces.disk)))
-        return segments
-
-    def _agreed_threads(self) -> int:
-        """The number of threads stored with the build; a new build stores its own."""
-        wanted = self._options.threads or self._executor.threads(torch.get_num_threads())
-        done = self._work.pieces.finished(_THREADS)
-        if done is None:
-            folder = self._work.pieces.begin(_THREADS)
-            done = self._work.pieces.finish(_THREADS, folder, {}, {"threads": wanted})
-        threads = int(done.facts["threads"])
-        if threads != wanted:
-            logger.info("resuming with %d threads per worker, as the build was started", threads)
-        return threads
-
-    def _agreed_plan(self, codec: AnyCodec) -> PiecePlan:
-        """The plan stored with the build; a new build makes and stores one."""
-        done = self._work.pieces.finished(_PLAN)
-        if done is not None:
-            return PiecePlan.from_json(done.facts)
-        lengths = self._source.lengths
-        ends = chunk_ends(lengths, documents=CHUNK, characters=CHUNK_CHARACTERS)
-        share = max(CHUNK_CHARACTERS, int(lengths.sum(dtype=np.int64)) // PIECES)
-        limits = PieceLimits(
-            documents=min(PIECE_DOCUMENTS, max(LEAST_PIECE, len(lengths) // PIECES)),
-            characters=min(PIECE_CHARACTERS, share),
-            vectors=PIECE_BYTES // (4 * self._card.dim),
-            memory=self._options.memory,
-        )
-        plan = plan_pieces(lengths, ends, limits, self._card, codec)
-        self._work.pieces.finish(_PLAN, self._work.pieces.begin(_PLAN), {}, plan.to_json())
-        return plan
-
-    def _make(
-        self, pieces: Sequence[Piece], description: str, *, codec: AnyCodec | None = None, place: CodecPlace | None = None
-    ) -> list[Finished]:
-        """Return pieces in the order given; those that are not finished are made."""
-        made: dict[str, Finished] = {}
-        for piece in pieces:
-            if (done := self._work.pieces.finished(piece.name)) is not None:
-                made[piece.name] = done
-            else:
-                self._work.pieces.discard(piece.name)
-        missing = [piece for piece in pieces if piece.name not in made]
-        if made:
-            logger.info("%s: %d of %d pieces were finished before the interruption", description, len(made), len(pieces))
-        with progress_bar(description, sum(piece.documents for piece in pieces), enabled=self._progress) as advance:
-            if made:
-                advance(sum(piece.documents for piece in pieces if piece.name in made))
-            if missing:
-                with self._running(missing, codec, place, advance) as finished:
-                    made.update((piece.name, done) for piece, done in finished)
-        return [made[piece.name] for piece in pieces]
-
-    @contextmanager
-    def _running(
-        self, pieces: Sequence[Piece], codec: AnyCodec | None, place: CodecPlace | None, advance: Advance
-    ) -> Iterator[Iterator[tuple[Piece, Finished]]]:
-        """Yield pieces as they are finished; the workers are stopped when the block ends."""
-        if not self._executor.remote:
-            reading = Reading(self._source.read_from, self._source.count)
-            vectors = self._sampled.vectors()
-            maker = PieceMaker(self._model, reading, self._options, self._work.pieces, codec=codec, sample=vectors, advance=advance)
-            with computing_with(self._threads), closing(self._executor.run(MakeHere(maker), pieces, threads=self._threads)) as finished:
-                yield finished
-            return
-        task = MakeAnywhere(
-            folder=self._work.folder,
-            spool=self._source.spool,
-            count=self._source.count,
-            options=self._options,
-            card=with_absolute_source(self._card),
-            threads=self._threads,
-            codec=None if place is None else (place.engine, place.folder),
-            sampled=self._sampled,
-        )
-
-        def counted() -> Iterator[tuple[Piece, Finished]]:
-            for piece, done in results:
-                advance(piece.documents)
-                yield piece, done
-
-        with closing(self._executor.run(task, pieces, threads=self._threads)) as results:
-            yield counted()
-
-    def _open(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
-        return open_segment(Files(folder), codec, contents.documents, texts=self._options.store_text)
-
-    def _choose(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
-        """Choose documents at random with as many vectors as the engine wants for training; their numbers, ascending, per piece."""
-        count, mean = self._source.count, 1.0
-        order = np.random.default_rng(self._options.seed).permutation(count)
-        if self._card.kind != "dense":
-            probe = self._encode_sample([np.sort(order[:PROBE])], "probe")
-            mean = max(float(probe.encoded()[0].lengths.mean()), 1.0)
-        # The sample may use half of the memory, training the other half.
-        best, fits = wanted(round(mean * count)), self._options.memory // (8 * self._card.dim)
-        if fits < best:
-            logger.warning(
-                "training uses %d vectors instead of %d, to stay within the memory limit; raise the limit for better recall", fits, best
-            )
-        vectors = min(best, fits)
-        numbers = np.sort(order[: max(1, math.ceil(vectors / mean))])
-        size = max(1, min(SAMPLE_PIECE, int(PIECE_BYTES / (4 * self._card.dim * mean))))
-        return [numbers[start : start + size] for start in range(0, len(numbers), size)]
-
-    def _encode_sample(self, parts: Sequence[NDArray[np.int64]], name: str) -> Sampled:
-        """Encode chosen documents, or reuse the result of an interrupted build."""
-        pieces = [SamplePiece(f"{name}-{number:04d}", part, CHUNK) for number, part in enumerate(parts)]
-        made = self._make(pieces, name)
-        return Sampled(tuple((piece, each.folder) for piece, each in zip(pieces, made, strict=True)), self._card.dim)
-
-    def _train(self, name: str, pieces: Sequence[Encoded]) -> AnyCodec:
-        count, dense = self._source.count, self._card.kind == "dense"
-        sample, mean = Sample(np.zeros((0, self._card.dim), np.float32)), 0.0
-        if pieces:
-            encoded = joined(pieces)
-            sample = Sample(encoded.vectors, None if dense else encoded.lengths, encoded.token_ids)
-            mean = len(encoded.vectors) / len(encoded.lengths)
-        if pieces and not len(sample.vectors):
-            raise InputError("none of the documents has a vector; there is nothing to index")
-        vectors = count if dense else round(mean * count)
-        settings, seed = self._options.settings, self._options.seed
-        return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
-
-
-def piece_extent(folder: Path, contents: Contents) -> Extent:
-    """Size of a finished piece."""
-    sizes = {file: (folder / file).stat().st_size for file in contents.holds}
-    described = sum(size for file, size in sizes.items() if is_described(file))
-    return Extent(contents.documents, contents.vectors, described, sum(sizes.values()))
+@contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Limit torch to a number of threads; the previous number is restored on exit."""
+    former = torch.get_num_threads()
+    if threads == former:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)

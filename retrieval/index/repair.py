@@ -1,13 +1,12 @@
-"""Repair of a damaged index: keep everything that can still be read, and move damaged files to the quarantine.
+"""Check and repair of an index: find damaged files, keep everything that can still be read.
 
-A repair commits one new generation. Its content is that of the newest generation whose manifest can be read, from the manifest or from its
-copy in HEAD. It keeps every row of a damaged segment whose blocks are intact:
+`check_index` reads every byte and compares it with its checksum. `repair_index` commits one new generation and moves damaged files to a
+folder in ``quarantine``, which no command reads; its owner deletes it. The content is that of the newest generation whose manifest can be
+read, from the manifest or from its copy in HEAD. A repair keeps every row of a damaged segment whose blocks are intact:
 
 1. A block with one flipped bit is corrected: its digest locates the bit.
 2. A row with vectors or an id in another damaged block is lost; texts, metadata and token counts are optional parts of a row.
 3. A lost row is taken from an older generation that has it in a segment of its own.
-
-Damaged files are moved to a folder in ``quarantine``, which no command reads; the owner deletes it.
 
 Ids, texts and metadata are partly redundant. A lost id is read from the stored text of its document, and lost metadata from the stored
 texts; only data damaged in both places is lost.
@@ -29,30 +28,158 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import exact
-from quiver.retrieval.index.disk import REAL, Disk, write_file
-from quiver.retrieval.index.documents.metadata import MetadataTable, MetadataWriter, is_metadata
-from quiver.retrieval.index.documents.strings import STEM, IdTable, StringColumn, Texts, lost_line
-from quiver.retrieval.index.documents.table import DocumentTable, open_tokens
-from quiver.retrieval.index.engine_table import open_codec
-from quiver.retrieval.index.engines import AnyCodec, Bitmap
-from quiver.retrieval.index.errors import DamagedIndexError, LostTextError
-from quiver.retrieval.index.mapped import (
+from quiver.retrieval.index.documents import DocumentTable, MetadataTable, MetadataWriter, is_metadata, open_tokens
+from quiver.retrieval.index.engines import AnyCodec, Bitmap, open_codec
+from quiver.retrieval.index.files import (
     BLOCK,
     CHECKSUMS,
+    REAL,
     CheckedArray,
+    DamagedIndexError,
+    Disk,
     Files,
+    LostTextError,
     SalvagedFile,
     block_digest,
     corrected,
     count_blocks,
     read_digests,
+    write_file,
 )
-from quiver.retrieval.index.segments import OpenSegment, merge_segments
-from quiver.retrieval.index.store.checking import check_index
-from quiver.retrieval.index.store.layout import Layout
-from quiver.retrieval.index.store.manifest import FileEntry, Manifest, SegmentEntry, parse_manifest, read_manifest
-from quiver.retrieval.index.store.reading import head_generation, head_manifest, read_alive, verify_alive, verify_file
-from quiver.retrieval.index.store.writing import StoreWriter, writing
+from quiver.retrieval.index.index import OpenSegment, merge_segments
+from quiver.retrieval.index.store.reading import (
+    FileEntry,
+    Layout,
+    Manifest,
+    SegmentEntry,
+    check_format,
+    entries,
+    head_bytes,
+    head_generation,
+    head_manifest,
+    parse_manifest,
+    read_alive,
+    read_manifest,
+    verify_alive,
+    verify_file,
+)
+from quiver.retrieval.index.store.writing import StoreWriter, unreferenced, writing
+from quiver.retrieval.index.strings import STEM, IdTable, StringColumn, Texts, lost_line
+
+
+@dataclass(frozen=True)
+class GenerationReport:
+    """Result of checking one generation.
+
+    Attributes:
+        generation: Its number.
+        manifest: Its manifest; None if damaged.
+        problems: Descriptions of the damage, one line each.
+    """
+
+    generation: int
+    manifest: Manifest | None
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Result of `check_index`.
+
+    Attributes:
+        generations: All existing generations, oldest first; readers open the last.
+        leftovers: Files and folders that no generation needs: of an interrupted build, an incomplete commit, or a writer at work.
+        head_problems: Problems of HEAD or of the manifest that it names; the newest generation may be missing.
+    """
+
+    generations: tuple[GenerationReport, ...]
+    leftovers: tuple[Path, ...]
+    head_problems: tuple[str, ...] = ()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Descriptions of the damage in the newest generation."""
+        return (*self.head_problems, *(self.generations[-1].problems if self.generations else ()))
+
+
+def check_index(root: Path | str) -> CheckReport:
+    """Read every file of every generation and compare it with its checksum; nothing is changed.
+
+    This takes minutes for a large index, and a writer may commit meanwhile: a generation that is removed during the check is left out of
+    the report.
+
+    Raises:
+        InputError: The folder is not an index, has another format version, or a file cannot be read for a reason other than damage.
+    """
+    layout = Layout(Path(root).resolve())
+    check_format(layout)
+    reports: tuple[GenerationReport, ...] = ()
+    while not reports and (generations := layout.generations()):
+        checked = [_check_generation(layout, generation) for generation in generations]
+        there = set(layout.generations())
+        reports = tuple(report for report in checked if report.generation in there)
+    return CheckReport(reports, (*_leftovers(layout), *entries(layout.temporary)), head_problems(layout))
+
+
+def head_problems(layout: Layout) -> tuple[str, ...]:
+    """Problems of HEAD or of the manifest that it names."""
+    known = head_generation(layout)
+    newest = max(layout.generations(), default=0)
+    if known is None:
+        committed = newest or entries(layout.segments)
+        return (f"{layout.head}: missing or changed, so the newest generation is unknown",) if committed else ()
+    if known > newest:
+        return (f"{layout.manifest(known)}: missing, and it is the newest generation",)
+    content = head_manifest(layout)
+    if layout.head.read_bytes() != head_bytes(known, content) or (known and not _is_manifest(layout, content)):
+        return (f"{layout.head}: changed; quiver index repair writes it again",)
+    return ()
+
+
+def _is_manifest(layout: Layout, content: bytes) -> bool:
+    try:
+        parse_manifest(content, layout.head)
+    except InputError:
+        return False
+    return True
+
+
+def _leftovers(layout: Layout) -> list[Path]:
+    """Files that no generation names; empty if a generation cannot be read or a writer is removing one."""
+    try:
+        return unreferenced(layout, layout.generations())
+    except (DamagedIndexError, FileNotFoundError):
+        return []
+
+
+def _check_generation(layout: Layout, generation: int) -> GenerationReport:
+    try:
+        manifest = read_manifest(layout.manifest(generation))
+    except (DamagedIndexError, FileNotFoundError) as error:
+        return GenerationReport(generation, None, (str(error),))
+    problems = _folder_problems(layout.codecs / manifest.codec.name, manifest.codec.files)
+    for segment in manifest.segments:
+        problems += _folder_problems(layout.segments / segment.name, segment.files)
+        try:
+            verify_alive(layout, segment)
+        except DamagedIndexError as error:
+            problems.append(str(error))
+    return GenerationReport(generation, manifest, tuple(problems))
+
+
+def _folder_problems(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
+    """Descriptions of the damage in a folder, one line per file."""
+    problems = []
+    for name, entry in files.items():
+        try:
+            verify_file(folder / name, entry.bytes, entry.sha256)
+        except DamagedIndexError as error:
+            problems.append(str(error))
+    stored = b"".join(digests.tobytes() for digests in read_digests(folder, files).values())
+    if not problems and (not (folder / CHECKSUMS).is_file() or (folder / CHECKSUMS).read_bytes() != stored):
+        problems.append(f"{folder / CHECKSUMS}: missing or changed; quiver index repair writes it again")
+    return problems
+
 
 # Number of ids decoded at a time.
 _TOGETHER = 65_536

@@ -9,7 +9,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict
 
-from quiver.retrieval.index.documents.metadata import FilterLike
+from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.integrations.retrievers import Asker, metadata_of
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quiver.retrieval.index.documents.metadata import FilterLike, as_filter
+from quiver.retrieval.index.documents import FilterLike, as_filter
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.integrations.stores import missing_library

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.segments import OpenSegment
+from quiver.retrieval.index.index import Index, OpenSegment
 
 MOST = 256
 """Largest number of documents per batch."""

@@ -43,17 +43,13 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.disk import REAL, write_array, write_file
-from quiver.retrieval.index.documents.metadata import FilterLike
-from quiver.retrieval.index.documents.strings import StringColumn
-from quiver.retrieval.index.engines import Bitmap
-from quiver.retrieval.index.errors import LostTextError
-from quiver.retrieval.index.mapped import Files, map_array
-from quiver.retrieval.index.ranking import check_k, in_order
-from quiver.retrieval.index.segments import OpenSegment
-from quiver.retrieval.index.store.manifest import FileEntry
-from quiver.retrieval.index.store.reading import verify_files
+from quiver.retrieval.index.documents import FilterLike
+from quiver.retrieval.index.engines import Bitmap, check_k, in_order
+from quiver.retrieval.index.files import REAL, Files, LostTextError, map_array, write_array, write_file
+from quiver.retrieval.index.index import OpenSegment
+from quiver.retrieval.index.store.reading import FileEntry, verify_files
 from quiver.retrieval.index.store.writing import seal
+from quiver.retrieval.index.strings import StringColumn
 from quiver.retrieval.records import Hits
 from quiver.retrieval.utils import installed_version, progress_bar
 

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.documents.metadata import FilterLike
-from quiver.retrieval.index.engines import Setting
-from quiver.retrieval.index.ranking import check_k
+from quiver.retrieval.index.documents import FilterLike
+from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseEncoding, DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel

@@ -16,7 +16,7 @@ from typing import Any
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder
 from quiver.retrieval.index import Index, add_documents, delete_documents, open_index
-from quiver.retrieval.index.store.layout import Layout
+from quiver.retrieval.index.store.reading import Layout
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import comparable

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from quiver.eval.averages import Average, Part, average, data_sets, grouped, is_whole
+from quiver.eval.metrics import Average, Part, average, data_sets, grouped, is_whole
 
 
 def _forums(count: int, size: int = 12, *, split: str = "test") -> list[Part]:

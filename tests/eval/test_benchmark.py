@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.benchmark import Benchmark, LocalFolder, Metadata, Policy, cut, depth, resolve
+from quiver.eval.benchmark import Benchmark, LocalFolder, Metadata, Policy, cut, depth, find, registry, resolve
 from quiver.eval.datasets.cache import RECORD, Cache
-from quiver.eval.datasets.registry import find, registry
 
 
 def only(data: Path | str, split: str | None = None) -> Benchmark:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quiver.eval.published import TABLE_1, TABLE_5, TABLE_6
-from quiver.eval.published.glue import AVERAGES_OFF_BY_MORE_THAN_ROUNDING, GLUE_COLUMNS
+from quiver.eval.published import AVERAGES_OFF_BY_MORE_THAN_ROUNDING, GLUE_COLUMNS, TABLE_1, TABLE_5, TABLE_6
 
 ROWS = {row.name: row for row in TABLE_5}
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from quiver.eval.nlu.fine_tuning.start import save_tokenizer
-from quiver.eval.nlu.glue_model import open_glue_model, predict, tokenise
-from quiver.eval.nlu.glue_scores import accuracy, f1, matthews, pearson, spearman
-from quiver.eval.nlu.glue_tasks import TASKS
+from quiver.eval.nlu.fine_tuning import save_tokenizer
+from quiver.eval.nlu.glue_tasks import TASKS, accuracy, f1, matthews, pearson, spearman
+from quiver.eval.nlu.glue_training import open_glue_model, predict, tokenise
 
 pytestmark = pytest.mark.parity
 

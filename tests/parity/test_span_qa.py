@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from quiver.encoder import Encoder, SpanQA, Tokenizer, init_head, init_weights, pack_ids, preset
-from quiver.eval.nlu.answer_scores import score_answer, squad_text
-from quiver.eval.nlu.qa_model import save_qa_model
-from quiver.eval.nlu.questions import Question
-from quiver.eval.nlu.windows import WindowSettings, make_windows
+from quiver.eval.nlu.answers import score_answer, squad_text
+from quiver.eval.nlu.qa_training import save_qa_model
+from quiver.eval.nlu.questions import Question, WindowSettings, make_windows
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity

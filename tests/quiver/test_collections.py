@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from quiver.eval.benchmark import registry
 from quiver.eval.datasets.cache import RECORD, Cache, FetchedFile, Record
-from quiver.eval.datasets.registry import registry
 from quiver.eval.datasets.sources import Source
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from quiver.eval.nlu.answer_scores import mean_scores, score_answers
+from quiver.eval.nlu.answers import mean_scores, score_answers
 from quiver.eval.nlu.questions import read_questions
 
 WORDS = ["bird", "sea", "wing", "stone", "tree", "river", "cloud", "field", "road", "lamp"]

@@ -36,7 +36,7 @@ def used(path: Path, days: float) -> Path:
 
 
 def shards(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.shard"))
+    return sorted(folder.rglob("*.arrow"))
 
 
 def texts(prefix: str) -> list[str]:

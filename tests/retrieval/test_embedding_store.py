@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, StoreLimits
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, StoreLimits, open_shard, text_keys
 from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
 
 TEXTS = ["a b", "c", "a b", "", "d e f", "c", "g", "h", "i j", "", "k", "l m n o"]
@@ -85,7 +85,13 @@ def check(stored: StoredVectors, model: Counting, texts: Sequence[str]) -> None:
 
 
 def shards(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.shard"))
+    return sorted(folder.rglob("*.arrow"))
+
+
+def damage_vectors(shard: Path) -> None:
+    content = bytearray(shard.read_bytes())
+    content[open_shard(shard, Counting().card).vectors_start] ^= 1
+    shard.write_bytes(content)
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
@@ -195,7 +201,7 @@ def test_a_killed_process_loses_what_it_had_not_committed(tmp_path: Path, kind: 
 def test_what_a_killed_process_leaves_is_removed_in_the_end(tmp_path: Path) -> None:
     store, model = small_store(tmp_path), Counting()
     store.encode(model, TEXTS, "document")
-    old, fresh = (shards(tmp_path)[0].parent / f".{name}.shard.00.tmp" for name in ("old", "fresh"))
+    old, fresh = (shards(tmp_path)[0].parent / f".{name}.arrow.00.tmp" for name in ("old", "fresh"))
     for path in (old, fresh):
         path.write_bytes(b"half")
     os.utime(old, (0, 0))
@@ -222,11 +228,16 @@ def test_what_was_encoded_before_an_error_is_kept(tmp_path: Path, failing: str) 
     assert model.texts == ["d e f", "g", "h", "i j", "k", "l m n o"]
 
 
-@pytest.mark.parametrize("place", [3, 520, -1])
-def test_a_damaged_shard_is_set_aside_and_its_texts_are_encoded_again(tmp_path: Path, place: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("damaged", ["keys", "vectors", "footer"])
+def test_a_damaged_shard_is_renamed_and_its_texts_are_encoded_again(tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture) -> None:
     small_store(tmp_path).encode(Counting(), TEXTS, "document")
     victim = shards(tmp_path)[0]
     content = bytearray(victim.read_bytes())
+    place = {
+        "keys": content.index(bytes(text_keys(["c"])[0])),
+        "vectors": open_shard(victim, Counting().card).vectors_start + 7,
+        "footer": len(content) - 1,
+    }[damaged]
     content[place] ^= 1
     victim.write_bytes(content)
     model = Counting()
@@ -248,8 +259,7 @@ def test_only_shards_that_are_asked_for_are_read(tmp_path: Path, caplog: pytest.
     """A small collection does not pay for the checksums of a large one that the same model has encoded."""
     small_store(tmp_path).encode(Counting(), TEXTS, "document")
     last = shards(tmp_path)[-1]
-    content = last.read_bytes()
-    last.write_bytes(content[:-1] + b"\0")
+    damage_vectors(last)
     model = Counting()
     assert small_store(tmp_path).encode(model, ["a b", "c"], "document").reused == 2
     assert caplog.records == []
@@ -271,7 +281,7 @@ def test_of_a_text_that_two_processes_stored_the_sound_copy_is_found(tmp_path: P
     assert [len(model.texts) for model in models] == [DISTINCT, DISTINCT]
     assert len(shards(tmp_path)) == 4
     for victim in shards(tmp_path)[:1]:
-        victim.write_bytes(victim.read_bytes()[:-1] + b"\0")
+        damage_vectors(victim)
     again = Counting()
     check(small_store(tmp_path).encode(again, TEXTS, "document"), again, TEXTS)
     assert again.asked == []

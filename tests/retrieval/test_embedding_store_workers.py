@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def shards(folder: Path) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(folder.glob("*/*.shard"))]
+    return [path.read_bytes() for path in sorted(folder.glob("*/*.arrow"))]
 
 
 def test_a_store_that_workers_fill_is_the_same(tmp_path: Path, model: Path) -> None:

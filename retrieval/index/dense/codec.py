@@ -46,8 +46,6 @@ from quiver.retrieval.index.dense.refine import (
     write_codes,
 )
 from quiver.retrieval.index.dense.settings import (
-    LISTS,
-    SCAN,
     ListParams,
     ListSettings,
     ScanParams,
@@ -58,15 +56,25 @@ from quiver.retrieval.index.dense.settings import (
     param_grid,
     probes,
     resized,
+    sample_size,
     sizes,
     turned,
 )
-from quiver.retrieval.index.disk import Disk, write_array, write_file
-from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files, RecordFiles, map_array
+from quiver.retrieval.index.engines import (
+    IVF_DENSE,
+    PQ_DENSE,
+    Bitmap,
+    Engine,
+    Lazy,
+    Preset,
+    Sample,
+    Setting,
+    Size,
+    one_thread,
+    setting_names,
+)
+from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, RecordFiles, map_array, write_array, write_file
 from quiver.retrieval.index.quantization import CODEWORDS, Clustering, FastScanLists, kmeans, product_quantizer, train_codebooks
-from quiver.retrieval.index.threads import Lazy, one_thread
 from quiver.retrieval.records import ModelCard
 
 # FAISS's type stubs know nothing of what its Python layer adds.
@@ -338,7 +346,7 @@ class ListCodec:
     @property
     def parameters(self) -> Mapping[str, Setting]:
         """Sizes and settings for reports."""
-        lists: dict[str, Setting] = {} if self.name == SCAN else {"nlist": len(self._coarse.centroids)}
+        lists: dict[str, Setting] = {} if self.name == PQ_DENSE else {"nlist": len(self._coarse.centroids)}
         return {**lists, "dsub": self._coarse.dsub, "bits": self._scalar.bits, "bytes_a_vector": self._coarse.width + self._scalar.nbytes}
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
@@ -388,7 +396,7 @@ class ListCodec:
     def preset_params(self, preset: Preset, *, k: int) -> ListsParams:
         """Uncalibrated search parameters of a preset for k hits."""
         factor, exhaustive = k_factor(preset, k, dsub=self._coarse.dsub), preset == "exact"
-        if self.name == SCAN:
+        if self.name == PQ_DENSE:
             return ScanParams(factor, exhaustive)
         return ListParams(probes(len(self._coarse.centroids), preset), factor, exhaustive)
 
@@ -411,40 +419,40 @@ class ListCodec:
 
 
 def train_scan(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
-    """Train the codec of ``pq-dense``; see `quiver.retrieval.index.engine_table.train_codec`."""
+    """Train the codec of ``pq-dense``; see `quiver.retrieval.index.engines.train_codec`."""
     del card, documents, vectors
     chosen = ScanSettings.parse(settings)
     dsub = chosen.dsub or coordinates(sample.vectors.shape[1])
-    return _trained(SCAN, sample, ListSettings(dsub, chosen.bits, nlist=1), seed)
+    return _trained(PQ_DENSE, sample, ListSettings(dsub, chosen.bits, nlist=1), seed)
 
 
 def train_lists(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
-    """Train the codec of ``ivf-dense``; see `quiver.retrieval.index.engine_table.train_codec`."""
+    """Train the codec of ``ivf-dense``; see `quiver.retrieval.index.engines.train_codec`."""
     del card, vectors
     chosen = ListSettings.parse(settings)
-    return _trained(LISTS, sample, replace(chosen, nlist=chosen.nlist or sizes(documents).lists), seed)
+    return _trained(IVF_DENSE, sample, replace(chosen, nlist=chosen.nlist or sizes(documents).lists), seed)
 
 
 def check_scan(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Check settings of ``pq-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    """Check settings of ``pq-dense``; see `quiver.retrieval.index.engines.Engine`."""
     del card
     ScanSettings.parse(settings)
 
 
 def check_lists(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Check settings of ``ivf-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    """Check settings of ``ivf-dense``; see `quiver.retrieval.index.engines.Engine`."""
     del card
     ListSettings.parse(settings)
 
 
 def open_scan(folder: Path) -> ListCodec:
     """Open a saved codec of ``pq-dense``."""
-    return _opened(SCAN, folder)
+    return _opened(PQ_DENSE, folder)
 
 
 def open_lists(folder: Path) -> ListCodec:
     """Open a saved codec of ``ivf-dense``."""
-    return _opened(LISTS, folder)
+    return _opened(IVF_DENSE, folder)
 
 
 def _trained(name: str, sample: Sample, settings: ListSettings, seed: int) -> ListCodec:
@@ -469,3 +477,10 @@ def _opened(name: str, folder: Path) -> ListCodec:
     centroids = np.array(map_array(folder / _CENTROIDS, np.float32, (lists, codes * dsub)))
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (codes, CODEWORDS, dsub)))
     return ListCodec(name, CoarseCoding(dim, centroids, products), open_scalar(folder, dim, bits))
+
+
+ENGINES = {
+    PQ_DENSE: Engine("dense", train_scan, open_scan, sample_size, setting_names(ScanSettings), check_scan),
+    IVF_DENSE: Engine("dense", train_lists, open_lists, sample_size, setting_names(ListSettings), check_lists),
+}
+"""The engines of this module; see `quiver.retrieval.index.engines.ENGINE_MODULES`."""

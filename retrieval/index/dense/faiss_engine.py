@@ -48,20 +48,17 @@ from quiver.retrieval.index.dense.refine import (
     write_codes,
 )
 from quiver.retrieval.index.dense.settings import (
-    FACTORY,
     FactorySettings,
     FaissParams,
     bits_of,
     faiss_params,
     param_grid,
     resized,
+    sample_size,
     turned,
 )
-from quiver.retrieval.index.disk import Disk, write_file
-from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files, RecordFiles, map_array
-from quiver.retrieval.index.threads import Lazy, one_thread
+from quiver.retrieval.index.engines import FAISS_DENSE, Bitmap, Engine, Lazy, Preset, Sample, Setting, Size, one_thread, setting_names
+from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, RecordFiles, map_array, write_file
 from quiver.retrieval.records import MatrixRows, ModelCard, Rows
 
 # FAISS's type stubs know nothing of what its Python layer adds.
@@ -424,7 +421,7 @@ class FaissCodec:
         scalar: How the refine store is coded.
     """
 
-    name = FACTORY
+    name = FAISS_DENSE
 
     def __init__(self, factory: str, trained: Any, scalar: ScalarCoding) -> None:
         self.factory = factory
@@ -520,7 +517,7 @@ class FaissCodec:
 
 
 def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> FaissCodec:
-    """The codec of ``faiss-dense``; see `quiver.retrieval.index.engine_table.train_codec`."""
+    """The codec of ``faiss-dense``; see `quiver.retrieval.index.engines.train_codec`."""
     del documents, vectors
     chosen = FactorySettings.parse(settings)
     factory = chosen.factory
@@ -538,7 +535,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
 
 
 def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Check settings of ``faiss-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    """Check settings of ``faiss-dense``; see `quiver.retrieval.index.engines.Engine`."""
     _made(FactorySettings.parse(settings).factory, card.dim)
 
 
@@ -564,10 +561,14 @@ def open_codec(folder: Path) -> FaissCodec:
 def _made(factory: str, dim: int) -> Any:
     index = make_index(factory, dim)
     if any(isinstance(part, _faiss.IndexRefine) for part in parts_of(index)):
-        raise InputError(f"index {factory!r}: {FACTORY} refines with its own codes; remove the refine part of the factory string")
+        raise InputError(f"index {factory!r}: {FAISS_DENSE} refines with its own codes; remove the refine part of the factory string")
     return index
 
 
 def _blocks(store: RefineStore) -> Iterator[NDArray[np.float32]]:
     for start in range(0, len(store), BLOCK):
         yield store.decode(slice(start, start + BLOCK))
+
+
+ENGINES = {FAISS_DENSE: Engine("dense", train, open_codec, sample_size, setting_names(FactorySettings), check_settings)}
+"""The engine of this module; see `quiver.retrieval.index.engines.ENGINE_MODULES`."""

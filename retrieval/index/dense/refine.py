@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.engines import Bitmap, Found, Size
+from quiver.retrieval.index.exact import float32_error, nearest_by_scores, search_walk
+from quiver.retrieval.index.files import Disk, Files, RecordFiles, map_array, write_array
 from quiver.retrieval.index.kernels.choice import kernels
-from quiver.retrieval.index.mapped import Files, RecordFiles, map_array
-from quiver.retrieval.index.ranking import float32_error, nearest_by_scores, search_walk
 
 Bits: TypeAlias = Literal[8, 16]
 """Bits of a code."""
@@ -279,7 +278,7 @@ def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.fl
 
 
 class _Part:
-    """Documents whose codes are in memory, and the queries; implements `quiver.retrieval.index.ranking.Part`."""
+    """Documents whose codes are in memory, and the queries; implements `quiver.retrieval.index.exact.Part`."""
 
     def __init__(self, prepared: Prepared, codes: Codes, scales: NDArray[np.float32]) -> None:
         self._prepared = prepared
@@ -303,7 +302,7 @@ class _Part:
 
 
 class _Walk:
-    """All or chosen documents in parts, without copying them; implements `quiver.retrieval.index.ranking.Walk`."""
+    """All or chosen documents in parts, without copying them; implements `quiver.retrieval.index.exact.Walk`."""
 
     def __init__(self, store: RefineStore, prepared: Prepared, picked: NDArray[np.int64] | None) -> None:
         self._store = store

@@ -12,10 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.refine import Bits
-from quiver.retrieval.index.engines import Preset, Setting, check_names
-
-EXACT, SCAN, LISTS, FACTORY = "exact-dense", "pq-dense", "ivf-dense", "faiss-dense"
-"""Names of the engines for one vector a document."""
+from quiver.retrieval.index.engines import FAISS_DENSE, IVF_DENSE, PQ_DENSE, Preset, Setting, check_names
 
 _SAMPLE = 65_536
 _SAMPLE_A_LIST = 32
@@ -35,13 +32,11 @@ class Sizes(NamedTuple):
     """What suits an index of so many documents.
 
     Attributes:
-        engine: The engine, where the user names none.
-        lists: Lists K of an inverted file, whether or not ``engine`` has one.
+        lists: Number of inverted lists K.
         nprobe: Lists that a search looks at.
         sample: Vectors that a codec is trained on.
     """
 
-    engine: str
     lists: int
     nprobe: int
     sample: int
@@ -49,9 +44,6 @@ class Sizes(NamedTuple):
 
 def sizes(documents: int) -> Sizes:
     """The table of sizes.
-
-    Up to 50,000 documents exact search takes about a millisecond (1.2 ms for 100,000 of width 128 on one thread of a Zen 4), and nothing
-    is lost. Up to 500,000 a scan of all product codes takes less than that (0.2 ms for 100,000); beyond, lists are probed.
 
     K is a power of two near 2 sqrt(n), a quarter of what is usual for FAISS: here a coordinate of a centroid costs the time of sixteen
     coordinates of a code, k-means takes K^2, and lists are probed a few hundred at a time. An eighth of them, 256 at most, is probed.
@@ -62,13 +54,12 @@ def sizes(documents: int) -> Sizes:
 
     Example:
         >>> sizes(100_000)
-        Sizes(engine='pq-dense', lists=512, nprobe=64, sample=65536)
+        Sizes(lists=512, nprobe=64, sample=65536)
         >>> sizes(5_000_000)
-        Sizes(engine='ivf-dense', lists=4096, nprobe=256, sample=131072)
+        Sizes(lists=4096, nprobe=256, sample=131072)
     """
-    engine = EXACT if documents <= 50_000 else SCAN if documents <= 500_000 else LISTS
     lists = min(_MOST_LISTS, 2 ** round(math.log2(2 * max(documents, 1) ** 0.5)))
-    return Sizes(engine, lists, probes(lists), max(_SAMPLE, _SAMPLE_A_LIST * lists))
+    return Sizes(lists, probes(lists), max(_SAMPLE, _SAMPLE_A_LIST * lists))
 
 
 def coordinates(width: int) -> int:
@@ -121,7 +112,7 @@ class ScanSettings:
         Raises:
             InputError: A setting does not exist or its value is invalid.
         """
-        check_names(SCAN, "setting", settings, [field.name for field in fields(cls)])
+        check_names(PQ_DENSE, "setting", settings, [field.name for field in fields(cls)])
         return cls(_dsub(settings) if "dsub" in settings else None, bits_of(settings))
 
 
@@ -146,7 +137,7 @@ class ListSettings:
         Raises:
             InputError: A setting does not exist or its value is invalid.
         """
-        check_names(LISTS, "setting", settings, [field.name for field in fields(cls)])
+        check_names(IVF_DENSE, "setting", settings, [field.name for field in fields(cls)])
         nlist = settings.get("nlist")
         return cls(_dsub(settings), bits_of(settings), None if nlist is None else _whole("nlist", nlist))
 
@@ -170,10 +161,10 @@ class FactorySettings:
         Raises:
             InputError: The factory string is missing, a setting does not exist, or its value is invalid.
         """
-        check_names(FACTORY, "setting", settings, [field.name for field in fields(cls)])
+        check_names(FAISS_DENSE, "setting", settings, [field.name for field in fields(cls)])
         factory = settings.get("factory")
         if not isinstance(factory, str) or not factory:
-            raise InputError(f"{FACTORY} requires the setting factory, a FAISS factory string such as factory=HNSW32,Flat")
+            raise InputError(f"{FAISS_DENSE} requires the setting factory, a FAISS factory string such as factory=HNSW32,Flat")
         return cls(factory, bits_of(settings))
 
 

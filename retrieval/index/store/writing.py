@@ -27,27 +27,41 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import REAL, Disk, link_if_absent, make_folders, put_file, remove, remove_tree, write_file
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import CHECKSUMS, digests_sha256, file_digests
-from quiver.retrieval.index.store.layout import VERSION, Layout, entries, is_resumable, segment_name, tombstones_name
-from quiver.retrieval.index.store.manifest import (
+from quiver.retrieval.index.files import (
+    CHECKSUMS,
+    REAL,
+    DamagedIndexError,
+    Disk,
+    digests_sha256,
+    file_digests,
+    link_if_absent,
+    make_folders,
+    put_file,
+    remove,
+    remove_tree,
+    write_file,
+)
+from quiver.retrieval.index.store.reading import (
+    VERSION,
     CodecEntry,
     FileEntry,
+    Layout,
     Manifest,
     SegmentEntry,
     TombstonesEntry,
-    manifest_bytes,
-    read_manifest,
-)
-from quiver.retrieval.index.store.reading import (
     check_format,
+    entries,
     format_line,
     format_version,
     head_bytes,
     head_generation,
+    is_resumable,
+    manifest_bytes,
     newest_manifest,
+    read_manifest,
+    segment_name,
     tombstones_bytes,
+    tombstones_name,
     verify_files,
     verify_state,
 )

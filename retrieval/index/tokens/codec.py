@@ -23,27 +23,22 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.index.disk import Disk, write_array
-from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting
-from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.engines import IVF_TOKENS, TOKEN_WIDTH_MULTIPLE, Bitmap, Engine, Preset, Sample, Setting, setting_names
+from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, map_array, write_array
 from quiver.retrieval.index.kernels import packing
-from quiver.retrieval.index.mapped import Files, map_array
 from quiver.retrieval.index.quantization import CODEWORDS, Clustering, cluster, product_quantizer, train_codebooks
 from quiver.retrieval.index.tokens.coding import TOO_LONG, Coding, check_bits, learn_pairs, multiple, pool
 from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS, TokenSegment, TokenWriter, copy, memory
 from quiver.retrieval.index.tokens.settings import (
-    NAME,
     TokenParams,
     TokenSettings,
     default_centroids,
     default_grouping,
     param_grid,
     preset_params,
+    sample_size,
 )
 from quiver.retrieval.records import ModelCard
-
-MULTIPLE = 8
-"""The width of the vectors must be a multiple of it."""
 
 WIDEST = 4096
 """Maximum width: sums of estimates of wider vectors may not fit into 16 bits (`Kernels.estimate`)."""
@@ -70,7 +65,7 @@ class TokenCodec:
         vectors: Expected number of vectors of the index before pooling; search parameters depend on it.
     """
 
-    name = NAME
+    name = IVF_TOKENS
 
     def __init__(self, coding: Coding, *, pool_factor: int, vectors: int) -> None:
         self._coding = coding
@@ -172,10 +167,9 @@ def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
     """
     bits = TokenSettings.parse(settings).bits
     if card.dim % multiple(bits) or card.dim > WIDEST:
-        at = f" at {bits} bits" if multiple(bits) > MULTIPLE else ""
-        raise InputError(
-            f"{card.source}: vectors of width {card.dim}; {NAME} takes multiples of {multiple(bits)}{at} up to {WIDEST:,}, use exact-tokens"
-        )
+        at = f" at {bits} bits" if multiple(bits) > TOKEN_WIDTH_MULTIPLE else ""
+        widths = f"multiples of {multiple(bits)}{at} up to {WIDEST:,}"
+        raise InputError(f"{card.source}: vectors of width {card.dim}; {IVF_TOKENS} takes {widths}, use exact-tokens")
 
 
 def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> TokenCodec:
@@ -250,3 +244,7 @@ def open_tokens(folder: Path) -> TokenCodec:
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // CODED_DIMENSIONS, CODEWORDS, CODED_DIMENSIONS)))
     pairs = np.array(map_array(folder / _PAIRS, np.float32, (1 << round(2 * bits), 2)))
     return TokenCodec(Coding(clustering, products, pairs), pool_factor=pool_factor, vectors=vectors)
+
+
+ENGINES = {IVF_TOKENS: Engine("colbert", train, open_tokens, sample_size, setting_names(TokenSettings), check_settings)}
+"""The engine of this module; see `quiver.retrieval.index.engines.ENGINE_MODULES`."""

@@ -23,14 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.index.disk import Disk
-from quiver.retrieval.index.engines import Bitmap, Found, Size
-from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.engines import Bitmap, Found, Lazy, Size, one_thread
+from quiver.retrieval.index.files import COPIED, DamagedIndexError, Disk, Files, RecordFiles, lengths_around, rows_with
 from quiver.retrieval.index.kernels.choice import kernels
 from quiver.retrieval.index.kernels.packing import lanes
-from quiver.retrieval.index.mapped import COPIED, Files, RecordFiles, lengths_around, rows_with
 from quiver.retrieval.index.quantization import Clustering, FastScanLists
-from quiver.retrieval.index.threads import Lazy, one_thread
 from quiver.retrieval.index.tokens.coding import WINDOW, Coding, pool
 from quiver.retrieval.index.tokens.settings import TokenParams
 from quiver.retrieval.records import TokenVectors

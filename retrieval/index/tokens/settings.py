@@ -11,12 +11,9 @@ from dataclasses import dataclass, fields
 from typing import cast, get_args
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.engines import Preset, Setting, check_names
+from quiver.retrieval.index.engines import IVF_TOKENS, Preset, Setting, check_names
 from quiver.retrieval.index.quantization import Grouping
 from quiver.retrieval.index.tokens.coding import Bits, check_bits
-
-NAME = "ivf-tokens"
-"""Name of the engine."""
 
 # From so many vectors on, k-means over all of them takes longer than the rest of the build.
 _GROUPED = 1_000_000
@@ -50,7 +47,7 @@ class TokenSettings:
         Raises:
             InputError: A setting does not exist or its value is invalid.
         """
-        check_names(NAME, "setting", settings, [field.name for field in fields(cls)])
+        check_names(IVF_TOKENS, "setting", settings, [field.name for field in fields(cls)])
         clustering = settings.get("clustering")
         if clustering is not None and clustering not in get_args(Grouping):
             raise InputError(f"clustering must be one of {', '.join(get_args(Grouping))}, got {clustering!r}")
@@ -87,7 +84,7 @@ class TokenParams:
         Raises:
             InputError: A search parameter does not exist or its value is invalid.
         """
-        check_names(f"this {NAME} index", "search parameter", search_params, [field.name for field in fields(self)])
+        check_names(f"this {IVF_TOKENS} index", "search parameter", search_params, [field.name for field in fields(self)])
         exhaustive, slack = search_params.get("exhaustive", self.exhaustive), search_params.get("slack", self.slack)
         if not isinstance(exhaustive, bool):
             raise InputError(f"exhaustive must be true or false, got {exhaustive!r}")

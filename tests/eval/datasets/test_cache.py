@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from quiver.encoder.errors import InputError
+from quiver.eval.benchmark import held, missing, registry
 from quiver.eval.datasets import cache as downloading
-from quiver.eval.datasets.beir import beir_tables, mteb_tables
 from quiver.eval.datasets.cache import ATTEMPTS, RECORD, Cache, CachedCollection, reason
-from quiver.eval.datasets.coir import coir_tables
-from quiver.eval.datasets.nanobeir import nano_tables
-from quiver.eval.datasets.registry import held, missing, registry
+from quiver.eval.datasets.catalogue import beir_tables, coir_tables, mteb_tables, nano_tables
 from quiver.eval.datasets.sources import Source, ZipArchive
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.averages import Part, data_sets
+from quiver.eval.benchmark import find, held, missing, near, registry, require, shortest
 from quiver.eval.datasets.cache import Cache, is_offline
-from quiver.eval.datasets.metadata import Entry
-from quiver.eval.datasets.registry import find, held, missing, near, registry, require, shortest
+from quiver.eval.datasets.catalogue import Entry
 from quiver.eval.datasets.sources import HubTables, ZipArchive
+from quiver.eval.metrics import Part, data_sets
 from quiver.retrieval.data.corpus import read_qrels, read_queries
 
 

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets.beir import beir_tables, mteb_tables
-from quiver.eval.datasets.coir import coir_tables
-from quiver.eval.datasets.nanobeir import nano_tables
-from quiver.eval.datasets.registry import registry
+from quiver.eval.benchmark import registry
+from quiver.eval.datasets.catalogue import beir_tables, coir_tables, mteb_tables, nano_tables
 from quiver.eval.datasets.sources import Source, ZipArchive
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.records import Document, Query

@@ -12,8 +12,8 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.encoder.schema import validate
-from quiver.eval.nlu.glue_recipe import GlueRecipe
 from quiver.eval.nlu.glue_tasks import TASKS, GlueTask
+from quiver.eval.nlu.recipes import GlueRecipe
 
 WORDS = ["bird", "sea", "wing", "stone", "tree", "river", "cloud", "field", "road", "lamp"]
 MARKS = ["never", "always", "perhaps", "twice"]

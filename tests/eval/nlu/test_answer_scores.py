@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from quiver.eval.nlu.answer_scores import AnswerScore, Official, korquad_text, mean_scores, score_answer, score_answers, squad_text
+from quiver.eval.nlu.answers import AnswerScore, Official, korquad_text, mean_scores, score_answer, score_answers, squad_text
 from quiver.eval.nlu.questions import Answer, Question
 
 # prediction, right answers, exact, F1 as a fraction (2 same / (ours + theirs))

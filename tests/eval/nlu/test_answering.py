@@ -8,11 +8,8 @@ from torch import nn
 
 from quiver.encoder import EncoderConfig, PackedBatch, SpanLogits, SpanQA, Tokenizer
 from quiver.encoder.model import Encoder
-from quiver.eval.nlu import answering
-from quiver.eval.nlu.answering import answer_questions
-from quiver.eval.nlu.qa_results import score_predictions
-from quiver.eval.nlu.questions import Answer, Question
-from quiver.eval.nlu.windows import WindowSettings, make_windows
+from quiver.eval.nlu.answers import answer_questions, score_predictions
+from quiver.eval.nlu.questions import Answer, Question, WindowSettings, make_windows
 
 FILLER = "bird sea wing stone tree river cloud field road lamp "
 
@@ -100,15 +97,14 @@ def test_no_answer_is_given_where_it_scores_higher(tokenizer: Tokenizer) -> None
     assert results.unanswerable.questions == 1
 
 
-def test_windows_of_a_question_may_be_in_different_batches(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_of_a_question_may_be_in_different_batches(tokenizer: Tokenizer) -> None:
     questions = [asked(FILLER * repeats + "target " + FILLER * (7 - repeats), "target", key=str(repeats)) for repeats in range(7)]
     settings = WindowSettings(max_length=24, overlap=6, max_question_length=6, max_answer_length=1)
     torch.manual_seed(3)
     model = SpanQA(Pointing({}, 0.0).encoder)
     nn.init.normal_(model.out.weight)
     whole = answer_questions(model, tokenizer, questions, settings)
-    monkeypatch.setattr(answering, "BATCH_TOKENS", 1)
-    for one, other in zip(whole, answer_questions(model, tokenizer, questions, settings), strict=True):
+    for one, other in zip(whole, answer_questions(model, tokenizer, questions, settings, batch_tokens=1), strict=True):
         assert (one.text, one.windows) == (other.text, other.windows)
         assert one.score == pytest.approx(other.score, abs=1e-5)
         assert one.no_answer == pytest.approx(other.no_answer, abs=1e-5)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from quiver.encoder import InputError
-from quiver.eval.nlu.glue_data import GlueExample, read_split
-from quiver.eval.nlu.glue_tasks import TASKS, TaskName
+from quiver.eval.nlu.glue_tasks import TASKS, GlueExample, TaskName, read_split
 
 pytest.importorskip("pyarrow")
 

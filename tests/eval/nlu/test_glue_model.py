@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from quiver.encoder import Encoder, InputError, MaskedLM, Tokenizer, init_head, load_encoder, preset, save_encoder, save_head
-from quiver.eval.nlu.fine_tuning.start import save_tokenizer
-from quiver.eval.nlu.glue_model import lengths_kept, open_glue_model, predict, tokenise
+from quiver.eval.nlu.fine_tuning import save_tokenizer
 from quiver.eval.nlu.glue_tasks import TASKS
+from quiver.eval.nlu.glue_training import lengths_kept, open_glue_model, predict, tokenise
 
 
 def test_a_head_is_drawn_by_its_seed(small_encoder: Path) -> None:
@@ -86,12 +86,11 @@ def test_the_left_end_is_cut_where_the_tokenizer_says_so(small_encoder: Path) ->
     assert (left.ids, left.truncated) == ([[*head, *second[-4:], *tail]], [True])
 
 
-def test_predictions_come_in_the_order_of_the_texts(small_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_come_in_the_order_of_the_texts(small_encoder: Path) -> None:
     model, tokenizer = open_glue_model(small_encoder, TASKS["stsb"], seed=1)
     pairs = [("bird", "sea " * count) for count in (1, 9, 3, 20, 2)]
     sequences = tokenise(pairs, tokenizer, max_length=64).ids
     alone = torch.cat([predict(model, [ids]) for ids in sequences])
-    monkeypatch.setattr("quiver.eval.nlu.glue_model.BATCH_TOKENS", 30)
     model.train()
-    torch.testing.assert_close(predict(model, sequences), alone)
+    torch.testing.assert_close(predict(model, sequences, batch_tokens=30), alone)
     assert model.training

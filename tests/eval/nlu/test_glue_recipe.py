@@ -8,8 +8,8 @@ import pytest
 
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
-from quiver.eval.nlu.glue_recipe import KINDS, load_glue_recipe
 from quiver.eval.nlu.glue_tasks import TASKS
+from quiver.eval.nlu.recipes import GLUE_KINDS, load_glue_recipe
 from quiver.eval.published import TABLE_6
 
 
@@ -18,7 +18,7 @@ def test_the_shipped_recipes_are_the_papers(size: Literal["base", "large"]) -> N
     name = f"glue_{size}"
     recipe = load_glue_recipe(name)
     assert (recipe.name, recipe.model.init) == (name, f"answerdotai/ModernBERT-{size}")
-    assert f"quiver glue {name} --out" in find_recipe(name, KINDS).read_text(encoding="utf-8")
+    assert f"quiver glue {name} --out" in find_recipe(name, GLUE_KINDS).read_text(encoding="utf-8")
     assert set(recipe.model.from_mnli) == {"rte", "mrpc", "stsb"}
     assert recipe.trained == ["cola", "sst2", "qqp", "mnli", "qnli", "mrpc", "stsb", "rte"]
     for task in TASKS:
@@ -34,7 +34,7 @@ def test_the_shipped_recipes_are_the_papers(size: Literal["base", "large"]) -> N
 
 
 def test_there_are_two() -> None:
-    assert shipped_recipes(KINDS) == ["glue_base", "glue_large"]
+    assert shipped_recipes(GLUE_KINDS) == ["glue_base", "glue_large"]
 
 
 def test_tasks_are_left_out_and_changed() -> None:

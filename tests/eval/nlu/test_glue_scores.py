@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from quiver.eval.nlu.glue_scores import MEASURES, accuracy, f1, matthews, measure, pearson, spearman
-from quiver.eval.nlu.glue_tasks import TASKS
+from quiver.eval.nlu.glue_tasks import MEASURES, TASKS, accuracy, f1, matthews, measure, pearson, spearman
 
 
 def test_by_hand() -> None:

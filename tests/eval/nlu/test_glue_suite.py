@@ -11,11 +11,11 @@ import torch
 
 from quiver.encoder import InputError, SequenceClassifier, load_head
 from quiver.encoder.files import read_json
-from quiver.eval.nlu.fine_tuning.task import fine_tune
-from quiver.eval.nlu.glue_model import open_glue_model
-from quiver.eval.nlu.glue_recipe import GlueRecipe
-from quiver.eval.nlu.glue_suite import train_glue
+from quiver.eval.nlu.fine_tuning import fine_tune
+from quiver.eval.nlu.glue import train_glue
 from quiver.eval.nlu.glue_tasks import TASKS
+from quiver.eval.nlu.glue_training import open_glue_model
+from quiver.eval.nlu.recipes import GlueRecipe
 
 MakeGlue = Callable[..., GlueRecipe]
 
@@ -47,7 +47,7 @@ def test_a_task_starts_from_mnli_with_new_labels(make_glue: MakeGlue, tmp_path: 
         firsts[session.schedule.setting] = {name: weight.clone() for name, weight in model.state_dict().items()}
         return fine_tune(session, lambda: model, step=step)
 
-    monkeypatch.setattr("quiver.eval.nlu.fine_tuning.run.fine_tune", noted)
+    monkeypatch.setattr("quiver.eval.nlu.fine_tuning.fine_tune", noted)
     results = train_glue(recipe, out)
     assert [run.from_mnli for run in results.runs.values()] == [False, True]
     mnli, begun = load_head(SequenceClassifier, out / "mnli" / "model").state_dict(), firsts["tasks.rte"]

@@ -28,14 +28,10 @@ from quiver.encoder.pretraining.position_extension import interpolate_positions
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.callbacks import BarCallback
 from quiver.encoder.training.recipe_file import find_recipe
-from quiver.eval.nlu.answering import answer_questions
-from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
-from quiver.eval.nlu.qa_model import open_span_qa, save_qa_model, warn_of_token_types
-from quiver.eval.nlu.qa_recipe import KINDS, QaDataSection, QaModelSection, QaRecipe, load_qa_recipe
-from quiver.eval.nlu.qa_results import score_predictions
-from quiver.eval.nlu.qa_training import SpanTask, train_qa
-from quiver.eval.nlu.questions import Answer, Question
-from quiver.eval.nlu.windows import WindowSettings
+from quiver.eval.nlu.answers import answer_questions, score_predictions
+from quiver.eval.nlu.qa_training import SpanTask, open_span_qa, save_qa_model, train_qa, warn_of_token_types
+from quiver.eval.nlu.questions import Answer, Question, WindowSettings
+from quiver.eval.nlu.recipes import QA_KINDS, FineTuningSection, QaDataSection, QaModelSection, QaRecipe, UpdatesSection, load_qa_recipe
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder
 
@@ -256,7 +252,7 @@ def test_the_shipped_recipes(name: str, length: int, factor: int) -> None:
     assert (recipe.windows.max_length, recipe.model.extend_positions) == (length, factor)
     assert recipe.data.official == "korquad_v1"
     assert recipe.name == name
-    assert find_recipe(name, KINDS).name == f"{name}.yaml"
+    assert find_recipe(name, QA_KINDS).name == f"{name}.yaml"
     # They differ in nothing else that is trained with.
     other = load_qa_recipe("qa_korquad_512")
     assert (recipe.updates, recipe.training, recipe.data) == (other.updates, other.training, other.data)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.report.blocks import (
+from quiver.eval.report.charts import Bar, Key, bar_chart
+from quiver.eval.report.render import (
     Cell,
     Code,
     Column,
@@ -18,17 +19,19 @@ from quiver.eval.report.blocks import (
     Facts,
     Figure,
     Gallery,
-    Key,
     Paragraph,
     Report,
     Row,
     Section,
     Span,
     Table,
+    check_format,
+    render_html,
+    render_latex,
+    render_markdown,
     table,
+    write,
 )
-from quiver.eval.report.charts import Bar, bar_chart
-from quiver.eval.report.render import check_format, render_html, render_latex, render_markdown, write
 
 KEY = Key("A", 0, "bm25")
 COLUMNS = (Column("System", numeric=False), Column("nDCG@10", "points", ranked=True))

@@ -7,12 +7,12 @@ from itertools import combinations
 
 import pytest
 
-from quiver.eval.report.blocks import Key
 from quiver.eval.report.charts import (
     MAX_DOTS,
     Bar,
     Curve,
     Dot,
+    Key,
     axis_top,
     bar_chart,
     curve_chart,

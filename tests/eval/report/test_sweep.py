@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.eval.report.sweep import cautions, sweep_chart, train_command, write_sweep_report
+from quiver.eval.report.training import cautions, sweep_chart, train_command, write_sweep_report
 from quiver.retrieval.training.sweep import Candidate, Sweep, SweepRun, Value
 
 RATE, SIZE, SEED = "training.learning_rate", "training.batch_size", "training.seed"

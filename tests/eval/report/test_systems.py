@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.averages import Average
-from quiver.eval.report.systems import check_data, collections, label_systems, members, points, row_average, row_data_sets, rows
+from quiver.eval.metrics import Average
+from quiver.eval.report.retrieval import check_data, collections, label_systems, members, points, row_average, row_data_sets, rows
 from quiver.eval.results import CollectionResult, IndexUsed, Results
 
 MakeScored = Callable[..., CollectionResult]

@@ -11,7 +11,7 @@ import pytest
 
 from quiver.retrieval.cluster.ray_backend import connected
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, calibrate_index, delete_documents
-from quiver.retrieval.index.disk import RealDisk
+from quiver.retrieval.index.files import RealDisk
 from quiver.retrieval.records import Document, Hits
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {

@@ -19,7 +19,7 @@ from quiver.retrieval.cluster.index import ShardedIndex, Timeouts, open_sharded
 from quiver.retrieval.cluster.ray_backend import RayLauncher
 from quiver.retrieval.cluster.shard import Sharding, ShardSpec
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
-from quiver.retrieval.index.engine_table import ENGINES
+from quiver.retrieval.index.engines import ENGINE_MODULES
 from quiver.retrieval.records import Hits
 
 # A machine that does other things must not look like a dead actor.
@@ -180,7 +180,7 @@ def test_a_process_that_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("engine", sorted(ENGINE_MODULES))
 def test_every_engine(cluster: None, engine: str, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any) -> None:
     built = build(tmp_path / "i", engine, measured=True)
     with open_sharded(built.path, Sharding(shards=2), RayLauncher(), timeouts=PATIENCE) as sharded:

@@ -17,7 +17,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ReplicaSet, Timeouts, scatter
 from quiver.retrieval.cluster.shard import ShardHits, ShardLostError, ShardSpec
 from quiver.retrieval.index import DamagedIndexError
-from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
+from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.records import Hits, Missing, ModelCard, TokenCounts
 
 FOREVER = float("inf")

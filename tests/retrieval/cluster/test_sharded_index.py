@@ -16,14 +16,14 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ShardedIndex, open_sharded
 from quiver.retrieval.cluster.shard import Shard, Sharding, ShardLostError, ShardSpec, ThreadHandle, ThreadLauncher
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
-from quiver.retrieval.index.engine_table import ENGINES
+from quiver.retrieval.index.engines import ENGINE_MODULES
 from quiver.retrieval.records import Query
 from quiver.retrieval.search.search import search
 
 Build = Callable[..., Any]
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("engine", sorted(ENGINE_MODULES))
 def test_every_search_of_every_engine(
     engine: str, tmp_path: Path, build: Build, assert_same: Any, filters: Mapping[str, Any], narrow: Mapping[str, Any]
 ) -> None:

@@ -40,10 +40,10 @@ from quiver.retrieval.index import (
     compact_index,
     delete_documents,
     open_index,
-    pieces,
     repair_index,
 )
-from quiver.retrieval.index.disk import Disk, RealDisk
+from quiver.retrieval.index.files import Disk, RealDisk
+from quiver.retrieval.index.pieces import DEFAULTS, PieceSizes
 from quiver.retrieval.records import DenseEncoding, Document, Hits, ModelCard, Role, TextTokens, TokenEncoding
 
 WIDTH = 8
@@ -191,6 +191,8 @@ class Operation(NamedTuple):
 
 MODEL = Words("dense")
 TOKENS = Words("colbert")
+SMALL_PIECES = PieceSizes(chunk_documents=4, documents=4)
+
 ENGINES = {
     "exact-dense": Kind(MODEL, {}, {}),
     "pq-dense": Kind(MODEL, {}, {"k_factor": 1}),
@@ -213,10 +215,11 @@ def build(
     settings: Mapping[str, Any] | None = None,
     disk: Disk = FAST,
     overwrite: bool = False,
+    pieces: PieceSizes = DEFAULTS.pieces,
 ) -> Index:
     """A small index; its search is not measured, which would take longer than all the rest."""
     chosen = ENGINES[engine].settings if settings is None else settings
-    options = BuildOptions(engine=engine, settings=chosen, calibrate=False)
+    options = BuildOptions(engine=engine, settings=chosen, calibrate=False, pieces=pieces)
     return build_index(documents, ENGINES[engine].model, path, options=options, overwrite=overwrite, disk=disk)
 
 
@@ -229,7 +232,6 @@ def prepared(path: Path, engine: str = "exact-dense") -> None:
 
 def interrupted(path: Path, engine: str) -> None:
     """A build that stopped after its second piece of three."""
-    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 4
     calls = 0
 
     def stop(name: str, at: Path) -> None:
@@ -239,11 +241,9 @@ def interrupted(path: Path, engine: str) -> None:
             raise OSError(5, "input/output error")
 
     try:
-        build(path, engine, disk=HookedDisk(stop))
+        build(path, engine, disk=HookedDisk(stop), pieces=SMALL_PIECES)
     except OSError:
         return
-    finally:
-        pieces.CHUNK, pieces.PIECE_DOCUMENTS = 512, 8192
     raise AssertionError("the build was to be interrupted")
 
 
@@ -271,11 +271,7 @@ def compacted(path: Path, engine: str) -> None:
 
 def several_pieces(path: Path, engine: str, disk: Disk) -> None:
     """A build in three pieces, which are merged."""
-    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 4
-    try:
-        build(path, engine, iter(FIRST), disk=disk)
-    finally:
-        pieces.CHUNK, pieces.PIECE_DOCUMENTS = 512, 8192
+    build(path, engine, iter(FIRST), disk=disk, pieces=SMALL_PIECES)
 
 
 def add(path: Path, engine: str, disk: Disk) -> None:
@@ -443,11 +439,7 @@ class Counting:
 
 
 def add_in_pieces(path: Path, model: Any, disk: Disk) -> None:
-    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 4
-    try:
-        add_documents(path, LATER, model, disk=disk)
-    finally:
-        pieces.CHUNK, pieces.PIECE_DOCUMENTS = 512, 8192
+    add_documents(path, LATER, model, pieces=SMALL_PIECES, disk=disk)
 
 
 def soak(folder: Path, seconds: float) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quiver.retrieval.index.disk import RealDisk
+from quiver.retrieval.index.files import RealDisk
 
 
 class PowerCutError(BaseException):

@@ -22,16 +22,20 @@ from quiver.retrieval.index import (
     Filter,
     Index,
     add_documents,
+    build,
     build_index,
     compact_index,
     delete_documents,
+    exact,
     open_index,
-    pieces,
 )
-from quiver.retrieval.index.engine_table import ENGINES, Engine
-from quiver.retrieval.index.engines import AnyCodec, Sample, Setting
+from quiver.retrieval.index.engines import AnyCodec, Engine, Sample, Setting
 from quiver.retrieval.index.exact import open_tokens, train_tokens
+from quiver.retrieval.index.pieces import PieceSizes
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
+
+SMALL = BuildOptions(pieces=PieceSizes(chunk_documents=4, documents=8))
+"""Two chunks per piece."""
 
 DOCUMENTS = [
     Document("a", "granite is hard", "Stone", {"year": 1999, "tags": ["rock", "hard"]}),
@@ -136,32 +140,24 @@ def test_texts_and_fields_can_be_left_out(tmp_path: Path, word_sum: DenseModel) 
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_the_bytes_do_not_depend_on_chunks_and_pieces(
-    tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_do_not_depend_on_chunks_and_pieces(tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str) -> None:
     model = word_sum if kind == "dense" else word_by_word
     whole = build_index(MANY, model, tmp_path / "whole")
     for number, (chunk, documents, size, characters) in enumerate(
         [(3, 7, 1 << 20, 1 << 20), (5, 1000, 9 << 10, 1 << 20), (2, 1000, 1 << 20, 1)]
     ):
-        monkeypatch.setattr(pieces, "CHUNK", chunk)
-        monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", documents)
-        monkeypatch.setattr(pieces, "PIECE_BYTES", size)
-        monkeypatch.setattr(pieces, "PIECE_CHARACTERS", characters)
-        other = build_index(MANY, model, tmp_path / f"i{number}")
+        sizes = PieceSizes(chunk_documents=chunk, documents=documents, vector_bytes=size, characters=characters)
+        other = build_index(MANY, model, tmp_path / f"i{number}", options=BuildOptions(pieces=sizes))
         assert segment_bytes(other) == segment_bytes(whole)
         assert other.manifest.tokens == whole.manifest.tokens
         assert other.manifest.segments[0].vectors == whole.manifest.segments[0].vectors
         assert other.manifest.codec == whole.manifest.codec
 
 
-def test_a_small_budget_makes_several_segments_that_are_searched_as_one(
-    tmp_path: Path, word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_budget_makes_several_segments_that_are_searched_as_one(tmp_path: Path, word_sum: DenseModel) -> None:
     queries = word_sum.encode(["word3 text3", "text1", "x"], "query").vectors
     whole = build_index(MANY, word_sum, tmp_path / "whole").search(queries, 50)
-    monkeypatch.setattr(pieces, "CHUNK", 4)
-    index = build_index(MANY, word_sum, tmp_path / "i", options=BuildOptions(memory=1))
+    index = build_index(MANY, word_sum, tmp_path / "i", options=BuildOptions(memory=1, pieces=PieceSizes(chunk_documents=4)))
     assert len(index.manifest.segments) == 10
     found = index.search(queries, 50)
     assert found.ids == whole.ids
@@ -174,7 +170,7 @@ def test_a_small_budget_makes_several_segments_that_are_searched_as_one(
 @pytest.mark.parametrize("compacting", [False, True])
 def test_ids_and_metadata_count_in_the_budget(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch, compacting: bool) -> None:
     """Merging holds copies of them: a corpus whose documents are described at length goes into more segments, not beyond the memory."""
-    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 1000)
+    sizes = PieceSizes(documents=1000)
     monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: nothing(len(texts), word_sum.card.dim))
     documents = [
         Document(
@@ -183,10 +179,10 @@ def test_ids_and_metadata_count_in_the_budget(tmp_path: Path, word_sum: Any, mon
         for number in range(6000)
     ]
     memory = 16 << 20
-    options = BuildOptions(memory=memory, store_text=False)
+    options = BuildOptions(memory=memory, store_text=False, pieces=sizes)
     if compacting:
         build_index(documents[:3000], word_sum, tmp_path / "i", options=options)
-        add_documents(tmp_path / "i", documents[3000:], word_sum, memory=memory)
+        add_documents(tmp_path / "i", documents[3000:], word_sum, memory=memory, pieces=sizes)
     tracemalloc.start()
     try:
         index = (
@@ -297,18 +293,16 @@ def test_a_build_that_was_stopped_goes_on_where_it_was(
 ) -> None:
     model = word_sum if kind == "dense" else word_by_word
     whole = build_index(MANY, model, tmp_path / "whole")
-    monkeypatch.setattr(pieces, "CHUNK", 4)
-    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
     first = stopping(model, 5, monkeypatch)
     with pytest.raises(StopError):
-        build_index(iter(MANY), model, tmp_path / "i")
+        build_index(iter(MANY), model, tmp_path / "i", options=SMALL)
     assert len(first) == 20
     with pytest.raises(InputError, match="the build was never finished; run the same one again"):
         open_index(tmp_path / "i")
     with pytest.raises(InputError, match="the build was never finished"):
         add_documents(tmp_path / "i", MANY, model)
     again = stopping(model, 100, monkeypatch)
-    index = build_index(MANY, model, tmp_path / "i")
+    index = build_index(MANY, model, tmp_path / "i", options=SMALL)
     assert again == [document.text for document in MANY[16:]]  # two pieces were finished
     assert segment_bytes(index) == segment_bytes(whole)
     assert not any((tmp_path / "i" / "tmp").iterdir())
@@ -318,23 +312,21 @@ def test_a_damaged_piece_is_made_again_and_another_build_goes_ahead_of_an_interr
     tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = build_index(MANY, word_sum, tmp_path / "whole")
-    monkeypatch.setattr(pieces, "CHUNK", 4)
-    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
     stopping(word_sum, 5, monkeypatch)
     with pytest.raises(StopError):
-        build_index(MANY, word_sum, tmp_path / "i")
+        build_index(MANY, word_sum, tmp_path / "i", options=SMALL)
     damaged = next((tmp_path / "i" / "tmp").glob("b-*/piece-000001/vectors.f32"))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     again = stopping(word_sum, 100, monkeypatch)
-    assert segment_bytes(build_index(MANY, word_sum, tmp_path / "i")) == segment_bytes(whole)
+    assert segment_bytes(build_index(MANY, word_sum, tmp_path / "i", options=SMALL)) == segment_bytes(whole)
     assert again == [document.text for document in MANY[8:]]
     stopping(word_sum, 5, monkeypatch)
     with pytest.raises(StopError):
-        build_index(MANY[::-1], word_sum, tmp_path / "j")
+        build_index(MANY[::-1], word_sum, tmp_path / "j", options=SMALL)
     stopping(word_sum, 100, monkeypatch)
-    assert segment_bytes(build_index(MANY, word_sum, tmp_path / "j")) == segment_bytes(whole)
+    assert segment_bytes(build_index(MANY, word_sum, tmp_path / "j", options=SMALL)) == segment_bytes(whole)
     again = stopping(word_sum, 100, monkeypatch)
-    turned = build_index(MANY[::-1], word_sum, tmp_path / "j", overwrite=True)
+    turned = build_index(MANY[::-1], word_sum, tmp_path / "j", options=SMALL, overwrite=True)
     assert again == [document.text for document in MANY[:24][::-1]]  # two pieces had been finished
     assert list(turned.documents) == MANY[::-1]
     assert not any((tmp_path / "j" / "tmp").iterdir())
@@ -342,11 +334,9 @@ def test_a_damaged_piece_is_made_again_and_another_build_goes_ahead_of_an_interr
 
 def interrupted_addition(folder: Path, model: Any, documents: list[Document], monkeypatch: pytest.MonkeyPatch) -> None:
     """An addition that has finished two pieces of eight documents."""
-    monkeypatch.setattr(pieces, "CHUNK", 4)
-    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
     stopping(model, 5, monkeypatch)
     with pytest.raises(StopError):
-        add_documents(folder, documents, model)
+        add_documents(folder, documents, model, pieces=SMALL.pieces)
 
 
 def test_other_changes_go_ahead_of_an_interrupted_addition_which_then_resumes(
@@ -380,7 +370,7 @@ def test_an_interrupted_addition_is_checked_against_the_index_as_it_is_when_it_r
     assert len(add_documents(tmp_path / "i", titled, word_sum, replace_existing=True)) == 44
     assert len(again) == 1 + 24  # documents, of which 16 had been encoded
     # The same documents want other vectors where titles are not encoded: nothing of the interrupted addition may be taken.
-    build_index(DOCUMENTS, word_sum, tmp_path / "j")
+    build_index(DOCUMENTS, word_sum, tmp_path / "j", options=SMALL)
     interrupted_addition(tmp_path / "j", word_sum, titled, monkeypatch)
     again = stopping(word_sum, 100, monkeypatch)
     build_index(DOCUMENTS, word_sum, tmp_path / "j", options=BuildOptions(use_title=False), overwrite=True)
@@ -410,7 +400,7 @@ def test_unfinished_work_expires_after_a_week(
 
 
 def test_an_existing_index_is_kept_unless_overwriting_is_asked_for(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = build_index(MANY, word_sum, tmp_path / "i")
+    before = build_index(MANY, word_sum, tmp_path / "i", options=SMALL)
     calls = len(word_sum.calls)
     with pytest.raises(InputError, match="an index exists already"):
         build_index(DOCUMENTS, word_sum, tmp_path / "i")
@@ -449,12 +439,11 @@ def test_a_codec_is_trained_on_documents_chosen_at_random_which_are_encoded_once
     tmp_path: Path, word_by_word: Any, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = Trained(wanted)
-    monkeypatch.setitem(ENGINES, "exact-tokens", Engine("colbert", trained.train, trained.open, lambda vectors: min(vectors, wanted)))
-    for name, value in (("CHUNK", 4), ("PIECE_DOCUMENTS", 8), ("PROBE", 5), ("SAMPLE_PIECE", 6)):
-        monkeypatch.setattr(pieces, name, value)
+    monkeypatch.setitem(exact.ENGINES, "exact-tokens", Engine("colbert", trained.train, trained.open, lambda vectors: min(vectors, wanted)))
+    sizes = PieceSizes(chunk_documents=4, documents=8, probe_documents=5, sample_documents=6)
     encoded = stopping(word_by_word, 1000, monkeypatch)
     documents = [Document(f"d{number:02d}", " ".join(["word"] * (number % 4)) + f" w{number}") for number in range(40)]
-    index = build_index(documents, word_by_word, tmp_path / "i", options=BuildOptions(seed=3, settings={"bits": 4}))
+    index = build_index(documents, word_by_word, tmp_path / "i", options=BuildOptions(seed=3, settings={"bits": 4}, pieces=sizes))
     ((sample, count, vectors, seed, settings),) = trained.samples
     assert (count, seed, settings) == (40, 3, {"bits": 4})
     total = sum(len(document.text.split()) for document in documents)
@@ -475,14 +464,13 @@ def test_a_codec_is_trained_on_documents_chosen_at_random_which_are_encoded_once
 
 def test_a_build_that_was_stopped_keeps_its_sample(tmp_path: Path, word_by_word: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Trained(0)
-    monkeypatch.setitem(ENGINES, "exact-tokens", Engine("colbert", trained.train, trained.open, lambda vectors: min(vectors, 30)))
-    for name, value in (("CHUNK", 4), ("PIECE_DOCUMENTS", 8), ("PROBE", 4), ("SAMPLE_PIECE", 4)):
-        monkeypatch.setattr(pieces, name, value)
+    monkeypatch.setitem(exact.ENGINES, "exact-tokens", Engine("colbert", trained.train, trained.open, lambda vectors: min(vectors, 30)))
+    sizes = PieceSizes(chunk_documents=4, documents=8, probe_documents=4, sample_documents=4)
     attempts = 0
     for attempts in range(1, 60):  # noqa: B007
         stopping(word_by_word, 2, monkeypatch)
         try:
-            index = build_index(MANY, word_by_word, tmp_path / "i")
+            index = build_index(MANY, word_by_word, tmp_path / "i", options=BuildOptions(pieces=sizes))
             break
         except StopError:
             continue
@@ -510,19 +498,17 @@ def test_documents_are_added_and_replaced(tmp_path: Path, word_sum: DenseModel) 
 
 def test_an_addition_that_was_stopped_goes_on(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     build_index(DOCUMENTS, word_sum, tmp_path / "i")
-    monkeypatch.setattr(pieces, "CHUNK", 4)
-    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
     stopping(word_sum, 5, monkeypatch)
     with pytest.raises(StopError):
-        add_documents(tmp_path / "i", MANY, word_sum)
+        add_documents(tmp_path / "i", MANY, word_sum, pieces=SMALL.pieces)
     assert len(open_index(tmp_path / "i")) == 4
     again = stopping(word_sum, 100, monkeypatch)
-    assert list(add_documents(tmp_path / "i", MANY, word_sum).ids) == [document.id for document in DOCUMENTS + MANY]
+    assert list(add_documents(tmp_path / "i", MANY, word_sum, pieces=SMALL.pieces).ids) == [document.id for document in DOCUMENTS + MANY]
     assert len(again) == 24
 
 
 def test_one_bar_over_all_documents(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "CHUNK", 3)
+    options = BuildOptions(pieces=PieceSizes(chunk_documents=3))
     bars: list[tuple[str, int, list[int]]] = []
 
     @contextmanager
@@ -532,9 +518,9 @@ def test_one_bar_over_all_documents(tmp_path: Path, word_sum: Any, monkeypatch: 
             bars.append((description, total, steps))
         yield steps.append
 
-    monkeypatch.setattr(pieces, "progress_bar", recorded)
-    build_index(write(tmp_path / "corpus.jsonl"), word_sum, tmp_path / "file", progress=True)
-    build_index(iter(DOCUMENTS), word_sum, tmp_path / "stream", progress=True)
+    monkeypatch.setattr(build, "progress_bar", recorded)
+    build_index(write(tmp_path / "corpus.jsonl"), word_sum, tmp_path / "file", options=options, progress=True)
+    build_index(iter(DOCUMENTS), word_sum, tmp_path / "stream", options=options, progress=True)
     assert bars == [("documents", 4, [3, 1])] * 2
     build_index(DOCUMENTS, word_sum, tmp_path / "quiet")
     assert len(bars) == 2
@@ -553,11 +539,10 @@ def test_a_corpus_that_changes_between_two_readings_is_noticed(tmp_path: Path, w
         build_index(Shrinking(), word_sum, tmp_path / "i")
 
 
-def test_long_texts_go_in_smaller_calls(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "CHUNK", 5)
-    monkeypatch.setattr(pieces, "CHUNK_CHARACTERS", 100)
+def test_long_texts_go_in_smaller_calls(tmp_path: Path, word_sum: Any) -> None:
+    options = BuildOptions(pieces=PieceSizes(chunk_documents=5, chunk_characters=100))
     documents = [Document(f"d{number}", "word " * (30 if number < 3 else 1)) for number in range(12)]
-    build_index(documents, word_sum, tmp_path / "i")
+    build_index(documents, word_sum, tmp_path / "i", options=options)
     assert [len(texts) for _, texts in word_sum.calls] == [1, 1, 1, 5, 4]
 
 

@@ -34,11 +34,9 @@ from quiver.retrieval.index import (
     open_index,
 )
 from quiver.retrieval.index.calibration import LEAST_HITS, allowed_seconds, pseudo_queries
-from quiver.retrieval.index.engine_table import train_codec
-from quiver.retrieval.index.engines import Sample
+from quiver.retrieval.index.engines import Sample, train_codec
 from quiver.retrieval.index.recall_table import GridPoint, RecallTable, interval
-from quiver.retrieval.index.store.layout import Layout
-from quiver.retrieval.index.store.manifest import read_manifest
+from quiver.retrieval.index.store.reading import Layout, read_manifest
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
 
 WIDTH = 16

@@ -29,7 +29,7 @@ from quiver.retrieval.index import (
     open_index,
     repair_index,
 )
-from quiver.retrieval.index.errors import LostTextError
+from quiver.retrieval.index.files import LostTextError
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder
 from quiver.retrieval.records import Document

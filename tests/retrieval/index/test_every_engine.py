@@ -21,7 +21,7 @@ ENGINES = ["exact-dense", "pq-dense", "ivf-dense", "faiss-dense", "exact-tokens"
 
 
 def test_these_are_all_engines(faults: ModuleType) -> None:
-    from quiver.retrieval.index.engine_table import ENGINES as TABLE
+    from quiver.retrieval.index.engines import ENGINE_MODULES as TABLE
 
     assert set(ENGINES) == set(faults.ENGINES) == set(TABLE)
 

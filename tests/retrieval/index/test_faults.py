@@ -22,7 +22,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, check_index, open_index
-from quiver.retrieval.index.disk import RealDisk
+from quiver.retrieval.index.files import RealDisk
 from quiver.retrieval.index.store import writing
 
 SCRIPT = Path(__file__).with_name("faults.py")

@@ -18,10 +18,9 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.cluster import LocalProcesses, open_executor
-from quiver.retrieval.index import BuildOptions, Index, build_index, open_index, pieces
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.pieces import PieceFolders, WorkFolder, chunk_ends
-from quiver.retrieval.index.source import Reading, survey
+from quiver.retrieval.index import BuildOptions, Index, build_index, open_index
+from quiver.retrieval.index.files import REAL
+from quiver.retrieval.index.pieces import PieceFolders, PieceSizes, Reading, WorkFolder, chunk_ends, survey
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
@@ -84,12 +83,6 @@ def look(folder: Path) -> Left:
     return Left(markers, Counter(path.name.partition(".")[0] for path in folder.iterdir() if path.is_dir() and "piece-" in path.name))
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "CHUNK", 4)
-    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
-
-
 def sums(index: Index) -> list[dict[str, str]]:
     folders = [*index.manifest.segments, index.manifest.codec]
     return [{name: entry.sha256 for name, entry in each.files.items()} for each in folders]
@@ -146,12 +139,9 @@ def test_two_workers_that_make_the_same_piece_leave_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "engine", "workers"), [("dense", "exact", 2), ("colbert", "ivf-tokens", 3)])
-def test_processes_build_the_same_bytes(
-    tmp_path: Path, kind: str, engine: str, workers: int, small_pieces: None, left: Callable[[], Left]
-) -> None:
-    del small_pieces
+def test_processes_build_the_same_bytes(tmp_path: Path, kind: str, engine: str, workers: int, left: Callable[[], Left]) -> None:
     model, given = load_model(make_model(tmp_path / "model", kind)), documents(100)
-    options = BuildOptions(engine, calibrate=False)
+    options = BuildOptions(engine, calibrate=False, pieces=PieceSizes(chunk_documents=4, documents=8))
     whole = build_index(given, model, tmp_path / "whole", options=options)
     built = build_index(iter(given), model, tmp_path / "built", options=options, executor=LocalProcesses(workers))
     assert sums(built) == sums(whole)
@@ -165,14 +155,15 @@ DRIVER = """
 import sys
 from pathlib import Path
 from quiver.retrieval.cluster import LocalProcesses
-from quiver.retrieval.index import BuildOptions, build_index, pieces
+from quiver.retrieval.index import BuildOptions, build_index
+from quiver.retrieval.index.pieces import PieceSizes
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.encoding import Projection
 
 if __name__ == "__main__":
-    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 8
     model, corpus, out, workers = sys.argv[1:]
-    build_index(corpus, load_model(model), Path(out), options=BuildOptions(calibrate=False), executor=LocalProcesses(int(workers)))
+    options = BuildOptions(calibrate=False, pieces=PieceSizes(chunk_documents=4, documents=8))
+    build_index(corpus, load_model(model), Path(out), options=options, executor=LocalProcesses(int(workers)))
 """
 
 
@@ -284,28 +275,24 @@ class KillsANode:
         return len({path.suffix for path in self._folder.glob("tmp/b-*/piece-*.*") if path.is_dir()})
 
 
-def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, kill: bool, size: int) -> Index:
+def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, kill: bool, sizes: PieceSizes) -> Index:
     executor: Any = open_executor("ray", address=cluster.address)
     if kill:
         executor = KillsANode(executor, cluster, out, 3)
-    pieces.PIECE_DOCUMENTS, former = size, pieces.PIECE_DOCUMENTS
-    try:
-        index = build_index(corpus, load_model(model), out, options=BuildOptions(calibrate=False), executor=executor)
-    finally:
-        pieces.PIECE_DOCUMENTS = former
+    index = build_index(corpus, load_model(model), out, options=BuildOptions(calibrate=False, pieces=sizes), executor=executor)
     assert not kill or executor.killed, "the build had ended before the third worker began"
     return index
 
 
 @pytest.mark.slow
 def test_three_nodes_build_the_same_bytes_also_when_one_is_killed(
-    tmp_path: Path, minilm: Path, ray_nodes: Any, left: Callable[[], Left], monkeypatch: pytest.MonkeyPatch, caplog: Any
+    tmp_path: Path, minilm: Path, ray_nodes: Any, left: Callable[[], Left], caplog: Any
 ) -> None:
-    monkeypatch.setattr(pieces, "CHUNK", 8)
+    sizes = PieceSizes(chunk_documents=8, documents=8)
     corpus = write_corpus(tmp_path / "c.jsonl", documents(800))
-    whole = build_index(corpus, load_model(minilm), tmp_path / "whole", options=BuildOptions(calibrate=False))
+    whole = build_index(corpus, load_model(minilm), tmp_path / "whole", options=BuildOptions(calibrate=False, pieces=sizes))
     for kill in (False, True):
-        built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / f"built-{kill}", kill, 8)
+        built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / f"built-{kill}", kill, sizes)
         assert left().made == 100
         lost = left().folders.total() - left().made
         assert lost <= kill
@@ -325,7 +312,7 @@ def test_three_nodes_build_all_of_pycodesearch(
     seconds.append(time.monotonic() - started)
     for kill in (False, True):
         started = time.monotonic()
-        built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / f"built-{kill}", kill, 8192)
+        built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / f"built-{kill}", kill, PieceSizes())
         seconds.append(time.monotonic() - started)
         assert sums(built) == sums(whole)
         assert len(built) == 11_406

@@ -15,7 +15,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.index import BuildOptions, Index, build_index
-from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
+from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.engine_table import train_codec
-from quiver.retrieval.index.engines import Sample
-from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.engines import Sample, train_codec
+from quiver.retrieval.index.files import REAL, Files
 from quiver.retrieval.records import ModelCard
 
 ENGINES: dict[str, tuple[str, Mapping[str, Any]]] = {

@@ -13,11 +13,8 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.refine import ScalarCoding
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.engine_table import ENGINES, open_codec
-from quiver.retrieval.index.engines import Sample
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.engines import Sample, find_engine, open_codec
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
 from quiver.retrieval.models.encoding import comparable
 
 KINDS = ["pq", "pq4", "pq16", "ivf", "faiss-ivf", "faiss-graph", "faiss-codes", "faiss-rotated"]
@@ -227,7 +224,7 @@ def test_equal_input_gives_equal_bytes_and_a_saved_codec_writes_the_same(dense: 
 def test_another_seed_gives_another_codec(dense: Any, tmp_path: Path) -> None:
     documents = dense.collection(5000)
     for seed in (1, 2):
-        codec = ENGINES["ivf-dense"].train(
+        codec = find_engine("ivf-dense").train(
             Sample(documents.vectors), documents.card, documents=5000, vectors=5000, settings={"nlist": 8}, seed=seed
         )
         (tmp_path / str(seed)).mkdir()

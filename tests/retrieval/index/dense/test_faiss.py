@@ -13,11 +13,8 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.faiss_engine import index_bytes, read_index, write_index
-from quiver.retrieval.index.disk import REAL, RealDisk
-from quiver.retrieval.index.engine_table import ENGINES
-from quiver.retrieval.index.engines import Sample
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.engines import Sample, find_engine
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Files, RealDisk
 
 
 class FullDisk(RealDisk):
@@ -32,7 +29,7 @@ class FullDisk(RealDisk):
 
 def train(documents: Any, factory: str, size: int) -> Any:
     sample = Sample(documents.vectors[:size])
-    return ENGINES["faiss-dense"].train(sample, documents.card, documents=size, vectors=size, settings={"factory": factory}, seed=0)
+    return find_engine("faiss-dense").train(sample, documents.card, documents=size, vectors=size, settings={"factory": factory}, seed=0)
 
 
 def test_an_index_is_written_and_read(tmp_path: Path, documents: Any) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.settings import ListParams, ScanParams, coordinates, probes, sample_size, sizes
-from quiver.retrieval.index.engine_table import ENGINES, engine_name, train_codec
-from quiver.retrieval.index.engines import Sample
+from quiver.retrieval.index.engines import ENGINE_MODULES, Sample, engine_name, find_engine, train_codec
 from quiver.retrieval.records import ModelCard
 
 CARD = ModelCard("a model", "dense", "0" * 64, 16, "cosine", 32, 128)
@@ -30,11 +29,11 @@ TOKENS = ModelCard("a model", "colbert", "0" * 64, 16, "maxsim", 32, 128)
     ],
 )
 def test_the_engine_follows_the_size(documents: int, engine: str) -> None:
-    assert sizes(documents).engine == engine == engine_name("auto", CARD, documents)
-    assert engine in ENGINES
+    assert engine == engine_name("auto", CARD, documents)
+    assert engine in ENGINE_MODULES
     assert engine_name("exact", CARD, documents) == "exact-dense"
     assert engine_name("pq-dense", CARD, documents) == "pq-dense"
-    assert engine_name("auto", TOKENS, documents) in ENGINES
+    assert engine_name("auto", TOKENS, documents) in ENGINE_MODULES
 
 
 def test_lists_grow_with_the_root_of_the_size_and_have_enough_to_learn_from() -> None:
@@ -75,7 +74,7 @@ def test_lists_grow_with_the_root_of_the_size_and_have_enough_to_learn_from() ->
 )
 def test_wrong_settings_are_named_before_anything_is_encoded(engine: str, settings: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        ENGINES[engine].check(settings, CARD)
+        find_engine(engine).check(settings, CARD)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -87,7 +86,7 @@ def test_right_settings_pass() -> None:
         ("ivf-dense", {"nlist": 64.0, "dsub": 2}),
         ("faiss-dense", {"factory": "IVF16,SQ8", "bits": 16}),
     ):
-        ENGINES[engine].check(settings, CARD)
+        find_engine(engine).check(settings, CARD)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.documents import strings
-from quiver.retrieval.index.documents.strings import IdTable, StringColumn, id_hashes, write_ids
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index import strings
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
+from quiver.retrieval.index.strings import IdTable, StringColumn, id_hashes, write_ids
 
 
 def some_ids(seed: int) -> list[str]:

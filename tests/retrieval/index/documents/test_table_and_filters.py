@@ -16,11 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.documents.metadata import Condition, Filter, describe
-from quiver.retrieval.index.documents.table import DocumentTable, DocumentTableWriter, merge_documents
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.documents import Condition, DocumentTable, DocumentTableWriter, Filter, describe, merge_documents
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
 from quiver.retrieval.records import Document, TextTokens, TokenCounts
 
 VALUES: list[Any] = [
@@ -192,7 +189,7 @@ def test_conditions_are_read(text: str, condition: Condition) -> None:
 LONG = """
 import sys
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.metadata import Condition
+from quiver.retrieval.index.documents import Condition
 blanks = " " * 10**5
 for text in (blanks + "!", "a" + blanks + "in", "a in " + blanks + '"', "a in x" + blanks + 'y"', 'a in "' + '\\\\"' * 10**5):
     try:

@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Index, exact, index_vectors, ranking
+from quiver.retrieval.index import Index, exact, index_vectors
+from quiver.retrieval.index import exact as ranking
 from quiver.retrieval.records import MatrixRows, ModelCard
 
 Tokens = NDArray[np.float32]

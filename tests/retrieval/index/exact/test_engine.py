@@ -10,12 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.engine_table import open_codec, train_codec
-from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files
-from quiver.retrieval.index.ranking import largest_norm
+from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample, open_codec, train_codec
+from quiver.retrieval.index.exact import largest_norm
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
 from quiver.retrieval.records import MatrixRows, ModelCard
 
 DIM = 12

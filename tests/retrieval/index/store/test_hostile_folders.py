@@ -16,6 +16,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
+    BuildOptions,
     DamagedIndexError,
     add_documents,
     build_index,
@@ -23,16 +24,16 @@ from quiver.retrieval.index import (
     compact_index,
     delete_documents,
     open_index,
-    pieces,
     repair_index,
 )
-from quiver.retrieval.index import mapped as blocks
-from quiver.retrieval.index.disk import REAL, RealDisk, make_folders, remove_tree
-from quiver.retrieval.index.store import checking, reading
-from quiver.retrieval.index.store import manifest as manifests
+from quiver.retrieval.index import files as blocks
+from quiver.retrieval.index import repair as checking
+from quiver.retrieval.index.files import REAL, RealDisk, make_folders, remove_tree
+from quiver.retrieval.index.pieces import PieceSizes
+from quiver.retrieval.index.store import reading
+from quiver.retrieval.index.store import reading as manifests
 from quiver.retrieval.index.store import writing as store_writing
-from quiver.retrieval.index.store.layout import Layout
-from quiver.retrieval.index.store.manifest import manifest_bytes, read_manifest
+from quiver.retrieval.index.store.reading import Layout, manifest_bytes, read_manifest
 from quiver.retrieval.index.store.writing import writing
 from quiver.retrieval.records import Document
 
@@ -272,10 +273,9 @@ def test_a_manifest_holds_a_path_that_is_not_unicode(built: Path) -> None:
     assert open_index(built).manifest.model.source == "/models/caf\udce9 é"
 
 
-def test_a_changed_marker_of_a_finished_piece_is_not_believed(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_marker_of_a_finished_piece_is_not_believed(tmp_path: Path, word_sum: Any) -> None:
     whole = build_index(OLD, word_sum, tmp_path / "whole").manifest.segments[0]
-    monkeypatch.setattr(pieces, "CHUNK", 4)
-    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
+    options = BuildOptions(pieces=PieceSizes(chunk_documents=4, documents=8))
 
     class Stopping(RealDisk):
         def mkdir(self, path: Path) -> None:
@@ -285,13 +285,13 @@ def test_a_changed_marker_of_a_finished_piece_is_not_believed(tmp_path: Path, wo
 
     for change in (("documents", 9), ("vectors", 7)):
         with pytest.raises(OSError, match="input/output error"):
-            build_index(OLD, word_sum, tmp_path / "i", disk=Stopping())
+            build_index(OLD, word_sum, tmp_path / "i", options=options, disk=Stopping())
         (marker,) = (tmp_path / "i" / "tmp").glob("b-*/piece-000001.done")
         content = json.loads(marker.read_bytes())
         assert content["facts"]["documents"] == 8
         content["facts"][change[0]] = change[1]
         marker.write_text(json.dumps(content))
-        resumed = build_index(OLD, word_sum, tmp_path / "i").manifest.segments[0]
+        resumed = build_index(OLD, word_sum, tmp_path / "i", options=options).manifest.segments[0]
         assert asdict(resumed) == asdict(whole)
         shutil.rmtree(tmp_path / "i")
 

@@ -26,10 +26,8 @@ from quiver.retrieval.index import (
     open_index,
     repair_index,
 )
-from quiver.retrieval.index.disk import RealDisk
-from quiver.retrieval.index.store.layout import Layout
-from quiver.retrieval.index.store.manifest import manifest_bytes, read_manifest
-from quiver.retrieval.index.store.reading import format_line
+from quiver.retrieval.index.files import RealDisk
+from quiver.retrieval.index.store.reading import Layout, format_line, manifest_bytes, read_manifest
 from quiver.retrieval.index.store.writing import writing
 from quiver.retrieval.records import Document
 
@@ -114,7 +112,7 @@ def damaged_or_equal(folder: Path, name: str, expected: list[Any]) -> None:
     ],
 )
 def test_a_manifest_of_something_else_is_refused_in_one_line(built: Path, change: dict[str, object], message: str) -> None:
-    from quiver.retrieval.index.store import manifest as module
+    from quiver.retrieval.index.store import reading as module
 
     path = built / "manifests" / "m-000000000001.json"
     content = {**json.loads(path.read_text()), **change}

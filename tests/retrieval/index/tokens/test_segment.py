@@ -15,10 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.engines import Sample
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
 from quiver.retrieval.index.tokens.codec import TokenCodec, check_settings, open_tokens, train
 from quiver.retrieval.index.tokens.segment import TokenSegment
 from quiver.retrieval.index.tokens.settings import TokenParams

@@ -16,9 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.retrieval.data.corpus import as_id
-from quiver.retrieval.index.disk import Disk, write_array
-from quiver.retrieval.index.errors import DamagedIndexError, LostTextError
-from quiver.retrieval.index.mapped import CheckedArray, Files, as_checked, strings_lost
+from quiver.retrieval.index.files import (
+    CheckedArray,
+    DamagedIndexError,
+    Disk,
+    Files,
+    LostTextError,
+    as_checked,
+    strings_lost,
+    write_array,
+)
 from quiver.retrieval.records import Document
 
 LOOK = "the index is damaged, run quiver index check to find the file"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
-from quiver.eval.nlu.fine_tuning.task import Schedule, learning_rate_share, make_optimizer, set_learning_rate
+from quiver.eval.nlu.fine_tuning import Schedule, learning_rate_share, make_optimizer, set_learning_rate
+from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
 
 
 @pytest.mark.parametrize(("steps", "ratio", "warmup"), [(10, 0.1, 1), (37, 0.1, 4), (5, 0.0, 0), (4, 1.0, 4), (1, 0.1, 1)])

@@ -9,12 +9,11 @@ import pytest
 
 from quiver.encoder import InputError
 from quiver.encoder.files import write_json
-from quiver.eval.averages import average
-from quiver.eval.nlu.fine_tuning.run import SCHEMA
-from quiver.eval.nlu.glue_results import GlueResults, TaskRun, gather_results
+from quiver.eval.metrics import average
+from quiver.eval.nlu.fine_tuning import RUN_SCHEMA
+from quiver.eval.nlu.glue import GlueResults, TaskRun, gather_results, glue_layout, glue_report, write_glue_report
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 from quiver.eval.nlu.glue_training import TaskScores
-from quiver.eval.report.glue import glue_layout, glue_report, write_glue_report
 from quiver.eval.report.render import render_html, render_markdown
 
 
@@ -88,7 +87,7 @@ def test_as_a_page(tmp_path: Path) -> None:
 def record(name: str, task: TaskName) -> dict[str, object]:
     updates = {"learning_rate": 8e-5, "weight_decay": 1e-6, "epochs": 2.0, "batch_size": 16}
     return {
-        "schema": SCHEMA,
+        "schema": RUN_SCHEMA,
         "recipe": {"name": name, "model": {"init": "m"}, "tasks": {task: updates}, "training": {"seed": 7}},
         "counts": {"examples": 1_234},
         "result": {"steps": 90, "planned_steps": 156, "best_step": 50, "seconds": 12.3},
@@ -111,6 +110,6 @@ def test_records_are_gathered_and_those_of_others_refused(tmp_path: Path) -> Non
     write_json(tmp_path / "rte" / "run.json", record("mine", "rte") | {"schema": "quiver-run/2"})
     with pytest.raises(InputError, match="its schema is quiver-run/2, this version reads"):
         gather_results(tmp_path)
-    write_json(tmp_path / "rte" / "run.json", {"schema": SCHEMA})
+    write_json(tmp_path / "rte" / "run.json", {"schema": RUN_SCHEMA})
     with pytest.raises(InputError, match=r"a run.json in it is damaged \('recipe' is missing"):
         gather_results(tmp_path)

@@ -25,9 +25,9 @@ from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import RunStoppedError
 from quiver.encoder.training.run_folder import exclusive_lock
 from quiver.encoder.training.state import write_state
-from quiver.eval.nlu.fine_tuning.run import Request
-from quiver.eval.nlu.glue_recipe import GlueRecipe
+from quiver.eval.nlu.fine_tuning import Request
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
+from quiver.eval.nlu.recipes import GlueRecipe
 
 MakeGlue = Callable[..., GlueRecipe]
 TIMES = ("seconds", "tokens_per_second")
@@ -151,7 +151,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_resumed(
 ) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("quiver.eval.nlu.fine_tuning.run.new_run", lambda out: nullcontext())  # a process that is killed clears nothing up
+        patch.setattr("quiver.eval.nlu.fine_tuning.new_run", lambda out: nullcontext())  # a process that is killed clears nothing up
         after_step(3, die, patch)
         with pytest.raises(Killed):
             train(recipe, out)
@@ -219,7 +219,7 @@ def test_no_death_while_a_checkpoint_is_written_loses_the_run(
         real(stem, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr("quiver.eval.nlu.fine_tuning.task.write_state", dying)
+        patch.setattr("quiver.eval.nlu.fine_tuning.write_state", dying)
         with pytest.raises(Killed):
             train(recipe, out)
     assert max(Checkpoints(out / "checkpoints").steps()) == 8

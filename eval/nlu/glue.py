@@ -1,0 +1,287 @@
+"""Fine-tuning of a model on the tasks of GLUE, one after the other; the collected scores; and their report beside the ModernBERT paper.
+
+MNLI comes before the tasks that start from its model. The folder holds:
+  TASK/                 run folder of a task, see `quiver.eval.nlu.glue_training`
+  results.json          scores of all complete runs as fractions, rewritten after each run; the average is over all eight tasks, and null
+                        while one is missing
+  report.md, .html      the paper's Table 5 with a measured row, how each task was trained, and all measures of each task
+
+Several sessions may share a folder if they train different tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json, write_json
+from quiver.encoder.training.run_folder import BEGUN, MODEL, RECORD, WITHOUT_WEIGHT, recipe_changes, refuse_existing
+from quiver.eval.metrics import Average, average
+from quiver.eval.nlu.fine_tuning import RUN_SCHEMA, Request, finished
+from quiver.eval.nlu.glue_tasks import TASKS, TaskName
+from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, run_recipe, train_glue_task
+from quiver.eval.nlu.recipes import MNLI, GlueRecipe
+from quiver.eval.published import GLUE_COLUMNS, GLUE_SOURCE, TABLE_5
+from quiver.eval.report.paper import Layout, Line, layout_section
+from quiver.eval.report.render import Column, Report, Section, table, write_folder
+
+logger = logging.getLogger(__name__)
+
+
+def train_glue(
+    recipe: GlueRecipe,
+    out: Path,
+    *,
+    tasks: Collection[TaskName] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    command: str | None = None,
+) -> GlueResults:
+    """Train and score a model on each task of a recipe.
+
+    Args:
+        recipe: The recipe.
+        out: Folder of the runs; created if missing.
+        tasks: Tasks to train; by default all tasks of the recipe.
+        resume: Skip complete runs, resume unfinished ones and start the others.
+        overwrite: Replace existing runs.
+        progress: Show progress bars on standard error.
+        command: Command line to record.
+
+    Returns:
+        The scores of all runs in the folder.
+
+    Raises:
+        InputError: ``resume`` and ``overwrite`` are both given; the recipe does not train a task; a task that starts from MNLI has no model
+            to start from; ``out`` already holds a run, or one of another recipe; or see `train_glue_task`.
+        RunStoppedError: See `train_glue_task`.
+    """
+    if resume and overwrite:
+        raise InputError("--resume goes on with runs and --overwrite replaces them; give one of them")
+    chosen = _chosen(recipe, out, tasks)
+    for task in chosen:
+        if not resume:
+            refuse_existing(out / task, overwrite=overwrite)
+        elif finished(out / task):
+            _refuse_other_recipe(recipe, out, task)
+    for number, task in enumerate(chosen, start=1):
+        if resume and finished(out / task):
+            continue
+        logger.info("%s, %d of %d", task, number, len(chosen))
+        begun = (out / task / BEGUN).is_file()
+        request = Request(
+            run_recipe(recipe, task), out / task, (RESULTS, PREDICTIONS), resume and begun, overwrite, progress=progress, command=command
+        )
+        train_glue_task(recipe, task, _start(recipe, out, task), request)
+        write_results(out, gather_results(out))
+    results = gather_results(out)
+    write_results(out, results)  # again, because a concurrent session may have written results without this session's runs
+    return results
+
+
+def _chosen(recipe: GlueRecipe, out: Path, tasks: Collection[TaskName]) -> list[TaskName]:
+    if unknown := [task for task in tasks if task not in recipe.trained]:
+        raise InputError(f"--task {unknown[0]}: the recipe trains {', '.join(recipe.trained)}")
+    chosen = [task for task in recipe.trained if not tasks or task in tasks]
+    waiting = [task for task in chosen if task in recipe.model.from_mnli]
+    if waiting and MNLI not in chosen and not finished(out / MNLI):
+        raise InputError(
+            f"{out / MNLI}: {', '.join(waiting)} start from the model of MNLI, which is not there; train it too, or set model.from_mnli=[]"
+        )
+    return chosen
+
+
+def _start(recipe: GlueRecipe, out: Path, task: TaskName) -> Start:
+    return Start(str(out / MNLI / MODEL), MNLI) if task in recipe.model.from_mnli else Start(recipe.model.init)
+
+
+def _refuse_other_recipe(recipe: GlueRecipe, out: Path, task: TaskName) -> None:
+    """Raise an error if a complete run used other recipe settings, so that its score must not be averaged with the others."""
+    changes = recipe_changes(read_json(out / task / RECORD)["recipe"], run_recipe(recipe, task))
+    told = [f"{path} was {was!r}, is {value!r}" for path, was, value in changes if path not in WITHOUT_WEIGHT]
+    if told:
+        raise InputError(f"{out / task}: complete, but by another recipe; {'; '.join(told)}; choose another --out, or --overwrite")
+
+
+SCHEMA = "quiver-glue/1"
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """Summary of a task's run.
+
+    Attributes:
+        scores: Scores of the model.
+        trained_on: Number of training examples.
+        from_mnli: Whether it started from the model trained on MNLI.
+        learning_rate: Peak learning rate.
+        weight_decay: Weight decay in the recipe.
+        epochs: Epochs in the recipe.
+        batch_size: Examples per update.
+        steps: Number of updates.
+        planned_steps: Number of updates without early stopping.
+        best_step: Update with the best score; the model after it was scored.
+        seconds: Time of all sessions.
+        seed: Random seed.
+    """
+
+    scores: TaskScores
+    trained_on: int
+    from_mnli: bool
+    learning_rate: float
+    weight_decay: float
+    epochs: float
+    batch_size: int
+    steps: int
+    planned_steps: int
+    best_step: int
+    seconds: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class GlueResults:
+    """Scores of a model on GLUE.
+
+    Attributes:
+        name: Name of the recipe.
+        model: Initial model of all tasks that do not start from MNLI.
+        average: Average of the scores.
+        runs: Runs by task, in the order of Table 5.
+    """
+
+    name: str
+    model: str
+    average: Average
+    runs: dict[TaskName, TaskRun]
+
+
+def gather_results(folder: Path) -> GlueResults:
+    """Collect the results of a model from the records of its runs.
+
+    Args:
+        folder: Folder with one subfolder per task; incomplete runs are left out.
+
+    Raises:
+        InputError: No run is complete, a record is damaged, or the runs are of different models or recipes.
+    """
+    records = {task: read_json(folder / task / RECORD) for task in TASKS if (folder / task / RECORD).is_file()}
+    if not records:
+        raise InputError(f"{folder}: holds no run of quiver glue that is complete")
+    try:
+        names = {(record["recipe"]["name"], record["recipe"]["model"]["init"]) for record in records.values()}
+        runs = {task: _run(record, task, str(folder / task / RECORD)) for task, record in records.items()}
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{folder}: a {RECORD} in it is damaged ({error} is missing or of another kind)") from error
+    if len(names) > 1:
+        told = ", ".join(f"{model} ({name})" for name, model in sorted(names))
+        raise InputError(f"{folder}: its tasks were trained from several models, {told}; give each a folder of its own")
+    [(name, model)] = names
+    scores: dict[str, float | None] = {task: run.scores.score for task, run in runs.items()}
+    return GlueResults(name, model, average(scores, list(TASKS)), runs)
+
+
+def _run(record: dict[str, Any], task: TaskName, where: str) -> TaskRun:
+    if record["schema"] != RUN_SCHEMA:
+        raise InputError(f"{where}: its schema is {record['schema']}, this version reads {RUN_SCHEMA}")
+    recipe, result = record["recipe"], record["result"]
+    short: dict[str, Any] = {
+        **{key: recipe["tasks"][task][key] for key in ("learning_rate", "weight_decay", "epochs", "batch_size")},
+        **{key: result[key] for key in ("steps", "planned_steps", "best_step", "seconds")},
+    }
+    scores = TaskScores(**record["scores"])
+    return TaskRun(scores, trained_on=record["counts"]["examples"], from_mnli="start" in record, seed=recipe["training"]["seed"], **short)
+
+
+def write_results(folder: Path, results: GlueResults) -> None:
+    """Write results.json.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    write_json(folder / RESULTS, {"schema": SCHEMA, **asdict(results)})
+
+
+REPORT_TITLE = "GLUE beside the ModernBERT paper"
+
+REPORT_NOTES = (
+    "Points: Matthews' correlation for CoLA, Spearman's for STS-B, accuracy for the others; MNLI is the matched half. Published rows:"
+    f" {GLUE_SOURCE}. The average is over the eight tasks, and blank if one is missing.",
+    "The paper does not name its measures: judging by size, QQP and MRPC scores are accuracies, except those of GTE-en-MLM, which are F1.",
+    "All scores, published and measured, are on the development sets that the best checkpoint was chosen on.",
+)
+"""Notes below the table."""
+
+RUN_COLUMNS = (
+    Column("Task", numeric=False),
+    Column("Score"),
+    Column("Measures", numeric=False, wide=True),
+    Column("Scored", "examples"),
+    Column("Trained on", "examples"),
+    Column("Start", numeric=False),
+    Column("Learning rate"),
+    Column("Decay"),
+    Column("Batch"),
+    Column("Epochs"),
+    Column("Updates", "of those planned", numeric=False),
+    Column("Best after", "updates"),
+    Column("Seed"),
+    Column("Seconds"),
+)
+"""Columns of the table of training runs."""
+
+
+def write_glue_report(results: GlueResults, folder: Path) -> Path:
+    """Write ``report.md`` and ``report.html``, replacing existing ones.
+
+    Args:
+        results: Scores of the tasks.
+        folder: Existing output folder.
+
+    Returns:
+        The HTML file; without jinja2 and matplotlib the Markdown file.
+
+    Raises:
+        InputError: A file cannot be written.
+    """
+    return write_folder(glue_report(results), folder)
+
+
+def glue_layout(results: GlueResults) -> Layout:
+    """Table 5 of the paper with a measured row."""
+    lines = [Line(row.name, (*row.scores.values(), row.average), "", "paper") for row in TABLE_5]
+    runs = [results.runs.get(task) for task in TASKS]
+    scores = [None if run is None else 100 * run.scores.score for run in runs]
+    mean = results.average
+    average = None if mean.value is None else 100 * mean.value
+    lines.append(Line(f"{results.model} ({results.name})", (*scores, average), f"{mean.known} of {mean.members}", "measured"))
+    return Layout("table5", "GLUE, development sets (Table 5 of the paper)", (*GLUE_COLUMNS, "Average"), tuple(lines), REPORT_NOTES)
+
+
+def glue_report(results: GlueResults) -> Report:
+    """Make the report of a GLUE run: the paper's table with a measured row, and how each task was trained."""
+    rows = [_run_cells(run) for run in results.runs.values()]
+    runs = table(RUN_COLUMNS, rows, name="How each task was trained")
+    return Report(REPORT_TITLE, (layout_section(glue_layout(results)), Section(runs.name, (runs,), "runs")))
+
+
+def _run_cells(run: TaskRun) -> tuple[str, ...]:
+    measures = ", ".join(f"{name} {100 * value:.2f}" for name, value in run.scores.measures.items())
+    return (
+        TASKS[run.scores.task].title,
+        f"{100 * run.scores.score:.2f}",
+        measures,
+        f"{run.scores.examples:,}",
+        f"{run.trained_on:,}",
+        "MNLI" if run.from_mnli else "model",
+        *(f"{value:g}" for value in (run.learning_rate, run.weight_decay, run.batch_size, run.epochs)),
+        f"{run.steps:,} of {run.planned_steps:,}",
+        f"{run.best_step:,}",
+        str(run.seed),
+        f"{run.seconds:,.0f}",
+    )

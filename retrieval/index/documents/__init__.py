@@ -1,1 +1,0 @@
-"""Per-document data of an index: ids, texts, metadata fields, and filters on them."""
