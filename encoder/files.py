@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not JSON: {error}") from error
     except ValueError as error:  # the only other ValueError: CPython refuses to convert integers of thousands of digits
-        raise InputError(f"{path}: holds a number of too many digits") from error
+        raise InputError(f"{path}: contains a number with too many digits") from error
     except RecursionError as error:
         raise InputError(f"{path}: nested too deeply") from error
     if not isinstance(value, dict):
@@ -54,7 +54,7 @@ def expand_home(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{path}: no home folder is known for {Path(path).parts[0]}; write the path out") from error
+        raise InputError(f"{path}: no home folder is known for {Path(path).parts[0]}; give the full path") from error
 
 
 def check_target(path: Path) -> None:

@@ -89,7 +89,7 @@ class LoRALinear(nn.Module):
 
     def _load_from_state_dict(self, *arguments: object) -> None:
         # Loading merged weights into W would add the update twice.
-        raise ValueError("an encoder with LoRA takes no state dict: load_lora_state its low-rank matrices, or load weights before add_lora")
+        raise ValueError("an encoder with LoRA loads no state dict: use load_lora_state, or load weights before add_lora")
 
 
 def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float, dropout: float, seed: int) -> None:
@@ -111,7 +111,7 @@ def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float,
     if encoder.prepacked:
         raise ValueError("a prepacked encoder has no gradients; to train, load the checkpoint with load_encoder")
     if lora_matrices(encoder):
-        raise ValueError("this encoder has low-rank updates already; merge_lora first")
+        raise ValueError("this encoder has low-rank updates already; call merge_lora first")
     width = encoder.config.hidden_size
     if not 1 <= rank <= width:
         raise InputError(f"LoRA's rank must be 1..{width}, the encoder's width, got {rank}")
@@ -169,10 +169,10 @@ def load_lora_state(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
     """
     own = _low_rank(_needs_lora(encoder))
     if strange := sorted(own.keys() ^ state.keys()):
-        raise InputError(f"these low-rank matrices are of another model: {strange[0]} is {'missing' if strange[0] in own else 'unknown'}")
+        raise InputError(f"the low-rank matrices do not fit this model: {strange[0]} is {'missing' if strange[0] in own else 'unknown'}")
     for name, weight in own.items():
         if weight.shape != state[name].shape:
-            raise InputError(f"{name} has shape {tuple(state[name].shape)}, this model's LoRA asks for {tuple(weight.shape)}")
+            raise InputError(f"{name} has shape {tuple(state[name].shape)}, this model requires {tuple(weight.shape)}")
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(state[name])
@@ -242,7 +242,7 @@ def _children(encoder: Encoder, kind: type[Any]) -> list[tuple[nn.Module, str, A
 def _needs_lora(encoder: Encoder) -> dict[str, LoRALinear]:
     updates = lora_matrices(encoder)
     if not updates:
-        raise ValueError("this encoder has no low-rank updates; add_lora first")
+        raise ValueError("this encoder has no low-rank updates; call add_lora first")
     return updates
 
 

@@ -168,7 +168,7 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
 
 
 def concatenate(batches: Sequence[PackedBatch]) -> PackedBatch:
-    """Concatenate batches into one, in order; ``rows`` are numbered anew.
+    """Concatenate batches into one, in order; ``rows`` are renumbered.
 
     Args:
         batches: At least one, all on one device.
@@ -272,7 +272,7 @@ def masked_lengths(mask: Tensor) -> tuple[int, ...]:
     if 0 in lengths:
         raise ValueError(f"row {lengths.index(0)} is all padding")
     if not torch.equal(host, torch.arange(host.shape[1])[None] < torch.tensor(lengths)[:, None]):
-        raise ValueError("padding must stand on the right of each row")
+        raise ValueError("padding must be at the right end of each row")
     return tuple(lengths)
 
 

@@ -62,10 +62,10 @@ def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> P
     try:
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
     except HFValidationError as error:
-        raise InputError(f"{source}: no such folder, and not a hub id") from error
+        raise InputError(f"{source}: no such folder, and not a model id of the Hugging Face Hub") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{source}: no such folder, and the hub did not give it: {reason}") from error
+        raise InputError(f"{source}: no such folder, and downloading it from the Hugging Face Hub failed: {reason}") from error
 
 
 def _pickled_weights(snapshot: Path) -> list[str]:

@@ -108,7 +108,7 @@ def test_each_part_of_a_fused_matrix_has_its_shape() -> None:
     encoder = init_weights(Encoder(BERT), seed=5)
     state = to_hf_state(encoder)
     key = "encoder.layer.0.attention.self.key.weight"
-    with pytest.raises(InputError, match=rf"{key} has shape \(32, 16\), config.json asks for \(32, 32\)"):
+    with pytest.raises(InputError, match=rf"{key} has shape \(32, 16\), config.json requires \(32, 32\)"):
         from_hf_state(encoder, {**state, key: state[key][:, :16]}, where="here")
 
 
@@ -162,7 +162,7 @@ def test_an_unknown_tensor_is_named(encoder: Encoder) -> None:
 def test_a_wrong_shape_is_named(encoder: Encoder) -> None:
     state = to_hf_state(encoder)
     key = next(key for key in state if "embeddings" in key and state[key].ndim == 2)
-    with pytest.raises(InputError, match=rf"{key} has shape \(64, 16\), config.json asks for \(64, 32\)"):
+    with pytest.raises(InputError, match=rf"{key} has shape \(64, 16\), config.json requires \(64, 32\)"):
         from_hf_state(encoder, {**state, key: state[key][:, :16]}, where="here")
 
 
@@ -245,7 +245,7 @@ def test_an_architecture_its_format_cannot_hold_is_not_saved(tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"a bert config\.json cannot hold norm_position 'pre', final_norm True; family quiver can"):
         save_encoder(encoder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match=r"a bert checkpoint has no place for final_norm\.weight"):
+    with pytest.raises(InputError, match=r"a bert checkpoint cannot store final_norm\.weight"):
         to_hf_state(encoder)
 
 

@@ -23,7 +23,7 @@ from quiver.encoder.files import check_target, expand_home, read_json, replacing
         (b'{"a": "\xff"}', "not JSON: .* can't decode byte 0xff"),
         (b"[1]", "must hold a JSON object, got list"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply$"),
-        (b'{"a": ' + b"7" * 5_000 + b"}", "holds a number of too many digits$"),
+        (b'{"a": ' + b"7" * 5_000 + b"}", "contains a number with too many digits$"),
     ],
     ids=["empty", "quotes", "bytes", "list", "nested", "digits"],
 )
@@ -60,7 +60,7 @@ def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("HOME", str(tmp_path))
     assert expand_home("~/a") == tmp_path / "a"
     assert expand_home("a/~b") == Path("a/~b")
-    with pytest.raises(InputError, match=r"^~nosuchuser/x: no home folder is known for ~nosuchuser; write the path out$"):
+    with pytest.raises(InputError, match=r"^~nosuchuser/x: no home folder is known for ~nosuchuser; give the full path$"):
         expand_home("~nosuchuser/x")
 
 

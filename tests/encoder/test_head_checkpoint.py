@@ -183,7 +183,7 @@ def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
         load_head(KINDS[task], tmp_path)
     with caplog.at_level("WARNING", logger="quiver.encoder"):
         model = load_head(KINDS[task], tmp_path, new_head_seed=1)
-    assert "drew new weights with seed 1, to be trained" in caplog.text
+    assert "initialized weights of the head with seed 1; train them before use" in caplog.text
     assert torch.equal(model.encoder(BATCH), encoder(BATCH))
     assert torch.equal(outputs(model), outputs(load_head(KINDS[task], tmp_path, new_head_seed=1)))
     assert not torch.equal(outputs(model), outputs(load_head(KINDS[task], tmp_path, new_head_seed=2)))
@@ -192,7 +192,7 @@ def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
 def test_another_number_of_labels_needs_a_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = head("classifier", "modernbert", label_names=["a", "b", "c"])
     save_head(model, tmp_path)
-    with pytest.raises(InputError, match=r"classifier\.weight has shape \(3, 32\), \(2, 32\) was asked for"):
+    with pytest.raises(InputError, match=r"classifier\.weight has shape \(3, 32\), \(2, 32\) was expected"):
         load_head(SequenceClassifier, tmp_path, num_labels=2)
     again = load_head(SequenceClassifier, tmp_path, num_labels=2, new_head_seed=0)
     assert "classifier.bias, classifier.weight" in caplog.text
@@ -247,7 +247,12 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
     [
         ("masked_lm", "modernbert", {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
         ("masked_lm", "modernbert", {"tie_word_embeddings": False}, r"missing decoder\.weight"),
-        ("masked_lm", "modernbert", {"decoder_bias": False}, r"config.json gives the head no decoder\.bias, but the file has it"),
+        (
+            "masked_lm",
+            "modernbert",
+            {"decoder_bias": False},
+            r"decoder\.bias, which the head in config.json does not have",
+        ),
         ("masked_lm", "modernbert", {"classifier_activation": "mish"}, "classifier_activation must be one of"),
         ("masked_lm", "modernbert", {"sparse_pred_ignore_index": 0}, "sparse_pred_ignore_index must be -100, got 0"),
         ("masked_lm", "bert", {"decoder_bias": False}, "decoder_bias must be True, got False"),
@@ -263,7 +268,7 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
         ("classifier", "modernbert", {"id2label": {}}, "id2label must name"),
         ("classifier", "modernbert", {"num_labels": 9}, "num_labels must be 3, the number of labels in id2label, got 9"),
         ("classifier", "modernbert", {"id2label": None, "num_labels": 0}, "num_labels must be >= 1, got 0"),
-        ("classifier", "modernbert", {"id2label": None}, r"classifier\.\w+ has shape \(3.*\), \(2.*\) was asked for"),
+        ("classifier", "modernbert", {"id2label": None}, r"classifier\.\w+ has shape \(3.*\), \(2.*\) was expected"),
     ],
 )
 def test_what_config_json_may_not_say(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
@@ -302,7 +307,7 @@ def test_what_a_folder_cannot_hold_is_refused(tmp_path: Path, task: Task, family
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (torch.zeros(32, 31), r"head\.dense\.weight has shape \(32, 31\), \(32, 32\) was asked for"),
+        (torch.zeros(32, 31), r"head\.dense\.weight has shape \(32, 31\), \(32, 32\) was expected"),
         (torch.zeros(32, 32, dtype=torch.int8), r"head\.dense\.weight holds torch\.int8, not floating-point numbers"),
     ],
 )

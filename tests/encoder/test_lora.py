@@ -197,7 +197,7 @@ def test_matrices_of_another_model_are_refused_whole() -> None:
         load_lora_state(encoder, {name: weight for name, weight in state.items() if name != "layers.1.mlp.up.lora_b"})
     with pytest.raises(InputError, match=r"pooler\.lora_a is unknown"):
         load_lora_state(encoder, state | {"pooler.lora_a": torch.zeros(1)})
-    with pytest.raises(InputError, match=r"lora_a has shape \(2, 32\), this model's LoRA asks for \(4, 32\)"):
+    with pytest.raises(InputError, match=r"lora_a has shape \(2, 32\), this model requires \(4, 32\)"):
         load_lora_state(encoder, state | {"layers.1.mlp.up.lora_a": torch.zeros(2, 32)})
     assert all(torch.equal(weight, before[name]) for name, weight in lora_state(encoder).items())
 

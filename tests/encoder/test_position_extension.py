@@ -174,7 +174,7 @@ def test_malformed_checkpoints_are_refused(tmp_path: Path) -> None:
         extend_positions(encoder, 0)
     hf = read_json(tmp_path / "config.json")
     write_json(tmp_path / "config.json", hf | {"max_position_embeddings": 512})
-    with pytest.raises(InputError, match=r"has shape \(12, 16\), config.json asks for \(512, 16\)"):
+    with pytest.raises(InputError, match=r"has shape \(12, 16\), config.json requires \(512, 16\)"):
         extend_checkpoint(tmp_path, tmp_path / "new", 2)
     write_json(tmp_path / "config.json", hf)
     save_file({"other": torch.ones(1)}, tmp_path / "model.safetensors")

@@ -298,7 +298,7 @@ def test_a_masked_lm_becomes_a_classifier_and_says_what_is_new(family: Family, t
         load_head(SequenceClassifier, tmp_path, num_labels=5)
     with caplog.at_level("WARNING", logger="quiver.encoder"):
         ours = load_head(SequenceClassifier, tmp_path, num_labels=5, new_head_seed=3)
-    assert "drew new weights with seed 3" in caplog.text
+    assert "initialized weights of the head with seed 3" in caplog.text
     assert ours.num_labels == 5
     if family.name == "ModernBert":  # its classifier stands on the masked language model's transform
         torch.testing.assert_close(ours.transform.dense.weight, theirs.head.dense.weight)
