@@ -210,7 +210,7 @@ def init_weights(encoder: Encoder, *, seed: int) -> Encoder:
     return encoder
 
 
-def compile_encoder(encoder: Encoder) -> Encoder:
+def compile_encoder(encoder: Encoder, *, backend: str = "inductor") -> Encoder:
     """Compile an encoder's MLPs with torch.compile, in place; its weights, their names and its results stay the same.
 
     MLPs see (N, D), and are half of the work and most of what can be fused. Attention is not compiled: it groups a batch's sequences by
@@ -222,11 +222,12 @@ def compile_encoder(encoder: Encoder) -> Encoder:
 
     Args:
         encoder: Changed in place.
+        backend: Backend of torch.compile.
 
     Returns:
         ``encoder``.
     """
-    compiled = torch.compile(MLP.forward, dynamic=True, fullgraph=True)
+    compiled = torch.compile(MLP.forward, dynamic=True, fullgraph=True, backend=backend)
     for layer in cast("list[Block]", list(encoder.layers)):
         # As a bound method it follows the module into copies (weight averaging); a closure would not.
         mlp = layer.mlp

@@ -242,7 +242,7 @@ def test_a_name_with_and_without_prefix_is_refused(encoder: Encoder) -> None:
 
 def test_an_architecture_its_format_cannot_hold_is_not_saved(tmp_path: Path) -> None:
     encoder = Encoder(replace(BERT, norm_position="pre", final_norm=True))
-    with pytest.raises(InputError, match=r"a bert config\.json cannot hold norm_position 'pre', final_norm True; family quiver can"):
+    with pytest.raises(InputError, match=r"a bert config\.json cannot hold norm_position 'pre', final_norm True; use family quiver"):
         save_encoder(encoder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match=r"a bert checkpoint cannot store final_norm\.weight"):
@@ -364,7 +364,7 @@ def test_no_folder_and_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="no such folder"):
         load_encoder("quiver-tests/there-is-no-such-model")
-    with pytest.raises(InputError, match="not a hub id"):
+    with pytest.raises(InputError, match="not a model id of the Hugging Face Hub"):
         load_encoder(tmp_path / "nowhere" / "at" / "all")
     file = tmp_path / "file"
     file.touch()

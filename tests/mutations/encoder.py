@@ -131,8 +131,8 @@ MUTATIONS = [
     (
         "config.json of a ModernBERT loses a bias",
         "encoder/checkpoints/modernbert.py",
-        'Key("attention_bias", ("qkv_bias", "attention_output_bias"), False)',
-        'Key("attention_bias", ("qkv_bias",), False)',
+        'ConfigKey("attention_bias", ("qkv_bias", "attention_output_bias"), False)',
+        'ConfigKey("attention_bias", ("qkv_bias",), False)',
         [CHECKPOINT, "tests/encoder/test_config.py"],
     ),
     (

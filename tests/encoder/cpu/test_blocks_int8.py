@@ -292,24 +292,32 @@ def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> N
 
 
 EMULATED = """
+import numba
+import numpy as np
 import torch
-from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids
-from quiver.encoder.cpu import codegen
-from quiver.encoder.cpu.blocks import inference_is_supported
+from quiver.encoder.cpu.codegen import INT8, LANES, int8_levels
+from quiver.encoder.cpu.linear import Int8Matrix
 from quiver.encoder.cpu.support import assume
-assert codegen.int8_levels() == 127, codegen.int8_levels()
-torch.set_num_threads(2)
-config = EncoderConfig.modernbert(
-    vocab_size=300, hidden_size=128, num_heads=4, intermediate_size=144, layer_types=["global", "local"], max_positions=400, window=32
-)
+from quiver.encoder.cpu.tiles import gather, narrow, product, store_rows
+assert int8_levels() == 127, int8_levels()
+
+@numba.njit
+def multiply(matrix, rows, tile, out, levels):
+    gather(rows, 128, LANES, 128, tile)
+    narrow(INT8, tile, 128, levels)
+    product(INT8, matrix, 0, 48, 128, tile, out)
+    store_rows(out, 48, LANES, 1.0, 48, rows)
+
+generator = torch.Generator().manual_seed(1)
+x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((LANES, 128), (48, 128), (48,)))
 with assume(has_vnni=False):
-    encoder = optimize_for_inference(init_weights(Encoder(config), seed=1), precision="int8")
-batch = pack_ids([list(range(start, start + 5)) for start in range(100)])
-assert inference_is_supported(encoder.layers, batch, torch.zeros(500, 128), None)
-found = encoder(batch)
-with assume(kernels_run=False):
-    distances = (found - encoder(batch)).abs().amax(1) / found.std()
-assert distances.median() < 1e-4 and distances.max() < 0.25, distances
+    matrix = Int8Matrix(weight, bias, plain_layout=True)
+addresses = np.array([each.data_ptr() for each in (matrix.weight, matrix.bias, matrix.scales, matrix.ones)], np.int64)
+tile, out, rows = torch.empty(128, LANES), torch.empty(48, LANES), x.clone()
+multiply(addresses.ctypes.data, rows.data_ptr(), tile.data_ptr(), out.data_ptr(), 127)
+expected = matrix(x)
+distances = (rows.flatten()[: expected.numel()].view_as(expected) - expected).abs().amax(1) / expected.std()
+assert distances.median() < 1e-5 and distances.max() < 0.05, distances
 """
 
 
