@@ -42,7 +42,7 @@ def test_loss_and_gradients_are_torchs(rows: int, with_bias: bool) -> None:
 
 
 @pytest.mark.parametrize("needs", [0, 1, 2])
-def test_what_is_frozen_gets_no_gradient(needs: int) -> None:
+def test_inputs_without_requires_grad_get_no_gradient(needs: int) -> None:
     *inputs, labels = problem(200)
     frozen = [x.detach().requires_grad_(place == needs) for place, x in enumerate(inputs)]
     linear_cross_entropy(*frozen, labels).backward()

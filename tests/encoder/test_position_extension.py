@@ -142,7 +142,7 @@ def test_our_own_family_is_extended_too(tmp_path: Path) -> None:
     assert torch.equal(read_positions(tmp_path / "new")[::2], read_positions(tmp_path / "old"))
 
 
-def test_the_tokenizer_is_told_and_buffers_are_left_out(tmp_path: Path) -> None:
+def test_the_tokenizer_gets_the_new_length_and_buffers_are_left_out(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     save_encoder(init_weights(Encoder(small("bert-base")), seed=5), old)
     state = read_weights(old) | {"embeddings.position_ids": torch.arange(12)[None], "pooler.dense.weight": torch.ones(16, 16)}

@@ -176,7 +176,7 @@ def test_scores_below_all_others_are_still_scores() -> None:
     torch.testing.assert_close(attend(q, k, v, batch, None, backend="compiled"), v.mean(0, keepdim=True).expand_as(v), atol=1e-5, rtol=0)
 
 
-def test_what_has_no_numbers_is_left_to_torch() -> None:
+def test_fake_tensors_are_left_to_pytorch() -> None:
     batch = batch_of((300,))
     q, k, v = heads(300)
 

@@ -197,7 +197,8 @@ from quiver.encoder.cpu.support import assume
 from quiver.encoder.ops import rotate_, rotate_reference
 torch.set_num_threads(2)
 assert not codegen.bfloat16_is_native()
-assume(bfloat16_kernels_run=True).__enter__()
+assumed = assume(bfloat16_kernels_run=True)
+assumed.__enter__()
 batch = pack_ids([[1] * length for length in (300, 17, 64, 1)], key_lengths=[300, 17, 20, 1])
 q, k, v = torch.randn(3, 382, 2, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
 for window in (None, 6, 128):
@@ -239,7 +240,7 @@ def test_code_that_was_kept_in_part(tmp_path: Path) -> None:
                 file.unlink()
 
 
-def test_a_steady_text_is_turned_alike_in_every_batch() -> None:
+def test_rope_of_a_batch_invariant_text_does_not_depend_on_the_batch() -> None:
     heads, angles = torch.randn(400, 2, 64, generator=torch.Generator().manual_seed(2)).bfloat16(), torch.rand(400, 16) * 6
     alone = rotate_(heads[:70].clone(), angles[:70].cos(), angles[:70].sin(), batch_invariant=True)
     assert torch.equal(rotate_(heads, angles.cos(), angles.sin(), batch_invariant=True)[:70], alone)

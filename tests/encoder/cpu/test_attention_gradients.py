@@ -133,7 +133,7 @@ def test_layouts() -> None:
             torch.testing.assert_close(mine, wanted, atol=5e-6, rtol=0)
 
 
-def test_only_what_is_asked_for() -> None:
+def test_only_needed_gradients_are_computed() -> None:
     batch = batch_of((300,))
     (q, k, v), given = inputs(batch)
     whole = gradients([q, k, v], given, batch, 64)

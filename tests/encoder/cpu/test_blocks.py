@@ -109,7 +109,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 
 @pytest.mark.parametrize("length", [1, 20, 64, 100])
-def test_a_steady_text_has_the_same_bits_alone_and_in_company(
+def test_a_batch_invariant_text_has_the_same_bits_alone_and_in_a_batch(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, length: int
 ) -> None:
     encoder, company = encoder_of(), batch_of((400, 20, 300, 77))
@@ -137,22 +137,22 @@ def test_prepacked_and_plain_matrices_give_one_result(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
 ) -> None:
     encoder, batch = encoder_of(), batch_of((300, 20))
-    frozen = optimize_for_inference(copy.deepcopy(encoder))
-    assert torch.equal(frozen(batch), encoder(batch))
-    assert torch.equal(frozen.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
+    prepacked = optimize_for_inference(copy.deepcopy(encoder))
+    assert torch.equal(prepacked(batch), encoder(batch))
+    assert torch.equal(prepacked.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
     assert is_compiled(encoder, batch)
-    assert is_compiled(frozen, batch)
+    assert is_compiled(prepacked, batch)
 
 
-def test_what_the_loops_will_not_read_is_laid_out_for_torch(encoder_of: Callable[..., Encoder]) -> None:
+def test_matrices_that_kernels_cannot_read_are_packed_for_pytorch(encoder_of: Callable[..., Encoder]) -> None:
     read, left = optimize_for_inference(encoder_of()), optimize_for_inference(encoder_of(intermediate_size=150))
     assert all(has_plain_layout(matrix) for matrix in read.modules() if isinstance(matrix, PrepackedLinear))
     assert not any(has_plain_layout(matrix) for matrix in left.modules() if isinstance(matrix, PrepackedLinear))
 
 
-def test_copies_of_a_frozen_encoder_have_weights_of_their_own(encoder_of: Callable[..., Encoder]) -> None:
-    frozen = optimize_for_inference(encoder_of())
-    one, two = (each.layers[0].mlp.up.rows()[0][0] for each in (frozen, copy.deepcopy(frozen)))
+def test_a_copy_of_a_prepacked_encoder_has_its_own_weights(encoder_of: Callable[..., Encoder]) -> None:
+    prepacked = optimize_for_inference(encoder_of())
+    one, two = (each.layers[0].mlp.up.rows()[0][0] for each in (prepacked, copy.deepcopy(prepacked)))
     assert torch.equal(one, two)
     assert one.data_ptr() != two.data_ptr()
 
@@ -221,7 +221,7 @@ def test_states_with_gaps_and_other_defaults(
     ],
     ids=str,
 )
-def test_what_it_cannot_do_torch_does(
+def test_unsupported_configurations_run_by_pytorch(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, changes: dict[str, Any]
 ) -> None:
     encoder, batch = encoder_of(**changes), batch_of((300,))
@@ -229,7 +229,7 @@ def test_what_it_cannot_do_torch_does(
     assert not is_compiled(encoder, batch)
 
 
-def test_small_batches_and_doubles_are_torchs(
+def test_small_batches_and_float64_are_left_to_pytorch(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
 ) -> None:
     encoder = encoder_of()

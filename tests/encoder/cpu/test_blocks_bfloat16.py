@@ -124,7 +124,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 
 @pytest.mark.parametrize("length", [1, 20, 64, 100])
-def test_a_steady_text_has_the_same_bits_alone_and_in_company(
+def test_a_batch_invariant_text_has_the_same_bits_alone_and_in_a_batch(
     half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], length: int
 ) -> None:
     encoder, company = half_of(), batch_of((400, 20, 300, 77))
@@ -136,7 +136,7 @@ def test_a_steady_text_has_the_same_bits_alone_and_in_company(
     assert torch.equal(together[-length:], alone)
 
 
-def test_what_is_no_number_stays_with_its_text(half_of: Callable[..., Encoder]) -> None:
+def test_nan_stays_in_its_text(half_of: Callable[..., Encoder]) -> None:
     encoder = half_of()
     encoder.embeddings.tokens.weight[7] = torch.nan
     clean = [[5] * 129, [6] * 131]
@@ -153,10 +153,10 @@ def test_tokens_that_only_read(half_of: Callable[..., Encoder], batch_of: Callab
 
 def test_prepacked_and_plain_matrices_give_one_result(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder, batch = half_of(), batch_of((300, 20))
-    frozen = optimize_for_inference(copy.deepcopy(encoder))
-    assert all(has_plain_layout(matrix) for matrix in frozen.modules() if isinstance(matrix, PrepackedLinear))
-    assert torch.equal(frozen(batch), encoder(batch))
-    assert torch.equal(frozen.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
+    prepacked = optimize_for_inference(copy.deepcopy(encoder))
+    assert all(has_plain_layout(matrix) for matrix in prepacked.modules() if isinstance(matrix, PrepackedLinear))
+    assert torch.equal(prepacked(batch), encoder(batch))
+    assert torch.equal(prepacked.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_prepacked_and_plain_matrices_give_one_result(half_of: Callable[..., Enc
     ],
     ids=str,
 )
-def test_what_pairs_cannot_do_torch_does_in_their_dtype(
+def test_unsupported_configurations_run_by_pytorch_in_bfloat16(
     half_of: Callable[..., Encoder],
     batch_of: Callable[..., PackedBatch],
     is_compiled: Callable[[Encoder, PackedBatch], bool],
@@ -257,7 +257,8 @@ def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_
 ASSEMBLED = """
 from llvmlite import binding, ir
 from quiver.encoder.cpu.support import assume
-assume(has_amx=True).__enter__()
+assumed = assume(has_amx=True)
+assumed.__enter__()
 from quiver.encoder.cpu import codegen
 from quiver.encoder.cpu.codegen import BYTE, LONG, BFLOAT16, INT8, Code, amx_is_native
 assert amx_is_native()

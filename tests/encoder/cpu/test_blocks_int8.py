@@ -165,7 +165,7 @@ def test_weights_are_held_once(encoder_of: Callable[..., Encoder], batch_of: Cal
 
 
 @pytest.mark.parametrize("name", ["modernbert", "wide"])
-def test_what_is_no_number_stays_with_its_token(encoder_of: Callable[..., Encoder], is_compiled: Asked, name: str) -> None:
+def test_nan_stays_in_its_token(encoder_of: Callable[..., Encoder], is_compiled: Asked, name: str) -> None:
     encoder = encoder_of(**CONFIGS[name], layer_types=("global",))
     with torch.no_grad():
         encoder.embeddings.tokens.weight[7, 3] = float("nan")
@@ -177,7 +177,7 @@ def test_what_is_no_number_stays_with_its_token(encoder_of: Callable[..., Encode
     assert torch.equal(states[:272], quantised(encoder)(pack_ids(clean)))
 
 
-def test_finer_integers_than_the_code_adds_up_are_left_to_torch(
+def test_more_int8_levels_than_kernels_support_are_left_to_pytorch(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
 ) -> None:
     batch = batch_of(LENGTHS)
@@ -247,7 +247,7 @@ def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int
 
 
 @pytest.mark.parametrize("width", [16, 48, 64, 400, 4096])
-def test_loops_and_operators_rotate_to_the_same_bits(width: int) -> None:
+def test_kernels_and_pytorch_rotate_to_the_same_bits(width: int) -> None:
     import numba
 
     from quiver.encoder.cpu.codegen import LANES, emitted
@@ -269,7 +269,7 @@ def test_loops_and_operators_rotate_to_the_same_bits(width: int) -> None:
     assert torch.equal(x, expected)
 
 
-def test_sums_without_an_end_stay_with_their_token(by_loops: Callable[..., NDArray[np.float32]]) -> None:
+def test_overflow_stays_in_its_token(by_loops: Callable[..., NDArray[np.float32]]) -> None:
     generator = torch.Generator().manual_seed(1)
     matrix = Int8Matrix(torch.randn(48, 128, generator=generator), None, plain_layout=True)
     x = torch.randn(5, 128, generator=generator)
@@ -283,7 +283,7 @@ def test_sums_without_an_end_stay_with_their_token(by_loops: Callable[..., NDArr
         np.testing.assert_array_equal(found[[0, 1, 3, 4]], others)
 
 
-def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> None:
+def test_tokens_of_equal_features(by_loops: Callable[..., NDArray[np.float32]]) -> None:
     """There is no distance to divide by between their smallest and their largest number."""
     weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
     matrix = Int8Matrix(weight, torch.ones(16), plain_layout=True)

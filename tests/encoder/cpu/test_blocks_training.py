@@ -141,7 +141,7 @@ def test_weights_changed_in_between_are_an_error_as_ever(encoder_of: Callable[..
         states.sum().backward()
 
 
-def test_what_these_loops_would_pass_over_is_left_to_torch(
+def test_blocks_that_kernels_cannot_train_are_left_to_pytorch(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked
 ) -> None:
     batch, heard = batch_of((300,)), []

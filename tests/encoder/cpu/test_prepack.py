@@ -1,4 +1,4 @@
-"""A frozen encoder: the same states, the same state dict, no gradients; int8 close to float and blind to its neighbours."""
+"""A prepacked encoder: the same states, the same state dict, no gradients; int8 close to float and blind to its neighbours."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def texts(*lengths: int) -> list[list[int]]:
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-6), (torch.bfloat16, 0.03)], ids=str)
 def test_prepacked_states_are_the_plain_ones(config: EncoderConfig, dtype: torch.dtype, atol: float) -> None:
     encoder = make(config, dtype)
-    frozen = optimize_for_inference(copy.deepcopy(encoder))
+    prepacked = optimize_for_inference(copy.deepcopy(encoder))
     batch = pack_ids(texts(*LENGTHS))
     with torch.inference_mode():
         expected = encoder(batch)
-    states = frozen(batch)  # no mode needed: it has no gradients
+    states = prepacked(batch)  # no mode needed: it has no gradients
     assert not states.requires_grad
     assert states.dtype == dtype
     torch.testing.assert_close(states, expected, atol=atol, rtol=0)
@@ -57,15 +57,15 @@ def test_prepacked_states_are_the_plain_ones(config: EncoderConfig, dtype: torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_state_dict_stays_the_plain_one(dtype: torch.dtype) -> None:
     encoder = make(BERT, dtype)
-    frozen = optimize_for_inference(copy.deepcopy(encoder))
-    assert frozen.num_parameters == encoder.num_parameters
-    plain, packed = encoder.state_dict(), frozen.state_dict()
+    prepacked = optimize_for_inference(copy.deepcopy(encoder))
+    assert prepacked.num_parameters == encoder.num_parameters
+    plain, packed = encoder.state_dict(), prepacked.state_dict()
     assert list(plain) == list(packed)
     for name, weight in plain.items():
         assert torch.equal(weight, packed[name]), name
 
 
-def test_a_frozen_encoder_is_saved_whole_and_an_int8_one_refused(tmp_path: Path) -> None:
+def test_a_prepacked_encoder_can_be_saved_and_an_int8_one_cannot(tmp_path: Path) -> None:
     encoder = make(BERT)
     save_encoder(optimize_for_inference(copy.deepcopy(encoder)), tmp_path / "float")
     again = load_encoder(tmp_path / "float").state_dict()
@@ -76,19 +76,19 @@ def test_a_frozen_encoder_is_saved_whole_and_an_int8_one_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("precision", ["float", "int8"])
-def test_a_copy_of_a_frozen_encoder_is_one(precision: Precision) -> None:
-    frozen = optimize_for_inference(make(CONFIG), precision=precision)
+def test_a_copy_of_a_prepacked_encoder_is_prepacked(precision: Precision) -> None:
+    prepacked = optimize_for_inference(make(CONFIG), precision=precision)
     batch = pack_ids(texts(*LENGTHS))
-    twin = copy.deepcopy(frozen)
-    assert torch.equal(twin(batch), frozen(batch))
+    twin = copy.deepcopy(prepacked)
+    assert torch.equal(twin(batch), prepacked(batch))
     assert [type(module) for module in twin.modules()].count(PrepackedLinear) == 4 * CONFIG.num_layers
 
 
 def test_nothing_of_the_plain_matrices_is_kept() -> None:
-    frozen = optimize_for_inference(make(CONFIG))
-    assert not [module for module in frozen.modules() if isinstance(module, Linear)]
-    held = sum(weight.numel() for weight in frozen.parameters())
-    norms = sum(weight.numel() for name, weight in frozen.named_parameters() if "norm" in name)
+    prepacked = optimize_for_inference(make(CONFIG))
+    assert not [module for module in prepacked.modules() if isinstance(module, Linear)]
+    held = sum(weight.numel() for weight in prepacked.parameters())
+    norms = sum(weight.numel() for name, weight in prepacked.named_parameters() if "norm" in name)
     assert held == CONFIG.vocab_size * CONFIG.hidden_size + norms
 
 
@@ -111,19 +111,19 @@ def test_int8_products_are_close_and_know_no_neighbours() -> None:
 
 def test_int8_states_do_not_depend_on_the_batch() -> None:
     encoder = make(CONFIG)
-    frozen = optimize_for_inference(copy.deepcopy(encoder), precision="int8")
+    prepacked = optimize_for_inference(copy.deepcopy(encoder), precision="int8")
     sequences = texts(*LENGTHS)
     together = pack_ids(sequences)
-    states = frozen(together)
+    states = prepacked(together)
     with torch.inference_mode():
         expected = encoder(together)
     assert not torch.equal(states, expected)
     cosine = torch.nn.functional.cosine_similarity(states, expected)
     assert cosine.min() > 0.999, cosine.min()
     for sequence, part in zip(sequences, together.unpack(states), strict=True):
-        torch.testing.assert_close(frozen(pack_ids([sequence])), part, atol=2e-2, rtol=0)
+        torch.testing.assert_close(prepacked(pack_ids([sequence])), part, atol=2e-2, rtol=0)
         # A rounding that tips over in one batch and not in the other moves a value by one step of the grid, not more.
-        assert torch.nn.functional.cosine_similarity(frozen(pack_ids([sequence])), part).min() > 0.99999
+        assert torch.nn.functional.cosine_similarity(prepacked(pack_ids([sequence])), part).min() > 0.99999
 
 
 def test_int8_weights_are_in_the_state_dict() -> None:
@@ -135,30 +135,30 @@ def test_int8_weights_are_in_the_state_dict() -> None:
     assert changed == ["layers.2.mlp.down.weight_int8", "layers.2.mlp.down.weight_scales"]
 
 
-def test_a_frozen_encoder_refuses_to_move_or_freeze_again() -> None:
-    frozen = optimize_for_inference(make(CONFIG))
-    assert frozen.to("cpu") is frozen
+def test_a_prepacked_encoder_cannot_be_moved_trained_or_prepacked_again() -> None:
+    prepacked = optimize_for_inference(make(CONFIG))
+    assert prepacked.to("cpu") is prepacked
     with pytest.raises(InputError, match="keeps its device and dtype"):
-        frozen.to(torch.float64)
-    assert frozen.eval() is frozen
+        prepacked.to(torch.float64)
+    assert prepacked.eval() is prepacked
     with pytest.raises(ValueError, match="to train, load the checkpoint"):
-        frozen.train()
+        prepacked.train()
     with pytest.raises(ValueError, match="prepacked already"):
-        optimize_for_inference(frozen)
+        optimize_for_inference(prepacked)
     with pytest.raises(ValueError, match="precision must be one of float, int8, got 'int4'"):
         optimize_for_inference(make(CONFIG), precision="int4")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("precision", ["float", "int8"])
-def test_autocast_leaves_a_frozen_encoder_alone(precision: Precision) -> None:
-    frozen = optimize_for_inference(make(CONFIG), precision=precision)
+def test_autocast_does_not_change_a_prepacked_encoder(precision: Precision) -> None:
+    prepacked = optimize_for_inference(make(CONFIG), precision=precision)
     batch = pack_ids(texts(*LENGTHS))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        states = frozen(batch)
-    assert torch.equal(states, frozen(batch))
+        states = prepacked(batch)
+    assert torch.equal(states, prepacked(batch))
 
 
-def test_double_precision_is_frozen_plainly() -> None:
+def test_double_precision_is_prepacked_in_the_plain_layout() -> None:
     encoder = make(CONFIG, torch.float64)
     batch = pack_ids(texts(*LENGTHS))
     expected = encoder(batch).detach()

@@ -37,7 +37,7 @@ def test_the_way_back_through_an_activation(activation: str, gate: bool) -> None
 
 
 @pytest.mark.parametrize("activation", ACTIVATION_FUNCTIONS)
-def test_what_is_no_number_stays_so(activation: str) -> None:
+def test_nan_stays_nan(activation: str) -> None:
     inner = numbers(300, 32)
     inner[7] = torch.nan
     activated, of_inner = activation_gradients(inner, torch.ones(300, 16), activation, gate=True)
@@ -61,7 +61,7 @@ def test_rope(half: int, layout: str) -> None:
     torch.testing.assert_close(rotate_(x, cos, -sin), torch.cat((first, second, rest), -1).float(), atol=4e-6, rtol=0)
 
 
-def test_where_torch_is_asked() -> None:
+def test_rows_that_kernels_cannot_process_are_left_to_pytorch() -> None:
     x = numbers(400, 2, 48)
     assert row_kernels_run(x, 16)
     assert not row_kernels_run(x[:200], 16)

@@ -65,7 +65,7 @@ def test_half_precision_is_native_where_it_is_faster(
         ("AuthenticAMD", ("_is_avx512_supported",), False),
     ],
 )
-def test_weights_stay_plain_where_mkl_is_at_home(become: Callable[..., None], vendor: str, features: tuple[str, ...], plain: bool) -> None:
+def test_weights_stay_plain_where_mkl_is_fastest(become: Callable[..., None], vendor: str, features: tuple[str, ...], plain: bool) -> None:
     become(vendor, *features)
     assert support.prefers_plain_weights() == (plain and torch.backends.mkl.is_available())
 
@@ -81,7 +81,7 @@ def test_linux_names_the_vendor(tmp_path: Path, vendor: str) -> None:
     ("name", "intel"),
     [("Intel64 Family 6 Model 143 Stepping 8, GenuineIntel", True), ("AMD64 Family 25, AuthenticAMD", False), ("", False)],
 )
-def test_where_the_system_has_no_such_file_it_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, intel: bool) -> None:
+def test_without_cpuinfo_python_is_asked_for_the_vendor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, intel: bool) -> None:
     monkeypatch.setattr(platform, "processor", lambda: name)
     assert support.is_intel(tmp_path / "none") == intel
 
