@@ -175,7 +175,7 @@ class EncoderConfig:
             raise InputError(f"rotary_fraction must be > 0 and <= 1, got {self.rotary_fraction}")
         if self.rotary_width % 2 or self.rotary_width != self.head_width * self.rotary_fraction:
             raise InputError(
-                f"RoPE turns pairs: head width {self.head_width} (hidden_size / num_heads) times rotary_fraction "
+                f"RoPE rotates pairs of coordinates: head width {self.head_width} (hidden_size / num_heads) times rotary_fraction "
                 f"{self.rotary_fraction} must be an even number"
             )
         if min(self.global_theta, self.local_theta) <= 0:

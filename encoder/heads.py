@@ -104,7 +104,7 @@ IGNORE_INDEX = -100
 
 
 class Decoder(nn.Module):
-    """The matrix from hidden states to logits over the vocabulary: its own, or the token embedding.
+    """The matrix from hidden states to vocabulary logits: its own, or the token embedding.
 
     Attributes:
         weight: (V, D) if the decoder has its own matrix; None if it is tied to the embedding.
@@ -157,7 +157,7 @@ class MaskedLM(nn.Module):
 
     @property
     def decoder_weight(self) -> Tensor:
-        """The matrix from hidden states to logits, (V, D)."""
+        """The matrix from hidden states to vocabulary logits, (V, D)."""
         weight = self.encoder.embeddings.tokens.weight if self.decoder.weight is None else self.decoder.weight
         return weight
 
@@ -571,10 +571,10 @@ def best_spans(
         raise ValueError(f"max_answer_length and n_best must be >= 1, got {max_answer_length} and {n_best}")
     ranges = [(0, length) for length in batch.lengths] if allowed is None else allowed
     if len(ranges) != len(batch):
-        raise ValueError(f"allowed must contain one range per sequence, {len(batch)}, got {len(ranges)}")
+        raise ValueError(f"allowed must hold one range per sequence, {len(batch)}, got {len(ranges)}")
     starts, ends = (logits.detach().to("cpu", torch.float64).numpy() for logits in (start, end))
     if np.isnan(starts).any() or np.isnan(ends).any():
-        raise ValueError("start and end must not contain NaN")
+        raise ValueError("start and end logits must not contain NaN")
     found = []
     for row, ((first, stop), offset, length) in enumerate(zip(ranges, batch.offsets, batch.lengths, strict=False)):
         if not 0 <= first <= stop <= length:

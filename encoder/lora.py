@@ -89,7 +89,9 @@ class LoRALinear(nn.Module):
 
     def _load_from_state_dict(self, *arguments: object) -> None:
         # Loading merged weights into W would add the update twice.
-        raise ValueError("an encoder with LoRA loads no state dict: use load_lora_state, or load weights before add_lora")
+        raise ValueError(
+            "an encoder with LoRA cannot load a state dict; use load_lora_state for its LoRA matrices, or load the weights before add_lora"
+        )
 
 
 def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float, dropout: float, seed: int) -> None:
@@ -107,11 +109,11 @@ def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float,
         ValueError: The encoder is prepacked for inference, or has low-rank updates already.
     """
     if not isinstance(encoder, Encoder):
-        raise InputError(f"{encoder.config.model_type} runs in transformers, and only native encoders are trained")
+        raise InputError(f"{encoder.config.model_type} runs in transformers; LoRA needs a native encoder")
     if encoder.prepacked:
         raise ValueError("a prepacked encoder has no gradients; to train, load the checkpoint with load_encoder")
     if lora_matrices(encoder):
-        raise ValueError("this encoder has low-rank updates already; call merge_lora first")
+        raise ValueError("this encoder already has LoRA matrices; call merge_lora first")
     width = encoder.config.hidden_size
     if not 1 <= rank <= width:
         raise InputError(f"LoRA's rank must be 1..{width}, the encoder's width, got {rank}")
@@ -169,10 +171,12 @@ def load_lora_state(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
     """
     own = _low_rank(_needs_lora(encoder))
     if strange := sorted(own.keys() ^ state.keys()):
-        raise InputError(f"the low-rank matrices do not fit this model: {strange[0]} is {'missing' if strange[0] in own else 'unknown'}")
+        raise InputError(
+            f"these LoRA matrices belong to another model: the tensor {strange[0]} is {'missing' if strange[0] in own else 'unknown'}"
+        )
     for name, weight in own.items():
         if weight.shape != state[name].shape:
-            raise InputError(f"{name} has shape {tuple(state[name].shape)}, this model requires {tuple(weight.shape)}")
+            raise InputError(f"{name} has shape {tuple(state[name].shape)}, expected {tuple(weight.shape)}")
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(state[name])
@@ -183,7 +187,7 @@ def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revis
 
     Args:
         encoder: With low-rank updates.
-        folder: Made if it is not there; each file is replaced whole.
+        folder: Created if necessary; each file is replaced as a whole.
         base_model: Folder or hub id of that model.
         revision: Its branch, tag or commit.
 
@@ -193,7 +197,7 @@ def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revis
     """
     updates = _needs_lora(encoder)
     if encoder.config.family == "quiver":
-        raise InputError("family quiver has no Hugging Face model that an adapter would fit; save the merged encoder")
+        raise InputError("an adapter needs a Hugging Face architecture, and family quiver has none; save the merged encoder")
     theirs = their_keys(encoder)
     state: dict[str, Tensor] = {}
     for name, update in updates.items():
@@ -242,7 +246,7 @@ def _children(encoder: Encoder, kind: type[Any]) -> list[tuple[nn.Module, str, A
 def _needs_lora(encoder: Encoder) -> dict[str, LoRALinear]:
     updates = lora_matrices(encoder)
     if not updates:
-        raise ValueError("this encoder has no low-rank updates; call add_lora first")
+        raise ValueError("this encoder has no LoRA matrices; call add_lora first")
     return updates
 
 

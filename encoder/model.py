@@ -99,7 +99,9 @@ class Encoder(nn.Module):
             InputError: A sequence is longer than the encoder's positions.
         """
         if batch.max_seqlen > self.config.max_positions:
-            raise InputError(f"a sequence has {batch.max_seqlen} tokens, this encoder has {self.config.max_positions} positions")
+            raise InputError(
+                f"a sequence has {batch.max_seqlen} tokens, more than the encoder's {self.config.max_positions} positions; truncate it"
+            )
         with inference_only(self.prepacked is not None):
             batch, order = self._arrange(batch.to(self.device))
             ropes = self._rotary_rows(batch.positions)

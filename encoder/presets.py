@@ -161,5 +161,5 @@ def preset(name: str) -> EncoderConfig:
         22
     """
     if name not in PRESETS:
-        raise InputError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+        raise InputError(f"unknown preset {name!r}; choose one of {', '.join(PRESETS)}")
     return PRESETS[name]()

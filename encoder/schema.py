@@ -3,7 +3,7 @@
 `Schema` is the base of all validated formats (recipes, engine settings, manifests, results, requests). `TextSchema` also reads numbers and
 booleans from text, for files in which every scalar is text (`quiver.encoder.training.recipe_file`) and for ``key=value`` options.
 
-Relations between fields of one schema belong into a pydantic ``model_validator``. `Rule` is for relations across sections: a rule is
+Put relations between fields of one schema into a pydantic ``model_validator``. `Rule` is for relations across sections: a rule is
 checked even if unrelated fields are invalid, so that its problem is reported together with theirs.
 
     >>> from typing import Annotated
@@ -84,7 +84,7 @@ class Schema(BaseModel):
 
 
 class TextSchema(Schema):
-    """Base of schemas whose scalars may be text: ``"8e-5"`` is a number where a number is wanted, one value is a list of one."""
+    """Base of schemas whose scalars may be text: ``"8e-5"`` is a number where a number is wanted, one value is a list with one item."""
 
     @classmethod
     def _convert(cls, hint: object, raw: object) -> object:
@@ -168,7 +168,7 @@ def parse(kind: type[Model], raw: object, *, source: str, rules: Iterable[Rule] 
 
 
 def describe_errors(kind: type[Schema], error: ValidationError) -> list[str]:
-    """The problems of a pydantic error in our words, for code that pydantic validates by itself (a constructor, FastAPI)."""
+    """Describe the problems of a pydantic error as `validate` does, for code that pydantic validates by itself (a constructor, FastAPI)."""
     return [_problem(kind, one) for one in error.errors(include_url=False)]
 
 

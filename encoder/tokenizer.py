@@ -158,7 +158,7 @@ class Tokenizer:
     def special_id(self, name: str) -> int | None:
         """Return the id of a special token by its role: unk, cls, sep, pad, mask; None if the tokenizer has none."""
         if name not in SPECIAL_TOKENS:
-            raise ValueError(f"a special token is one of {', '.join(SPECIAL_TOKENS)}, got {name!r}")
+            raise ValueError(f"a special token must be one of {', '.join(SPECIAL_TOKENS)}, got {name!r}")
         token = self.settings.get(f"{name}_token", SPECIAL_TOKENS[name])
         if isinstance(token, dict):  # transformers 4 may write the added token with its flags
             token = token.get("content")
@@ -170,7 +170,7 @@ class Tokenizer:
         self._truncating.clear()
         found = self.token_id(token)
         if found is None:
-            raise ValueError(f"the tokenizer refused the token {token!r}")
+            raise ValueError(f"the tokenizer cannot add the token {token!r}")
         return found
 
     def encode(self, texts: Sequence[str], *, max_length: int) -> TokenizedTexts:

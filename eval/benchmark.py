@@ -192,7 +192,7 @@ class Benchmark:
             return cls(name or own.name, split, policy or Policy(), Metadata(), LocalFolder(folder, split))
         if split is None:
             split = entry.split if (folder / "qrels" / f"{entry.split}.tsv").is_file() else "test"
-            logger.info("%s: taken for %s by its name; split %s", folder, entry.key, split)
+            logger.info("%s: recognized as %s by its name; using split %s", folder, entry.key, split)
         metadata = Metadata(entry.metadata.licence, group=entry.metadata.group, group_size=entry.metadata.group_size)
         return cls(name or entry.name, split, policy or _policy_of(entry), metadata, LocalFolder(folder, split))
 
@@ -229,7 +229,7 @@ def resolve(
             downloaded (names all of them, and the command that downloads them).
     """
     if split is not None and not split.strip():
-        raise InputError("the split is empty; name one, such as test, or leave it away")
+        raise InputError("the split is empty; name one, such as test, or omit it")
     folder, entries = expand_home(data), find(str(data))
     if folder.is_dir() and not (entries and not any((folder / f"corpus.jsonl{end}").is_file() for end in ("", ".gz"))):
         return [Benchmark.of_folder(folder, split)]
@@ -245,7 +245,7 @@ def resolve(
     absent = missing(entries, here)
     if absent and (offline or is_offline()):
         raise InputError(
-            f"offline, and not in {here.root}: {', '.join(entry.key for entry in absent)}; fetch what is missing where there is a network: "
+            f"offline, and not in {here.root}: {', '.join(entry.key for entry in absent)}; download the missing ones with network access: "
             f"quiver collections fetch {' '.join(shortest(absent))}"
         )
     for entry in absent:
@@ -257,7 +257,7 @@ def resolve(
 def _published(entry: Entry, split: str, cache: Cache) -> Benchmark:
     found = held(entry, cache)
     if found is None:
-        raise InputError(f"{entry.key}: was in {cache.root} a moment ago and is gone; fetch it again")
+        raise InputError(f"{entry.key}: was in {cache.root} but was deleted since; download it again with quiver collections fetch")
     source, record = found
     queries = entry.metadata.queries if split == entry.split else None
     size = entry.metadata.bytes if source == entry.source else None

@@ -347,9 +347,9 @@ def require_baselines(names: Sequence[str]) -> None:
         InputError: A baseline is unknown, or the module it needs is not installed.
     """
     if unknown := [name for name in names if name not in BASELINES]:
-        raise InputError(f"unknown baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
+        raise InputError(f"unknown baseline {unknown[0]!r}; choose one of {', '.join(BASELINES)}")
     if missing := [name for name in names if importlib.util.find_spec(MODULES[name]) is None]:
-        raise InputError(f"{missing[0]} needs {MODULES[missing[0]]}: pip install 'quiver-retrieval[eval]', or score without it")
+        raise InputError(f"{missing[0]} needs {MODULES[missing[0]]}: pip install 'quiver-retrieval[eval]', or evaluate without it")
 
 
 @dataclass(frozen=True)
@@ -562,9 +562,9 @@ def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, 
     if model == "bm25" and (library, precision, engine) != ("quiver", "float", "exact"):
         raise InputError("bm25 has no engine, precision or library; leave out those options")
     if library != "quiver" and precision != "float":
-        raise InputError(f"{precision} is of Quiver's own models; leave it away with the library {library}")
+        raise InputError(f"{precision} is supported only by Quiver's own models; omit it with the library {library}")
     if not isinstance(model, (str, Path)) and (library, precision) != ("quiver", "float"):
-        raise InputError("the model is loaded already: library and precision are choices of how to load one")
+        raise InputError("library and precision apply only to a model given by name; this model is already loaded")
 
 
 def _load(model: str | Path | DenseModel | TokenModel, library: Library, precision: Precision) -> DenseModel | TokenModel | None:
@@ -621,7 +621,9 @@ def _benchmarks(
         raise InputError(f"two collections are called {twice[0]}, and their files would overwrite each other; rename a folder")
     names = {name for benchmark in benchmarks for name in (benchmark.name, benchmark.metadata.group)}
     if unknown := [name for name in in_domain if name not in names]:
-        raise InputError(f"in domain: no collection or group is called {unknown[0]!r}; there are {', '.join(sorted(filter(None, names)))}")
+        raise InputError(
+            f"--in-domain {unknown[0]}: no such collection or group is evaluated; choose one of {', '.join(sorted(filter(None, names)))}"
+        )
     return benchmarks
 
 
@@ -656,7 +658,7 @@ def _check(benchmark: Benchmark, *, written: bool) -> _Checked:
         shared += document.id in queries
         checksum.add_document(document)
     if shared and not benchmark.policy.exclude_self:
-        logger.warning("%s: %d query ids are document ids too; a query may find itself (exclude_self is off)", benchmark.name, shared)
+        logger.warning("%s: %d query ids are document ids too; a query may retrieve itself (exclude_self is off)", benchmark.name, shared)
     sha256 = checksum.hexdigest(collection.queries, collection.qrels)
     return _Checked(benchmark, collection, sha256, time.perf_counter() - started)
 

@@ -77,7 +77,7 @@ def _recall(found: Found, cut: int | None) -> float:
 
 def _precision(found: Found, cut: int | None) -> float:
     if cut is None:
-        raise ValueError("precision needs a cut: p@10")
+        raise ValueError("precision needs a cut-off, such as p@10")
     return found.within(cut) / cut  # divide by the cut even if the run is shorter, as trec_eval does
 
 
@@ -131,7 +131,7 @@ def parse_measure(name: str) -> Measure:
     match = re.fullmatch(r"([a-z]+)(?:@([1-9][0-9]*))?", name)
     if match is None or match[1] not in FAMILIES or (match[2] is None and match[1] != "map"):
         families = ", ".join(f"{family}@K" for family in FAMILIES)
-        raise InputError(f"unknown measure {name!r}: write map or one of {families} with a cut K >= 1, such as ndcg@10")
+        raise InputError(f"unknown measure {name!r}: write map or one of {families} with a cut-off K >= 1, such as ndcg@10")
     return Measure(match[1], int(match[2]) if match[2] else None)
 
 
@@ -173,7 +173,7 @@ def score(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT) -> Scores:
     """
     _check_judged(qrels)
     if not measures:
-        raise InputError(f"no measure was asked for; the default is {', '.join(DEFAULT)}")
+        raise InputError(f"measures must not be empty; the default is {', '.join(DEFAULT)}")
     parsed = [parse_measure(name) for name in measures]
     per_query = {}
     for query, grades in qrels.items():

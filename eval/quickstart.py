@@ -34,10 +34,9 @@ from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import DenseModel, Query, TokenModel
 from quiver.retrieval.search.search import search
 from quiver.retrieval.training.data import HELD_OUT, TrainingRows, rows_of_pairs
-from quiver.retrieval.training.recipe import load_recipe
+from quiver.retrieval.training.model import build_model, require_extra
+from quiver.retrieval.training.recipe import Recipe, load_recipe
 from quiver.retrieval.training.run import RunStoppedError, check_rows, train_and_save
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model, require_extra
 
 logger = logging.getLogger(__name__)
 

@@ -616,11 +616,11 @@ class Stage:
             for reference in _references(result):
                 _check(self.folder, reference)
         except InputError as error:
-            logger.warning("%s cannot be taken over, it is scored again (%s)", key, error)
+            logger.warning("the earlier results of %s cannot be reused, so it is evaluated again (%s)", key, error)
             return None
         changed = [name for name, value in conditions.items() if getattr(result, name) != value]
         if changed:
-            logger.warning("%s was finished under another %s, it is scored again", key, ", ".join(changed))
+            logger.warning("%s was evaluated with another %s, so it is evaluated again", key, ", ".join(changed))
         return None if changed else result
 
     def any_finished(self) -> bool:
@@ -680,7 +680,7 @@ def _locked(root: Path) -> Iterator[None]:
         raise InputError(f"{root.parent}: cannot be written ({error.strerror})") from error
     try:
         if not (root / _LOCK).exists():  # another evaluation removed its stage between the two steps
-            raise InputError(f"{root.parent}: another evaluation was writing here until now; run this one again")
+            raise InputError(f"{root.parent}: another evaluation was writing here until just now; run the command again")
         yield
     finally:
         lock.release()
@@ -692,11 +692,11 @@ def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> No
     path = stage.folder / _PLAN
     before = path.read_text(encoding="utf-8") if path.is_file() else None
     if before == content:
-        logger.info("%s: going on with an evaluation that was stopped", stage.folder.parent)
+        logger.info("%s: resuming an interrupted evaluation", stage.folder.parent)
         return
     if before is not None and stage.any_finished() and not overwrite:
         raise InputError(
-            f"{stage.folder.parent}: holds an evaluation that was stopped, of other {_differing(before, plan)}; finish it by its own "
+            f"{stage.folder.parent}: contains an interrupted evaluation with other {_differing(before, plan)}; finish it by its own "
             "command, name another folder, or say overwrite to throw it away"
         )
     try:
@@ -735,7 +735,7 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: cannot hold results, it is a file; name a folder")
     if (folder / FILE).exists() and not overwrite:
-        raise InputError(f"{folder}: holds results already; name another folder, or say overwrite")
+        raise InputError(f"{folder}: already contains results; choose another --out, or pass --overwrite")
 
 
 def _publish(stage: Path, folder: Path) -> None:

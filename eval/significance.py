@@ -336,7 +336,7 @@ def _weights(weights: Sequence[float] | None, parts: int) -> list[float]:
 def _finite(values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or not array.size:
-        raise ValueError(f"values must be one number a query, at least one, got the shape {array.shape}")
+        raise ValueError(f"values must be one number per query, at least one, got the shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError("values must be finite")
     return array

@@ -52,13 +52,13 @@ def package_function(name: str) -> Callable[..., Any] | None:
         function: Callable[..., Any] = importlib.import_module(module).flash_attn_varlen_func
     except ModuleNotFoundError as error:
         if not error.name or not f"{module}.".startswith(f"{error.name}."):
-            logger.warning("%s is installed, but not what it needs: %s", module, error)
+            logger.warning("%s is installed, but one of its dependencies is missing: %s", module, error)
         return None
     except (ImportError, AttributeError) as error:  # built for another PyTorch, or another package of that name
         logger.warning("%s is installed, but cannot be used: %s", module, error)
         return None
     if lacking := _lacking(function, _NEEDED[name]):
-        logger.warning("%s is installed, but its release takes no %s; another attention kernel is used", module, ", ".join(lacking))
+        logger.warning("%s is installed, but this release does not accept %s; another attention kernel is used", module, ", ".join(lacking))
         return None
     return function
 

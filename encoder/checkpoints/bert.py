@@ -247,7 +247,9 @@ def _round_up(value: int, multiple: int) -> int:
 def _written_nomicbert(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
     names = {mlp: name for name, mlp in NOMIC_MLPS.items()}
     if (config.mlp, config.activation) not in names:
-        raise InputError(f"activation: a nomicbert has {', '.join(NOMIC_MLPS)}, got {config.activation} in a {config.mlp} mlp")
+        raise InputError(
+            f"a nomic_bert config.json supports {', '.join(NOMIC_MLPS)}, got activation {config.activation} with mlp {config.mlp}"
+        )
     return {
         "vocab_size": config.vocab_size,
         "pad_vocab_size_multiple": 1,
@@ -353,7 +355,7 @@ def _gte_scaling(keys: ConfigReader, positions: int) -> RopeScaling | None:
 def _written_gte(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
     scaling = config.global_scaling
     if scaling is not None and scaling.kind != "ntk":
-        raise InputError(f"global_scaling: a gte config.json can only say ntk, got {scaling.kind}")
+        raise InputError(f"global_scaling: a gte config.json can only express ntk, got {scaling.kind}")
     return {
         "num_hidden_layers": config.num_layers,
         "max_position_embeddings": config.max_positions if scaling is None else scaling.original_positions,

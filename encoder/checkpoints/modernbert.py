@@ -69,7 +69,7 @@ def _layer_types(keys: ConfigReader) -> tuple[LayerType, ...]:
     if unknown:
         raise InputError(f"config.json: layer_types must be {' or '.join(HF_LAYER_TYPES)}, got {', '.join(unknown)}")
     if len(names) != layers:
-        raise InputError(f"config.json: layer_types names {len(names)} layers, num_hidden_layers says {layers}")
+        raise InputError(f"config.json: layer_types has {len(names)} entries, but num_hidden_layers is {layers}")
     return tuple(HF_LAYER_TYPES[name] for name in names)
 
 

@@ -193,7 +193,7 @@ def _keeps_float32(layers: Sequence[Block], batch: PackedBatch, wide: Tensor, ro
 
 @cache
 def _note(reason: str | None) -> None:
-    logger.info("blocks on cpu: %s", "compiled" if reason is None else f"torch's operators ({reason})")
+    logger.info("encoder blocks on the CPU run in: %s", "compiled" if reason is None else f"torch's operators ({reason})")
 
 
 def _matrices(block: Block) -> tuple[Linear, Linear, Linear, Linear]:
@@ -338,7 +338,10 @@ def _is_unmodified(block: Block) -> bool:
 
 @cache
 def _note_training(reason: str | None) -> None:
-    logger.info("training of blocks on cpu: %s", "compiled forward" if reason is None else f"torch's operators ({reason})")
+    logger.info(
+        "training of encoder blocks on the CPU runs in: %s",
+        "compiled forward" if reason is None else f"torch's operators ({reason})",
+    )
 
 
 def _train_block(block: Block, hidden: Tensor, batch: PackedBatch, rope: RotaryRows | None) -> Tensor:
@@ -533,9 +536,9 @@ def optimize_for_inference(encoder: Encoder, *, precision: Precision = "float") 
     if encoder.prepacked:
         raise ValueError("this encoder is prepacked already")
     if not all(type(matrix) is Linear for layer in _blocks_of(encoder) for matrix in _matrices(layer)):
-        raise ValueError("this encoder has low-rank updates beside its matrices; merge_lora first")
+        raise ValueError("this encoder has LoRA matrices; call merge_lora first")
     if precision == "int8" and torch.backends.quantized.engine not in ("x86", "fbgemm"):
-        raise InputError(f"int8 needs torch's x86 kernels, this machine has {torch.backends.quantized.engine!r}; use float")
+        raise InputError(f"int8 needs torch's x86 kernels, but this machine has {torch.backends.quantized.engine!r}; use precision float")
     encoder.eval().requires_grad_(False)
     plain_layout = kernels_will_read(encoder, precision)
     for module in list(encoder.modules()):

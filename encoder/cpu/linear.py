@@ -363,7 +363,7 @@ class PrepackedLinear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrepackedLinear:
         moved = fn(torch.empty(0, dtype=self.dtype))
         if moved.device.type != "cpu" or moved.dtype != self.dtype:
-            raise InputError("a prepacked encoder keeps its device and dtype; load the checkpoint again for another")
+            raise InputError("a prepacked encoder cannot be moved to another device or dtype; load the checkpoint again")
         return self
 
 

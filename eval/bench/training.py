@@ -67,8 +67,8 @@ from quiver.eval.bench.training_backends import (
 from quiver.eval.report.render import Report, Section
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.loading import default_device
-from quiver.retrieval.training.rules import LOSSES
-from quiver.retrieval.training.start import require_extra
+from quiver.retrieval.training.model import require_extra
+from quiver.retrieval.training.recipe import LOSSES_BY_KIND
 from quiver.retrieval.utils import Advance, progress_bar
 
 if TYPE_CHECKING:
@@ -253,10 +253,10 @@ def _check_settings(settings: Settings) -> None:
     if settings.rounds < 1:
         raise ValueError(f"rounds must be >= 1, got {settings.rounds}")
     for kind, loss in settings.losses.items():
-        if kind not in LOSSES:
-            raise InputError(f"kind must be one of {', '.join(LOSSES)}, got {kind!r}")
-        if loss not in LOSSES[kind]:
-            raise InputError(f"the loss of a {kind} model must be one of {', '.join(LOSSES[kind])}, got {loss!r}")
+        if kind not in LOSSES_BY_KIND:
+            raise InputError(f"kind must be one of {', '.join(LOSSES_BY_KIND)}, got {kind!r}")
+        if loss not in LOSSES_BY_KIND[kind]:
+            raise InputError(f"the loss of a {kind} model must be one of {', '.join(LOSSES_BY_KIND[kind])}, got {loss!r}")
 
 
 def _plan(kind: str, workload: Workload, tokenizer: Tokenizer, settings: Settings, source: Source, compared: bool) -> _Plan:

@@ -69,13 +69,13 @@ def download(url: str, target: Path, *, md5: str, advance: Advance) -> None:
                 break
             logger.info("%s: the connection broke at %d bytes (attempt %d)", url, _size(part), attempt)
         else:
-            raise InputError(f"{url}: the connection broke {ATTEMPTS} times, last at {_size(part):,} bytes; the same command goes on")
+            raise InputError(f"{url}: the connection broke {ATTEMPTS} times, last at {_size(part):,} bytes; repeat the command to resume")
     except OSError as error:
         raise reason(error, url, part.parent) from error
     found = _md5(part)
     if found != md5:
         part.unlink()
-        raise InputError(f"{url}: corrupt download, its md5 is {found} and should be {md5}; nothing was kept, fetch it again")
+        raise InputError(f"{url}: corrupt download, its md5 is {found} and should be {md5}; the file was deleted, download it again")
     part.replace(target)
 
 
@@ -105,7 +105,7 @@ def unpack(archive: Path, folder: Path, *, progress: bool) -> None:
                             advance(len(block))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         archive.unlink(missing_ok=True)
-        raise InputError(f"{archive.name}: not a sound zip archive ({error}); fetch it again") from error
+        raise InputError(f"{archive.name}: a damaged zip archive ({error}); download it again") from error
     except OSError as error:
         raise reason(error, archive.name, folder) from error
 
@@ -141,7 +141,9 @@ def reason(error: Exception, source: str, folder: Path) -> InputError:
         return InputError(f"{folder}: cannot be written (no permission); set QUIVER_CACHE to another folder")
     told = error.reason if isinstance(error, URLError) else error
     first = str(told).strip().partition("\n")[0] or type(error).__name__
-    return InputError(f"{source}: cannot be fetched ({first}); is there a network? Or fetch it elsewhere and copy the cache")
+    return InputError(
+        f"{source}: cannot be downloaded ({first}); check the network, or download it on another machine and copy the cache folder"
+    )
 
 
 def _attempt(url: str, part: Path, advance: Advance) -> bool:
@@ -277,7 +279,8 @@ class Cache:
                 found = self._sound(source)
                 if found is None and is_offline():
                     raise InputError(
-                        f"{source.url}: not fetched, HF_HUB_OFFLINE is set; unset it, or copy {self.folder(source)} from elsewhere"
+                        f"{source.url}: not downloaded, because HF_HUB_OFFLINE is set; unset it, or copy"
+                        f" {self.folder(source)} from elsewhere"
                     )
                 return found or self._fetch(source, work, progress)
         except OSError as error:
@@ -332,11 +335,11 @@ class CachedCollection:
         folder = self.cache.folder(self.source)
         record = self.cache.record(self.source)
         if record is None:
-            raise InputError(f"{folder}: nothing was fetched there; run quiver collections fetch")
+            raise InputError(f"{folder}: not downloaded yet; run quiver collections fetch")
         for name, file in record.files.items():
             path = folder / name
             if not path.is_file() or path.stat().st_size != file.bytes:
-                raise InputError(f"{path}: not as it was fetched; run quiver collections fetch again, which puts it right")
+                raise InputError(f"{path}: changed since it was downloaded; run quiver collections fetch again to repair it")
         return self.source.load(folder, self.name, self.split)
 
     def __str__(self) -> str:

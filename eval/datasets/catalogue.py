@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quiver.eval.datasets.sources import HubTable, HubTables, Source, ZipArchive
-from quiver.retrieval.data.corpus import Columns
+from quiver.retrieval.data.corpus import FieldNames
 
 
 @dataclass(frozen=True)
@@ -271,8 +271,8 @@ def _mldr_entry(language: str, documents: int, queries: int) -> Entry:
         HubTable(_MLDR, (), "{split}", (f"qrels/qrels.{folder}-{{split}}.tsv",)),
         splits,
         {_MLDR: _MLDR_REVISION},
-        document_columns=Columns(("docid",)),
-        query_columns=Columns(("query_id",), "query"),
+        document_columns=FieldNames(("docid",)),
+        query_columns=FieldNames(("query_id",), "query"),
     )
     return Entry(
         key,

@@ -31,11 +31,11 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json_lines
 from quiver.eval.datasets.cache import check_room, download, reason, unpack
 from quiver.retrieval.data.corpus import (
-    BEIR_COLUMNS,
+    BEIR_FIELDS,
     Collection,
-    Columns,
+    EntryPosition,
+    FieldNames,
     Judgement,
-    Place,
     assemble,
     key_of,
     load_collection,
@@ -60,7 +60,7 @@ GRADE_COLUMN = "score"
 _BATCH = 256
 
 
-def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[Place, Mapping[str, object]]]:
+def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[EntryPosition, Mapping[str, object]]]:
     """Read the rows of a table, in the order of its files.
 
     Args:
@@ -68,7 +68,7 @@ def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[P
         columns: Columns to read from Parquet; missing ones are ignored.
 
     Yields:
-        Place and content of each row.
+        EntryPosition and content of each row.
 
     Raises:
         InputError: A file is missing, empty, damaged or has another extension.
@@ -78,12 +78,12 @@ def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[P
             yield from _parquet_rows(file, columns)
         elif file.name.endswith((".jsonl", ".jsonl.gz")):
             for number, row in read_json_lines(file):
-                yield Place(file, number), row
+                yield EntryPosition(file, number), row
         else:
-            raise InputError(f"{file}: a table is read from .jsonl, .jsonl.gz or .parquet")
+            raise InputError(f"{file}: unsupported type; tables are read from .jsonl, .jsonl.gz or .parquet")
 
 
-def table_documents(files: Sequence[Path], columns: Columns) -> Iterator[tuple[Place, Document]]:
+def table_documents(files: Sequence[Path], columns: FieldNames) -> Iterator[tuple[EntryPosition, Document]]:
     """Read the documents of a table, with their places.
 
     Raises:
@@ -93,7 +93,7 @@ def table_documents(files: Sequence[Path], columns: Columns) -> Iterator[tuple[P
         yield place, to_document(place, row, columns)
 
 
-def table_queries(files: Sequence[Path], columns: Columns) -> Iterator[tuple[Place, Query]]:
+def table_queries(files: Sequence[Path], columns: FieldNames) -> Iterator[tuple[EntryPosition, Query]]:
     """Read the queries of a table, with their places.
 
     Raises:
@@ -122,14 +122,14 @@ def table_judgements(files: Sequence[Path], *, graded: bool = True) -> Iterator[
             yield to_judgement(place, _key(place, row, QUERY_COLUMNS), _key(place, row, DOCUMENT_COLUMNS), grade)
 
 
-def _key(place: Place, row: Mapping[str, object], names: Sequence[str]) -> str:
+def _key(place: EntryPosition, row: Mapping[str, object], names: Sequence[str]) -> str:
     key = key_of(next((row[name] for name in names if name in row), None))
     if key is None:
         raise InputError(f"{place}: '{names[0]}' (or '{names[1]}') must be a string or an integer")
     return key
 
 
-def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Place, Mapping[str, object]]]:
+def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[EntryPosition, Mapping[str, object]]]:
     arrow, parquet = _pyarrow()
     if not file.is_file():
         raise InputError(f"{file}: cannot be read (no such file)")
@@ -140,9 +140,9 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Place, M
             for batch in table.iter_batches(batch_size=_BATCH, columns=there):
                 for row in batch.to_pylist():
                     number += 1
-                    yield Place(file, number), row
+                    yield EntryPosition(file, number), row
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: damaged Parquet after row {number} ({_first_line(error)}); fetch the file again") from error
+        raise InputError(f"{file}: damaged Parquet after row {number} ({_first_line(error)}); download the file again") from error
     if number == 0:
         raise InputError(f"{file}: the file is empty")
 
@@ -215,7 +215,7 @@ def table_files(table: HubTable, card: str, names: Sequence[str], *, required: b
         wanted = f"{' or '.join(table.configs or table.files)}, split {table.split}"
         raise InputError(f"{table.repository}: no files for {wanted}; the repository has {_shown(names)}")
     if unread := [name for name in found if not name.endswith(_READABLE)]:
-        raise InputError(f"{table.repository}: {unread[0]} is none of {', '.join(_READABLE)}")
+        raise InputError(f"{table.repository}: {unread[0]} must be one of {', '.join(_READABLE)}")
     return found
 
 
@@ -312,7 +312,7 @@ def fetch_files(repository: str, revision: str | None, folder: Path, choose: Cho
     except errors as error:
         raise reason(error, shown, folder) from error
     if info.sha is None:
-        raise InputError(f"{repository}: the hub does not say which commit this is; fetch it again")
+        raise InputError(f"{repository}: the Hugging Face Hub did not return the commit; run the command again")
     _prune(folder, {CARD, *wanted})
     return info.sha
 
@@ -466,8 +466,8 @@ class HubTables:
     judgements: HubTable
     splits: tuple[str, ...]
     revisions: Mapping[str, str] = field(default_factory=dict)
-    document_columns: Columns = BEIR_COLUMNS
-    query_columns: Columns = BEIR_COLUMNS
+    document_columns: FieldNames = BEIR_FIELDS
+    query_columns: FieldNames = BEIR_FIELDS
     graded: bool = True
 
     @property

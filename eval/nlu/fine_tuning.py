@@ -399,7 +399,7 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
         RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
     """
     if request.resume and request.overwrite:
-        raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
+        raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     out = request.out
     with preserve_rng_state(), keep_freed_memory(), exclusive_lock(out):
         if request.resume:
@@ -431,7 +431,7 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Ru
         warn_of_changes(out, now)
         step = checkpoints.newest() or 0
         RunLog(out / LOG).cut(step)
-        logger.info("%s: going on from update %d", out, step)
+        logger.info("%s: resuming from update %d", out, step)
     now.write(out)
     session = Session(prepared.task, prepared.schedule, out, checkpoints, default_device(), request.progress)
     progress, last = fine_tune(session, prepared.first_model, step=step)

@@ -62,7 +62,7 @@ def train_glue(
         RunStoppedError: See `train_glue_task`.
     """
     if resume and overwrite:
-        raise InputError("--resume goes on with runs and --overwrite replaces them; give one of them")
+        raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     chosen = _chosen(recipe, out, tasks)
     for task in chosen:
         if not resume:
@@ -172,7 +172,7 @@ def gather_results(folder: Path) -> GlueResults:
     """
     records = {task: read_json(folder / task / RECORD) for task in TASKS if (folder / task / RECORD).is_file()}
     if not records:
-        raise InputError(f"{folder}: holds no run of quiver glue that is complete")
+        raise InputError(f"{folder}: contains no finished run of quiver glue")
     try:
         names = {(record["recipe"]["name"], record["recipe"]["model"]["init"]) for record in records.values()}
         runs = {task: _run(record, task, str(folder / task / RECORD)) for task, record in records.items()}

@@ -163,7 +163,7 @@ def _files(folder: Path, task: GlueTask, split: str) -> list[Path]:
         raise InputError(f"{inside}: no {split}-00000-of-00001.parquet; its splits are {', '.join(splits) or 'none'}")
     parts = int(files[0].stem.rpartition("-of-")[2])
     if len(files) != parts:
-        raise InputError(f"{inside}: {len(files)} of the {parts} files of {split} are there; fetch the others")
+        raise InputError(f"{inside}: {len(files)} of the {parts} files of {split} exist; download the others")
     return files
 
 

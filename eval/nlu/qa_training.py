@@ -207,7 +207,7 @@ def _prepared(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWi
     windows = list(labelled_windows(sets.train, tokenizer, recipe.windows))
     with_answer = sum(one.start != NOWHERE for one in windows)
     if not with_answer:
-        raise InputError(f"{recipe.data.train}: no question has an answer that stands in a window; there is nothing to learn")
+        raise InputError(f"{recipe.data.train}: no answer lies within a window; there is nothing to train on")
     task = SpanTask(windows, sets, tokenizer, recipe)
 
     def finish(model: SpanQA) -> QaResults:
@@ -254,7 +254,9 @@ def _check_disjoint(some: Sequence[Question], others: Sequence[Question], where:
 def _read(path: str, split: str | None, data: QaDataSection) -> list[Question]:
     found = read_questions(Path(path), only=None if split is None else read_split(Path(split)))
     if found.misplaced:
-        logger.warning("%s: %d answers do not stand where the file says; nothing is trained on those", path, found.misplaced)
+        logger.warning(
+            "%s: %d answers are not at the offset that the file gives; these questions are not trained on", path, found.misplaced
+        )
     if data.official != "squad_v2":
         check_answerable(found.questions, where=path, official=data.official)
     return found.questions

@@ -79,7 +79,7 @@ def read_questions(path: Path, *, only: Collection[str] | None = None) -> Questi
             where = f"{paragraph.where}.qas[{place}]"
             question = _question(paragraph.context, raw, where)
             if question.id in questions:
-                raise InputError(f"{where}: the question id {question.id!r} comes twice")
+                raise InputError(f"{where}: the question id {question.id!r} occurs twice")
             questions[question.id] = question
     if not questions:
         raise InputError(f"{path}: holds no questions")

@@ -179,7 +179,7 @@ def bar_chart(bars: Sequence[Bar], top: float) -> Drawing:
 
     Args:
         bars: At least one.
-        top: End of the axis, a fraction; charts with the same one can be compared.
+        top: End of the axis, a fraction; charts with the same end can be compared.
     """
     with style():
         height = 0.42 * len(bars) + 0.34
@@ -465,7 +465,7 @@ def _character_width(character: str) -> float:
 
 
 def visible(text: str) -> str:
-    r"""Replace the characters that act instead of being seen: controls, directional overrides, halves of surrogate pairs.
+    r"""Replace characters without a visible glyph: control characters, directional overrides, unpaired surrogates.
 
     Example:
         >>> visible("a\x00b\r\nc\u202ed")
@@ -487,7 +487,7 @@ def svg(drawing: Drawing, *, prefix: str, label: str = "", inline: bool = True) 
         drawing: The figure.
         prefix: Start of all ids in the element, unique in its page.
         label: Its content in words.
-        inline: Part of an HTML page, whose CSS variables it uses; otherwise a file of its own.
+        inline: Whether the SVG is part of an HTML page and uses its CSS variables; otherwise it is a stand-alone file.
     """
     buffer = io.StringIO()
     with style(), warnings.catch_warnings():

@@ -125,7 +125,7 @@ class _Side:
 
     def path(self, reference: FileReference | None, key: str) -> Path:
         if reference is None:
-            raise InputError(f"{self.folder}: {FILE} names no file with scores by query for {key}; run quiver evaluate again")
+            raise InputError(f"{self.folder}: {FILE} names no file with scores per query for {key}; run quiver evaluate again")
         return self.folder / reference.file
 
 

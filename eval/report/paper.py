@@ -164,7 +164,9 @@ def shown(line: Line, cell: float | None) -> str:
 
 
 def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> list[Layout]:
-    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always, and the stand-ins.
+    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always.
+
+    A further table has collections that stand in for those of the paper, such as cosqa for CodeSearchNet.
 
     Args:
         results: Results of one or more systems.

@@ -2,9 +2,9 @@
 
 A report is a function from its data to blocks without any markup, so that it says the same in every format.
 
-An HTML page needs nothing but itself: no request, no font, no library. The texts in it come from models, data and command lines, so
-everything is escaped, nothing but the page's own script may run (its checksum is in the content security policy), and characters that
-cannot be seen or that change the direction of writing are shown as signs.
+An HTML page is self-contained: it makes no requests and loads no fonts or libraries. The texts in it come from models, data and command
+lines, so everything is escaped, nothing but the page's own script may run (its checksum is in the content security policy), and characters
+that cannot be seen or that change the direction of writing are shown as signs.
 
 LaTeX holds the tables alone. They compile with booktabs and graphicx and are ASCII: letters with one accent and the signs of `SPECIAL` are
 commands, any other character beyond ASCII is printed as its number, such as ``[U+4E2D]``, and characters that cannot be seen are left out.
@@ -240,7 +240,7 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Example:
-    """A query beside the documents that were found and wanted.
+    """A query with the documents that were found and those that are relevant.
 
     Attributes:
         id: Id of the query.

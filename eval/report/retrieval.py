@@ -131,7 +131,7 @@ def differently_scored(one: CollectionResult, other: CollectionResult) -> Iterat
 def collections(results: Sequence[Results]) -> dict[str, CollectionResult]:
     """Collection with split -> its facts, in the order of the results.
 
-    If several results are of the same data, the first one that knows its revision and group counts.
+    If several results are of the same data, the first one with a known revision and group is used.
     """
     found: dict[str, CollectionResult] = {}
     for result in results:
@@ -734,7 +734,7 @@ def _count(number: int, *, of: int | None = None) -> Cell:
 
 
 def protocol(results: Sequence[Results]) -> dict[str, str]:
-    """How the numbers of a report were made, in sentences: topic -> rule. A comparison with another tool's score needs these rules.
+    """Rules by which the numbers of a report were computed: topic -> sentences. A comparison with another tool's score needs these rules.
 
     Args:
         results: All results of the report.

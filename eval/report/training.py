@@ -146,7 +146,7 @@ class TrainingRun:
 
     @property
     def best(self) -> tuple[int, float, float] | None:
-        """The best development score; the first one of equals."""
+        """The best development score; ties go to the earliest."""
         return max(self.development, key=lambda scored: scored[1], default=None)
 
 
@@ -154,7 +154,7 @@ def write_training_report(folder: str | Path) -> Path:
     """Write ``report.md`` and ``report.html`` of a run into its folder, replacing existing ones.
 
     Args:
-        folder: Output folder of ``quiver train`` or ``quiver pretrain``; the run may still be going on.
+        folder: Output folder of ``quiver train`` or ``quiver pretrain``; the run may be unfinished.
 
     Returns:
         The HTML file; without jinja2 and matplotlib the Markdown file.

@@ -50,7 +50,7 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if self.shards is None and self.memory is None:
-            raise ValueError("shards or memory is required")
+            raise ValueError("pass shards or memory")
         for name, value in (("shards", self.shards), ("memory", self.memory), ("replicas", self.replicas)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")

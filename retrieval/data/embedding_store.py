@@ -56,11 +56,11 @@ from quiver.retrieval.records import (
     ModelCard,
     Role,
     Rows,
-    Task,
     TextTokens,
     TokenCounts,
     TokenEncoding,
     TokenModel,
+    WorkerTask,
 )
 from quiver.retrieval.utils import Advance, progress_bar
 
@@ -276,7 +276,7 @@ class VectorShard:
                     out[:] = np.memmap(self.path, _FLOAT, "r", self.vectors_start, (self.rows, self.dim))[rows]
             mark_used(self.path)  # keeps the shards of a run that takes days in the cache
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read any more ({error.strerror}); run the command again") from error
+            raise InputError(f"{self.path}: can no longer be read ({error.strerror}); run the command again") from error
         if not complete:
             raise InputError(f"{self.path}: was truncated while in use; run the command again")
 
@@ -474,7 +474,7 @@ def encode_chunks(
         InputError: A worker cannot load the model.
         WorkerError: Workers died repeatedly.
     """
-    task: Task[Chunk, Encoding]
+    task: WorkerTask[Chunk, Encoding]
     if role == "query" or not executor.remote:
         executor, threads, task = IN_PROCESS, 1, _EncodeHere(model, role, show)
     else:

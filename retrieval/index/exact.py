@@ -67,7 +67,7 @@ def float32_error(terms: int, magnitude: float) -> float:
         ValueError: The scores may overflow float32; infinities and NaN cannot be ordered.
     """
     if not magnitude < _LARGEST:
-        raise ValueError(f"scores up to {magnitude:.3g} do not fit into float32; the vectors are too long")
+        raise ValueError(f"scores up to {magnitude:.3g} do not fit into float32; the norms of the vectors are too large")
     return (terms + 2) * _UNIT_ROUNDOFF * magnitude
 
 

@@ -179,11 +179,11 @@ def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
 ) -> None:
     encoder = init_weights(Encoder(CONFIGS[family]), seed=5).eval()
     save_encoder(encoder, tmp_path)
-    with pytest.raises(InputError, match=rf"{tmp_path}: the head of \w+ is not complete: missing .*; pass new_head_seed"):
+    with pytest.raises(InputError, match=rf"{tmp_path}: the head of \w+ is incomplete: missing .*; pass new_head_seed"):
         load_head(KINDS[task], tmp_path)
     with caplog.at_level("WARNING", logger="quiver.encoder"):
         model = load_head(KINDS[task], tmp_path, new_head_seed=1)
-    assert "initialized weights of the head with seed 1; train them before use" in caplog.text
+    assert "initialized at random with seed 1, to be trained" in caplog.text
     assert torch.equal(model.encoder(BATCH), encoder(BATCH))
     assert torch.equal(outputs(model), outputs(load_head(KINDS[task], tmp_path, new_head_seed=1)))
     assert not torch.equal(outputs(model), outputs(load_head(KINDS[task], tmp_path, new_head_seed=2)))
@@ -192,7 +192,7 @@ def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
 def test_another_number_of_labels_needs_a_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = head("classifier", "modernbert", label_names=["a", "b", "c"])
     save_head(model, tmp_path)
-    with pytest.raises(InputError, match=r"classifier\.weight has shape \(3, 32\), \(2, 32\) was expected"):
+    with pytest.raises(InputError, match=r"classifier\.weight has shape \(3, 32\), expected \(2, 32\)"):
         load_head(SequenceClassifier, tmp_path, num_labels=2)
     again = load_head(SequenceClassifier, tmp_path, num_labels=2, new_head_seed=0)
     assert "classifier.bias, classifier.weight" in caplog.text
@@ -206,7 +206,7 @@ def test_another_number_of_labels_needs_a_seed(tmp_path: Path, caplog: pytest.Lo
 def test_a_last_matrix_of_another_task_is_not_taken(tmp_path: Path) -> None:
     classes = head("classifier", "modernbert", num_labels=2)
     save_head(classes, tmp_path)
-    with pytest.raises(InputError, match=r"ModernBertForQuestionAnswering is not complete: missing classifier\.bias, classifier\.weight;"):
+    with pytest.raises(InputError, match=r"ModernBertForQuestionAnswering is incomplete: missing classifier\.bias, classifier\.weight;"):
         load_head(SpanQA, tmp_path)
     spans = load_head(SpanQA, tmp_path, new_head_seed=1)
     assert torch.equal(spans.transform.dense.weight, classes.transform.dense.weight)
@@ -239,7 +239,7 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
     matrix = torch.randn(64, 32)
     edit_tensors(tmp_path, lambda state: state.update({"decoder.weight": matrix}))
     assert torch.equal(load_head(MaskedLM, tmp_path).decoder_weight, matrix)
-    assert "config.json ties the decoder to the embedding, but the file has two matrices" in caplog.text
+    assert "config.json ties the decoder to the embedding, but the file holds two different matrices" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
             "masked_lm",
             "modernbert",
             {"decoder_bias": False},
-            r"decoder\.bias, which the head in config.json does not have",
+            r"the file contains decoder\.bias, which the head of config.json does not have",
         ),
         ("masked_lm", "modernbert", {"classifier_activation": "mish"}, "classifier_activation must be one of"),
         ("masked_lm", "modernbert", {"sparse_pred_ignore_index": 0}, "sparse_pred_ignore_index must be -100, got 0"),
@@ -268,7 +268,7 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
         ("classifier", "modernbert", {"id2label": {}}, "id2label must name"),
         ("classifier", "modernbert", {"num_labels": 9}, "num_labels must be 3, the number of labels in id2label, got 9"),
         ("classifier", "modernbert", {"id2label": None, "num_labels": 0}, "num_labels must be >= 1, got 0"),
-        ("classifier", "modernbert", {"id2label": None}, r"classifier\.\w+ has shape \(3.*\), \(2.*\) was expected"),
+        ("classifier", "modernbert", {"id2label": None}, r"classifier\.\w+ has shape \(3.*\), expected \(2"),
     ],
 )
 def test_invalid_settings_are_refused(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
@@ -309,7 +309,7 @@ def test_heads_that_no_config_json_expresses_are_refused(
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (torch.zeros(32, 31), r"head\.dense\.weight has shape \(32, 31\), \(32, 32\) was expected"),
+        (torch.zeros(32, 31), r"head\.dense\.weight has shape \(32, 31\), expected \(32, 32\)"),
         (torch.zeros(32, 32, dtype=torch.int8), r"head\.dense\.weight holds torch\.int8, not floating-point numbers"),
     ],
 )

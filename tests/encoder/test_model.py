@@ -130,7 +130,7 @@ def test_states_do_not_depend_on_the_batch(encoder: Encoder) -> None:
 
 
 def test_a_sequence_longer_than_the_positions_is_refused(encoder: Encoder) -> None:
-    with pytest.raises(InputError, match="a sequence has 301 tokens, this encoder has 300 positions"):
+    with pytest.raises(InputError, match="a sequence has 301 tokens, more than the encoder's 300 positions"):
         encoder(pack_ids(texts(5, 301)))
 
 

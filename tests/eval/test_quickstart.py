@@ -130,7 +130,7 @@ def test_a_folder_that_is_no_quickstarts_is_never_replaced(earlier: Path, tmp_pa
     [
         (["no_such_package"], SMALL, None, "no_such_package"),
         ([], ("training.batchsize=8",), None, "did you mean 'batch_size'"),
-        ([], (*SMALL, "training.batch_size=100000"), None, "rows are fewer than one batch of 100000"),
+        ([], (*SMALL, "training.batch_size=100000"), None, "rows do not fill one batch of 100000"),
         ([], (*SMALL, "model.architecture.vocab_size=512", "model.tokenizer=nowhere/at/all"), None, "nowhere/at/all"),
         ([], SMALL, "datasets", "training needs datasets: pip install 'quiver-retrieval.train.'"),
         ([], SMALL, "bm25s", "bm25 needs bm25s: pip install 'quiver-retrieval.eval.'"),

@@ -13,10 +13,9 @@ import pytest
 from quiver.retrieval.data.docstrings import mine, split_by_module
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.mining.negatives import Margin, MiningSystem, Output, Ranks, Rules, mine_negatives
-from quiver.retrieval.training.mining.scoring import score_rows
-from quiver.retrieval.training.mining.teachers import load_teacher
+from quiver.retrieval.training.mining.teacher_scores import load_teacher, score_rows
 from quiver.retrieval.training.mining.texts import PairSource
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 datasets = pytest.importorskip("datasets")

@@ -140,7 +140,7 @@ def test_a_file_that_vanishes_in_use_is_reported_in_one_line(shard: VectorShard)
             shard.read(np.array(rows), out)
     shard.path.unlink()
     for rows in ([0, 1], [5, 4]):
-        with pytest.raises(InputError, match=r"000000-x\.arrow: cannot be read any more \(No such file"):
+        with pytest.raises(InputError, match=r"000000-x\.arrow: can no longer be read \(No such file"):
             shard.read(np.array(rows), out)
 
 

@@ -42,7 +42,7 @@ def test_queries_are_encoded_as_queries(word_sum: DenseModel) -> None:
 def test_what_cannot_be_searched_is_refused_before_encoding(tmp_path: Path, word_sum: DenseModel, other_word_sum: DenseModel) -> None:
     folder = build_index(DOCUMENTS, word_sum, tmp_path / "i")
     calls = len(word_sum.calls)
-    with pytest.raises(InputError, match="query id 'q1' is there 2 times"):
+    with pytest.raises(InputError, match="query id 'q1' occurs 2 times"):
         search(folder, word_sum, [*QUERIES, Query("q1", "again")], 2)
     with pytest.raises(InputError, match="there are no queries"):
         search(folder, word_sum, [], 2)

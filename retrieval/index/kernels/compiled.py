@@ -1,12 +1,12 @@
 """The inner loops of searching and encoding, compiled by numba; import them through `quiver.retrieval.index.kernels.choice`.
 
-Sums go over the same terms in the same order whatever is beside a vector: codes, assignments and scores of a document do not depend on the
-documents that are processed with it. The tests compare every function with a NumPy reference.
+Every sum has a fixed order of terms: codes, assignments and scores of a document do not depend on the documents that are processed
+with it. The tests compare every function with a NumPy reference.
 
 ``_products`` and ``_roofs`` use LLVM's vector types because the compiler does not keep an array of sums in registers. Twelve vectors of
 eight sums are what a processor with AVX2 holds beside its operands; such products run twice as fast as OpenBLAS's on these narrow shapes.
 
-Shapes: n vectors, T tokens, K centroids, d width, L lanes of 16 query tokens or centroids, k tokens met.
+Shapes: n vectors, T tokens, K centroids, d width, L lanes of 16 query tokens or centroids, k tokens found.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def inner_products(
 
 @jit
 def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
-    """Places of the greatest scores, best first; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """Positions of the greatest scores, best first; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     size = min(k, len(scores))
     # The worst of the best is on top. Their scores lie beside them: looked up in one function and passed to no other, a comparison is
     # some instructions; a function of three arrays for it makes this six times slower.
@@ -124,7 +124,7 @@ def nearest_of(
     ranks: NDArray[np.uint32],
     k: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
-    """The best of some vectors; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """The k best of chosen vectors; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     scores = inner_products(codes, scales, rows, weights, offset).astype(np.float32)
     order, least = best(scores, rows, ranks, k), np.inf
     for score in scores:
@@ -160,7 +160,7 @@ def _sink(
 
 @jit
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Documents met by the tokens of a query, with estimates of their scores; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """Documents found by the tokens of a query, with estimated scores; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     n, k = rows.shape
     capacity = 64
     while capacity < 2 * n * k:
@@ -195,7 +195,7 @@ def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below:
 
 @jit
 def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
-    """Merge points until so many clusters are left; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """Hierarchical clustering by Ward's method; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     n = len(distances)
     sizes, labels, alive = np.ones(n), np.arange(n), np.ones(n, np.bool_)
     nearest_to = np.zeros(n, np.int64)

@@ -1,4 +1,4 @@
-"""How codes and vectors are laid out in memory: codes without gaps, vectors in lanes of 16.
+"""Memory layouts: bit-packed codes, and vectors in lanes of 16.
 
 Shapes: n tokens, d width, K vectors, L = K / 16 rounded up.
 """
@@ -22,11 +22,11 @@ CELLS = 256
 
 
 def pack(codes: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Codes without gaps: code j takes the bits ``j * width`` and up, the lowest bit of a byte first.
+    """Pack codes without gaps: code j starts at bit ``j * width``; the lowest bit of a byte comes first.
 
     Args:
-        codes: (n, m), each below 2^width; m such that they end with a byte.
-        width: Bits of a code, 1 to 8.
+        codes: (n, m), each below 2^width; m * width must be a multiple of 8.
+        width: Bits per code, 1 to 8.
 
     Returns:
         (n, m * width / 8).
@@ -44,7 +44,7 @@ def pack(codes: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
 
 
 def unpack(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """What `pack` was given."""
+    """Undo `pack`."""
     count, size = _group(width)
     n, groups = len(packed), packed.shape[1] // size
     padded = np.zeros((n, groups, 8), np.uint8)
@@ -64,12 +64,12 @@ def _group(width: int) -> tuple[int, int]:
 
 
 def width_of(pairs: NDArray[np.float32]) -> int:
-    """Bits of a code, from its codebook of pairs, (2^width, 2)."""
+    """Bits per code of a codebook of pairs, (2^width, 2)."""
     return len(pairs).bit_length() - 1
 
 
 def cells(pairs: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Which codeword is the nearest to the middle of each cell of the plane, (`CELLS`, `CELLS`).
+    """Codeword nearest to the centre of each grid cell of the plane, (`CELLS`, `CELLS`).
 
     Args:
         pairs: Codebook of pairs, (2^width, 2).
@@ -81,7 +81,7 @@ def cells(pairs: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def lanes(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Vectors side by side, 16 at a time, the last ones filled up with zeros.
+    """Arrange vectors in lanes of 16, the last ones padded with zeros.
 
     Args:
         vectors: (K, d).
@@ -102,7 +102,7 @@ def decode(
     products: NDArray[np.float32],
     pairs: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """The vectors that tokens stand for, (T, d): centroid plus product plus scale times codewords; arguments as for `score`."""
+    """Decode tokens to vectors, (T, d): centroid plus product plus scale times codewords; arguments as for `score`."""
     d = centroids.shape[1]
     vectors: NDArray[np.float32] = centroids[centroid_numbers(coarse, d)] + product(coarse[:, : d // 8], products)
     return vectors + fine_part(fine, pairs)
@@ -125,7 +125,7 @@ def centroid_numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
 
 
 def product(codes: NDArray[np.uint8], products: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The vectors that product codes stand for, (T, d)."""
+    """Decode product codes to vectors, (T, d)."""
     return products[np.arange(len(products)), code_digits(codes)].reshape(len(codes), 8 * codes.shape[1])
 
 

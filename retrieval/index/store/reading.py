@@ -2,7 +2,7 @@
 
     DIR/FORMAT                              format name and version
     DIR/HEAD                                number of the newest generation and a copy of its manifest
-    DIR/LOCK                                held by the one process that writes
+    DIR/LOCK                                held by the writing process
     DIR/manifests/m-<generation>.json       one committed state each, never changed
     DIR/codec/c-<sha256>/                   data that all segments share, never changed
     DIR/segments/s-<generation>-<number>/   documents and their vectors, never changed
@@ -11,7 +11,7 @@
     DIR/tmp/                                uncommitted files; only the holder of the lock touches them
     DIR/tmp/b-<fingerprint>/                pieces of a build that may be resumed; everything else is garbage once its writer has ended
 
-Generations are numbers that are never used twice, whatever happens to the files.
+Generation numbers are never reused, even if files are lost.
 
 The manifest describes one generation completely, with checksums of itself and of every file. It is JSON, so that people and other programs
 can read it. Unknown fields are rejected, because they would change what the index means.
@@ -413,7 +413,7 @@ def _to_manifest(content: dict[str, Any]) -> Manifest:
     )
     names = [manifest.codec.name, *(segment.name for segment in manifest.segments)]
     if not is_codec(names[0]) or not all(map(is_segment, names[1:])) or len(set(names)) < len(names):
-        raise ValueError("a folder's name is none that Quiver gives")
+        raise ValueError("the name of a folder is not one that Quiver writes")
     return _checked(manifest)
 
 
@@ -422,7 +422,7 @@ def _to_segment(content: dict[str, Any]) -> SegmentEntry:
     if deleted is not None:
         deleted = _checked(TombstonesEntry(**deleted))
         if not is_tombstones(deleted.name):
-            raise ValueError("the name of tombstones is none that Quiver gives")
+            raise ValueError("the name of a tombstone file is not one that Quiver writes")
     tokens, files = _checked(TokenCounts(**content["tokens"])), _files(content["files"])
     segment = _checked(SegmentEntry(**{**content, "tokens": tokens, "files": files, "deleted": deleted}))
     if segment.documents >= _MOST_DOCUMENTS or segment.alive < 0:

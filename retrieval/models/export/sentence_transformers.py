@@ -181,7 +181,7 @@ def with_prefixes(tokenizer: Tokenizer, prefixes: Sequence[str]) -> Tokenizer:
     result = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), tokenizer.settings)
     for prefix in wanted:
         if not reads_as_token(result, prefix, prefix):
-            raise InputError(f"this tokenizer does not read the prefix {prefix!r} before a text as one token, and cannot be changed to")
+            raise InputError(f"this tokenizer splits the prefix {prefix!r} into several tokens, and cannot be changed to keep it whole")
     return result
 
 
@@ -394,11 +394,9 @@ def _with_mask(result: ModelFolder, where: Path, stack: ModuleStack) -> ModelFol
     return replace(result, colbert=replace(result.colbert, skiplist=words(mask, "skiplist_words", (), path)))
 
 
-# By the last part of a module's class path, which is the same in sentence-transformers 2 to 6 and PyLate. NativeTransformer is Quiver's own
-# module in a sentence-transformers model.
+# By the last part of a module's class path, which is the same in sentence-transformers 2 to 6 and PyLate.
 MODULE_KINDS = {
     "Transformer": "T",
-    "NativeTransformer": "T",
     "Pooling": "P",
     "Dense": "D",
     "Normalize": "N",

@@ -107,7 +107,7 @@ def test_folders_that_are_wrong_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"train-00001-of-00003.parquet: damaged Parquet"):
         read_split(str(tmp_path), task, "train")
     files[1].unlink()
-    with pytest.raises(InputError, match="2 of the 3 files of train are there; fetch the others"):
+    with pytest.raises(InputError, match="2 of the 3 files of train exist; download the others"):
         read_split(str(tmp_path), task, "train")
     other = written(tmp_path / "other", "rte", "train")[0]
     (tmp_path / "other" / "qnli").mkdir()

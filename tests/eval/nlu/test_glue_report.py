@@ -96,7 +96,7 @@ def record(name: str, task: TaskName) -> dict[str, object]:
 
 
 def test_records_are_gathered_and_those_of_others_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no run of quiver glue that is complete"):
+    with pytest.raises(InputError, match="contains no finished run of quiver glue"):
         gather_results(tmp_path)
     for name in ("rte", "cola"):
         (tmp_path / name).mkdir()

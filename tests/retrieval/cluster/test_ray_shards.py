@@ -161,7 +161,7 @@ def test_what_a_shard_raises_arrives_as_it_was_raised(cluster: None, tmp_path: P
     built = build(tmp_path / "i")
     queries = np.full_like(built.queries(), 1e38)
     with open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE) as sharded:
-        with pytest.raises(ValueError, match="do not fit into float32; the vectors are too long") as caught:
+        with pytest.raises(ValueError, match="do not fit into float32; the norms of the vectors are too large") as caught:
             sharded.search(queries, 3)
         with pytest.raises(ValueError, match=r".") as expected:
             open_index(built.path).search(queries, 3)

@@ -147,17 +147,17 @@ def test_vectors_that_cosine_would_compare_otherwise_are_refused(
 
 
 def test_the_command(quiver: Callable[..., Any], index: Index, tmp_path: Path) -> None:
-    done = quiver("index", "export", index.path, "--to", f"lancedb://{tmp_path / 'lance'}", "--json")
+    done = quiver("index", "export", index.path, "--store", f"lancedb://{tmp_path / 'lance'}", "--json")
     stored = {"store": "lancedb", "where": str(tmp_path / "lance"), "collection": "birds", "documents": 23, "written": 23}
     assert (done.code, json.loads(done.out)) == (0, stored)
     for arguments, message in (
-        (("--to", "weaviate://x"), "must be qdrant://FOLDER_OR_ADDRESS, lancedb://FOLDER"),
-        (("--to", "qdrant://"), "must be qdrant://"),
-        (("--to", "qdrant://x", "--out", "y"), "pass either --out FOLDER"),
+        (("--store", "weaviate://x"), "must be qdrant://FOLDER_OR_ADDRESS, lancedb://FOLDER"),
+        (("--store", "qdrant://"), "must be qdrant://"),
+        (("--store", "qdrant://x", "--out", "y"), "pass either --out FOLDER"),
         ((), "pass either --out FOLDER"),
-        (("--out", tmp_path / "files", "--collection", "c"), "--collection and --overwrite apply only to --to"),
-        (("--to", f"qdrant://{tmp_path / 'q'}", "--collection", "a/b"), "--collection 'a/b': must be"),
-        (("--to", "qdrant://http://127.0.0.1:9"), "Qdrant, collection 'birds': "),
+        (("--out", tmp_path / "files", "--collection", "c"), "--collection and --overwrite apply only to --store"),
+        (("--store", f"qdrant://{tmp_path / 'q'}", "--collection", "a/b"), "--collection 'a/b': must be"),
+        (("--store", "qdrant://http://127.0.0.1:9"), "Qdrant, collection 'birds': "),
     ):
         done = quiver("index", "export", index.path, *arguments)
         assert (done.code, done.err.count("\n")) == (2, 1), done.err

@@ -22,7 +22,7 @@ from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, load_parts
 from quiver.retrieval.planning import (
     TEXTS,
-    Corpus,
+    CorpusStatistics,
     Footprint,
     Rates,
     footprint,
@@ -120,7 +120,7 @@ def test_every_engine(tmp_path: Path, engine: str, settings: Mapping[str, Any], 
         close(planned.build_peak, max(held + described, 2 * 4 * width * planned.sample), "to build")
 
 
-def real(model: BiEncoder | ColBERT, corpus: list[Document]) -> Corpus:
+def real(model: BiEncoder | ColBERT, corpus: list[Document]) -> CorpusStatistics:
     sample = spread_over(iter(corpus), len(corpus), 256)
     return from_sample(len(corpus), sample, lambda given: text_lengths(model, given), use_title=True, source="scifact")
 
@@ -205,7 +205,7 @@ def test_rates_from_files(tmp_path: Path) -> None:
     rates = read_rates(both, tokens=100, kind="dense")
     assert (rates.tokens_per_second, rates.index_seconds, rates.measured) == (900.0, 0.004, True)
     assert read_rates(both[:1], tokens=400, kind="dense").tokens_per_second == 500.0
-    with pytest.raises(InputError, match="no build of an index of colbert vectors"):
+    with pytest.raises(InputError, match="no index build of colbert vectors"):
         read_rates(both, tokens=100, kind="colbert")
     with pytest.raises(InputError, match=r"other\.json: not what quiver bench encoder"):
         read_rates([tmp_path / "other.json"], tokens=100, kind="dense")
@@ -217,7 +217,7 @@ def test_measuring_adds_up(word_sum: Any, minilm: Path) -> None:
     rates = measure(model, corpus, name="pq-dense", settings={}, seconds=0.2)
     assert isinstance(rates, Rates)
     assert None not in (rates.tokens_per_second, rates.index_seconds, rates.train_seconds)
-    with pytest.raises(InputError, match="no documents to measure with"):
+    with pytest.raises(InputError, match="the sample has no documents; rates cannot be measured"):
         measure(model, [], name="pq-dense", settings={}, seconds=0.2)
 
 
@@ -248,7 +248,7 @@ def test_the_published_collections(quiver: Callable[..., Any]) -> None:
 
 
 def test_tables_and_formulas(quiver: Callable[..., Any]) -> None:
-    done = quiver("estimate", "--model", "minilm-l6", "--docs", "2e5", "--explain")
+    done = quiver("estimate", "--model", "minilm-l6", "--docs", "2e5", "--formulas")
     assert done.code == 0
     assert "hours are unknown without a rate; pass --measure, --rates FILE or --gpu" in done.out
     assert "pq-dense" in done.out

@@ -12,8 +12,7 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.encoder.config import DROPOUTS, global_every
-from quiver.retrieval.training.recipe import load_recipe
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import Recipe, load_recipe
 
 VERBS = ("open", "close", "read", "write", "copy", "move", "count", "sort")
 NOUNS = ("file", "folder", "line", "word", "socket", "thread", "index", "page")

@@ -28,8 +28,8 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ModelFolder, load_model
 from quiver.retrieval.training import run as training_run
-from quiver.retrieval.training.recipe import KINDS, load_recipe
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import LOSSES_BY_KIND, load_recipe
 
 COUNT = 30
 STEPS = 3
@@ -328,7 +328,7 @@ DOCUMENTS = {
 
 @pytest.mark.usefixtures("_at_work")
 @pytest.mark.parametrize("name", [*PAPER, *SMALL])
-def test_its_first_updates_run(name: str, world: Path) -> None:
+def test_the_first_steps_of_each_recipe_run(name: str, world: Path) -> None:
     recipe = load_recipe(name, [*SIZES, *OWN.get(name, ())])
     if recipe.training.optimizer == "schedule_free_adamw" and importlib.util.find_spec("schedulefree") is None:
         pytest.skip("schedulefree is not installed")
@@ -353,18 +353,18 @@ def test_its_first_updates_run(name: str, world: Path) -> None:
     assert trained.card.fingerprint != start.card.fingerprint
 
 
-def test_all_recipes_are_here() -> None:
-    assert len(shipped_recipes(KINDS)) == COUNT
-    assert sorted([*PAPER, *SMALL, "quickstart"]) == shipped_recipes(KINDS)
+def test_all_shipped_recipes_are_tested() -> None:
+    assert len(shipped_recipes(tuple(LOSSES_BY_KIND))) == COUNT
+    assert sorted([*PAPER, *SMALL, "quickstart"]) == shipped_recipes(tuple(LOSSES_BY_KIND))
 
 
-def test_validate_checks_them_all(quiver: Callable[..., Any]) -> None:
-    done = quiver("validate", *(find_recipe(name) for name in shipped_recipes(KINDS)))
+def test_validate_accepts_all_shipped_recipes(quiver: Callable[..., Any]) -> None:
+    done = quiver("validate", *(find_recipe(name) for name in shipped_recipes(tuple(LOSSES_BY_KIND))))
     assert (done.code, done.out.strip()) == (0, f"{COUNT} recipes checked, no problems")
 
 
-@pytest.mark.parametrize("name", shipped_recipes(KINDS))
-def test_it_says_what_it_is(name: str) -> None:
+@pytest.mark.parametrize("name", shipped_recipes(tuple(LOSSES_BY_KIND)))
+def test_each_recipe_states_source_cost_and_expected_score(name: str) -> None:
     recipe = load_recipe(name)
     text = find_recipe(name).read_text(encoding="utf-8")
     head = [line for line in text.splitlines() if line.startswith("#")]

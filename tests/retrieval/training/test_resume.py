@@ -20,7 +20,7 @@ from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import Recipe
 
 pytest.importorskip("pylate.models")
 
@@ -89,7 +89,7 @@ def timeless(out: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)])
-def test_a_resumed_run_is_the_run(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_run(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     kind, *overrides = (CASES | SLOW_CASES)[case]
     if "schedule_free" in " ".join(overrides):
         pytest.importorskip("schedulefree")
@@ -142,7 +142,7 @@ def wait_for_lines(process: subprocess.Popen[str], out: Path, count: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_a_process_killed_at_a_random_step(kind: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_process_killed_at_a_random_step_resumes(kind: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe(kind, *LONG)
     draw = random.Random()
     killed_at = draw.randint(11, 120)
@@ -162,7 +162,7 @@ def test_a_process_killed_at_a_random_step(kind: str, make_recipe: MakeRecipe, t
 
 
 @pytest.mark.slow
-def test_sigterm_saves_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe("dense", *LONG, "training.save_every=190")
     out = tmp_path / "out"
     process = start_process(recipe, out)
@@ -183,7 +183,7 @@ def test_sigterm_saves_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
         train(recipe, out)
 
 
-def test_a_signal_in_the_process_stops_and_saves(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_signal_stops_and_saves_the_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """SIGINT, within the process; the handlers are back afterwards."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 

@@ -25,16 +25,16 @@ _LEAST = 1e-30
 def quantise(
     residuals: NDArray[np.float32], pairs: NDArray[np.float32], cells: NDArray[np.uint8], rounds: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Codes and scales that reproduce residuals as scale times codewords of two coordinates.
+    """Quantize residuals: codes of coordinate pairs and one scale per vector, such that scale times codewords approximates them.
 
-    The first codes are those of the residual over its root mean square; the scale is then the one of least squared error for the
-    codes. Each further round takes the codes of the residual over that scale.
+    The first codes are those of the residual divided by its root mean square; the scale then minimizes the squared error for the
+    codes. Each further round recomputes the codes with that scale.
 
     Args:
         residuals: (n, d) float32, d even.
         pairs: Codebook of pairs, (2^width, 2).
-        cells: Codewords by place, as `quiver.retrieval.index.kernels.packing.cells` gives them.
-        rounds: At least 1.
+        cells: Nearest codeword of each grid cell, see `quiver.retrieval.index.kernels.packing.cells`.
+        rounds: Number of rounds, at least 1.
 
     Returns:
         Codes, (n, d / 2), and scales >= 0, (n,) float32; the scale of a residual of zeros is zero.
@@ -66,17 +66,17 @@ def nearest(
     lanes: NDArray[np.float32],
     half_squares: NDArray[np.float32],
 ) -> NDArray[np.int64]:
-    """The nearest of a range of centroids, for each vector a range of its own.
+    """Find the nearest centroid of each vector within its own range of centroids.
 
     Args:
-        vectors: (n, d) float32; fast where neighbours have the same range.
+        vectors: (n, d) float32; faster if neighbouring vectors have the same range.
         first: First centroid that may be chosen, (n,).
         last: One past the last, (n,), greater than ``first``.
         lanes: The centroids, (L, d, 16), as `quiver.retrieval.index.kernels.packing.lanes` arranges them.
         half_squares: Half the squared length of each centroid, (K,).
 
     Returns:
-        Numbers of centroids, (n,); of several equally near the first.
+        Numbers of centroids, (n,); ties go to the first.
     """
     found = np.empty(len(vectors), np.int64)
     if not len(vectors):
@@ -95,17 +95,17 @@ def nearest(
 def probe(
     query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Inner products with all centroids, and the centroids with the greatest.
+    """Compute inner products with all centroids, and find the centroids with the greatest.
 
     Args:
         query: (n, d) float32.
         lanes: The centroids, (L, d, 16), as `quiver.retrieval.index.kernels.packing.lanes` arranges them.
-        centroids: Their number K; what lies behind is padding.
-        count: Centroids for each vector, 1 to K.
+        centroids: Number K of centroids; later lanes are padding.
+        count: Number of centroids to find per vector, 1 to K.
 
     Returns:
-        Numbers of the greatest, (n, count), in no order; their inner products, (n, count); and those with all centroids,
-        (n / 16, K, 16), zeros where there is no vector.
+        Numbers of the nearest centroids, (n, count), unordered; their inner products, (n, count); and those with all centroids,
+        (n / 16, K, 16), zeros in padding lanes.
     """
     products = query @ lanes.transpose(1, 0, 2).reshape(query.shape[1], -1)[:, :centroids]
     found = np.argpartition(-products, count - 1, axis=1)[:, :count].astype(np.int64)
@@ -122,16 +122,16 @@ def estimate(
     similarities: NDArray[np.float32],
     table: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """MaxSim of a query with what the coarse parts of documents stand for, from tables of similarities in steps of 16 bits.
+    """MaxSim of a query with the vectors that the coarse parts encode, from tables of similarities quantized to 16 bits.
 
-    No similarity is greater than the greatest with a centroid and the greatest with a codeword of each book together: 32,000 steps.
+    The range of 32,000 steps covers the greatest similarity with a centroid plus the greatest with a codeword of each codebook.
 
     Args:
         coarse: Product code and centroid of each token, (T, d / 8 + 2 or 4).
         begins: First token of each document, (m,).
-        ends: One past its last, (m,).
-        similarities: Of the query's tokens with all centroids, (L, K, 16), as `probe` gives them.
-        table: Of the query's tokens with the product codes, (L, d / 4, 16, 16): 16 codewords, 16 tokens.
+        ends: One past its last token, (m,).
+        similarities: Inner products of the query's tokens with all centroids, (L, K, 16), as `probe` returns them.
+        table: Inner products of the query's tokens with the product codewords, (L, d / 4, 16, 16): 16 codewords, 16 tokens.
 
     Returns:
         (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist, or for any where a
@@ -165,20 +165,20 @@ def score(
     pairs: NDArray[np.float32],
     query: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """MaxSim of a query with documents, whose tokens are decoded on the way, but for the centroids.
+    """MaxSim of a query with documents, decoding product and fine codes on the fly; centroids enter by their similarities.
 
     Args:
         coarse: Product code and centroid of each token, (T, d / 8 + 2 or 4).
         fine: Codes and scale of each token, (T, d / 2 * width / 8 + 2).
         begins: First token of each document, (m,).
-        ends: One past its last, (m,).
-        similarities: Of the query's tokens with all centroids, (L, K, 16), as `probe` gives them.
+        ends: One past its last token, (m,).
+        similarities: Inner products of the query's tokens with all centroids, (L, K, 16), as `probe` returns them.
         products: Codebooks of the product codes, (d / 4, 16, 4).
         pairs: Codebook of pairs, (2^width, 2).
         query: (L, d, 16), as `quiver.retrieval.index.kernels.packing.lanes` arranges it; lanes of zeros add nothing.
 
     Returns:
-        (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist.
+        (m,); minus infinity for a document without tokens, and NaN for one that refers to an unknown centroid.
     """
     d, centroids = query.shape[1], similarities.shape[1]
     columns = query.transpose(1, 0, 2).reshape(d, -1)  # (d, 16 L)
@@ -197,17 +197,17 @@ def score(
 def inner_products(
     codes: NDArray[np.signedinteger[Any]], scales: NDArray[np.float32], rows: NDArray[np.int64], weights: NDArray[np.float64], offset: float
 ) -> NDArray[np.float64]:
-    """Inner products of one query with some of the vectors that are stored as codes and a scale each.
+    """Inner products of one query with chosen vectors, each stored as codes and a scale.
 
     Args:
         codes: (P, d) int8 or int16.
         scales: (P,).
-        rows: Which of them, (n,).
+        rows: Row numbers of the vectors, (n,).
         weights: The query, (d,) float64.
-        offset: Is added to every product.
+        offset: Added to every product.
 
     Returns:
-        (n,) float64. Compiled, that of a row does not depend on the rows beside it.
+        (n,) float64; the result of a row does not depend on the other rows.
     """
     products: NDArray[np.float64] = (codes[rows].astype(np.float64) @ weights) * scales[rows] + offset
     return products
@@ -234,19 +234,19 @@ def nearest_of(
     ranks: NDArray[np.uint32],
     k: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
-    """The best of some vectors that are stored as codes, by `inner_products` rounded to float32, in the order of `best`.
+    """The k best of chosen coded vectors, by `inner_products` rounded to float32; ties go to the greater rank.
 
     Args:
-        codes: As `inner_products` takes them, and so are the four that follow.
+        codes: See `inner_products`, also for the next four arguments.
         scales: (P,).
-        rows: (n,), each once.
+        rows: (n,), without repetitions.
         weights: (d,).
-        offset: Is added to every product.
-        ranks: As `best` takes them, (P,).
-        k: Hits wanted.
+        offset: Added to every product.
+        ranks: Rank of each row's document id, (P,).
+        k: Number of hits.
 
     Returns:
-        Rows and scores, (k,) or fewer, and the least score of all n, NaN not counted; infinity where there is none.
+        Rows and scores, (k,) or fewer, and the lowest score of all n without NaN; infinity if there is none.
     """
     scores = inner_products(codes, scales, rows, weights, offset).astype(np.float32)
     order = best(scores, rows, ranks, k)
@@ -254,18 +254,18 @@ def nearest_of(
 
 
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Documents that some tokens of a query have met, with estimates of their scores.
+    """Aggregate the document tokens found for each query token into documents with estimated scores.
 
     What a document's best similarity with a query token is, is known where that token met the document. Where it did not, it is at most
     the least similarity that the token met; what stands in for it is somewhat below that.
 
     Args:
-        similarities: Of the tokens met, (n, k) float32, descending in each row.
-        rows: The documents they are of, (n, k) int64; -1, at the end of a row, where fewer than k were met.
-        below: How far below, as a part of the range of the similarities that the token met.
+        similarities: Similarities of the found tokens, (n, k) float32, descending in each row.
+        rows: Their documents, (n, k) int64; -1 at the end of a row if fewer than k were found.
+        below: Distance of the imputed value below the lowest similarity, as a share of the token's range of similarities.
 
     Returns:
-        Documents, (m,), each once, in the order in which they were met, and their scores, (m,).
+        Documents, (m,), each once, in the order in which they were found, and their scores, (m,).
 
     Source:
         XTR, arXiv:2304.01982, section 3.2 (missing similarity imputation).
@@ -289,11 +289,11 @@ def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below:
 
 
 def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
-    """Merge points until so many clusters are left, each time the two whose union has the least variance.
+    """Cluster points hierarchically by Ward's method: repeatedly merge the two clusters whose union has the least variance.
 
     Args:
-        distances: Squared distances of all pairs, (n, n); used up.
-        clusters: 1 to n.
+        distances: Squared distances of all pairs, (n, n); overwritten.
+        clusters: Number of clusters to stop at, 1 to n.
 
     Returns:
         For each point the first point of its cluster, (n,).

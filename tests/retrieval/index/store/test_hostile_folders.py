@@ -76,7 +76,7 @@ def segment(content: dict[str, Any]) -> dict[str, Any]:
         (lambda content: segment(content)["files"].update({"a\0": segment(content)["files"]["ids.utf8"]}), "is not the name of a file"),
         (
             lambda content: segment(content).update(name="s-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0661-0000"),
-            "a folder's name is none that Quiver gives",
+            "the name of a folder is not one that Quiver writes",
         ),
         (lambda content: content["model"].update(dim="8"), "dim is '8'"),
         (lambda content: content["codec"].update(engine=7), "engine is 7"),
@@ -228,7 +228,7 @@ def test_two_writers_whose_lock_does_not_hold_lose_nothing(built: Path, word_sum
         with writing(built) as writer:
             add_documents(built, [Document(f"x{len(files_of(built))}", "word")], word_sum)
             after = files_of(built)
-            with pytest.raises(InputError, match="another process has changed this index at the same time"):
+            with pytest.raises(InputError, match="another process changed this index at the same time"):
                 use(writer)
         assert {name: content for name, content in files_of(built).items() if not name.startswith("tmp")} == after
     assert len(open_index(built)) == 24

@@ -108,7 +108,7 @@ def damaged_or_equal(folder: Path, name: str, expected: list[Any]) -> None:
         ({"format": "other"}, "not the manifest of a Quiver index"),
         ({"surprise": 1}, "the fields are not those of version 4"),
         ({"segments": [{}]}, "the fields are not those of version 4"),
-        ({"codec": {"engine": "exact-dense", "name": "../../etc", "parameters": {}, "files": {}}}, "name is none that Quiver gives"),
+        ({"codec": {"engine": "exact-dense", "name": "../../etc", "parameters": {}, "files": {}}}, "not one that Quiver writes"),
     ],
 )
 def test_a_manifest_of_something_else_is_refused_in_one_line(built: Path, change: dict[str, object], message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 Rows = Sequence[dict[str, Any]]
 

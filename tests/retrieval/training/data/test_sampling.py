@@ -16,10 +16,10 @@ def chosen(rows: int, sample: RowSample, block: int = SAMPLE_BLOCK) -> tuple[lis
         for example in sample.wanted([Example(str(number), "", [], []) for number in range(start, min(rows, start + block))]):
             sample.add(example)
             written.append(example)
-    return [int(written[number].place) for number in sample.order().tolist()], len(written)
+    return [int(written[number].location) for number in sample.order().tolist()], len(written)
 
 
-def test_the_first_rows() -> None:
+def test_without_shuffling_the_first_rows_are_used() -> None:
     assert chosen(5, RowSample(shuffle=False, limit=3, seed=0))[0] == [0, 1, 2]
     assert chosen(5, RowSample(shuffle=False, limit=None, seed=0))[0] == [0, 1, 2, 3, 4]
 

@@ -18,10 +18,17 @@ from quiver.encoder.lora import add_lora
 from quiver.encoder.training.state import preserve_rng_state, random_state, seed_random, set_random_state
 from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.training.loop.optimization import make_optimizer, weights_for_use
-from quiver.retrieval.training.loop.state import STATE, WEIGHTS, TrainState, open_snapshot_model, read_snapshot, write_snapshot
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import Recipe
+from quiver.retrieval.training.state import (
+    STATE,
+    WEIGHTS,
+    TrainState,
+    load_trainable,
+    make_optimizer,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -86,22 +93,22 @@ PROGRESS = Progress(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_goes_on_from_it_to_the_bit(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_training_continues_from_a_checkpoint_bit_for_bit(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe(*CASES[case])
     with preserve_rng_state():
         seed_random(11)
         one = make(recipe)
         update(one, 5)
         states = [random_state(), {**random_state(), "python": (3, (1,) * 625, None)}]
-        write_snapshot(tmp_path, one, PROGRESS, states)
+        write_checkpoint(tmp_path, one, PROGRESS, states)
         at_five = trained(one)
         update(one, 7)
         whole = trained(one)
 
         seed_random(99)
-        start = build_model(recipe, []) if one.lora else open_snapshot_model(tmp_path)
+        start = build_model(recipe, []) if one.lora else load_trainable(tmp_path)
         other = make(recipe, start)
-        progress, random = read_snapshot(tmp_path, other)
+        progress, random = read_checkpoint(tmp_path, other)
         assert progress == PROGRESS
         assert equal(trained(other), at_five)
         assert random[1]["python"] == (3, (1,) * 625, None)
@@ -113,23 +120,23 @@ def test_a_run_goes_on_from_it_to_the_bit(case: str, make_recipe: MakeRecipe, tm
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_opens_as_the_model_that_would_be_used(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_checkpoint_opens_as_the_model_for_use(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     with preserve_rng_state():
         seed_random(11)
         state = make(make_recipe(*CASES[case]))
         update(state, 3)
     before = trained(state)
-    write_snapshot(tmp_path, state, Progress(), [])
+    write_checkpoint(tmp_path, state, Progress(), [])
     assert equal(trained(state), before), "saving changes nothing"
-    with weights_for_use(state.optimizer):
-        used = state.for_use()
+    with state.model_for_use() as used:
+        assert used is not None
         names = {name for name, _ in used.encoder.named_parameters()}
         expected = used.encode(["open every file", "def sort_page(x): return x"], "document").vectors
     found = load_model(tmp_path).encode(["open every file", "def sort_page(x): return x"], "document").vectors
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), atol=2e-6, rtol=0)
     assert (tmp_path / WEIGHTS).exists() == (case not in ("dense", "colbert"))
-    plain = open_snapshot_model(tmp_path)
+    plain = load_trainable(tmp_path)
     assert all(weight.requires_grad for weight in plain.encoder.parameters())
     assert not any("lora" in name for name, _ in plain.encoder.named_parameters())
     assert any("lora" in name for name in names) == ("LoRA" in case)
@@ -140,8 +147,10 @@ def test_the_model_in_use_has_no_stale_fingerprint(make_recipe: MakeRecipe) -> N
     first = state.model.card.fingerprint
     with preserve_rng_state():
         update(state, 2)  # the first is done with a learning rate of zero
-    assert state.for_use().card.fingerprint != first
-    assert state.for_use().encoder is state.model.encoder
+    with state.model_for_use() as used:
+        assert used is not None
+        assert used.card.fingerprint != first
+        assert used.encoder is state.model.encoder
 
 
 class Bomb:
@@ -165,10 +174,10 @@ def test_no_pickle_is_ever_executed(save: Any, make_recipe: MakeRecipe, tmp_path
     state = make(recipe)
     folder = tmp_path / "step-000001"
     folder.mkdir()
-    write_snapshot(folder, state, Progress(step=1), [random_state()])
+    write_checkpoint(folder, state, Progress(step=1), [random_state()])
     for name in PICKLES:  # by the names that libraries look for
         save(Bomb(went_off), folder / name)
-    progress, _ = read_snapshot(folder, make(recipe, open_snapshot_model(folder)))
+    progress, _ = read_checkpoint(folder, make(recipe, load_trainable(folder)))
     assert progress.step == 1
     replaced = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in (*PICKLES, *UNREAD)]
     assert {"model.safetensors", "config.json", "tokenizer.json", "modules.json", "trainer.json"} <= {path.name for path in replaced}
@@ -176,29 +185,29 @@ def test_no_pickle_is_ever_executed(save: Any, make_recipe: MakeRecipe, tmp_path
         content = path.read_bytes()
         save(Bomb(went_off), path)
         with pytest.raises(InputError, match=path.name):
-            read_snapshot(folder, make(recipe, open_snapshot_model(folder)))
+            read_checkpoint(folder, make(recipe, load_trainable(folder)))
         if path.suffix == ".safetensors":
             path.unlink()
             with pytest.raises(InputError, match=r"safetensors|pytorch_model.bin: (refused|corrupt)"):  # a pickle beside it is refused
-                read_snapshot(folder, make(recipe, open_snapshot_model(folder)))
+                read_checkpoint(folder, make(recipe, load_trainable(folder)))
         path.write_bytes(content)
     assert not went_off.exists()
 
 
-def test_the_weights_of_another_model(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     state = make(make_recipe("dense", *LORA))
-    write_snapshot(tmp_path, state, Progress(), [])
+    write_checkpoint(tmp_path, state, Progress(), [])
     saved = load_file(tmp_path / WEIGHTS)
     for other in ({name: weight[..., :1].contiguous() for name, weight in saved.items()}, dict(list(saved.items())[1:])):
         save_file(other, tmp_path / WEIGHTS)
         with pytest.raises(InputError, match=rf"{WEIGHTS}: the weights of another model"):
-            read_snapshot(tmp_path, make(make_recipe("dense", *LORA)))
+            read_checkpoint(tmp_path, make(make_recipe("dense", *LORA)))
 
 
 @pytest.mark.parametrize("harm", ["progress", "less progress", "optimizer", "random", "groups"])
-def test_the_state_of_another_version(harm: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_is_refused(harm: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe("dense")
-    write_snapshot(tmp_path, make(recipe), Progress(), [])
+    write_checkpoint(tmp_path, make(recipe), Progress(), [])
     path = tmp_path / f"{STATE}.json"
     tree = json.loads(path.read_text())
     state = tree["state"]["dict"]
@@ -215,4 +224,4 @@ def test_the_state_of_another_version(harm: str, make_recipe: MakeRecipe, tmp_pa
         tree["state"]["dict"] = [[key, value] for key, value in state if key != harm]
     path.write_text(json.dumps(tree))
     with pytest.raises(InputError, match=r"written by another version of Quiver or torch .*; start the run again"):
-        read_snapshot(tmp_path, make(recipe, open_snapshot_model(tmp_path)))
+        read_checkpoint(tmp_path, make(recipe, load_trainable(tmp_path)))

@@ -18,10 +18,9 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ModelFolder, load_model
-from quiver.retrieval.training import start
-from quiver.retrieval.training.rules import RULES
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model, require_extra, resize_vocabulary
+from quiver.retrieval.training import model as module
+from quiver.retrieval.training.model import build_model, require_extra, resize_vocabulary
+from quiver.retrieval.training.recipe import RULES, Recipe
 
 TEXTS = ["how wide is the window of a local layer", "A bird has wings, feathers and a beak!", "find what was asked for"]
 SHAPE = {
@@ -103,18 +102,18 @@ def test_equal_seeds_give_equal_random_models(tmp_path: Path, kind: str, model: 
     assert load_model(tmp_path / "model").card.fingerprint == built[0].card.fingerprint
 
 
-def test_a_random_model_takes_a_vocabulary_that_is_there(bare: Path) -> None:
+def test_a_random_model_can_use_an_existing_vocabulary(bare: Path) -> None:
     asked = {**RANDOM, "tokenizer": str(bare), "colbert": COLBERT}
     model = build_model(make_recipe("colbert", asked), [])
     assert model.tokenizer.encode(["a bird"], max_length=9).ids == Tokenizer.from_pretrained(bare).encode(["a bird"], max_length=9).ids
     assert (model.tokenizer.token_id("[Q] "), model.tokenizer.token_id("[D] ")) == (300, 301)
     assert model.encoder.config.vocab_size == 384
     small = {**asked, "architecture": SHAPE | {"vocab_size": 299}}
-    with pytest.raises(InputError, match=r"model\.architecture\.vocab_size: must be >= 300, the ids of .*bare, got 299"):
+    with pytest.raises(InputError, match=r"model\.architecture\.vocab_size: must be >= 300, the size of .*bare, got 299"):
         build_model(make_recipe("colbert", small), [])
 
 
-def test_a_dense_model_keeps_what_the_recipe_does_not_set(biencoder: Path) -> None:
+def test_a_dense_model_keeps_settings_that_the_recipe_does_not_set(biencoder: Path) -> None:
     model = build_model(make_recipe("dense", {"init": str(biencoder), **DENSE, "document_prompt": "d: ", "normalize": False}), [])
     old = BiEncoder.from_pretrained(biencoder)
     assert isinstance(model, BiEncoder)
@@ -125,7 +124,7 @@ def test_a_dense_model_keeps_what_the_recipe_does_not_set(biencoder: Path) -> No
     assert not model.encoder.prepacked
 
 
-def test_a_dense_model_starts_from_a_bare_encoder_and_from_a_colberts(bare: Path, colbert: Path) -> None:
+def test_a_dense_model_starts_from_an_encoder_or_a_colbert(bare: Path, colbert: Path) -> None:
     from_bare = build_model(make_recipe("dense", {"init": str(bare), **DENSE}), [])
     assert (from_bare.dim, len(from_bare.tokenizer), from_bare.encoder.config.vocab_size) == (16, 300, 320)
     from_colbert = build_model(make_recipe("dense", {"init": str(colbert), **DENSE}), [])
@@ -156,7 +155,7 @@ def test_a_colbert_gets_a_projection_and_prefixes(bare: Path, biencoder: Path, t
 
 
 @pytest.mark.parametrize("dim", [8, 16, 24])
-def test_a_projection_that_starts_orthogonal_keeps_inner_products(dim: int, bare: Path) -> None:
+def test_an_orthogonal_projection_keeps_inner_products(dim: int, bare: Path) -> None:
     asked = COLBERT | {"dim": dim, "projection": "orthogonal"}
     first, again = (build_model(make_recipe("colbert", {"init": str(bare), "colbert": asked}), []) for _ in range(2))
     drawn = build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | {"dim": dim}}), [])
@@ -177,8 +176,8 @@ def test_new_prefixes_are_drawn_by_the_seed_around_the_mean(bare: Path) -> None:
     tokens = ["[Q] ", "[D] ", *(f"[T{number}] " for number in range(2000))]
     tables = []
     for seed in (1, 1, 2):
-        parts = start.load_parts(bare)
-        start._add_tokens(parts, tokens, seed=seed)
+        parts = module.load_parts(bare)
+        module._add_tokens(parts, tokens, seed=seed)
         tables.append(parts.encoder.embeddings.tokens.weight.detach())
     assert torch.equal(tables[0], tables[1])
     assert not torch.isclose(tables[0][300:], tables[2][300:]).all(dim=1).any()
@@ -188,7 +187,7 @@ def test_new_prefixes_are_drawn_by_the_seed_around_the_mean(bare: Path) -> None:
     torch.testing.assert_close(new.std(0), old.std(0), atol=0, rtol=0.1)
 
 
-def test_the_prefixes_of_a_colbert_differ_where_lora_leaves_the_embedding_as_it_is(bare: Path) -> None:
+def test_new_prefixes_differ_with_lora(bare: Path) -> None:
     model = build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT}), [])
     add_lora(model.encoder, rank=2, alpha=4, dropout=0, seed=1)
     table = model.encoder.embeddings.tokens.weight
@@ -197,7 +196,7 @@ def test_the_prefixes_of_a_colbert_differ_where_lora_leaves_the_embedding_as_it_
     assert (query - document).norm() > 0.3 * torch.pdist(table[:300]).median()
 
 
-def test_a_recipe_has_its_own_pooling_so_a_bare_encoder_is_no_surprise(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bare_encoder_causes_no_pooling_warning(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING"):
         for kind, model in (("dense", DENSE), ("colbert", {"colbert": COLBERT})):
             build_model(make_recipe(kind, {"init": str(bare), **model}), [])
@@ -206,7 +205,7 @@ def test_a_recipe_has_its_own_pooling_so_a_bare_encoder_is_no_surprise(bare: Pat
     assert caplog.text.count("a bare encoder") == 1
 
 
-def test_torchs_own_generator_is_not_seeded(bare: Path) -> None:
+def test_building_a_model_does_not_advance_torchs_generator(bare: Path) -> None:
     drawn = []
     for seed in (7, 8):
         torch.manual_seed(seed)
@@ -225,20 +224,20 @@ def test_a_colbert_keeps_its_projections_and_its_prefixes(colbert: Path) -> None
     assert torch.equal(model.encoder.embeddings.tokens.weight[:302], load_encoder(colbert).embeddings.tokens.weight[:302])
     settings = model.settings.colbert
     assert (settings.skiplist, settings.query_expansion, settings.attend_to_expansion) == ((), False, False)
-    with pytest.raises(InputError, match=r"model\.colbert\.dim: must be 8, the width of the projection that .*colbert has, got 128"):
+    with pytest.raises(InputError, match=r"model\.colbert\.dim: must be 8, the width of the projection of .*colbert, got 128"):
         build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"dim": 128}}), [])
-    with pytest.raises(InputError, match=r"model\.colbert\.projection: .*colbert has a projection already"):
+    with pytest.raises(InputError, match=r"model\.colbert\.projection: orthogonal initializes a new projection, but .*colbert has one"):
         build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"projection": "orthogonal"}}), [])
 
 
-def test_one_prefix_for_both_sides_is_one_token_and_none_is_none(bare: Path) -> None:
+def test_equal_prefixes_share_a_token_and_empty_ones_add_none(bare: Path) -> None:
     shared = {"query_prefix": "[T] ", "document_prefix": "[T] "}
     assert len(build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | shared}), []).tokenizer) == 301
     none = {"query_prefix": "", "document_prefix": ""}
     assert len(build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | none}), []).tokenizer) == 300
 
 
-def test_an_embedding_grows_by_the_mean_and_never_shrinks(bare: Path) -> None:
+def test_an_embedding_is_extended_by_the_mean_and_never_shortened(bare: Path) -> None:
     encoder = load_encoder(bare)
     old = encoder.embeddings.tokens.weight.detach().clone()
     resize_vocabulary(encoder, 310)
@@ -249,7 +248,7 @@ def test_an_embedding_grows_by_the_mean_and_never_shrinks(bare: Path) -> None:
     torch.testing.assert_close(encoder.embeddings.tokens.weight, torch.cat([old, old.mean(0).expand(3, -1)]))
 
 
-def test_what_does_not_fit_is_named(bare: Path, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_the_checkpoint_are_refused(bare: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="query_length or document_length 65 exceeds the encoder's 64 positions"):
         build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | {"document_length": 65}}), [])
     with pytest.raises(InputError, match="max_seq_length 65 exceeds the encoder's 64 positions"):
@@ -259,27 +258,27 @@ def test_what_does_not_fit_is_named(bare: Path, tmp_path: Path) -> None:
         build_model(make_recipe("dense", {"init": str(tmp_path / "nothing"), **DENSE}), [])
 
 
-def test_the_revision_goes_to_the_hub(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_revision_is_passed_to_the_hub(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    real = start.load_parts
+    real = module.load_parts
 
     def load_parts(source: str, *, revision: str | None = None, device: str = "cpu") -> object:
         asked.append((source, revision))
         return real(bare, device=device)
 
-    monkeypatch.setattr(start, "load_parts", load_parts)
+    monkeypatch.setattr(module, "load_parts", load_parts)
     build_model(make_recipe("dense", {"init": "owner/model", "revision": "v2", **DENSE}), [])
     assert asked == [("owner/model", "v2")]
 
 
-def test_a_model_is_built_where_the_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "default_device", lambda: "meta")
+def test_a_model_is_built_on_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "default_device", lambda: "meta")
     model = build_model(make_recipe("colbert", RANDOM | {"colbert": COLBERT}), TEXTS)
     assert {weight.device.type for module in (model.encoder, model.projections) for weight in module.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("module", start.EXTRA)
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=rf"training needs {module}: pip install 'quiver-retrieval\[train\]'"):
+@pytest.mark.parametrize("name", module.EXTRA)
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=rf"training needs {name}: pip install 'quiver-retrieval\[train\]'"):
         require_extra()

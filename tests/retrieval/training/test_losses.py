@@ -1,4 +1,4 @@
-"""The losses of recipes, by hand and across processes: golden values from the vectors of search, and gradients that belong to them."""
+"""The losses of recipes, by hand and across processes: values computed from the vectors of search, and their gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,13 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.maxsim import maxsim_packed
-from quiver.retrieval.training import rules
-from quiver.retrieval.training.rules import RULES
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training import recipe as recipes
+from quiver.retrieval.training.dataloader import Collator
+from quiver.retrieval.training.recipe import RULES, Recipe
 
 pytest.importorskip("pylate.models")
 
-from sentence_transformers import SentenceTransformerTrainer
-
-from quiver.retrieval.training.student.build import Student, build_student
-from quiver.retrieval.training.student.losses import LOSSES
+from quiver.retrieval.training.losses import LOSSES, RetrievalLoss
 
 WORDS = ["a", "bird", "has", "wings", "feathers", "and", "beak", "the", "window", "of", "local", "layer", "is", "wide"]
 ROWS = [
@@ -52,7 +50,7 @@ def make_recipe(kind: str, loss: dict[str, Any], training: dict[str, Any] | None
     usual = {"epochs": 1, "batch_size": 4, "learning_rate": 1e-3, "warmup_ratio": 0, "scheduler": "linear", "weight_decay": 0}
     usual |= {"max_grad_norm": 1, "seed": 1, "precision": "fp32", "no_duplicates": False, "log_every": 1}
     model = {"dense": {"pooling": "mean", "normalize": True, "max_length": 24}, "colbert": {"colbert": {"dim": 8}}}[kind]
-    data = {"train": "rows.jsonl"} | ({"score_fields": "scores"} if loss["name"] in rules.DISTILLING else {})
+    data = {"train": "rows.jsonl"} | ({"score_fields": "scores"} if loss["name"] in recipes.DISTILLATION else {})
     raw = described | {
         "kind": kind,
         "model": {"init": "somewhere", **model},
@@ -67,7 +65,7 @@ def make_recipe(kind: str, loss: dict[str, Any], training: dict[str, Any] | None
 
 def read_by(name: str, **settings: Any) -> dict[str, Any]:
     """The settings of a loss, those that it does not read left out."""
-    return {"name": name, **{setting: value for setting, value in settings.items() if name in rules.READ_BY[setting]}}
+    return {"name": name, **{setting: value for setting, value in settings.items() if name in recipes.LOSSES_BY_SETTING[setting]}}
 
 
 def make_model(kind: str, **settings: Any) -> BiEncoder | ColBERT:
@@ -87,17 +85,37 @@ def make_model(kind: str, **settings: Any) -> BiEncoder | ColBERT:
     return ColBERT(encoder, tokenizer, ModelFolder("colbert", Path(), projections=(Projection(16, 8),), colbert=colbert))
 
 
-def loss_of(student: Student, rows: list[dict[str, Any]]) -> torch.Tensor:
-    batch = student.collator(rows)
-    value: torch.Tensor = student.loss(*SentenceTransformerTrainer.collect_features(None, batch))
+@dataclass(frozen=True)
+class Trained:
+    """A model with the loss and the collator of a recipe."""
+
+    recipe: Recipe
+    model: BiEncoder | ColBERT
+    processes: int = 1
+
+    @cached_property
+    def loss(self) -> RetrievalLoss:
+        return RetrievalLoss(self.recipe, self.model, processes=self.processes)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self.loss.model
+
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        section = self.recipe.loss
+        return Collator(self.model, merge_documents=section.name == "distillation", minmax=section.teacher_scores == "minmax")(rows)
+
+
+def loss_of(trained: Trained, rows: list[dict[str, Any]]) -> torch.Tensor:
+    value: torch.Tensor = trained.loss(trained.collate(rows))
     return value
 
 
-def gradients_of(student: Student, rows: list[dict[str, Any]]) -> tuple[float, list[torch.Tensor]]:
-    student.library.zero_grad()
-    value = loss_of(student, rows)
+def gradients_of(trained: Trained, rows: list[dict[str, Any]]) -> tuple[float, list[torch.Tensor]]:
+    trained.module.zero_grad()
+    value = loss_of(trained, rows)
     value.backward()
-    return value.item(), [weight.grad.clone() for weight in student.library.parameters() if weight.grad is not None]
+    return value.item(), [weight.grad.clone() for weight in trained.module.parameters() if weight.grad is not None]
 
 
 def without_scores(rows: list[dict[str, Any]] = ROWS) -> list[dict[str, Any]]:
@@ -122,27 +140,27 @@ def late_scores(model: ColBERT) -> torch.Tensor:
     return torch.stack(scores, dim=1)
 
 
-def test_what_a_loss_is_said_to_read_changes_it_and_nothing_else_does() -> None:
-    """The rules' table against the losses themselves, each setting moved in turn."""
+def test_a_setting_changes_exactly_the_losses_that_use_it() -> None:
+    """`LOSSES_BY_SETTING` against the losses, one setting changed at a time."""
     others = {"scale": 3.0, "temperature": 3.0, "mini_batch_size": 2, "student_scores": "as_they_are", "teacher_scores": "minmax"}
-    assert {*others, "gather_across_devices"} == set(rules.READ_BY)  # the last one changes nothing in a single process
-    for kind, names in rules.LOSSES.items():
+    assert {*others, "gather_across_devices"} == set(recipes.LOSSES_BY_SETTING)  # the last one changes nothing in a single process
+    for kind, names in recipes.LOSSES_BY_KIND.items():
         model = make_model(kind)
         for name in names:
-            plain = build_student(make_recipe(kind, {"name": name}), model)
-            rows = ROWS if name in rules.DISTILLING else without_scores()
+            plain = Trained(make_recipe(kind, {"name": name}), model)
+            rows = ROWS if name in recipes.DISTILLATION else without_scores()
             for setting, value in others.items():
                 recipe = make_recipe(kind, {"name": name})
-                moved = build_student(recipe.replace(loss=recipe.loss.replace(**{setting: value})), model)
+                moved = Trained(recipe.replace(loss=recipe.loss.replace(**{setting: value})), model)
                 if setting == "mini_batch_size":  # by its purpose it changes no loss
-                    reads = getattr(moved.loss, setting, None) == value
+                    reads = getattr(moved.loss.loss, setting, None) == value
                 else:
                     reads = bool((loss_of(moved, rows) - loss_of(plain, rows)).abs() > 1e-4)
-                assert reads == (name in rules.READ_BY[setting]), (name, setting)
+                assert reads == (name in recipes.LOSSES_BY_SETTING[setting]), (name, setting)
 
 
-def test_every_loss_of_the_rules_is_there() -> None:
-    assert set(LOSSES) == {name for names in rules.LOSSES.values() for name in names}
+def test_every_loss_of_a_recipe_exists() -> None:
+    assert set(LOSSES) == {name for names in recipes.LOSSES_BY_KIND.values() for name in names}
     assert len(LOSSES) == 7
 
 
@@ -163,8 +181,8 @@ def test_dense_losses_by_hand(normalize: bool) -> None:
         "kl": (log_teacher.exp() * (log_teacher - (own / 2).log_softmax(1))).sum(1).mean() * 4,
     }
     for name, value in expected.items():
-        student = build_student(make_recipe("dense", read_by(name, scale=7, temperature=2, mini_batch_size=3)), model)
-        found = loss_of(student, ROWS if name in rules.DISTILLING else without_scores())
+        trained = Trained(make_recipe("dense", read_by(name, scale=7, temperature=2, mini_batch_size=3)), model)
+        found = loss_of(trained, ROWS if name in recipes.DISTILLATION else without_scores())
         torch.testing.assert_close(found.detach(), value, atol=1e-5, rtol=1e-5)
 
 
@@ -184,8 +202,8 @@ def test_colbert_losses_by_hand(expansion: bool) -> None:
         "distillation": (log_teacher.exp() * (log_teacher - log_student)).sum(1).mean(),
     }
     for name, value in expected.items():
-        student = build_student(make_recipe("colbert", read_by(name, temperature=0.5, mini_batch_size=3)), model)
-        found = loss_of(student, ROWS if name in rules.DISTILLING else without_scores())
+        trained = Trained(make_recipe("colbert", read_by(name, temperature=0.5, mini_batch_size=3)), model)
+        found = loss_of(trained, ROWS if name in recipes.DISTILLATION else without_scores())
         torch.testing.assert_close(found.detach(), value, atol=1e-5, rtol=1e-5)
 
 
@@ -193,14 +211,14 @@ CACHED = [("dense", "mnrl", {}), ("dense", "mnrl", {"matryoshka_dims": [16, 4]})
 
 
 @pytest.mark.parametrize(("kind", "name", "others"), CACHED)
-def test_a_cached_loss_is_the_plain_one(kind: str, name: str, others: dict[str, Any]) -> None:
+def test_a_cached_loss_equals_the_plain_loss(kind: str, name: str, others: dict[str, Any]) -> None:
     """Losses and gradients, whatever the size of the parts."""
     model = make_model(kind)
-    plain = build_student(make_recipe(kind, {"name": name, **others}), model)
+    plain = Trained(make_recipe(kind, {"name": name, **others}), model)
     loss, gradients = gradients_of(plain, without_scores())
     assert len(gradients) > 10
     for size in (1, 3, 4):
-        cached = build_student(make_recipe(kind, {"name": f"cached_{name}", "mini_batch_size": size, **others}), model)
+        cached = Trained(make_recipe(kind, {"name": f"cached_{name}", "mini_batch_size": size, **others}), model)
         found, theirs = gradients_of(cached, without_scores())
         assert found == pytest.approx(loss, abs=1e-5)
         for one, two in zip(gradients, theirs, strict=True):
@@ -208,49 +226,48 @@ def test_a_cached_loss_is_the_plain_one(kind: str, name: str, others: dict[str, 
 
 
 @pytest.mark.parametrize(("kind", "name", "others"), CACHED)
-def test_a_cached_loss_draws_dropout_once(kind: str, name: str, others: dict[str, Any]) -> None:
+def test_a_cached_loss_draws_the_same_dropout_in_both_passes(kind: str, name: str, others: dict[str, Any]) -> None:
     """Its gradient is that of the value it reports: a small step down the gradient lowers that value by as much as it promises."""
     model = make_model(kind)
     model.encoder.embeddings.dropout.p = 0.3
-    student = build_student(make_recipe(kind, {"name": f"cached_{name}", "mini_batch_size": 3, **others}), model)
-    student.library.train()
+    trained = Trained(make_recipe(kind, {"name": f"cached_{name}", "mini_batch_size": 3, **others}), model)
+    trained.module.train()
     torch.manual_seed(1)
-    loss, gradients = gradients_of(student, without_scores())
+    loss, gradients = gradients_of(trained, without_scores())
     step = 1e-4 / max(gradient.abs().max().item() for gradient in gradients)
     with torch.no_grad():
-        for weight, gradient in zip(student.library.parameters(), gradients, strict=True):
+        for weight, gradient in zip(trained.module.parameters(), gradients, strict=True):
             weight.sub_(gradient, alpha=step)
     torch.manual_seed(1)
     promised = step * sum(gradient.square().sum().item() for gradient in gradients)
     assert promised > 1e-5
-    assert loss - loss_of(student, without_scores()).item() == pytest.approx(promised, rel=0.1)
+    assert loss - loss_of(trained, without_scores()).item() == pytest.approx(promised, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_a_step_of_the_library_is_a_step_of_the_model(kind: str) -> None:
+def test_an_optimizer_step_changes_the_model_that_is_searched_with(kind: str) -> None:
     model = make_model(kind)
-    student = build_student(make_recipe(kind, {"name": "mnrl" if kind == "dense" else "contrastive"}), model)
-    assert student.model is model
+    trained = Trained(make_recipe(kind, {"name": "mnrl" if kind == "dense" else "contrastive"}), model)
     texts = [row["query"] for row in ROWS]
     before = [np.array(vector) for vector in model.encode_queries(texts)]
-    optimizer = torch.optim.SGD(student.library.parameters(), lr=0.1)
-    student.library.train()
-    first = loss_of(student, without_scores())
+    optimizer = torch.optim.SGD(trained.module.parameters(), lr=0.1)
+    trained.module.train()
+    first = loss_of(trained, without_scores())
     first.backward()
     optimizer.step()
-    student.library.eval()
-    assert loss_of(student, without_scores()) < first
+    trained.module.eval()
+    assert loss_of(trained, without_scores()) < first
     assert max(np.abs(old - new).max() for old, new in zip(before, model.encode_queries(texts), strict=True)) > 1e-3
 
 
-def test_the_teachers_scores_are_scaled_where_the_recipe_says_so() -> None:
+def test_teacher_scores_are_scaled_if_the_recipe_says_so() -> None:
     model = make_model("colbert")
     scaled = [
         {**row, "scores": [(score - min(row["scores"])) / (max(row["scores"]) - min(row["scores"])) for score in row["scores"]]}
         for row in ROWS
     ]
-    asked = build_student(make_recipe("colbert", {"name": "distillation", "teacher_scores": "minmax"}), model)
-    plain = build_student(make_recipe("colbert", {"name": "distillation"}), model)
+    asked = Trained(make_recipe("colbert", {"name": "distillation", "teacher_scores": "minmax"}), model)
+    plain = Trained(make_recipe("colbert", {"name": "distillation"}), model)
     torch.testing.assert_close(loss_of(asked, ROWS), loss_of(plain, scaled))
     assert loss_of(plain, ROWS).item() != pytest.approx(loss_of(asked, ROWS).item(), abs=1e-2)
 
@@ -258,32 +275,36 @@ def test_the_teachers_scores_are_scaled_where_the_recipe_says_so() -> None:
 def test_matryoshka_widths_must_fit() -> None:
     recipe = make_recipe("dense", {"name": "mnrl", "matryoshka_dims": [12, 4]})
     with pytest.raises(InputError, match=r"loss\.matryoshka_dims: the first must be 16, the width of the model's vectors, got 12"):
-        build_student(recipe, make_model("dense"))
+        RetrievalLoss(recipe, make_model("dense"))
     recipe = make_recipe("dense", {"name": "mnrl", "matryoshka_dims": [16, 4]})
-    with pytest.raises(InputError, match=r"loss\.matryoshka_dims: needs model\.normalize: true"):
-        build_student(recipe, make_model("dense", normalize=False, similarity="dot"))
+    with pytest.raises(InputError, match=r"loss\.matryoshka_dims: requires model\.normalize: true"):
+        RetrievalLoss(recipe, make_model("dense", normalize=False, similarity="dot"))
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_gradient_checkpointing_is_the_encoders(asked: bool) -> None:
+def test_gradient_checkpointing_is_set_on_the_encoder(asked: bool) -> None:
     model = make_model("dense")
-    build_student(make_recipe("dense", {"name": "mnrl"}, {"gradient_checkpointing": asked}), model)
+    RetrievalLoss(make_recipe("dense", {"name": "mnrl"}, {"gradient_checkpointing": asked}), model)
     assert model.encoder.gradient_checkpointing is asked
 
 
-def test_documents_are_filled_up_where_processes_exchange_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_padded_to_their_limit_if_processes_exchange_them() -> None:
     model = make_model("colbert")
     recipe = make_recipe("colbert", {"name": "contrastive", "gather_across_devices": True})
-    assert build_student(recipe, model).collator(without_scores())["document_1_input_ids"].shape[1] < 24
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert build_student(recipe, model).collator(without_scores())["document_1_input_ids"].shape[1] == 24
+    batch = Collator(model)(without_scores())
+    widths = []
+    for processes in (1, 2):
+        _, *documents = RetrievalLoss(recipe, model, processes=processes).model.columns(batch["texts"], batch["columns"], one_pass=False)
+        widths.append({column["input_ids"].shape[1] for column in documents})
+    assert max(widths[0]) < 24
+    assert widths[1] == {24}
 
 
 GATHERED = [("dense", "mnrl"), ("dense", "cached_mnrl"), ("colbert", "contrastive"), ("colbert", "cached_contrastive")]
 
 
-def gathered(kind: str, name: str) -> Student:
-    return build_student(make_recipe(kind, read_by(name, mini_batch_size=3, gather_across_devices=True)), make_model(kind))
+def gathered(kind: str, name: str, *, processes: int = 1) -> Trained:
+    return Trained(make_recipe(kind, read_by(name, mini_batch_size=3, gather_across_devices=True)), make_model(kind), processes)
 
 
 def one_of_two(out: Path) -> None:
@@ -293,7 +314,7 @@ def one_of_two(out: Path) -> None:
     dist.init_process_group("gloo")
     means = {}
     for kind, name in GATHERED:
-        value, gradients = gradients_of(gathered(kind, name), without_scores(ROWS[2 * dist.get_rank() :][:2]))
+        value, gradients = gradients_of(gathered(kind, name, processes=2), without_scores(ROWS[2 * dist.get_rank() :][:2]))
         for place, tensor in enumerate([torch.tensor([value]), *gradients]):
             dist.all_reduce(tensor)
             means[f"{name} {place}"] = tensor / 2
@@ -302,7 +323,7 @@ def one_of_two(out: Path) -> None:
     dist.destroy_process_group()
 
 
-def test_gathered_documents_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
+def test_two_processes_with_gathered_documents_equal_one_process(tmp_path: Path) -> None:
     """Two processes with half the rows each have the loss and the gradients of one with all of them: right labels, right scale."""
     call = "import importlib.util as u, pathlib, sys; s = u.spec_from_file_location('them', sys.argv[1]); m = u.module_from_spec(s); "
     call += "sys.modules['them'] = m; s.loader.exec_module(m); m.one_of_two(pathlib.Path(sys.argv[2]))"

@@ -1,7 +1,7 @@
-"""The model that a recipe starts from: a bi-encoder or a ColBERT, with random weights or those of a checkpoint.
+"""The model that a run starts from: a bi-encoder or a ColBERT, with random weights or those of a checkpoint.
 
-A checkpoint may be anything Quiver opens: a bare encoder, a bi-encoder, a ColBERT. What the recipe has a setting for is
-replaced; the rest stays as it was: lower case, whether prompts are pooled, the Dense modules.
+A checkpoint may be anything that Quiver opens: a bare encoder, a bi-encoder, a ColBERT. The settings of the recipe replace those of the
+checkpoint; the others are kept (lower case, whether prompts are pooled, Dense modules).
 
 This module imports nothing of the extra ``train``.
 
@@ -28,38 +28,38 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.export.sentence_transformers import read_tokenizer
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, ModelParts, default_device, load_parts
-from quiver.retrieval.training.sections import ArchitectureSection, ColBERTSection, ModelSection, Recipe
+from quiver.retrieval.training.recipe import ArchitectureSection, ColBERTSection, ModelSection, Recipe
 
 logger = logging.getLogger(__name__)
 
 EXTRA = ("sentence_transformers", "transformers", "datasets", "pylate")
-"""Modules that training imports and the core does not have."""
+"""Modules of the extra ``train`` that training imports."""
 
 SKIPLISTS = {"punctuation": tuple(string.punctuation), "none": ()}
-"""``model.colbert.skiplist`` -> the tokens whose document vectors are dropped."""
+"""Value of ``model.colbert.skiplist`` -> tokens whose document vectors are dropped."""
 
 
 def require_extra() -> None:
-    """Say before anything is read or written that training is not installed.
+    """Check that the extra ``train`` is installed.
 
     Raises:
-        InputError: A module of the extra ``train`` cannot be found.
+        InputError: A module of the extra is missing.
     """
     if missing := [name for name in EXTRA if importlib.util.find_spec(name) is None]:
         raise InputError(f"training needs {missing[0]}: pip install 'quiver-retrieval[train]'")
 
 
 def build_model(recipe: Recipe, texts: Iterable[str]) -> BiEncoder | ColBERT:
-    """The model a recipe starts from, on the device that `quiver.retrieval.models.loading.default_device` names.
+    """Make the model that a run starts from, on the device of `quiver.retrieval.models.loading.default_device`.
 
     Equal recipes and texts give equal weights.
 
     Args:
-        recipe: Its ``kind``, ``model`` and ``training.seed``.
-        texts: What a new vocabulary is learnt from, if the recipe asks for one; read once, and else not at all.
+        recipe: Recipe with ``kind``, ``model`` and ``training.seed``.
+        texts: Texts to train a new vocabulary on; read once if the recipe asks for one, otherwise not read.
 
     Raises:
-        InputError: The checkpoint it starts from cannot be used, or a setting does not fit it.
+        InputError: The starting checkpoint cannot be used, or a setting does not fit it.
     """
     section, seed = recipe.model, recipe.training.seed
     prefixes = _prefixes(section.colbert)
@@ -74,10 +74,10 @@ def build_model(recipe: Recipe, texts: Iterable[str]) -> BiEncoder | ColBERT:
 
 
 def _dense_settings(start: ModelFolder, section: ModelSection) -> ModelFolder:
-    if section.pooling is None or section.normalize is None:  # the rules ask for them; this guards recipes made in code
-        raise InputError("model.pooling and model.normalize are needed where kind is dense")
+    if section.pooling is None or section.normalize is None:  # for recipes made in code, which the rules of recipe files do not check
+        raise InputError("model.pooling and model.normalize are required for kind: dense")
     if start.kind == "colbert":
-        logger.info("%s is a ColBERT: its encoder is taken, its projection is left out", section.init)
+        logger.info("%s is a ColBERT model: its encoder is used without its projection", section.init)
         start = replace(start, kind="dense", projections=(), colbert=ColBERTSettings())
     return replace(
         start,
@@ -92,17 +92,17 @@ def _dense_settings(start: ModelFolder, section: ModelSection) -> ModelFolder:
 
 def _colbert_settings(parts: ModelParts, section: ModelSection, *, seed: int) -> ModelFolder:
     asked, start = section.colbert, parts.settings
-    if asked is None:  # as above
-        raise InputError("model.colbert is needed where kind is colbert")
+    if asked is None:  # for recipes made in code
+        raise InputError("model.colbert is required for kind: colbert")
     if start.kind == "colbert" and start.projections:
         projections = start.projections
         if (width := projections[-1].linear.out_features) != asked.dim:
-            raise InputError(f"model.colbert.dim: must be {width}, the width of the projection that {section.init} has, got {asked.dim}")
+            raise InputError(f"model.colbert.dim: must be {width}, the width of the projection of {section.init}, got {asked.dim}")
         if asked.projection == "orthogonal":
-            raise InputError(f"model.colbert.projection: {section.init} has a projection already; orthogonal is how a new one starts")
+            raise InputError(f"model.colbert.projection: orthogonal initializes a new projection, but {section.init} has one; use random")
     else:
         if start.projections:
-            logger.info("%s is a bi-encoder: its Dense modules are left out, a new projection takes their place", section.init)
+            logger.info("%s is a bi-encoder: its Dense modules are replaced by a new projection", section.init)
         projections = (_new_projection(parts.encoder.config.hidden_size, asked, seed=seed),)
     return ModelFolder(
         kind="colbert",
@@ -116,7 +116,7 @@ def _colbert_settings(parts: ModelParts, section: ModelSection, *, seed: int) ->
             query_length=asked.query_length,
             document_length=asked.document_length,
             query_expansion=asked.query_expansion,
-            # Without expansion there is nothing to attend to; PyLate stores it so.
+            # Without expansion there are no such tokens; PyLate stores false then.
             attend_to_expansion=asked.attend_to_expansion and asked.query_expansion,
             skiplist=SKIPLISTS[asked.skiplist],
         ),
@@ -124,7 +124,7 @@ def _colbert_settings(parts: ModelParts, section: ModelSection, *, seed: int) ->
 
 
 def _new_projection(width: int, asked: ColBERTSection, *, seed: int) -> Projection:
-    """Drawn as `nn.Linear` draws its weights, which is what PyLate starts from, or orthogonal; torch's own generator is left as it was."""
+    """A new projection, drawn like `nn.Linear` as in PyLate, or orthogonal. torch's generator is not advanced."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         projection = Projection(width, asked.dim)
@@ -135,36 +135,36 @@ def _new_projection(width: int, asked: ColBERTSection, *, seed: int) -> Projecti
 
 
 def _prefixes(section: ColBERTSection | None) -> list[str]:
-    """The tokens that a vocabulary must have: query prefix and document prefix, where there are any."""
+    """Prefixes that the vocabulary must contain; empty ones are left out."""
     found = [] if section is None else [section.query_prefix, section.document_prefix]
     return list(dict.fromkeys(prefix for prefix in found if prefix))
 
 
 def _add_tokens(parts: ModelParts, tokens: list[str], *, seed: int) -> None:
-    """Give the vocabulary tokens that it lacks, with vectors drawn from the normal distribution of those it has, entry by entry.
+    """Add missing tokens, with embeddings drawn entry by entry from a normal distribution with mean and deviation of the known ones.
 
-    transformers draws them too, around the same mean but all but on it, so that they do not disturb the softmax over an output
-    vocabulary (nlp.stanford.edu/~johnhew/vocab-expansion.html). There is none here, and where LoRA leaves the embedding as it
-    is, [Q] and [D] would be the same vector for ever.
+    transformers draws new embeddings close to the mean, to keep the softmax over an output vocabulary unchanged
+    (nlp.stanford.edu/~johnhew/vocab-expansion.html). A retriever has no such softmax, and with LoRA, which does not train the embedding,
+    [Q] and [D] would stay all but equal.
     """
     tokenizer, encoder = parts.tokenizer, parts.encoder
     known = len(tokenizer)
     new = [tokenizer.add_token(token) for token in tokens if tokenizer.token_id(token) is None]
     resize_vocabulary(encoder, len(tokenizer))
-    with torch.no_grad():  # also where the embedding was padded, and has untrained rows for them
+    with torch.no_grad():  # also if the embedding was padded and has untrained rows for them
         table = encoder.embeddings.tokens.weight
-        # On the CPU: equal seeds give equal values whatever the device.
+        # Drawn on the CPU, so that equal seeds give equal values on every device.
         drawn = torch.randn(len(new), table.shape[1], generator=torch.Generator().manual_seed(seed)).to(table)
         spread, mean = torch.std_mean(table[:known], dim=0, correction=0)
         table[new] = mean + spread * drawn
 
 
 def resize_vocabulary(encoder: Encoder, rows: int) -> None:
-    """Lengthen an encoder's token embedding by the mean of its rows, in place; one that is long enough already is left alone.
+    """Extend the token embedding of an encoder in place; new rows are the mean of the others. It is never shortened.
 
     Args:
-        encoder: Its configuration changes with it.
-        rows: Token ids there are to be, V.
+        encoder: Encoder; its configuration is changed too.
+        rows: Size V of the vocabulary.
     """
     old: Tensor = encoder.embeddings.tokens.weight
     if rows <= len(old):
@@ -178,8 +178,8 @@ def resize_vocabulary(encoder: Encoder, rows: int) -> None:
 
 def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[str], *, seed: int) -> ModelParts:
     shape = section.architecture
-    if shape is None or section.tokenizer is None:  # as above
-        raise InputError("model.architecture and model.tokenizer are needed where model.init is random")
+    if shape is None or section.tokenizer is None:  # for recipes made in code
+        raise InputError("model.architecture and model.tokenizer are required for model.init: random")
     tokenizer = _random_vocabulary(section, shape, prefixes, texts)
     config = EncoderConfig.modernbert(
         vocab_size=max(shape.vocab_size, len(tokenizer)),
@@ -195,12 +195,12 @@ def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[st
         cls_token_id=tokenizer.special_id("cls"),
         sep_token_id=tokenizer.special_id("sep"),
     )
-    encoder = init_weights(Encoder(config), seed=seed).eval()  # before it moves: equal seeds give equal weights on every device
+    encoder = init_weights(Encoder(config), seed=seed).eval()  # on the CPU, so that equal seeds give equal weights on every device
     return ModelParts(ModelFolder(kind="dense", encoder_folder=Path()), encoder.to(default_device()), tokenizer)
 
 
 def _random_vocabulary(section: ModelSection, shape: ArchitectureSection, prefixes: list[str], texts: Iterable[str]) -> Tokenizer:
-    """A vocabulary of ``vocab_size`` ids with the prefixes among them, or the one that the recipe names, prefixes added."""
+    """A new vocabulary of ``vocab_size`` ids with the prefixes, or the named one with the prefixes added."""
     if section.tokenizer == "train":
         size = shape.vocab_size - len(prefixes)
         tokenizer = Tokenizer.train(texts, vocab_size=size, max_length=shape.max_positions, split=section.vocabulary)
@@ -208,7 +208,7 @@ def _random_vocabulary(section: ModelSection, shape: ArchitectureSection, prefix
         tokenizer = read_tokenizer(local_folder(str(section.tokenizer)))
         if len(tokenizer) > shape.vocab_size:
             raise InputError(
-                f"model.architecture.vocab_size: must be >= {len(tokenizer)}, the ids of {section.tokenizer}, got {shape.vocab_size}"
+                f"model.architecture.vocab_size: must be >= {len(tokenizer)}, the size of {section.tokenizer}, got {shape.vocab_size}"
             )
     for prefix in prefixes:
         tokenizer.add_token(prefix)

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from quiver.encoder import InputError
-from quiver.retrieval.training.loop.optimization import (
-    FALLS,
+from quiver.retrieval.training.recipe import Recipe, TrainingSection
+from quiver.retrieval.training.state import (
+    DECAYS,
     has_two_weights,
     learning_rate_share,
     make_optimizer,
@@ -21,7 +22,6 @@ from quiver.retrieval.training.loop.optimization import (
     warmup_steps,
     weights_for_use,
 )
-from quiver.retrieval.training.sections import Recipe, TrainingSection
 
 MakeRecipe = Callable[..., Recipe]
 Make = Callable[..., TrainingSection]
@@ -45,7 +45,7 @@ def make(section: TrainingSection, module: nn.Module, steps: int = 10) -> tuple[
     return make_optimizer(section, module.named_parameters(), steps)
 
 
-def test_matrices_decay_and_nothing_else(training: Make) -> None:
+def test_only_matrices_decay(training: Make) -> None:
     module = model()
     section = training("training.weight_decay=0.5", "training.learning_rate=0.1", "training.warmup_ratio=0")
     optimizer, _ = make(section, module)
@@ -62,7 +62,7 @@ def test_matrices_decay_and_nothing_else(training: Make) -> None:
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 5
 
 
-def test_weights_of_one_kind_make_one_group(training: Make) -> None:
+def test_weights_of_one_kind_form_one_group(training: Make) -> None:
     optimizer, _ = make_optimizer(training(), nn.Linear(2, 2, bias=False).named_parameters(), 10)
     assert len(optimizer.param_groups) == 1
 
@@ -83,10 +83,10 @@ def test_the_warm_up_is_rounded_up(training: Make, ratio: float, steps: int, war
     assert warmup_steps(training(f"training.warmup_ratio={ratio}"), steps) == warmup
 
 
-def test_the_course_of_the_learning_rate_by_hand(training: Make) -> None:
+def test_learning_rates_of_each_scheduler_by_hand(training: Make) -> None:
     shares = {
         name: [learning_rate_share(training(f"training.scheduler={name}", "training.warmup_ratio=0.2"), update, 10) for update in range(10)]
-        for name in FALLS
+        for name in DECAYS
     }
     rising, falling = [0.0, 0.5], [place / 8 for place in range(8)]
     assert shares["constant"] == rising + [1.0] * 8
@@ -96,7 +96,7 @@ def test_the_course_of_the_learning_rate_by_hand(training: Make) -> None:
     assert learning_rate_share(training("training.warmup_ratio=0"), 0, 1) == 1.0
 
 
-def test_each_update_is_done_with_its_share_of_the_peak(training: Make) -> None:
+def test_each_step_uses_its_share_of_the_peak_learning_rate(training: Make) -> None:
     section = training("training.learning_rate=0.25", "training.warmup_ratio=0.3")
     module = nn.Linear(2, 2)
     optimizer, schedule = make_optimizer(section, module.named_parameters(), 10)
@@ -134,7 +134,7 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(first.equal(second) for first, second in zip(one, other, strict=True))
 
 
-def test_the_schedule_free_form_says_the_learning_rate_it_uses(training: Make) -> None:
+def test_schedule_free_adamw_reports_the_learning_rate_that_it_uses(training: Make) -> None:
     pytest.importorskip("schedulefree")
     section, module = training(*FREE, "training.learning_rate=0.25", "training.warmup_ratio=0.3"), model()
     optimizer, schedule = make(section, module)
@@ -148,7 +148,7 @@ def test_the_schedule_free_form_says_the_learning_rate_it_uses(training: Make) -
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.0]
 
 
-def test_the_schedule_free_form_has_two_weights(training: Make) -> None:
+def test_schedule_free_adamw_has_two_sets_of_weights(training: Make) -> None:
     pytest.importorskip("schedulefree")
     module, other = model(), model()
     (optimizer, _), (untouched, _) = make(training(*FREE), module), make(training(*FREE), other)
@@ -181,7 +181,7 @@ def test_the_schedule_free_form_has_two_weights(training: Make) -> None:
         assert equal(state(module), state(other))
 
 
-def test_adamw_has_one(training: Make) -> None:
+def test_adamw_has_one_set_of_weights(training: Make) -> None:
     module = model()
     optimizer, _ = make(training(), module)
     assert not has_two_weights(optimizer)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from quiver.retrieval.training.loop.optimization import Schedule
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import Recipe
+from quiver.retrieval.training.state import Schedule
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -27,18 +27,20 @@ MakeRecipe = Callable[..., Recipe]
         (("training.max_steps=3", "training.accumulation=2", "training.epochs=4"), 8, 3),
     ],
 )
-def test_updates_of_a_run(make_recipe: MakeRecipe, overrides: tuple[str, ...], batches: int, steps: int) -> None:
+def test_steps_of_a_run_follow_from_rows_and_settings(
+    make_recipe: MakeRecipe, overrides: tuple[str, ...], batches: int, steps: int
+) -> None:
     schedule = Schedule.of(make_recipe("dense", *overrides), batches)
     assert schedule.steps == steps
     assert schedule.batches_per_epoch == batches
 
 
-def test_passes_that_are_done() -> None:
+def test_passes_over_the_rows_are_fractional() -> None:
     schedule = Schedule(steps=10, batches_per_epoch=16, accumulation=3)
     assert [schedule.epochs(*done) for done in ((0, 0), (0, 6), (1, 0), (2, 4))] == [0.0, 0.375, 1.0, 2.25]
 
 
-def test_what_is_due_when() -> None:
+def test_periodic_actions_are_due_at_their_steps() -> None:
     schedule = Schedule(steps=7, batches_per_epoch=4, accumulation=1)
     assert [step for step in range(1, 8) if schedule.due(3, step, ends=[2])] == [3, 6, 7]
     assert [step for step in range(1, 8) if schedule.due(100, step, ends=[2])] == [7]

@@ -19,9 +19,9 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.training.loop.state import average_models, write_average
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import Recipe
+from quiver.retrieval.training.state import average_models, write_average
 
 MakeRecipe = Callable[..., Recipe]
 Write = Callable[..., Path]
@@ -76,7 +76,7 @@ def test_every_weight_is_the_mean(write: Write, tmp_path: Path, count: int) -> N
         assert card.fingerprint not in {load_model(folder).card.fingerprint for folder in folders}
 
 
-def test_a_colbert_and_its_projection(write: Write, tmp_path: Path) -> None:
+def test_the_projection_of_a_colbert_is_averaged(write: Write, tmp_path: Path) -> None:
     folders = [write(seed, "colbert") for seed in range(3)]
     write_average(folders, tmp_path / "mean")
     assert isinstance(load_model(tmp_path / "mean"), ColBERT)
@@ -85,7 +85,7 @@ def test_a_colbert_and_its_projection(write: Write, tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_file(tmp_path / "mean" / projection)[name], expected)
 
 
-def test_a_model_that_stands_twice_counts_twice(write: Write, tmp_path: Path) -> None:
+def test_a_model_given_twice_counts_twice(write: Write, tmp_path: Path) -> None:
     one, other = write(1), write(2)
     write_average([one, other, one], tmp_path / "mean")
     expected = mean_of([one, one, other], "model.safetensors")
@@ -120,7 +120,7 @@ def dense_module(activation: str) -> Callable[[Any], Any]:
     return change
 
 
-def test_models_that_differ_are_named_with_what_they_differ_in(write: Write, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_different_models_are_refused_with_their_difference(write: Write, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     one = write(1)
     random = ("model.tokenizer=" + str(one), "model.init=random", "model.architecture.family=modernbert")
     shape = {
@@ -159,14 +159,14 @@ def test_models_that_differ_are_named_with_what_they_differ_in(write: Write, mak
     assert contents(one) == before
 
 
-def test_one_model_is_its_own_mean(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_average_of_one_model_is_that_model(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is summed, and nothing rounded: there is no second copy of its weights."""
     one = write(1)
     monkeypatch.setattr(torch.Tensor, "double", None)
     assert average_models([one]).card.fingerprint == load_model(one).card.fingerprint
 
 
-def test_what_is_no_model(write: Write, tmp_path: Path) -> None:
+def test_sources_that_are_not_models_are_refused(write: Write, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="empty: not a model"):
         write_average([write(1), tmp_path / "empty"], tmp_path / "mean")
@@ -175,7 +175,7 @@ def test_what_is_no_model(write: Write, tmp_path: Path) -> None:
     assert not (tmp_path / "mean").exists()
 
 
-def test_where_it_may_be_written(write: Write, tmp_path: Path) -> None:
+def test_the_output_folder_is_checked(write: Write, tmp_path: Path) -> None:
     one, other = write(1), write(2)
     before = contents(one)
     for out in (one, tmp_path):
@@ -207,7 +207,7 @@ def test_where_it_may_be_written(write: Write, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_a_folder_that_cannot_be_replaced_is_as_it_was(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_folder_unchanged(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, third = write(1), write(2), write(3)
     before, rename = contents(third), Path.rename
 
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_replaced_is_as_it_was(write: Write, tmp_path: P
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_the_command(quiver: Callable[..., Any], write: Write, tmp_path: Path) -> None:
+def test_the_command_averages_checkpoints(quiver: Callable[..., Any], write: Write, tmp_path: Path) -> None:
     one, other, out = write(1), write(2), tmp_path / "mean"
     done = quiver("average-checkpoints", one, other, "--out", out)
     assert (done.code, done.err) == (0, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from quiver.encoder import InputError
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.dataloader import BatchOrder
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.dataloader import BatchOrder
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -68,7 +68,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(one[name].nan_to_num(7.0), other[name].nan_to_num(7.0)) for name in one)
 
 
-def test_one_text_of_an_update_stops_the_run_before_it(
+def test_a_non_finite_loss_of_one_text_stops_the_run_before_the_step(
     train: Callable[..., Any], make_recipe: MakeRecipe, odd_rows: Path, tmp_path: Path
 ) -> None:
     """Of the sixteen batches of the update the one with the text is kept, and every weight is as it was."""
@@ -87,12 +87,13 @@ def test_one_text_of_an_update_stops_the_run_before_it(
         rows[number] for number in expected
     ]
     assert {example["epoch"] for example in batch["rows"]} == {0}
-    assert {"0.query_input_ids", "0.document_1_input_ids", "0.document_3_attention_mask"} <= set(tensors)
-    assert [place for place, ids in enumerate(tensors["0.document_1_input_ids"]) if token in ids] == [expected.index(row)]
+    ids, bounds = tensors["0.ids"], tensors["0.cu_seqlens"].tolist()
+    assert len(bounds) == 1 + 4 * 4  # four rows of a query and three documents
+    assert [place for place, (start, end) in enumerate(pairwise(bounds)) if token in ids[start:end]] == [4 + expected.index(row)]
     assert not list((tmp_path / "out" / "checkpoints").glob("*"))
 
 
-def test_it_is_the_update_that_comes_to_the_text(
+def test_the_run_stops_at_the_step_with_the_text(
     train: Callable[..., Any], make_recipe: MakeRecipe, odd_rows: Path, tmp_path: Path
 ) -> None:
     """What was done before it stays, with its checkpoint and its lines."""
@@ -108,7 +109,9 @@ def test_it_is_the_update_that_comes_to_the_text(
     assert len((tmp_path / "out" / "log.jsonl").read_text().splitlines()) == step - 1
 
 
-def test_a_gradient_alone(train: Callable[..., Any], make_recipe: MakeRecipe, rows_file: Path, tmp_path: Path) -> None:
+def test_a_non_finite_gradient_with_a_finite_loss_stops_the_run(
+    train: Callable[..., Any], make_recipe: MakeRecipe, rows_file: Path, tmp_path: Path
+) -> None:
     recipe = make_recipe("dense", "training.accumulation=2")
     rows, model = prepare_rows(recipe.data, tmp_path / "work", seed=1), build_model(recipe, [])
     weight = model.encoder.embeddings.tokens.weight
@@ -123,10 +126,10 @@ def test_a_gradient_alone(train: Callable[..., Any], make_recipe: MakeRecipe, ro
     assert described["grad_norm"] in ("inf", "nan")
 
 
-def test_losses_that_cancel_out_to_no_number(
+def test_infinite_losses_that_cancel_out_stop_the_run(
     train: Callable[..., Any], make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quiver.retrieval.training.loop.task import RetrievalTask
+    from quiver.retrieval.training.run import RetrievalTask
 
     real, signs = RetrievalTask.loss, iter([math.inf, -math.inf])
     monkeypatch.setattr(RetrievalTask, "loss", lambda *arguments: real(*arguments) * next(signs))

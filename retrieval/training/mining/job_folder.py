@@ -14,14 +14,18 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, write_json
+from quiver.retrieval.utils import installed_version
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +37,14 @@ _SCHEMA = "quiver-work/1"
 
 
 class JobFolder:
-    """An unfinished job in an output folder, see `open_work`."""
+    """An unfinished job in an output folder, see `open_job`."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, record: str, schema: str) -> None:
         self.out = out
         self._work = out / WORK
+        self._record = record
+        self._schema = schema
+        self._started = time.perf_counter()
 
     def agree(self, **settings: object) -> None:
         """Record settings of the job, or compare them with the recorded ones.
@@ -92,17 +99,35 @@ class JobFolder:
         """Return the result of a part."""
         return self._path(part).read_bytes()[32:]
 
-    def finish(self, record: str, content: Mapping[str, object]) -> None:
-        """Write the record and delete the work folder."""
-        write_json(self.out / record, content)
+    def finish(self, content: Mapping[str, Any], *, command: str | None, packages: Sequence[str]) -> dict[str, Any]:
+        """Write the record and delete the work folder.
+
+        Args:
+            content: Settings and results of the job.
+            command: Command line to record.
+            packages: Distributions whose versions are recorded.
+
+        Returns:
+            The content of the record.
+        """
+        record = {
+            "schema": self._schema,
+            "command": command,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "versions": {name: installed_version(name) for name in packages},
+            **content,
+            "seconds": round(time.perf_counter() - self._started, 1),
+        }
+        write_json(self.out / self._record, record)
         shutil.rmtree(self._work)
+        return record
 
     def _path(self, part: int) -> Path:
         return self._work / f"{part:06d}.part"
 
 
 @contextmanager
-def open_work(out: Path, record: str, schema: str, *, settings: Mapping[str, object], overwrite: bool) -> Iterator[JobFolder]:
+def open_job(out: Path, record: str, schema: str, *, settings: Mapping[str, object], overwrite: bool) -> Iterator[JobFolder]:
     """Start a job in a folder, or resume the unfinished one there.
 
     Args:
@@ -131,7 +156,7 @@ def open_work(out: Path, record: str, schema: str, *, settings: Mapping[str, obj
     try:
         if overwrite:
             _empty(work)
-        folder = JobFolder(out)
+        folder = JobFolder(out, record, schema)
         folder.agree(record=record, **settings)
         yield folder
     finally:

@@ -8,7 +8,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,8 @@ from quiver.encoder import InputError
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.trainer import TrainingBatch
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop import dataloader as module
-from quiver.retrieval.training.loop.dataloader import Batch, BatchOrder, DataLoader, read_columns, read_rows
-from quiver.retrieval.training.sections import DataSection
-
-pytest.importorskip("pylate.models")
-
-from quiver.retrieval.training.student.collator import TextCounts
+from quiver.retrieval.training.dataloader import Batch, BatchOrder, Collator, DataLoader, KeyedRow, TextCounts, without_shared_texts
+from quiver.retrieval.training.recipe import DataSection
 
 SHARED = [
     {
@@ -68,7 +64,7 @@ def texts(row: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("no_duplicates", [False, True])
-def test_every_row_comes_once_an_epoch_in_another_order(make_rows: MakeRows, no_duplicates: bool) -> None:
+def test_every_epoch_has_every_row_once_in_another_order(make_rows: MakeRows, no_duplicates: bool) -> None:
     rows = make_rows([{"query": f"query {place}", "positive": f"answer {place}"} for place in range(66)])
     order = BatchOrder(rows, size=4, seed=3, no_duplicates=no_duplicates)
     assert order.per_epoch == 16
@@ -84,7 +80,7 @@ def test_every_row_comes_once_an_epoch_in_another_order(make_rows: MakeRows, no_
     assert first(BatchOrder(rows, size=4, seed=9, no_duplicates=no_duplicates), 48) != found
 
 
-def test_no_text_comes_twice_in_a_batch(make_rows: MakeRows) -> None:
+def test_no_text_occurs_twice_in_a_batch(make_rows: MakeRows) -> None:
     rows = make_rows(SHARED)
     assert all(len(texts(row)) == 3 for row in SHARED)
     assert any(
@@ -100,7 +96,7 @@ def test_no_text_comes_twice_in_a_batch(make_rows: MakeRows) -> None:
     assert all(set(counts.values()) == {1} for counts in seen.values())
 
 
-def test_a_row_that_repeats_a_text_comes_first_in_the_next_batch(make_rows: MakeRows) -> None:
+def test_a_deferred_row_comes_first_in_the_next_batch(make_rows: MakeRows) -> None:
     rows = make_rows([{"query": query, "positive": f"answer {place}"} for place, query in enumerate("aabcbdef")])
     put_off = 0
     for seed in range(12):
@@ -125,20 +121,20 @@ def test_texts_are_compared_whatever_their_column(make_rows: MakeRows) -> None:
         assert 2 in batch.rows
 
 
-def test_equal_scores_are_no_repeated_text(make_rows: MakeRows) -> None:
+def test_equal_scores_do_not_count_as_repeated_texts(make_rows: MakeRows) -> None:
     rows = make_rows([{"query": f"q{place}", "positive": f"p{place}", "scores": [1.0]} for place in range(4)], score_fields=("scores",))
     assert rows.scored
     assert len(first(BatchOrder(rows, size=4, seed=1, no_duplicates=True), 1)[0].rows) == 4
 
 
 @pytest.mark.parametrize("no_duplicates", [False, True])
-def test_it_goes_on_from_any_batch(drawn: TrainingRows, no_duplicates: bool) -> None:
+def test_the_order_continues_from_any_batch(drawn: TrainingRows, no_duplicates: bool) -> None:
     """Rows, epochs, and with them the negatives: from batch 5 on as if the first five had been."""
 
     def walk(count: int, *start: int) -> list[tuple[Batch, list[dict[str, Any]]]]:
         order = BatchOrder(drawn, size=4, seed=3, no_duplicates=no_duplicates)
         drawn.set_epoch(77)  # whatever it was
-        return [(batch, read_rows(drawn, batch.rows)) for batch in islice(order.batches(*start), count)]
+        return [(batch, [drawn[row] for row in batch.rows]) for batch in islice(order.batches(*start), count)]
 
     whole = walk(42)
     assert {batch.epoch for batch, _ in whole} >= {0, 1, 2}
@@ -146,11 +142,11 @@ def test_it_goes_on_from_any_batch(drawn: TrainingRows, no_duplicates: bool) -> 
     assert any(by_row[0, number] != row for (epoch, number), row in by_row.items() if epoch == 1 and (0, number) in by_row)
     assert walk(3, 0, 0) == whole[:3]
     for place, (batch, _) in enumerate(whole[:39], start=1):
-        assert walk(3, *batch.then) == whole[place : place + 3]
+        assert walk(3, *batch.next_position) == whole[place : place + 3]
     assert walk(42) == whole
 
 
-def test_an_epoch_that_is_over_is_not_read_again(make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_epoch_is_not_read_again(make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind an epoch whose rows repeat texts and fill fewer batches than they would: nothing of it is read, nor of those before it."""
     rows = make_rows(SHARED)
     order = BatchOrder(rows, size=8, seed=1, no_duplicates=True)
@@ -158,7 +154,7 @@ def test_an_epoch_that_is_over_is_not_read_again(make_rows: MakeRows, monkeypatc
     last = next(batch for batch in whole if batch.last and batch.number < order.per_epoch)
     epoch = last.epoch + 1
     assert epoch >= 2
-    assert last.then == (epoch, 0)
+    assert last.next_position == (epoch, 0)
     epochs, columns = Counter[int](), rows.columns
 
     def counted(numbers: Sequence[int]) -> Any:
@@ -167,7 +163,7 @@ def test_an_epoch_that_is_over_is_not_read_again(make_rows: MakeRows, monkeypatc
 
     monkeypatch.setattr(rows, "columns", counted)
     after = whole.index(last) + 1
-    assert list(islice(order.batches(*last.then), 3)) == whole[after : after + 3]
+    assert list(islice(order.batches(*last.next_position), 3)) == whole[after : after + 3]
     assert list(islice(order.batches(epoch, 2), 1)) == [whole[after + 2]]
     assert epochs == {epoch: 100}
 
@@ -187,35 +183,38 @@ def walked_over(keys: list[frozenset[bytes]], size: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("texts_of_each", [1, 2, 4])
-def test_batches_are_those_of_a_walk_over_all_that_is_left(texts_of_each: int) -> None:
+def test_batches_equal_those_of_a_walk_over_all_remaining_rows(texts_of_each: int) -> None:
     draw, put_off = random.Random(5), 0
     for known in (4, 9, 30, 200):  # from a text in every second row to hardly one twice
         keys = [frozenset(b"%d" % int(known * draw.random() ** 2) for _ in range(texts_of_each)) for _ in range(120)]
         for size in (1, 2, 3, 8):
-            rows = (module._Row(number, key) for number, key in enumerate(keys))
-            found = list(module._without_shared_texts(rows, size))
+            rows = (KeyedRow(number, key) for number, key in enumerate(keys))
+            found = list(without_shared_texts(rows, size))
             assert found == walked_over(keys, size)
             put_off += [row for batch in found for row in batch] != list(range(len(found) * size))
     assert put_off >= 6
 
 
-def test_a_text_of_half_the_rows_is_not_looked_at_in_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, real = [0], module._Chosen.take
+class CountedKeys(frozenset[bytes]):
+    """Keys of a row that count how often they are compared."""
 
-    def counted(self: Any, row: Any) -> Any:
-        looks[0] += 1
-        return real(self, row)
+    comparisons = 0
 
-    monkeypatch.setattr(module._Chosen, "take", counted)
-    rows = [module._Row(place, frozenset({b"the" if place % 2 else b"%d" % place, b"answer %d" % place})) for place in range(4000)]
-    found = list(module._without_shared_texts(iter(rows), 8))
+    def __and__(self, other: AbstractSet[object]) -> frozenset[bytes]:
+        CountedKeys.comparisons += 1
+        return super().__and__(other)
+
+
+def test_rows_with_a_common_text_are_not_compared_in_every_batch() -> None:
+    rows = [KeyedRow(place, CountedKeys({b"the" if place % 2 else b"%d" % place, b"answer %d" % place})) for place in range(4000)]
+    found = list(without_shared_texts(iter(rows), 8))
     assert len(found) == 285
-    assert looks[0] < 2 * len(rows)
+    assert len(rows) <= CountedKeys.comparisons < 2 * len(rows)
 
 
 @pytest.mark.parametrize("no_duplicates", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_processes_share_the_batches_of_one(drawn: TrainingRows, size: int, no_duplicates: bool) -> None:
+def test_several_processes_share_the_batches_of_one(drawn: TrainingRows, size: int, no_duplicates: bool) -> None:
     def feed(rank: int, processes: int, start: tuple[int, int] = (0, 0), count: int = 17) -> list[TrainingBatch]:
         order = BatchOrder(drawn, size=8, seed=3, no_duplicates=no_duplicates)
 
@@ -242,14 +241,14 @@ def test_processes_share_the_batches_of_one(drawn: TrainingRows, size: int, no_d
     assert [(batch.examples, batch.next_position) for batch in again] == [(batch.examples, batch.next_position) for batch in alone[9:]]
 
 
-class Collate:
-    """The length of each query; one in eight is cut."""
+class Collate(Collator):
+    """Returns the length of each query; one in eight counts as truncated."""
 
     def __init__(self) -> None:
         self.counts = TextCounts()
         self.calls = 0
 
-    def __call__(self, rows: list[dict[str, Any]], /) -> dict[str, torch.Tensor]:
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         self.calls += 1
         lengths = [len(row["query"]) for row in rows]
         self.counts.texts += len(rows)
@@ -258,7 +257,7 @@ class Collate:
         return {"lengths": torch.tensor(lengths)}
 
 
-def test_a_feed_knows_how_many_are_left(drawn: TrainingRows) -> None:
+def test_a_dataloader_knows_how_many_batches_remain(drawn: TrainingRows) -> None:
     order = BatchOrder(drawn, size=8, seed=3, no_duplicates=False)
     collate = Collate()
     feed = DataLoader(order, drawn, collate, Processes(), start=(0, 5), count=3)
@@ -271,7 +270,7 @@ def test_the_next_batch_is_made_while_one_is_trained_on(drawn: TrainingRows) -> 
     made = [threading.Event() for _ in range(4)]
 
     class Failing(Collate):
-        def __call__(self, rows: list[dict[str, Any]], /) -> dict[str, torch.Tensor]:
+        def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             assert threading.current_thread() is not threading.main_thread()
             made[self.calls].set()
             if self.calls == 2:
@@ -290,7 +289,7 @@ def test_the_next_batch_is_made_while_one_is_trained_on(drawn: TrainingRows) -> 
     assert not made[3].is_set()
 
 
-def test_a_feed_that_is_left_early_leaves_no_thread(drawn: TrainingRows) -> None:
+def test_an_abandoned_dataloader_leaves_no_thread(drawn: TrainingRows) -> None:
     before = threading.active_count()
     batches = iter(DataLoader(BatchOrder(drawn, size=8, seed=3, no_duplicates=True), drawn, Collate(), Processes(), start=(0, 0), count=4))
     next(batches)
@@ -299,44 +298,38 @@ def test_a_feed_that_is_left_early_leaves_no_thread(drawn: TrainingRows) -> None
     assert threading.active_count() == before
 
 
-def test_rows_and_columns_say_the_same(drawn: TrainingRows) -> None:
-    columns, rows = read_columns(drawn, [7, 3]), read_rows(drawn, [7, 3])
-    assert [row["query"] for row in rows] == columns["query"] == [drawn[7]["query"], drawn[3]["query"]]
-    assert all(list(row) == list(columns) for row in rows)
-
-
-def test_too_few_rows(make_rows: MakeRows) -> None:
+def test_fewer_rows_than_a_batch_are_refused(make_rows: MakeRows) -> None:
     rows = make_rows(SHARED[:5])
-    with pytest.raises(InputError, match=r"data\.train: 5 rows are fewer than one batch of 6; lower training\.batch_size"):
+    with pytest.raises(InputError, match=r"data\.train: 5 rows do not fill one batch of 6; lower training\.batch_size"):
         BatchOrder(rows, size=6, seed=1, no_duplicates=False)
     BatchOrder(rows, size=5, seed=1, no_duplicates=False)
 
 
-def test_rows_that_fill_no_batch(make_rows: MakeRows) -> None:
+def test_rows_that_fill_no_batch_without_repeated_texts_are_refused(make_rows: MakeRows) -> None:
     rows = make_rows([{"query": "the same", "positive": f"answer {place}"} for place in range(9)])
     with pytest.raises(InputError, match=r"data\.train: 9 rows do not fill one batch of 2 without a repeated text; lower"):
         next(BatchOrder(rows, size=2, seed=1, no_duplicates=True).batches())
 
 
-def test_rows_that_are_left_out_are_told_of(make_rows: MakeRows, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_left_out_rows_cause_a_warning(make_rows: MakeRows, caplog: pytest.LogCaptureFixture) -> None:
     # Nine of the 16 rows have one query: a first batch takes all eight queries there are, and the rest do not make a second.
     rows = make_rows([{"query": f"query {place if place < 8 else 0}", "positive": f"answer {place}"} for place in range(16)])
-    with caplog.at_level(logging.WARNING, logger=module.__name__):
+    with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training.dataloader"):
         found = first(BatchOrder(rows, size=8, seed=1, no_duplicates=True), 3)
         told = caplog.messages
         assert first(BatchOrder(rows, size=8, seed=1, no_duplicates=True, warn=False), 3) == found
     assert [(batch.epoch, batch.number, batch.last) for batch in found] == [(0, 1, True), (1, 1, True), (2, 1, True)]
     assert [message.partition(";")[0] for message in told] == [
-        f"epoch {epoch} leaves out 8 of 16 rows, for they repeat texts" for epoch in (1, 2, 3)
+        f"epoch {epoch} leaves out 8 of 16 rows, because they repeat texts" for epoch in (1, 2, 3)
     ]
     assert caplog.messages == told, "one process tells it"
 
 
-def test_nothing_is_said_of_a_few(make_rows: MakeRows, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_few_left_out_rows_cause_no_warning(make_rows: MakeRows, caplog: pytest.LogCaptureFixture) -> None:
     # The last two rows of the first epoch share a query: one row in a hundred.
     last = torch.randperm(200, generator=torch.Generator().manual_seed(1)).tolist()[-2:]
     rows = make_rows([{"query": "shared" if place in last else f"query {place}", "positive": f"answer {place}"} for place in range(200)])
-    with caplog.at_level(logging.WARNING, logger=module.__name__):
+    with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training.dataloader"):
         found = first(BatchOrder(rows, size=2, seed=1, no_duplicates=True), 110)
     assert [batch.epoch for batch in found] == [0] * 99 + [1] * 11
     assert caplog.messages == []

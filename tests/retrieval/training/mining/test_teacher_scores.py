@@ -23,13 +23,12 @@ from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder
 from quiver.retrieval.records import IN_PROCESS
-from quiver.retrieval.training.mining import scoring
+from quiver.retrieval.training.mining import teacher_scores
+from quiver.retrieval.training.mining.job_folder import WORK
 from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
-from quiver.retrieval.training.mining.scoring import score_rows
-from quiver.retrieval.training.mining.teachers import CrossEncoderTeacher, Ensemble, VectorTeacher, load_teacher, min_max
+from quiver.retrieval.training.mining.teacher_scores import CrossEncoderTeacher, Ensemble, VectorTeacher, load_teacher, min_max, score_rows
 from quiver.retrieval.training.mining.texts import BeirSource
-from quiver.retrieval.training.mining.work_folder import WORK
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 TEXTS = [f"w{first} w{second} w{first + second}" for first in range(6) for second in range(7)]
 ROWS: list[dict[str, Any]] = [
@@ -60,7 +59,7 @@ def similarity(model: Any, query: str, document: str) -> float:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of ten pairs at most."""
-    monkeypatch.setattr(scoring, "PAIRS_PER_PART", 10)
+    monkeypatch.setattr(teacher_scores, "PAIRS_PER_PART", 10)
 
 
 @pytest.mark.parametrize("kind", ["word_sum", "word_by_word"])
@@ -122,7 +121,7 @@ class Watched(VectorTeacher):
         self.events.append(f"{self.name} closes")
 
 
-def test_one_teacher_is_done_before_the_next_begins(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
+def test_one_teacher_finishes_before_the_next_starts(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
     """Its workers and its vectors may need the whole machine."""
     path, events = write_lines(tmp_path / "rows.jsonl", ROWS), list[str]()
     score_rows(section(path), Ensemble([Watched(word_sum, "a", events), Watched(word_by_word, "b", events)]), tmp_path / "out")
@@ -138,7 +137,7 @@ class Backwards(VectorTeacher):
             yield lambda parts: iter([*score(parts)][::-1])
 
 
-def test_several_teachers(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
+def test_scores_of_several_teachers_are_combined(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     both = [VectorTeacher(word_sum), Backwards(word_by_word)]
     for number, teacher in enumerate(both):
@@ -158,7 +157,7 @@ def test_several_teachers(word_sum: Any, word_by_word: Any, tmp_path: Path, smal
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, 1.0]])
-def test_a_score_of_one_teacher_that_is_not_finite(
+def test_a_non_finite_score_of_one_teacher_is_refused(
     weights: Any, word_sum: Any, word_by_word: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     class Broken(VectorTeacher):
@@ -182,7 +181,7 @@ def test_a_score_of_one_teacher_that_is_not_finite(
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
 
 
-def test_several_teachers_go_on_where_they_were_stopped(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
+def test_several_teachers_resume_where_they_were_stopped(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
     class Stopping(VectorTeacher):
         @contextmanager
         def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
@@ -224,14 +223,14 @@ def test_several_teachers_go_on_where_they_were_stopped(word_sum: Any, word_by_w
         (3, None, "given twice"),
     ],
 )
-def test_ensembles_that_are_none(count: int, weights: Any, message: str, word_sum: Any, word_by_word: Any) -> None:
+def test_invalid_ensembles_are_refused(count: int, weights: Any, message: str, word_sum: Any, word_by_word: Any) -> None:
     with pytest.raises(InputError, match=message):
         Ensemble([VectorTeacher(model) for model in (word_sum, word_by_word, word_sum)[:count]], weights)
 
 
 @pytest.mark.parametrize("as_text", [False, True], ids=["lists", "lists as text"])
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_rows_of_ids(as_text: bool, suffix: str, word_sum: Any, tmp_path: Path, small_parts: None) -> None:
+def test_rows_of_ids_are_scored(as_text: bool, suffix: str, word_sum: Any, tmp_path: Path, small_parts: None) -> None:
     """As lightonai/ms-marco-en-bge has them, and the later set whose lists are stored as text."""
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -284,14 +283,14 @@ def test_an_id_without_a_text_is_an_error(word_sum: Any, tmp_path: Path) -> None
         ([{"query": "a", "positive": "b", "negatives": [3]}], "rows.jsonl:1: the field 'negatives' must hold text, got 3"),
     ],
 )
-def test_rows_that_are_malformed(rows: list[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
+def test_malformed_rows_are_refused(rows: list[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rows.jsonl", rows)
     with pytest.raises(InputError, match=message):
         score_rows(section(path), VectorTeacher(word_sum), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_field_that_json_cannot_hold(word_sum: Any, tmp_path: Path) -> None:
+def test_a_field_that_is_not_json_is_refused(word_sum: Any, tmp_path: Path) -> None:
     """It is found before anything is scored."""
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -327,7 +326,7 @@ class Meddling(VectorTeacher):
     ],
     ids=["order", "fewer", "more", "another field"],
 )
-def test_rows_that_change_while_they_are_scored(rows: Sequence[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
+def test_rows_that_change_during_scoring_are_refused(rows: Sequence[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
     path, out = write_lines(tmp_path / "rows.jsonl", ROWS), tmp_path / "out"
     with pytest.raises(InputError, match=message):
         score_rows(section(path), Meddling(word_sum, path, rows), out)
@@ -345,7 +344,7 @@ def test_several_positives_are_scored_in_one_row(word_sum: Any, tmp_path: Path) 
     assert row["scores"] == pytest.approx([similarity(word_sum, "w1", text) for text in ("w1 w2", "w3", "w1", "w4")], abs=1e-6)
 
 
-def test_a_score_that_is_not_finite(word_sum: Any, tmp_path: Path) -> None:
+def test_a_non_finite_score_is_refused(word_sum: Any, tmp_path: Path) -> None:
     class Broken(VectorTeacher):
         def scorer(self, data: Any, *, cache: Any, progress: bool) -> Any:
             from contextlib import nullcontext
@@ -364,7 +363,7 @@ def test_a_score_that_is_not_finite(word_sum: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", [False, True])
-def test_what_mining_writes_can_be_scored(ids: bool, word_sum: Any, tmp_path: Path) -> None:
+def test_mined_rows_can_be_scored(ids: bool, word_sum: Any, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (folder / "qrels").mkdir(parents=True)
     write_lines(folder / "corpus.jsonl", [{"_id": f"d{number}", "text": text} for number, text in enumerate(TEXTS)])
@@ -390,18 +389,18 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.training.mining import scoring, work_folder
-from quiver.retrieval.training.sections import DataSection
-from quiver.retrieval.training.mining.teachers import VectorTeacher
-scoring.PAIRS_PER_PART = 10
-plain = work_folder.JobFolder.write
+from quiver.retrieval.training.mining import job_folder, teacher_scores
+from quiver.retrieval.training.recipe import DataSection
+from quiver.retrieval.training.mining.teacher_scores import VectorTeacher
+teacher_scores.PAIRS_PER_PART = 10
+plain = job_folder.JobFolder.write
 def killing(self, part, content):
     if part == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     plain(self, part, content)
-work_folder.JobFolder.write = killing
+job_folder.JobFolder.write = killing
 section = DataSection(train=({path!r},), document_fields=("positive", "negatives"))
-scoring.score_rows(section, VectorTeacher(BiEncoder.from_pretrained({model!r})), Path({out!r}), cache=Path({cache!r}))
+teacher_scores.score_rows(section, VectorTeacher(BiEncoder.from_pretrained({model!r})), Path({out!r}), cache=Path({cache!r}))
 """
 
 
@@ -416,7 +415,7 @@ def tiny_model(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_killed_run_goes_on_and_ends_the_same(tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
+def test_a_killed_run_resumes_with_the_same_result(tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     killed, whole, cache = tmp_path / "killed", tmp_path / "whole", tmp_path / "cache"
     code = CHILD.format(path=str(path), model=str(tiny_model), out=str(killed), cache=str(cache))
@@ -484,7 +483,7 @@ def test_a_cross_encoder_gives_logits(cross_encoder: Path, tmp_path: Path, small
     assert record["teacher"]["fingerprint"] == load_teacher(str(cross_encoder)).description["fingerprint"]
 
 
-def test_workers_of_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
+def test_workers_score_with_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     other = make_cross_encoder(tmp_path / "other", labels=1, seed=8)
@@ -495,7 +494,7 @@ def test_workers_of_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_
         assert row["scores"] == pytest.approx(same["scores"], abs=1e-5)
 
 
-def test_workers_read_the_pairs_of_a_cross_encoder(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
+def test_workers_score_pairs_with_a_cross_encoder(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     score_rows(section(path), load_teacher(str(cross_encoder)), tmp_path / "here")
@@ -514,7 +513,7 @@ def change_json(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def test_all_that_decides_a_cross_encoders_scores_is_in_its_fingerprint(cross_encoder: Path) -> None:
+def test_the_fingerprint_of_a_cross_encoder_covers_everything_that_affects_scores(cross_encoder: Path) -> None:
     pytest.importorskip("sentence_transformers")
 
     def fingerprint() -> str:
@@ -573,7 +572,7 @@ def test_a_resumed_run_does_not_mix_two_teachers(cross_encoder: Path, tmp_path: 
         score_rows(section(path), load_teacher(str(cross_encoder)), out)
 
 
-def test_cross_encoders_that_are_no_teachers(cross_encoder: Path, tmp_path: Path) -> None:
+def test_unsuitable_cross_encoders_are_refused(cross_encoder: Path, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     with pytest.raises(InputError, match="the cross-encoder has 3 classes"):
         load_teacher(str(make_cross_encoder(tmp_path / "three", labels=3)))
@@ -584,7 +583,7 @@ def test_cross_encoders_that_are_no_teachers(cross_encoder: Path, tmp_path: Path
         load_teacher(str(cross_encoder))
 
 
-def test_a_model_of_our_own_is_told_from_a_cross_encoder(tiny_model: Path) -> None:
+def test_models_and_cross_encoders_are_distinguished(tiny_model: Path) -> None:
     teacher = load_teacher(str(tiny_model))
     assert isinstance(teacher, VectorTeacher)
     assert teacher.description["kind"] == "dense"
