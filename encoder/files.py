@@ -252,7 +252,7 @@ def _check_encodable(row: dict[str, object], where: str) -> None:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
-            raise InputError(f"{where}: '{name}' holds an unpaired surrogate") from error
+            raise InputError(f"{where}: '{name}' contains an unpaired surrogate; replace the invalid character") from error
 
 
 def open_binary(path: Path) -> BinaryIO:
