@@ -40,7 +40,7 @@ Role: TypeAlias = Literal["query", "document"]
 
 
 class Document(NamedTuple):
-    """A document. Its metadata can be filtered by and are not encoded."""
+    """A document. Filters can test its metadata, which are not encoded."""
 
     id: str
     text: str

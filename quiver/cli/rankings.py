@@ -266,7 +266,7 @@ class Found:
 
     Attributes:
         run: The final ranking.
-        lists: Ranking -> its documents, where several rankings were fused.
+        lists: Name of each fused ranking -> its run; empty without fusion.
         candidates: The ranking before re-ranking; None without re-ranking.
     """
 

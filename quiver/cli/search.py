@@ -189,7 +189,7 @@ def _check_fusion(fuse: Sequence[str], method: Method | None, weights: str | Non
 def _sharded(
     folder: Path, shards: int | None, memory: str | None, replicas: int | None, address: str | None, *, verify: bool
 ) -> Iterator[ShardedIndex | None]:
-    """Distribute the index over Ray actors; None where no option asks for it.
+    """Distribute the index over Ray actors; None if no option asks for it.
 
     Raises:
         InputError: The options do not go together, Ray is not available, or the index does not fit or cannot be opened.

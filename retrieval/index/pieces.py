@@ -517,7 +517,7 @@ class SegmentPiece:
         return self.ends[-1] - self.first
 
     def chunks(self) -> Iterable[tuple[int, int]]:
-        """First document of each chunk, and the document after its last."""
+        """Document range of each chunk: first, and one past the last."""
         return zip((self.first, *self.ends), self.ends, strict=False)
 
 

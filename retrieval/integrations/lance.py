@@ -138,7 +138,9 @@ def _unit(index: Index, key: str, vectors: NDArray[np.float32]) -> NDArray[np.fl
     """
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if index.kind.startswith("exact") and len(lengths) and float(np.abs(lengths - 1).max()) > _UNIT:
-        raise ValueError(f"document '{key}' has vectors that are not of unit length, and LanceDB compares multi-vectors by cosine only")
+        raise ValueError(
+            f"document '{key}' has vectors that are not of unit length, and LanceDB compares multi-vectors by cosine only; export to Qdrant"
+        )
     unit: NDArray[np.float32] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     return unit
 

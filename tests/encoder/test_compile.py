@@ -23,6 +23,7 @@ def made() -> Encoder:
     return init_weights(Encoder(CONFIG), seed=0)
 
 
+@pytest.mark.slow
 def test_batches_of_every_length_share_one_compilation() -> None:
     plain, encoder = made(), made()
     assert compile_encoder(encoder) is encoder

@@ -238,6 +238,7 @@ def own(x):
 """
 
 
+@pytest.mark.slow
 def test_what_is_kept_on_disk_goes_with_all_it_was_made_of(tmp_path: Path) -> None:
     """A function calls what stands in another file: where that changes, the old code must not be found."""
     (tmp_path / "own.py").write_text(OWN)

@@ -239,6 +239,7 @@ rotate_(torch.ones(300, 1, 32), torch.ones(300, 16), torch.ones(300, 16))
 """
 
 
+@pytest.mark.slow
 def test_code_that_was_kept_in_part(tmp_path: Path) -> None:
     """As where the first process was stopped while it compiled: what is kept goes into what is compiled now."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
@@ -258,5 +259,6 @@ def test_a_steady_text_is_turned_alike_in_every_batch() -> None:
     assert torch.equal(rotate_(heads, angles.cos(), angles.sin(), batch_invariant=True)[:70], alone)
 
 
+@pytest.mark.slow
 def test_processors_without_the_instruction(run_as: Callable[..., str], older_processor: tuple[str, str]) -> None:
     run_as(NARROW, *older_processor)

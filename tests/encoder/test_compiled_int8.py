@@ -315,6 +315,7 @@ assert distances.median() < 1e-4 and distances.max() < 0.25, distances
 """
 
 
+@pytest.mark.slow
 def test_processors_without_the_instruction(run_as: Callable[..., str], older_processor: tuple[str, str]) -> None:
     run_as(EMULATED, *older_processor)
 

@@ -20,8 +20,8 @@ from quiver.encoder.lora import add_lora
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
-# Around the 48 or 24 lanes of a panel, and panels that two threads cannot share evenly.
-LENGTHS = [(256,), (257, 1), (300, 40, 5), (1, 2, 3, 480), (1200,)]
+# Around the 48 or 24 lanes of a panel, and panels that two threads cannot share evenly. By default two of each.
+LENGTHS = [(257, 1), (300, 40, 5), *(pytest.param(each, marks=pytest.mark.slow) for each in [(256,), (1, 2, 3, 480), (1200,)])]
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "modernbert": {},
@@ -279,5 +279,6 @@ for window in (None, 6, 128):
 """
 
 
+@pytest.mark.slow
 def test_a_processor_with_half_the_registers(run_as: Callable[..., str]) -> None:
     run_as(NARROW, "haswell", "+avx2,+fma")

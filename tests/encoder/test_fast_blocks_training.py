@@ -17,8 +17,8 @@ from quiver.encoder.lora import add_lora
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
-# Around the 48 or 24 lanes of a panel, and panels that two threads cannot share evenly.
-LENGTHS = [(256,), (257, 1), (300, 40, 5), (1, 2, 3, 480), (1200,)]
+# Around the 48 or 24 lanes of a panel, and panels that two threads cannot share evenly. By default one of each.
+LENGTHS = [(300, 40, 5), *(pytest.param(each, marks=pytest.mark.slow) for each in [(256,), (257, 1), (1, 2, 3, 480), (1200,)])]
 BIASES = ("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias")
 
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -33,9 +33,9 @@ with torch.inference_mode():
 """
 
 
-def run(cwd: Path, *arguments: str, first: str = "", **environment: str) -> tuple[float, float, list[str]]:
+def run(cwd: Path, *arguments: str, **environment: str) -> tuple[float, float, list[str]]:
     """The sum of the hidden states, the seconds that they took, and the lines of the log."""
-    command = [sys.executable, "-c", f"{first}\n{ENCODE}", *arguments]
+    command = [sys.executable, "-c", ENCODE, *arguments]
     variables = {**os.environ, "PYTHONPATH": str(cwd), **environment}
     done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -43,30 +43,82 @@ def run(cwd: Path, *arguments: str, first: str = "", **environment: str) -> tupl
     return total, seconds, done.stderr.splitlines()
 
 
+LOOPS = """
+import logging, sys
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+import numpy as np
+from quiver.encoder.cpu.jit import jit
+def total(values):
+    found = 0.0
+    for value in values:
+        found += value
+    return found
+def squares(values):
+    found = 0.0
+    for value in values:
+        found += value * value
+    return found
+def largest(values):
+    found = values[0]
+    for value in values:
+        found = max(found, value)
+    return found
+def count(values):
+    found = 0
+    for value in values:
+        found += value > 0.5
+    return found
+values = np.linspace(0, 1, 64)
+print(sum(float(jit(each)(values)) for each in (total, squares, largest, count)))
+"""
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """A folder of compiled code, and the sum of the hidden states."""
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of four small compiled functions, which prints a sum of their results."""
+    path = tmp_path_factory.mktemp("loops") / "loops.py"
+    path.write_text(LOOPS)
+    return path
+
+
+def run_loops(script: Path, cache: Path, *, limit: int | None = None) -> tuple[float, list[str]]:
+    """The printed sum and the lines of the log; no file of the process grows beyond ``limit`` bytes."""
+    first = "import resource, sys; "
+    if limit is not None:
+        first += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.getrlimit(resource.RLIMIT_FSIZE)[1])); "
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "NUMBA_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", f"{first}sys.path.insert(0, {str(script.parent)!r}); import loops"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout), done.stderr.splitlines()
+
+
+@pytest.fixture(scope="module")
+def made(script: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A folder of compiled functions, and the printed sum."""
     folder = tmp_path_factory.mktemp("code")
-    return folder, run(REPOSITORY, NUMBA_CACHE_DIR=str(folder))[0]
+    total, log = run_loops(script, folder)
+    assert log == []
+    return folder, total
 
 
 @pytest.mark.parametrize(("kept", "size"), [("*.nbc", 100), ("*.nbi", 0)])
-def test_code_that_was_cut_short_is_compiled_again(kept: str, size: int, made: tuple[Path, float], tmp_path: Path) -> None:
+def test_code_that_was_cut_short_is_compiled_again(kept: str, size: int, script: Path, made: tuple[Path, float], tmp_path: Path) -> None:
     cache, right = tmp_path / "cache", made[1]
     shutil.copytree(made[0], cache)
     files = sorted(cache.rglob(kept))
-    assert len(files) > 3
+    assert len(files) == 4
     for path in files:
         path.write_bytes(path.read_bytes()[:size])
-    again, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
+    again, log = run_loops(script, cache)
     assert again == right
     assert log
     assert all("deleted damaged compiled code" in line and "is compiled again" in line for line in log)
-    healed, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
+    healed, log = run_loops(script, cache)
     assert (healed, log) == (right, [])
 
 
-def test_code_with_a_flipped_bit_is_not_run_and_compiled_again(made: tuple[Path, float], tmp_path: Path) -> None:
+def test_code_with_a_flipped_bit_is_not_run_and_compiled_again(script: Path, made: tuple[Path, float], tmp_path: Path) -> None:
     """In the middle is machine code, which unpickles as well as any other."""
     cache, right = tmp_path / "cache", made[1]
     shutil.copytree(made[0], cache)
@@ -74,16 +126,15 @@ def test_code_with_a_flipped_bit_is_not_run_and_compiled_again(made: tuple[Path,
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    again, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
+    again, log = run_loops(script, cache)
     assert again == right
     assert len(log) == 1
     assert "deleted damaged compiled code" in log[0]
-    assert run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))[2] == []
+    assert run_loops(script, cache)[1] == []
 
 
-def test_a_full_disk_costs_the_kept_code_and_not_the_run(made: tuple[Path, float], tmp_path: Path) -> None:
-    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))"
-    total, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(tmp_path), first=limited)
+def test_a_full_disk_costs_the_kept_code_and_not_the_run(script: Path, made: tuple[Path, float], tmp_path: Path) -> None:
+    total, log = run_loops(script, tmp_path, limit=500)
     assert total == made[1]
     assert len(log) == 1
     assert "cannot be saved (File too large)" in log[0]
@@ -101,8 +152,9 @@ def sealed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_nothing_is_compiled_where_nothing_can_be_kept(sealed: Path, made: tuple[Path, float]) -> None:
-    right = made[1]
+@pytest.mark.slow
+def test_nothing_is_compiled_where_nothing_can_be_kept(sealed: Path) -> None:
+    right = run(REPOSITORY)[0]
     total, seconds, log = run(sealed, "/dev/null/none", HOME="/dev/null", XDG_CACHE_HOME="/dev/null", NUMBA_CACHE_DIR="")
     assert total == pytest.approx(right, abs=1e-3)
     assert len(log) == 1
@@ -111,6 +163,7 @@ def test_nothing_is_compiled_where_nothing_can_be_kept(sealed: Path, made: tuple
     assert seconds < 5  # compiling alone takes ten
 
 
+@pytest.mark.slow
 def test_a_private_folder_for_temporary_files_keeps_code_where_no_other_can(sealed: Path, tmp_path: Path) -> None:
     nowhere = {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "NUMBA_CACHE_DIR": ""}
     right, _, log = run(sealed, str(tmp_path), **nowhere)

@@ -146,6 +146,7 @@ def every_length(source: str | Path, out: Path, lengths: range) -> None:
         np.testing.assert_allclose(found, ours, atol=1e-4, err_msg=f"{rows} texts of {length}")
 
 
+@pytest.mark.slow
 def test_onnx_gives_the_vectors_of_a_small_modernbert_at_every_length(tmp_path: Path) -> None:
     source = dense(tmp_path / "one", modernbert, normalize=True)
     exported(source, tmp_path / "graph")
