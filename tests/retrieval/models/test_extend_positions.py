@@ -1,4 +1,4 @@
-"""``quiver extend-positions``: models of every layout that has absolute positions, their limits, the picture, mistakes in one line."""
+"""``quiver extend-positions``: models of every layout with absolute positions, length limits, and one-line errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_bi_encoder_reads_longer_texts(quiver: Callable[..., Any], dense: Path
     assert {file.name for file in out.iterdir()} == {file.name for file in dense.iterdir()}
 
 
-def test_a_limit_below_all_positions(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
+def test_a_length_limit_below_the_number_of_positions_is_written(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
     out = tmp_path / "longer"
     done = quiver("extend-positions", dense, "--factor", 2, "--out", out, "--max-length", 40, "--json")
     assert done.code == 0
@@ -82,7 +82,7 @@ def test_factor_one_gives_the_same_vectors(quiver: Callable[..., Any], dense: Pa
 
 
 @pytest.mark.parametrize("layout", ["pylate", "sentence-transformers"])
-def test_a_colbert_models_documents_get_longer_and_its_queries_do_not(quiver: Callable[..., Any], tmp_path: Path, layout: str) -> None:
+def test_documents_of_a_colbert_model_get_longer_and_queries_do_not(quiver: Callable[..., Any], tmp_path: Path, layout: str) -> None:
     encoder, tokenizer = encoder_and_tokenizer("roberta-base")
     for token in ("[Q] ", "[D] "):
         tokenizer.add_token(token)
@@ -100,7 +100,7 @@ def test_a_colbert_models_documents_get_longer_and_its_queries_do_not(quiver: Ca
     assert read_json(tmp_path / "new" / "config.json")["max_position_embeddings"] == 66
 
 
-def test_the_picture(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
+def test_the_result_shows_positions_before_and_after(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for kind in ("svg", "png"):
         plot = tmp_path / f"positions.{kind}"
@@ -111,7 +111,7 @@ def test_the_picture(quiver: Callable[..., Any], dense: Path, tmp_path: Path) ->
         assert f">{words}<" in (tmp_path / "positions.svg").read_text()
 
 
-def test_mistakes_are_one_line_and_leave_nothing(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line_and_write_nothing(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
     rope = tmp_path / "rope"
     tokenizer = Tokenizer.train([text(200)], vocab_size=300, max_length=32)
     config = replace(preset("modernbert-base"), vocab_size=310, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=("global",))
@@ -143,7 +143,7 @@ def test_mistakes_are_one_line_and_leave_nothing(quiver: Callable[..., Any], den
     assert (full / "notes.txt").read_text() == "mine"
 
 
-def test_a_model_is_replaced_only_when_asked(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
+def test_a_model_is_replaced_only_with_overwrite(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
     out = tmp_path / "longer"
     assert quiver("extend-positions", dense, "--factor", 2, "--out", out).code == 0
     assert quiver("extend-positions", dense, "--factor", 4, "--out", out).code == 2
@@ -151,7 +151,7 @@ def test_a_model_is_replaced_only_when_asked(quiver: Callable[..., Any], dense: 
     assert load_model(out).card.document_length == 128
 
 
-def test_the_encoder_may_lie_in_a_folder_of_its_own(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
+def test_the_encoder_may_be_in_a_subfolder(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
     """As sentence-transformers before 2.3 wrote it; other forms of the old weights are not taken along."""
     old, out = tmp_path / "old", tmp_path / "new"
     inner = old / "0_Transformer"
@@ -199,7 +199,7 @@ def test_tied_matrices_of_a_bin_file_are_written_twice(quiver: Callable[..., Any
     assert not (tmp_path / "new" / "pytorch_model.bin").exists()
 
 
-def test_stanfords_layout_is_refused(quiver: Callable[..., Any], tmp_path: Path) -> None:
+def test_extending_a_stanford_folder_is_refused(quiver: Callable[..., Any], tmp_path: Path) -> None:
     encoder, tokenizer = encoder_and_tokenizer("bert-base")
     for token in ("[unused0]", "[unused1]"):
         tokenizer.add_token(token)

@@ -1,4 +1,4 @@
-"""TREC runs: the order, the round trip, and what is refused."""
+"""TREC runs: order, round trip, and malformed files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_the_order_is_score_as_float32_then_id_both_descending() -> None:
     assert ranked({}) == []
 
 
-def test_nan_has_no_rank() -> None:
+def test_a_score_of_nan_cannot_be_ranked() -> None:
     with pytest.raises(ValueError, match="document 'b' has the score NaN"):
         ranked({"a": 1.0, "b": float("nan")})
 
 
-def test_the_text_is_trecs(tmp_path: Path) -> None:
+def test_a_run_is_written_as_trec_text(tmp_path: Path) -> None:
     write_run({"q2": {"a": 0.5, "b": 2.0}, "q1": {"a": 1 / 3}, "q3": {}}, tmp_path / "r.trec", tag="bm25")
     assert (tmp_path / "r.trec").read_text() == "q2 Q0 b 1 2 bm25\nq2 Q0 a 2 0.5 bm25\nq1 Q0 a 1 0.333333343 bm25\n"
 
@@ -59,14 +59,16 @@ def test_a_run_read_again_has_the_same_order_and_float32_scores(tmp_path: Path, 
         ({"q": {"a": float("inf")}}, "the score is inf"),
     ],
 )
-def test_what_the_format_cannot_hold_is_refused_and_leaves_no_file(tmp_path: Path, run: dict[str, dict[str, float]], message: str) -> None:
+def test_ids_and_scores_outside_the_format_are_refused_without_a_file(
+    tmp_path: Path, run: dict[str, dict[str, float]], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         write_run({"fine": {"a": 1.0}, **run}, tmp_path / "r.trec", tag="x")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("tag", ["", "two words"])
-def test_a_tag_is_one_word(tmp_path: Path, tag: str) -> None:
+def test_a_tag_must_be_one_word(tmp_path: Path, tag: str) -> None:
     with pytest.raises(ValueError, match="tag"):
         write_run({"q": {"a": 1.0}}, tmp_path / "r.trec", tag=tag)
 
@@ -82,14 +84,14 @@ def test_a_tag_is_one_word(tmp_path: Path, tag: str) -> None:
         ("q1 Q0 d1 2 0.5 x", "document 'd1' is repeated for query 'q1'"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_a_malformed_line_is_reported_with_its_number(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "r.trec"
     path.write_text(f"q1 Q0 d1 1 1.5 x\n{line}\n")
     with pytest.raises(InputError, match=re.escape(f"{path}:2: ") + ".*" + re.escape(message)):
         read_run(path)
 
 
-def test_an_interrupted_write_leaves_the_old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_keeps_the_old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.trec"
     write_run({"q": {"old": 1.0}}, path, tag="x")
 
@@ -104,7 +106,7 @@ def test_an_interrupted_write_leaves_the_old_run(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parity
-def test_pytrec_eval_ranks_as_we_do(tmp_path: Path) -> None:
+def test_pytrec_eval_ranks_in_the_same_order(tmp_path: Path) -> None:
     pytrec_eval = pytest.importorskip("pytrec_eval")
     rng = np.random.default_rng(1)
     scores = {f"d{number}": float(rng.integers(0, 6) + rng.integers(0, 2) * 1e-9) for number in range(60)}

@@ -1,4 +1,4 @@
-"""Explanations: contributions that add up to the score of the search, whatever the index keeps of the vectors."""
+"""Explanations: contributions add up to the score of the search, for every engine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Pooled:
         return encoding
 
 
-def test_the_tokens_that_met_add_up_to_the_score(tmp_path: Path, model: ColBERT) -> None:
+def test_similarities_of_matches_add_up_to_the_score(tmp_path: Path, model: ColBERT) -> None:
     index = build_index(DOCUMENTS, model, tmp_path / "i")
     hits = index.search(model.encode_queries([QUERY]), 3)
     explained = explain(index, model, QUERY, hits.ids[0])
@@ -77,7 +77,7 @@ def test_the_tokens_that_met_add_up_to_the_score(tmp_path: Path, model: ColBERT)
     assert explain(index, model, QUERY, ["d3"])[0].document == "d3"
 
 
-def test_vectors_that_stand_for_several_tokens(tmp_path: Path, model: ColBERT) -> None:
+def test_pooled_vectors_are_matched_to_their_nearest_token(tmp_path: Path, model: ColBERT) -> None:
     index = build_index(DOCUMENTS, Pooled(model), tmp_path / "i")
     stored, lengths = index.segments[0].vectors.vectors(np.arange(3))
     ends = np.cumsum(lengths)
@@ -100,7 +100,7 @@ def test_vectors_that_stand_for_several_tokens(tmp_path: Path, model: ColBERT) -
             assert match.similarity == pytest.approx(float(kept[best] @ vector), abs=1e-6)
 
 
-def test_texts_without_an_index(model: ColBERT) -> None:
+def test_texts_are_explained_without_an_index(model: ColBERT) -> None:
     explained = explain_texts(model, QUERY, {"a": "a bird flies", "b": ""})
     assert [(each.document, each.text) for each in explained] == [("a", "a bird flies"), ("b", "")]
     assert list(explained[0].matches) == token_matches(model, QUERY, "a bird flies")
@@ -112,7 +112,7 @@ def test_texts_without_an_index(model: ColBERT) -> None:
 
 
 @pytest.mark.parametrize("store_text", [True, False])
-def test_one_vector_a_text(tmp_path: Path, word_sum: Any, store_text: bool) -> None:
+def test_a_bi_encoder_explains_by_similarity(tmp_path: Path, word_sum: Any, store_text: bool) -> None:
     index = build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(store_text=store_text))
     hits = index.search(word_sum.encode([QUERY], "query").vectors, 2)
     explained = explain(index, word_sum, QUERY, hits.ids[0])
@@ -121,7 +121,7 @@ def test_one_vector_a_text(tmp_path: Path, word_sum: Any, store_text: bool) -> N
     assert [each.matches for each in explained] == [(), ()]
 
 
-def test_what_cannot_be_explained(tmp_path: Path, model: ColBERT, word_sum: Any, other_word_sum: Any) -> None:
+def test_documents_that_cannot_be_explained_are_refused(tmp_path: Path, model: ColBERT, word_sum: Any, other_word_sum: Any) -> None:
     index = build_index(DOCUMENTS, word_sum, tmp_path / "dense")
     with pytest.raises(InputError, match="but the model given is word-sum-b"):
         explain(index, other_word_sum, QUERY, ["d1"])

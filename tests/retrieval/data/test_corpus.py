@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def test_documents_of_all_forms(tmp_path: Path) -> None:
+def test_documents_of_all_forms_are_read(tmp_path: Path) -> None:
     path = lines(
         tmp_path / "c.jsonl",
         '{"_id": "a", "title": "t", "text": "x", "metadata": {"year": 1}}',
@@ -98,13 +98,13 @@ def test_a_bad_document_names_file_and_line(tmp_path: Path, bad: str | bytes, me
         list(read_documents(path))
 
 
-def test_numeric_and_string_ids_are_the_same_id(tmp_path: Path) -> None:
+def test_a_numeric_id_equals_the_string_of_its_digits(tmp_path: Path) -> None:
     path = lines(tmp_path / "c.jsonl", '{"_id": 7, "text": "x"}', '{"_id": "7", "text": "y"}')
     with pytest.raises(InputError, match="id '7' is already used on line 1"):
         list(read_documents(path))
 
 
-def test_queries_of_both_forms(tmp_path: Path) -> None:
+def test_queries_are_read_from_json_lines_and_tsv(tmp_path: Path) -> None:
     expected = [Query("q1", "what flies"), Query("q2", "")]
     assert list(read_queries(lines(tmp_path / "q.tsv", "q1\twhat flies", "q2\t"))) == expected
     assert list(read_queries(lines(tmp_path / "q.jsonl", '{"_id": "q1", "text": "what flies"}', '{"_id": "q2", "text": ""}'))) == expected
@@ -132,12 +132,12 @@ def test_queries_of_another_suffix_are_refused(tmp_path: Path) -> None:
         ["q 1\td1\t1", "q 1\td2\t-1", "q2\td1\t3\r"],
     ],
 )
-def test_qrels_with_and_without_header(tmp_path: Path, rows: list[str]) -> None:
+def test_qrels_are_read_with_and_without_header(tmp_path: Path, rows: list[str]) -> None:
     assert read_qrels(lines(tmp_path / "test.tsv", *rows)) == {"q 1": {"d1": 1, "d2": -1}, "q2": {"d1": 3}}
 
 
 @pytest.mark.parametrize("separator", [" ", "\t", "   "])
-def test_qrels_of_trec(tmp_path: Path, separator: str) -> None:
+def test_qrels_in_trec_format_are_read(tmp_path: Path, separator: str) -> None:
     path = lines(tmp_path / "qrels.txt", *(separator.join(row) for row in (("q1", "0", "d1", "1"), ("q1", "0", "d2", "0"))))
     assert read_qrels(path) == {"q1": {"d1": 1, "d2": 0}}
 
@@ -188,18 +188,18 @@ def test_the_documents_of_a_collection_stay_on_disk(folder: Path) -> None:
         list(documents)
 
 
-def test_a_collection_of_a_folder_with_an_id_twice(folder: Path) -> None:
+def test_a_collection_with_a_repeated_id_is_refused(folder: Path) -> None:
     path = lines(folder / "corpus.jsonl", '{"_id": "d1", "text": "a"}', '{"_id": "d3", "text": "b"}', "", '{"_id": "d1", "text": "c"}')
     with pytest.raises(InputError, match=re.escape(f"{path}:4: id 'd1' is already used on line 1; ids must be unique")):
         load_collection(folder, "test")
 
 
-def test_the_longest_grade(tmp_path: Path) -> None:
+def test_a_grade_has_at_most_nine_digits(tmp_path: Path) -> None:
     assert read_qrels(lines(tmp_path / "test.tsv", "q1\td1\t-999999999")) == {"q1": {"d1": -999_999_999}}
 
 
 @pytest.mark.parametrize("split", ["../qrels/test", "sub/test", "/etc/passwd", "..", ".", "test/"])
-def test_a_split_is_one_name(folder: Path, split: str) -> None:
+def test_a_split_must_be_a_name_and_not_a_path(folder: Path, split: str) -> None:
     lines(folder / "qrels" / "..tsv", "q1\td1\t1")
     (folder / "qrels" / "sub").mkdir()
     lines(folder / "qrels" / "sub" / "test.tsv", "q1\td1\t1")
@@ -207,12 +207,12 @@ def test_a_split_is_one_name(folder: Path, split: str) -> None:
         load_collection(folder, split)
 
 
-def test_a_missing_split_lists_those_there_are(folder: Path) -> None:
+def test_a_missing_split_is_reported_with_the_existing_ones(folder: Path) -> None:
     with pytest.raises(InputError, match=r"no split 'train'; existing splits: dev, test"):
         load_collection(folder, "train")
 
 
-def test_a_split_that_is_a_folder(folder: Path) -> None:
+def test_a_split_that_is_a_folder_is_refused(folder: Path) -> None:
     (folder / "qrels" / "train.tsv").mkdir()
     with pytest.raises(InputError, match=r"qrels/train\.tsv: is a folder; the judgements of a split must be a file"):
         load_collection(folder, "train")
@@ -220,7 +220,7 @@ def test_a_split_that_is_a_folder(folder: Path) -> None:
         load_collection(folder, "valid")
 
 
-def test_judgements_that_are_only_a_header(folder: Path) -> None:
+def test_judgements_with_only_a_header_are_refused(folder: Path) -> None:
     path = lines(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore")
     message = re.escape(f"{path}: no judgements, only a header")
     with pytest.raises(InputError, match=message):
@@ -233,7 +233,7 @@ def test_judgements_that_are_only_a_header(folder: Path) -> None:
     ("row", "message"),
     [("q1\tdX\t1", "document 'dX' is not in the corpus"), ("qX\td1\t1", "query 'qX' is not among the collection's queries")],
 )
-def test_an_unknown_id_in_the_qrels_names_their_line(folder: Path, row: str, message: str) -> None:
+def test_an_unknown_id_in_the_qrels_is_reported_with_its_line(folder: Path, row: str, message: str) -> None:
     path = lines(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t1", row)
     with pytest.raises(InputError, match=re.escape(f"{path}:3: {message}")):
         load_collection(folder, "test")
@@ -242,13 +242,13 @@ def test_an_unknown_id_in_the_qrels_names_their_line(folder: Path, row: str, mes
 @pytest.mark.parametrize(
     ("name", "message"), [("corpus.jsonl", r"no corpus\.jsonl or"), ("queries.jsonl", r"no queries\.jsonl or"), ("qrels", "no split")]
 )
-def test_a_missing_part_is_named(folder: Path, name: str, message: str) -> None:
+def test_a_missing_file_of_a_collection_is_named(folder: Path, name: str, message: str) -> None:
     (folder / name).rename(folder / "elsewhere")
     with pytest.raises(InputError, match=message):
         load_collection(folder, "test")
 
 
-def test_a_missing_folder(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         load_collection(tmp_path / "none", "test")
 

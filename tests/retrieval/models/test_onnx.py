@@ -1,4 +1,4 @@
-"""Models as graphs: onnxruntime gives the vectors that Quiver gives, for any number of texts of any length, and the card's code runs."""
+"""Export to ONNX: onnxruntime gives the vectors of Quiver for any number and length of texts, and the code of the model card runs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def run_card(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("attend", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_token_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attend: bool) -> None:
+def test_onnx_gives_the_token_vectors_of_a_colbert_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attend: bool) -> None:
     source, out = colbert(tmp_path, attend=attend), tmp_path / "graph"
     settings = exported(source, out)
     assert settings["check"]["largest_difference"] < 1e-5
@@ -116,7 +116,9 @@ def test_token_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attend: 
         (modernbert, {"pooling": "cls", "query_prompt": "query: "}),
     ],
 )
-def test_text_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Callable[[int], EncoderConfig], settings: Any) -> None:
+def test_onnx_gives_the_vectors_of_a_bi_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Callable[[int], EncoderConfig], settings: Any
+) -> None:
     source, out = dense(tmp_path, config, **settings), tmp_path / "graph"
     written = exported(source, out)
     assert ("pooling_mask" in written["inputs"]) == (settings.get("include_prompt") is False)
@@ -145,7 +147,7 @@ def every_length(source: str | Path, out: Path, lengths: range) -> None:
 
 
 @pytest.mark.slow
-def test_a_small_modernbert_at_every_length(tmp_path: Path) -> None:
+def test_onnx_gives_the_vectors_of_a_small_modernbert_at_every_length(tmp_path: Path) -> None:
     source = dense(tmp_path / "one", modernbert, normalize=True)
     exported(source, tmp_path / "graph")
     every_length(source, tmp_path / "graph", range(1, 91))
@@ -158,7 +160,7 @@ def test_a_small_modernbert_at_every_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_minilm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minilm: Path) -> None:
+def test_onnx_gives_the_vectors_of_minilm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minilm: Path) -> None:
     out = tmp_path / "graph"
     settings = exported(minilm, out)
     assert settings["check"]["largest_difference"] < 1e-5
@@ -169,7 +171,7 @@ def test_minilm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minilm: Path) -
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["roberta-base", "mosaicbert-base", "nomicbert", "gte-en-mlm-large"])
-def test_the_other_families(tmp_path: Path, name: str) -> None:
+def test_onnx_gives_the_vectors_of_every_model_family(tmp_path: Path, name: str) -> None:
     def config(vocabulary: int) -> EncoderConfig:
         return replace(preset(name), vocab_size=vocabulary, hidden_size=32, num_heads=2, intermediate_size=256, layer_types=("global",) * 2,
                        max_positions=96)  # fmt: skip

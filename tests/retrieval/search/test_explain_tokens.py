@@ -1,4 +1,4 @@
-"""Token matches: a naive computation, MaxSim's sum, the skiplist, and tokens that can be read."""
+"""Token matches: compared with a naive computation and MaxSim's sum; skiplist; readable tokens."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_byte_level_tokens_are_words_and_specials_have_names(make_model: MakeMod
     assert any(token.startswith("'\\n") for token in document), document
 
 
-def test_bytes_that_are_no_character_keep_their_sign(make_model: MakeModel) -> None:
+def test_byte_tokens_that_are_no_character_keep_their_name(make_model: MakeModel) -> None:
     document = names(make_model(), "\u20ac", "document")[2:-1]
     assert len(document) == 3  # three bytes of UTF-8, none learnt together
     assert all(len(token) == 1 and token.isprintable() and token != "\ufffd" for token in document)
@@ -121,12 +121,12 @@ def test_word_pieces_keep_their_hashes(make_model: MakeModel) -> None:
     assert len(unknown.encode_documents(["a zebra"])[0]) == 4
 
 
-def test_sentence_pieces_lose_their_mark(make_model: MakeModel) -> None:
+def test_sentence_pieces_are_shown_without_their_space_mark(make_model: MakeModel) -> None:
     model = make_model(sentence_piece(), query_prefix="", document_prefix="", skiplist=(), query_expansion=False)
     assert names(model, "bird birds", "query") == ["bird", "bird", "s"]
 
 
-def test_skipped_tokens_are_never_met(make_model: MakeModel) -> None:
+def test_skiplist_tokens_are_never_matched(make_model: MakeModel) -> None:
     with_commas = make_model(skiplist=())
     assert "," in names(with_commas, DOCUMENT, "document")
     model = make_model()
@@ -158,7 +158,7 @@ def spans(model: ColBERT, text: str, role: Role) -> list[str | None]:
     return [None if token.span is None else text[slice(*token.span)] for token in text_tokens(model, text, role)]
 
 
-def test_spans_are_of_the_text_as_it_was_given(make_model: MakeModel) -> None:
+def test_spans_refer_to_the_original_text(make_model: MakeModel) -> None:
     model = make_model()
     text = "  A bird\n\n has\twings \u20ac "
     found = spans(model, text, "document")
@@ -173,7 +173,7 @@ def test_spans_are_of_the_text_as_it_was_given(make_model: MakeModel) -> None:
     assert spans(model, "", "document") == [None, None, None]
 
 
-def test_spans_leave_the_prompt_out(make_model: MakeModel) -> None:
+def test_spans_exclude_the_prompt(make_model: MakeModel) -> None:
     model = make_model()
     model.settings = replace(model.settings, document_prompt="search_document: ", query_prompt="  find ")
     for role in ("document", "query"):
@@ -183,7 +183,7 @@ def test_spans_leave_the_prompt_out(make_model: MakeModel) -> None:
     assert spans(model, " ", "document")[2:] == [None] * (len(names(model, "", "document")) - 2)
 
 
-def test_spans_when_lower_case_is_longer(make_model: MakeModel) -> None:
+def test_spans_are_right_if_lower_case_is_longer(make_model: MakeModel) -> None:
     model = make_model(word_piece(), skiplist=())
     model.settings = replace(model.settings, lower_case=True)
     text = "\u0130\u0130 BIRDS, A zebra?"  # the letter's lower case is two characters
@@ -191,7 +191,7 @@ def test_spans_when_lower_case_is_longer(make_model: MakeModel) -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_spans_of_a_text_that_is_cut(make_model: MakeModel, side: str) -> None:
+def test_spans_of_a_truncated_text_are_right(make_model: MakeModel, side: str) -> None:
     model = make_model(word_piece(), document_length=6, skiplist=())
     model.tokenizer.settings["truncation_side"] = side
     text = "a bird has wings a bird"
@@ -201,6 +201,6 @@ def test_spans_of_a_text_that_is_cut(make_model: MakeModel, side: str) -> None:
     assert len(text_tokens(model, text, "document")) == len(model.encode_documents([text])[0])
 
 
-def test_spans_of_sentence_pieces(make_model: MakeModel) -> None:
+def test_spans_of_sentence_pieces_are_right(make_model: MakeModel) -> None:
     model = make_model(sentence_piece(), query_prefix="", document_prefix="", skiplist=(), query_expansion=False)
     assert [part for part in spans(model, "bird  birds", "query") if part and part.strip()] == ["bird", "bird", "s"]

@@ -1,4 +1,4 @@
-"""MaxSim: the padded reference and the packed form against sums written out."""
+"""MaxSim: the padded and the packed function, compared with explicit sums."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def random_texts(seed: int, lengths: Sequence[int], width: int = 12) -> list[Tok
 LENGTHS = [3, 0, 1, 17, 0, 0, 40, 2, 0]
 
 
-def test_packed_is_the_definition_with_empty_documents_anywhere() -> None:
+def test_packed_maxsim_is_the_sum_of_maxima_with_empty_documents_anywhere() -> None:
     for lengths in (LENGTHS, [0, 0, 5], [5], [4, 0]):
         queries, documents = random_texts(0, [5, 1, 32]), random_texts(1, lengths)
         np.testing.assert_allclose(maxsim_packed(queries, *pack(documents)), by_hand(queries, documents), rtol=1e-5, atol=1e-5)
 
 
-def test_padded_is_the_definition_and_an_empty_document_is_last() -> None:
+def test_padded_maxsim_is_the_sum_of_maxima_and_ranks_empty_documents_last() -> None:
     queries, documents = random_texts(0, [5, 1, 7]), random_texts(1, LENGTHS)
     (q, q_mask), (d, d_mask) = pad(queries), pad(documents)
     scores = maxsim_padded(q, d, q_mask, d_mask)
@@ -66,7 +66,7 @@ def test_padded_is_the_definition_and_an_empty_document_is_last() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_all_negative_similarities_are_not_beaten_by_padding(dtype: torch.dtype) -> None:
+def test_padding_never_exceeds_negative_similarities(dtype: torch.dtype) -> None:
     queries = -torch.ones(1, 4, 3, dtype=dtype)
     documents = torch.zeros(2, 5, 3, dtype=dtype)
     documents[0], documents[1, :2] = 1.0, 2.0
@@ -85,7 +85,7 @@ def test_block_sizes_do_not_change_scores() -> None:
         np.testing.assert_allclose(scores, whole, rtol=1e-5, atol=1e-5)
 
 
-def test_the_reference_has_gradients_for_the_winning_tokens_only() -> None:
+def test_padded_maxsim_has_gradients_for_the_best_tokens_only() -> None:
     queries = torch.tensor([[[1.0, 0.0]]])
     documents = torch.tensor([[[0.2, 0.0], [0.9, 0.0], [5.0, 0.0]]], requires_grad=True)
     maxsim_padded(queries, documents, torch.ones(1, 1), torch.tensor([[1, 1, 0]])).sum().backward()
@@ -93,13 +93,13 @@ def test_the_reference_has_gradients_for_the_winning_tokens_only() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 12), (3, 11), (12,)])
-def test_a_query_that_does_not_fit_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_query_of_another_width_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="query 1 must have the shape"):
         maxsim_packed([np.ones((2, 12), np.float32), np.ones(shape, np.float32)], *pack(random_texts(0, [3])))
 
 
 @pytest.mark.parity
-def test_pylate_gives_the_same_scores_where_no_document_is_padded() -> None:
+def test_pylate_gives_the_same_scores_for_documents_without_padding() -> None:
     scores = pytest.importorskip("pylate.scores")
     rng = np.random.default_rng(5)
     queries, documents = rng.standard_normal((4, 8, 16)).astype(np.float32), rng.standard_normal((6, 20, 16)).astype(np.float32)

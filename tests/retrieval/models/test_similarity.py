@@ -27,12 +27,12 @@ def test_a_vector_that_is_not_finite_does_not_become_zero(bad: float) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 1e38])
-def test_lengths_whose_squares_float32_cannot_hold(scale: float) -> None:
+def test_lengths_whose_squares_overflow_float32_are_scaled(scale: float) -> None:
     vectors = np.array([[0.6, 0.8], [0.0, -1.0]], np.float32) * np.float32(scale)
     np.testing.assert_allclose(comparable(vectors, CARD), [[0.6, 0.8], [0.0, -1.0]], rtol=1e-6)
 
 
-def test_in_place_is_the_same() -> None:
+def test_scaling_in_place_gives_the_same_vectors() -> None:
     vectors = np.random.default_rng(0).standard_normal((7, 2), dtype=np.float32)
     scaled = vectors.copy()
     make_comparable(scaled, CARD)
@@ -43,6 +43,6 @@ def test_in_place_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("similarity", ["dot", "maxsim"])
-def test_other_similarities_take_vectors_as_they_are(similarity: str) -> None:
+def test_vectors_of_dot_product_models_are_not_scaled(similarity: str) -> None:
     vectors = np.array([[3.0, 4.0]], np.float32)
     assert comparable(vectors, replace(CARD, similarity=similarity)) is vectors

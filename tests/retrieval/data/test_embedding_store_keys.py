@@ -1,4 +1,4 @@
-"""The table of known texts against a dict."""
+"""The table of text keys, compared with a dict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from quiver.retrieval.data.embedding_store import KEY, KeyTable, text_keys
 
 
-def test_a_key_is_the_head_of_the_sha256_of_the_text() -> None:
+def test_a_key_is_the_first_half_of_the_sha256_of_the_text() -> None:
     texts = ["", "a", "é", "\0", "a" * 10_000]
     keys = text_keys(texts)
     assert keys.dtype == KEY
@@ -20,7 +20,7 @@ def test_a_key_is_the_head_of_the_sha256_of_the_text() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_the_table_is_a_dict_in_which_the_first_entry_stays(chunk: int) -> None:
+def test_the_key_table_behaves_as_a_dict_that_keeps_the_first_entry(chunk: int) -> None:
     rng = np.random.default_rng(chunk)
     texts = [f"text {number}" for number in rng.integers(0, 600, 1000)]
     table = KeyTable()
@@ -44,14 +44,14 @@ def test_the_table_is_a_dict_in_which_the_first_entry_stays(chunk: int) -> None:
     assert (table.find(text_keys(asked)) == -1).all()
 
 
-def test_keys_that_end_in_zero_bytes_are_told_apart() -> None:
+def test_keys_that_end_in_zero_bytes_are_distinguished() -> None:
     keys = np.frombuffer(b"".join((bytes([1]) + bytes(15), bytes([1, 1]) + bytes(14), bytes(15) + bytes([1]), bytes(16))), KEY)
     table = KeyTable()
     table.add(keys[:3], np.arange(3))
     assert table.find(keys).tolist() == [0, 1, 2, -1]
 
 
-def test_the_runs_stay_few() -> None:
+def test_the_number_of_sorted_runs_is_logarithmic() -> None:
     table = KeyTable()
     for start in range(0, 20_000, 10):
         table.add(text_keys([str(number) for number in range(start, start + 10)]), np.arange(start, start + 10))

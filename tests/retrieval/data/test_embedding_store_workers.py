@@ -35,7 +35,7 @@ def shards(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("*/*.arrow"))]
 
 
-def test_a_store_that_workers_fill_is_the_same(tmp_path: Path, model: Path) -> None:
+def test_workers_write_the_same_store_as_one_process(tmp_path: Path, model: Path) -> None:
     limits = StoreLimits(chunk_texts=4, shard_texts=8)
     loaded = load_model(model)
     here = EmbeddingStore(tmp_path / "here", limits=limits).encode(loaded, TEXTS, "document")
@@ -64,7 +64,7 @@ class Backwards:
             yield item, work(item)
 
 
-def test_chunks_come_back_in_their_order(model: Path) -> None:
+def test_chunks_of_workers_are_returned_in_order(model: Path) -> None:
     loaded, executor = load_model(model), Backwards()
     chunks = [Chunk(number, (f"text {number}",)) for number in range(5)]
     found = list(encode_chunks(loaded, chunks, "document", executor=executor))
@@ -75,13 +75,13 @@ def test_chunks_come_back_in_their_order(model: Path) -> None:
         np.testing.assert_array_equal(one.vectors, two.vectors)
 
 
-def test_queries_are_encoded_here(tmp_path: Path, word_sum: Any) -> None:
+def test_queries_are_encoded_in_this_process(tmp_path: Path, word_sum: Any) -> None:
     """A model that no worker could load."""
     stored = EmbeddingStore(tmp_path, LocalProcesses(2)).encode(word_sum, ["a bird"], "query")
     assert stored.counts.texts == 1
 
 
-def test_the_command_line_says_what_is_wrong_in_one_line(
+def test_mistakes_with_executors_are_reported_in_one_line(
     quiver: Callable[..., Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = tmp_path / "c.jsonl"
@@ -112,7 +112,7 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
     assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl", "model"}
 
 
-def test_a_model_of_another_library_is_not_for_workers(tmp_path: Path, word_sum: Any) -> None:
+def test_a_model_of_another_library_cannot_be_encoded_by_workers(tmp_path: Path, word_sum: Any) -> None:
     word_sum.card = dataclasses.replace(word_sum.card, library="pylate")
     with pytest.raises(InputError, match="workers cannot run pylate models"):
         EmbeddingStore(tmp_path, LocalProcesses(1)).encode(word_sum, ["a"], "document")

@@ -1,4 +1,4 @@
-"""Vectors on disk: no text is encoded twice, whatever happens to the process or to the files."""
+"""The embedding store: no text is encoded twice, after kills and damage too."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def damage_vectors(shard: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_the_second_time_nothing_is_encoded(tmp_path: Path, kind: str) -> None:
+def test_stored_texts_are_not_encoded_again(tmp_path: Path, kind: str) -> None:
     model = Counting(kind)
     first = small_store(tmp_path).encode(model, iter(TEXTS), "document")
     check(first, model, TEXTS)
@@ -111,7 +111,7 @@ def test_the_second_time_nothing_is_encoded(tmp_path: Path, kind: str) -> None:
     assert again.asked == []
 
 
-def test_only_what_is_new_is_encoded(tmp_path: Path) -> None:
+def test_only_new_texts_are_encoded(tmp_path: Path) -> None:
     store, model = small_store(tmp_path), Counting()
     store.encode(model, TEXTS[:5], "document")
     model.asked.clear()
@@ -131,7 +131,7 @@ def test_models_and_roles_are_kept_apart(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a" * 64 + "-document", "a" * 64 + "-query", "b" * 64 + "-document"]
 
 
-def test_vectors_are_stored_as_an_index_wants_them(tmp_path: Path) -> None:
+def test_vectors_of_a_cosine_model_are_stored_at_unit_length(tmp_path: Path) -> None:
     model = Counting(similarity="cosine")
     for _ in range(2):
         rows = small_store(tmp_path).encode(model, ["a b", "", "c"], "document").rows.span(0, 3)
@@ -139,7 +139,7 @@ def test_vectors_are_stored_as_an_index_wants_them(tmp_path: Path) -> None:
         np.testing.assert_allclose(rows[2], vector("c") / np.linalg.norm(vector("c")), rtol=1e-6)
 
 
-def test_no_texts_are_no_vectors(tmp_path: Path) -> None:
+def test_no_texts_give_no_vectors(tmp_path: Path) -> None:
     for kind in ("dense", "colbert"):
         stored = small_store(tmp_path).encode(Counting(kind, fingerprint=kind[0] * 64), [], "document")
         assert (stored.counts, stored.reused, stored.rows.shape) == (TokenCounts(0, 0, 0, 0), 0, (0, 4))
@@ -187,7 +187,7 @@ def many() -> list[str]:
         ("dense", "fsync", 1, 0),
     ],
 )
-def test_a_killed_process_loses_what_it_had_not_committed(tmp_path: Path, kind: str, where: str, at: int, committed: int) -> None:
+def test_a_killed_process_loses_only_uncommitted_vectors(tmp_path: Path, kind: str, where: str, at: int, committed: int) -> None:
     code = CHILD.format(tests=str(Path(__file__).parent), kind=kind, folder=str(tmp_path), where=where, at=at)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -198,7 +198,7 @@ def test_a_killed_process_loses_what_it_had_not_committed(tmp_path: Path, kind: 
     check(stored, model, many())
 
 
-def test_what_a_killed_process_leaves_is_removed_in_the_end(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     store, model = small_store(tmp_path), Counting()
     store.encode(model, TEXTS, "document")
     old, fresh = (shards(tmp_path)[0].parent / f".{name}.arrow.00.tmp" for name in ("old", "fresh"))
@@ -210,7 +210,7 @@ def test_what_a_killed_process_leaves_is_removed_in_the_end(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("failing", ["texts", "model"])
-def test_what_was_encoded_before_an_error_is_kept(tmp_path: Path, failing: str) -> None:
+def test_vectors_encoded_before_an_error_are_kept(tmp_path: Path, failing: str) -> None:
     def broken() -> Iterator[str]:
         yield from TEXTS[:7]
         raise InputError("corpus.jsonl:8: malformed")
@@ -255,7 +255,7 @@ def test_a_damaged_shard_is_renamed_and_its_texts_are_encoded_again(tmp_path: Pa
     assert again.asked == []
 
 
-def test_only_shards_that_are_asked_for_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_requested_shards_are_verified(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A small collection does not pay for the checksums of a large one that the same model has encoded."""
     small_store(tmp_path).encode(Counting(), TEXTS, "document")
     last = shards(tmp_path)[-1]
@@ -266,7 +266,7 @@ def test_only_shards_that_are_asked_for_are_read(tmp_path: Path, caplog: pytest.
     assert last.exists()
 
 
-def test_of_a_text_that_two_processes_stored_the_sound_copy_is_found(tmp_path: Path) -> None:
+def test_the_undamaged_copy_of_a_text_stored_twice_is_found(tmp_path: Path) -> None:
     start, models = threading.Barrier(2), [Counting(), Counting()]
 
     def late(texts: list[str]) -> Iterator[str]:
@@ -303,7 +303,7 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path, name: str, value: 
     assert model.asked == []
 
 
-def test_a_place_that_cannot_be_a_store(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match=r"cannot be created .*choose another folder for vectors"):
         small_store(tmp_path / "file").encode(Counting(), TEXTS, "document")
@@ -328,7 +328,7 @@ def test_a_vector_that_is_not_finite_is_not_stored(tmp_path: Path, kind: str, ba
     assert "d e f" in model.texts
 
 
-def test_vectors_that_are_not_what_the_card_says(tmp_path: Path) -> None:
+def test_vectors_that_contradict_the_model_card_are_refused(tmp_path: Path) -> None:
     model = Counting()
     model.card = replace(model.card, dim=5)
     with pytest.raises(ValueError, match="width 4, its card says 5"):
@@ -340,7 +340,7 @@ def test_vectors_that_are_not_what_the_card_says(tmp_path: Path) -> None:
         small_store(tmp_path).encode(short, TEXTS, "document")
 
 
-def test_one_bar_over_all_texts_and_reused_ones_move_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_progress_bar_counts_encoded_and_stored_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bars: list[tuple[str, int, list[int]]] = []
 
     @contextmanager
@@ -367,7 +367,7 @@ def test_one_bar_over_all_texts_and_reused_ones_move_it(tmp_path: Path, monkeypa
     assert shown == [False] * 4 + [True]  # without a total the model shows its own
 
 
-def test_long_texts_go_in_smaller_calls_and_large_vectors_in_smaller_shards(tmp_path: Path) -> None:
+def test_long_texts_are_encoded_in_smaller_calls_and_large_vectors_in_smaller_shards(tmp_path: Path) -> None:
     limits = StoreLimits(chunk_texts=100, chunk_characters=50, shard_texts=4)
     texts = [f"{number} " + "y" * length for number, length in enumerate([10, 10, 10, 10, 60, 10, 20, 20, 20])]
     model = Counting()
@@ -378,14 +378,14 @@ def test_long_texts_go_in_smaller_calls_and_large_vectors_in_smaller_shards(tmp_
     assert len(shards(tmp_path / "bytes")) == 3  # of four, of one and two, of two: at least two vectors each
 
 
-def test_a_slow_model_commits_by_the_clock(tmp_path: Path) -> None:
+def test_vectors_of_a_slow_model_are_committed_after_a_time(tmp_path: Path) -> None:
     clock = iter(range(0, 10_000, 20))
     limits = StoreLimits(chunk_texts=3, shard_texts=1000, clock=lambda: float(next(clock)))
     EmbeddingStore(tmp_path, limits=limits).encode(Counting(), [str(number) for number in range(18)], "document")
     assert len(shards(tmp_path)) == 3  # six calls, 20 seconds each: every second one is more than 30 after the last commit
 
 
-def test_neither_texts_nor_vectors_are_held(tmp_path: Path) -> None:
+def test_texts_and_vectors_are_not_kept_in_memory(tmp_path: Path) -> None:
     """20,000 texts of 1,000 characters and 20,000 vectors of 1 KiB pass through a few megabytes."""
     store = EmbeddingStore(tmp_path, limits=StoreLimits(chunk_texts=256, shard_texts=1024))
 

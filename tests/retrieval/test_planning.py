@@ -136,7 +136,7 @@ def small_colbert(minilm: Path, tmp_path: Path) -> ColBERT:
 
 
 @pytest.mark.data
-def test_tokens_and_bytes_of_real_texts(quiver_data: Path, minilm: Path) -> None:
+def test_estimates_of_tokens_and_bytes_fit_real_texts(quiver_data: Path, minilm: Path) -> None:
     """SciFact, counted without encoding: the sample says what the corpus has, and words alone come near."""
     model, corpus = load_model(minilm), list(islice(read_documents(quiver_data / "scifact"), 1500))
     planned = real(model, corpus)
@@ -149,7 +149,7 @@ def test_tokens_and_bytes_of_real_texts(quiver_data: Path, minilm: Path) -> None
 
 @pytest.mark.exhaustive
 @pytest.mark.data
-def test_a_real_index_of_some_thousand_documents(quiver_data: Path, minilm: Path, small_colbert: ColBERT, tmp_path: Path) -> None:
+def test_estimated_sizes_fit_a_real_index(quiver_data: Path, minilm: Path, small_colbert: ColBERT, tmp_path: Path) -> None:
     """One layer of a real model over SciFact: disk, memory and time of both kinds."""
     corpus = list(islice(read_documents(quiver_data / "scifact"), 3000))
     parts = load_parts(minilm)
@@ -166,7 +166,7 @@ def test_a_real_index_of_some_thousand_documents(quiver_data: Path, minilm: Path
 
 @pytest.mark.exhaustive
 @pytest.mark.data
-def test_hours_of_a_real_index(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
+def test_estimated_hours_fit_a_real_index(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
     """All-MiniLM-L6-v2 over 1,500 documents: the time of a build from a few seconds of it."""
     corpus, model = list(islice(read_documents(quiver_data / "scifact"), 1500)), load_model(minilm)
     sample = spread_over(iter(corpus), len(corpus), 256)
@@ -198,7 +198,7 @@ BUILDS = [built("exact-dense", "quiver", 1.0), built("pq-dense", "quiver", 4.0),
 INDEX = {**COMMON, "subject": "index", "facts": {"kind": "dense", "vectors": 1000}, "cases": [{"name": "build", "rows": BUILDS}]}
 
 
-def test_rates_from_files(tmp_path: Path) -> None:
+def test_rates_are_read_from_benchmark_files(tmp_path: Path) -> None:
     for name, content in (("encoder", ENCODER), ("index", INDEX), ("other", {"schema": "x"})):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     both = [tmp_path / "encoder.json", tmp_path / "index.json"]
@@ -211,7 +211,7 @@ def test_rates_from_files(tmp_path: Path) -> None:
         read_rates([tmp_path / "other.json"], tokens=100, kind="dense")
 
 
-def test_measuring_adds_up(word_sum: Any, minilm: Path) -> None:
+def test_measured_rates_are_consistent(word_sum: Any, minilm: Path) -> None:
     model = load_model(minilm)
     corpus = [Document(f"d{number}", "wings of birds " * 4) for number in range(20)]
     rates = measure(model, corpus, name="pq-dense", settings={}, seconds=0.2)
@@ -227,7 +227,7 @@ def plans(done: Any) -> dict[str, Any]:
     return found
 
 
-def test_the_published_collections(quiver: Callable[..., Any]) -> None:
+def test_published_collections_are_estimated(quiver: Callable[..., Any]) -> None:
     preset = ("estimate", "--model", "modernbert-base", "--gpu", "h100", "--price-per-gpu-hour", "2", "--json")
     (marco,) = plans(quiver(*preset, "--preset-collection", "msmarco", "--kind", "colbert")).values()
     assert marco["corpus"]["documents"] == 8_841_823
@@ -247,7 +247,7 @@ def test_the_published_collections(quiver: Callable[..., Any]) -> None:
     assert billion["index"]["disk"] == pytest.approx(1000 * one["index"]["disk"], rel=0.05)
 
 
-def test_tables_and_formulas(quiver: Callable[..., Any]) -> None:
+def test_the_report_has_tables_and_formulas(quiver: Callable[..., Any]) -> None:
     done = quiver("estimate", "--model", "minilm-l6", "--docs", "2e5", "--formulas")
     assert done.code == 0
     assert "hours are unknown without a rate; pass --measure, --rates FILE or --gpu" in done.out
@@ -263,7 +263,7 @@ def test_tables_fit_a_narrow_terminal(quiver: Callable[..., Any], monkeypatch: p
     assert max(map(len, done.out.splitlines())) <= 80
 
 
-def test_a_sample_and_its_rates(quiver: Callable[..., Any], minilm: Path, tmp_path: Path) -> None:
+def test_a_sample_gives_statistics_and_rates(quiver: Callable[..., Any], minilm: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"_id": str(number), "title": "", "text": "a bird has wings " * 5}) for number in range(30)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     arguments = ("estimate", "--model", minilm, "--sample", tmp_path / "corpus.jsonl", "--measure", "--seconds", "0.2", "--json")

@@ -1,4 +1,4 @@
-"""A matrix as rows: views where that is possible."""
+"""Rows of a matrix are views where possible."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from quiver.retrieval.records import MatrixRows
 
 
-def test_a_matrix_is_walked_without_a_copy() -> None:
+def test_rows_of_a_matrix_are_read_without_a_copy() -> None:
     matrix = np.arange(14, dtype=np.float32).reshape(7, 2)
     rows = MatrixRows(matrix)
     assert rows.shape == (7, 2)

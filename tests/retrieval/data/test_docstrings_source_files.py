@@ -36,7 +36,7 @@ def test_the_standard_library_without_tests_programs_and_site_packages() -> None
     assert list(files) == list(stdlib_files())
 
 
-def test_a_missing_standard_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_standard_library_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     with pytest.raises(InputError, match="the source of the standard library is missing"):
         stdlib_files()
@@ -67,7 +67,7 @@ def test_a_single_module_and_a_namespace_package_are_packages_too(on_path: Path)
     assert list(package_files("quiver_namespace")) == ["quiver_namespace.part"]
 
 
-def test_a_link_that_leads_back_up_is_not_followed(on_path: Path) -> None:
+def test_a_link_to_a_parent_folder_is_not_followed(on_path: Path) -> None:
     make(on_path / "quiver_linked", "__init__.py")
     (on_path / "quiver_linked" / "again").symlink_to(on_path / "quiver_linked", target_is_directory=True)
     assert list(package_files("quiver_linked")) == ["quiver_linked"]
@@ -86,12 +86,12 @@ def test_a_link_that_leads_back_up_is_not_followed(on_path: Path) -> None:
         ("", "is not installed"),
     ],
 )
-def test_a_name_that_cannot_be_mined(name: str, message: str) -> None:
+def test_a_package_that_cannot_be_mined_is_refused(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         package_files(name)
 
 
-def test_a_package_without_python_source(on_path: Path) -> None:
+def test_a_package_without_python_source_is_refused(on_path: Path) -> None:
     (on_path / "quiver_hollow").mkdir()
     with pytest.raises(InputError, match="'quiver_hollow' has no Python source"):
         package_files("quiver_hollow")

@@ -1,4 +1,4 @@
-"""Layouts of other libraries: written, read back with the same vectors, refused where they would give others; cards; whole or not there."""
+"""Export to layouts of other libraries: the same vectors when read back, refusals, model cards, and atomic writing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def same_vectors(one: Path, other: Path) -> None:
 # Layouts.
 
 
-def test_every_module_of_a_folder_may_be_a_bin_file(dense: Path, tmp_path: Path) -> None:
+def test_weights_of_every_module_may_be_a_bin_file(dense: Path, tmp_path: Path) -> None:
     pickled = tmp_path / "pickled"
     shutil.copytree(dense, pickled)
     weights = sorted(pickled.rglob("model.safetensors"))
@@ -101,21 +101,21 @@ def test_every_module_of_a_folder_may_be_a_bin_file(dense: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("layout", [name for name, kinds in LAYOUTS.items() if "colbert" in kinds and name not in ("hf", "onnx")])
-def test_a_colbert_comes_back(colbert: Path, tmp_path: Path, layout: str) -> None:
+def test_a_colbert_model_gives_the_same_vectors_after_export(colbert: Path, tmp_path: Path, layout: str) -> None:
     exported = export_model(colbert, tmp_path / "out", layout=layout)
     same_vectors(colbert, tmp_path / "out")
     assert load_model(tmp_path / "out").card.fingerprint == exported.fingerprint
     assert exported.bytes == sum(file.stat().st_size for file in (tmp_path / "out").rglob("*") if file.is_file())
 
 
-def test_a_bi_encoder_comes_back(dense: Path, tmp_path: Path) -> None:
+def test_a_bi_encoder_gives_the_same_vectors_after_export(dense: Path, tmp_path: Path) -> None:
     exported = export_model(dense, tmp_path / "out", layout="sentence-transformers")
     same_vectors(dense, tmp_path / "out")
     assert load_model(tmp_path / "out").card.fingerprint == exported.fingerprint
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_the_hf_layout_holds_the_encoder_alone_and_says_so(
+def test_the_hf_layout_stores_only_the_encoder_and_warns(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     source: Path = request.getfixturevalue(kind)
@@ -131,14 +131,14 @@ def test_the_hf_layout_holds_the_encoder_alone_and_says_so(
 
 
 @pytest.mark.parametrize("layout", ["pylate", "stanford"])
-def test_a_bi_encoder_is_no_colbert(dense: Path, tmp_path: Path, layout: str) -> None:
+def test_a_bi_encoder_cannot_be_exported_in_a_colbert_layout(dense: Path, tmp_path: Path, layout: str) -> None:
     with pytest.raises(InputError, match=f"is a bi-encoder, but the layout {layout} is for ColBERT models; .* hf, onnx$"):
         export_model(dense, tmp_path / "out", layout=layout)
     assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_layout_is_refused(dense: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="unknown layout 'gguf'; there are sentence-transformers, pylate, hf, stanford, onnx"):
+    with pytest.raises(InputError, match="unknown layout 'gguf'; choose one of sentence-transformers, pylate, hf, stanford, onnx"):
         export_model(dense, tmp_path / "out", layout="gguf")
 
 
@@ -154,7 +154,7 @@ def test_an_unknown_layout_is_refused(dense: Path, tmp_path: Path) -> None:
         ({"skiplist": ("!",)}, "its skiplist is neither"),
     ],
 )
-def test_stanfords_layout_says_what_it_cannot_hold(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_stanfords_layout_refuses_models_that_it_cannot_express(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     source = save_colbert(tmp_path / "source", **changes)
     with pytest.raises(InputError) as caught:
         export_model(source, tmp_path / "out", layout="stanford")
@@ -163,7 +163,7 @@ def test_stanfords_layout_says_what_it_cannot_hold(tmp_path: Path, changes: dict
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-def test_stanfords_layout_is_stanfords(colbert: Path, tmp_path: Path) -> None:
+def test_stanfords_layout_has_the_files_of_stanfords_colbert(colbert: Path, tmp_path: Path) -> None:
     folder = export_model(colbert, tmp_path / "out", layout="stanford").folder
     metadata = json.loads((folder / "artifact.metadata").read_text())
     asked = {"query_token_id": "[Q] ", "doc_token_id": "[D] ", "query_maxlen": 12, "doc_maxlen": 40, "dim": 8, "similarity": "cosine"}
@@ -175,7 +175,7 @@ def test_stanfords_layout_is_stanfords(colbert: Path, tmp_path: Path) -> None:
     assert all(key.startswith("model.") for key in state)
 
 
-def test_stanfords_defaults_are_said(colbert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_defaults_of_a_stanford_folder_without_metadata_are_logged(colbert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = export_model(colbert, tmp_path / "out", layout="stanford").folder
     (folder / "artifact.metadata").unlink()
     settings = read_model_folder(folder).colbert
@@ -199,7 +199,7 @@ def test_stanfords_metadata_is_checked(colbert: Path, tmp_path: Path, key: str, 
         load_model(folder)
 
 
-def test_a_stanford_folder_without_its_projection(colbert: Path, tmp_path: Path) -> None:
+def test_a_stanford_folder_without_projection_is_refused(colbert: Path, tmp_path: Path) -> None:
     folder = export_model(colbert, tmp_path / "out", layout="stanford").folder
     state = load_file(folder / "model.safetensors")
     del state["linear.weight"]
@@ -208,7 +208,7 @@ def test_a_stanford_folder_without_its_projection(colbert: Path, tmp_path: Path)
         load_model(folder)
 
 
-def test_skipped_words_that_are_no_tokens_are_made_explicit(tmp_path: Path) -> None:
+def test_skiplist_words_that_are_not_tokens_are_exported_as_unk(tmp_path: Path) -> None:
     source = save_colbert(tmp_path / "source", skiplist=("!", "no such token", "nor this"))
     for layout in ("pylate", "sentence-transformers"):
         folder = export_model(source, tmp_path / layout, layout=layout).folder
@@ -249,7 +249,7 @@ def test_skipped_words_that_are_no_tokens_are_made_explicit(tmp_path: Path) -> N
         ),
     ],
 )
-def test_what_is_not_run_is_refused(multi_vector: Path, file: str, values: dict[str, object], message: str) -> None:
+def test_unsupported_settings_are_refused(multi_vector: Path, file: str, values: dict[str, object], message: str) -> None:
     assert isinstance(load_model(multi_vector), ColBERT)
     change(multi_vector / file, **values)
     with pytest.raises(InputError) as caught:
@@ -258,7 +258,7 @@ def test_what_is_not_run_is_refused(multi_vector: Path, file: str, values: dict[
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_without_settings_has_its_tokenizers_length_and_no_expansion(multi_vector: Path) -> None:
+def test_a_model_without_settings_has_the_length_of_its_tokenizer_and_no_expansion(multi_vector: Path) -> None:
     (multi_vector / "sentence_bert_config.json").write_text("{}")
     change(multi_vector / "config_sentence_transformers.json", prompts={"query": "", "document": None})
     settings = read_model_folder(multi_vector).colbert
@@ -267,7 +267,7 @@ def test_a_model_without_settings_has_its_tokenizers_length_and_no_expansion(mul
     assert [len(vectors) for vectors in load_model(multi_vector).encode_queries(["x"])] == [3]
 
 
-def test_prompts_of_several_tokens_and_queries_longer_than_their_expansion(multi_vector: Path, tmp_path: Path) -> None:
+def test_prompts_of_several_tokens_and_a_minimum_expansion_are_read(multi_vector: Path, tmp_path: Path) -> None:
     plain = load_model(multi_vector)
     change(multi_vector / "config_sentence_transformers.json", prompts={"query": "wings: ", "document": "a bird: "})
     change(multi_vector / "sentence_bert_config.json", query_length=30, query_expansion={"strategy": "min", "length": 12})
@@ -287,7 +287,7 @@ def test_prompts_of_several_tokens_and_queries_longer_than_their_expansion(multi
             export_model(multi_vector, tmp_path / layout, layout=layout)
 
 
-def test_a_model_without_a_mask_skips_nothing(multi_vector: Path) -> None:
+def test_a_model_without_a_mask_module_has_no_skiplist(multi_vector: Path) -> None:
     modules = json.loads((multi_vector / "modules.json").read_text())
     kept = [{**module, "idx": idx} for idx, module in enumerate(module for module in modules if "Mask" not in module["type"])]
     (multi_vector / "modules.json").write_text(json.dumps(kept))
@@ -301,18 +301,18 @@ def test_vectors_that_are_not_normalised_are_refused(multi_vector: Path) -> None
         load_model(multi_vector)
 
 
-def test_words_that_are_no_tokens_are_not_skipped_there(multi_vector: Path) -> None:
+def test_skiplist_words_that_are_not_tokens_are_ignored_as_in_version_6(multi_vector: Path) -> None:
     change(multi_vector / "2_MultiVectorMask" / "config.json", skiplist_words=["!", "no such token"])
     assert read_model_folder(multi_vector).colbert.skiplist == ("!",)
 
 
-def test_means_of_maxima_rank_alike_and_are_said(multi_vector: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_meanmaxsim_is_read_as_maxsim_with_a_warning(multi_vector: Path, caplog: pytest.LogCaptureFixture) -> None:
     change(multi_vector / "config_sentence_transformers.json", similarity_fn_name="meanmaxsim")
     assert load_model(multi_vector).card.similarity == "maxsim"
     assert "Quiver sums over the query's tokens" in caplog.text
 
 
-def test_a_pylate_folder_need_not_say_what_it_is(colbert: Path) -> None:
+def test_a_pylate_folder_is_recognized_without_model_type(colbert: Path) -> None:
     """PyLate writes no model_type where it started from a folder without one."""
     before = load_model(colbert).card.fingerprint
     change(colbert / "config_sentence_transformers.json", model_type=...)
@@ -334,7 +334,7 @@ def word_pieces() -> Tokenizer:
     return Tokenizer(backend, {})
 
 
-def test_a_word_of_the_vocabulary_is_made_a_token_wherever_it_stands() -> None:
+def test_a_prefix_in_the_vocabulary_becomes_one_token_everywhere() -> None:
     words = word_pieces()
     assert not reads_as_token(words, "[unused0] ", "[unused0]")
     changed = with_prefixes(words, ("", "[unused0]"))
@@ -344,7 +344,7 @@ def test_a_word_of_the_vocabulary_is_made_a_token_wherever_it_stands() -> None:
     assert words.encode(["[unused0] wings 7"], max_length=9).ids == [[2, 6, 8, 9, 7, 10, 11, 3]]
 
 
-def test_tokens_that_are_read_as_such_need_no_change() -> None:
+def test_prefixes_that_are_tokens_need_no_change() -> None:
     words = tokenizer()
     assert with_prefixes(words, ("[Q] ", "")) is words
     # A byte-level vocabulary keeps the space behind a token.
@@ -397,7 +397,7 @@ def run_folder(tmp_path: Path, source: Path, **changes: object) -> Path:
     return folder
 
 
-def test_a_card_says_what_is_known(dense: Path, tmp_path: Path) -> None:
+def test_a_model_card_lists_known_facts(dense: Path, tmp_path: Path) -> None:
     scores = ModelScores("results", load_model(dense).card.fingerprint, [ENTRY])
     run = run_folder(tmp_path, dense)
     export_model(dense, tmp_path / "my-model", layout="sentence-transformers", run=run, scores=[scores], languages=["en"])
@@ -417,7 +417,7 @@ def test_a_card_says_what_is_known(dense: Path, tmp_path: Path) -> None:
     assert yaml.safe_load(recipe) == RUN["recipe"]
 
 
-def test_a_card_leaves_out_what_is_not_known(colbert: Path, tmp_path: Path) -> None:
+def test_a_model_card_omits_unknown_facts(colbert: Path, tmp_path: Path) -> None:
     export_model(colbert, tmp_path / "out", layout="pylate")
     metadata, body = card_of(tmp_path / "out")
     assert metadata.keys() == {"library_name", "pipeline_tag", "tags"}
@@ -427,7 +427,7 @@ def test_a_card_leaves_out_what_is_not_known(colbert: Path, tmp_path: Path) -> N
     assert "None" not in body
 
 
-def test_a_folder_of_the_training_machine_is_no_base_model(dense: Path, tmp_path: Path) -> None:
+def test_a_local_folder_is_not_named_as_the_base_model(dense: Path, tmp_path: Path) -> None:
     """That ``runs/start`` is not there now says nothing: the record knows whether it was."""
     recipe = {**RUN["recipe"], "model": {"init": "runs/start"}}
     model = {"fingerprint": load_model(dense).card.fingerprint, "base_model": None}
@@ -436,7 +436,7 @@ def test_a_folder_of_the_training_machine_is_no_base_model(dense: Path, tmp_path
     assert "base_model" not in card_of(tmp_path / "out")[0]
 
 
-def test_a_recipe_with_a_fence_in_it_stays_in_its_own(dense: Path, tmp_path: Path) -> None:
+def test_a_recipe_that_contains_a_code_fence_stays_inside_its_own(dense: Path, tmp_path: Path) -> None:
     text = "Start so:\n```\nquiver train mine\n````\n## Not a heading"
     run = run_folder(tmp_path, dense, recipe={**RUN["recipe"], "source": text})
     export_model(dense, tmp_path / "out", layout="hf", run=run)
@@ -446,13 +446,13 @@ def test_a_recipe_with_a_fence_in_it_stays_in_its_own(dense: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("language", ["English", "Klingon!", "EN", "jp", "zh-CN", ""])
-def test_what_is_no_language_is_refused(dense: Path, tmp_path: Path, language: str) -> None:
+def test_an_unknown_language_is_refused(dense: Path, tmp_path: Path, language: str) -> None:
     with pytest.raises(InputError, match=f"unknown language '{language}'; use an ISO 639 code"):
         export_model(dense, tmp_path / "out", layout="hf", languages=["en", language])
     assert not (tmp_path / "out").exists()
 
 
-def test_norwegian_is_no_boolean(dense: Path, tmp_path: Path) -> None:
+def test_the_language_code_no_is_not_read_as_a_boolean(dense: Path, tmp_path: Path) -> None:
     export_model(dense, tmp_path / "out", layout="hf", languages=["no", "yue", "code"])
     assert card_of(tmp_path / "out")[0]["language"] == ["no", "yue", "code"]
 
@@ -467,7 +467,7 @@ def unstrippable(folder: Path) -> Path:
     return folder
 
 
-def test_a_card_offers_no_library_that_gives_other_vectors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_card_omits_libraries_with_other_vectors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """sentence-transformers 6 strips neither a text nor a prompt by itself."""
     dense, colbert = unstrippable(save_dense(tmp_path / "dense")), unstrippable(save_colbert(tmp_path / "colbert"))
     for source, layout in ((dense, "sentence-transformers"), (colbert, "pylate"), (colbert, "stanford")):
@@ -482,7 +482,7 @@ def test_a_card_offers_no_library_that_gives_other_vectors(tmp_path: Path, caplo
 
 
 @pytest.mark.parametrize("layout", ["pylate", "stanford"])
-def test_a_card_offers_what_gives_the_same_vectors(dense: Path, colbert: Path, tmp_path: Path, layout: str) -> None:
+def test_a_model_card_lists_libraries_with_the_same_vectors(dense: Path, colbert: Path, tmp_path: Path, layout: str) -> None:
     export_model(colbert, tmp_path / "out", layout=layout)
     assert "MultiVectorEncoder" in card_of(tmp_path / "out")[1]
     export_model(dense, tmp_path / "dense-out", layout="sentence-transformers")
@@ -497,14 +497,14 @@ def test_a_card_offers_what_gives_the_same_vectors(dense: Path, colbert: Path, t
         ({"schema": "quiver-run/1"}, "not the record of a training run (schema quiver-run/2)"),
     ],
 )
-def test_a_record_of_another_model_is_refused(dense: Path, tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_a_run_record_of_another_model_is_refused(dense: Path, tmp_path: Path, changes: dict[str, object], message: str) -> None:
     run = run_folder(tmp_path, dense, **changes)
     with pytest.raises(InputError) as caught:
         export_model(dense, tmp_path / "out", layout="hf", run=run)
     assert message in str(caught.value)
 
 
-def test_scores_of_another_model_and_scores_twice_are_refused(dense: Path, tmp_path: Path) -> None:
+def test_scores_of_another_model_and_repeated_scores_are_refused(dense: Path, tmp_path: Path) -> None:
     fingerprint = load_model(dense).card.fingerprint
     with pytest.raises(InputError, match="a: scores of another model"):
         export_model(dense, tmp_path / "out", layout="hf", scores=[ModelScores("a", "f" * 64, [ENTRY])])
@@ -516,7 +516,7 @@ def test_scores_of_another_model_and_scores_twice_are_refused(dense: Path, tmp_p
 # Whole or not there.
 
 
-def test_a_failure_on_the_way_leaves_nothing(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_export_leaves_no_files(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: object, **settings: object) -> str:
         raise OSError(28, "No space left on device")
 
@@ -530,7 +530,7 @@ def test_a_failure_on_the_way_leaves_nothing(dense: Path, tmp_path: Path, monkey
     assert (tmp_path / "out" / "README.md").read_text() == before
 
 
-def test_what_is_there_is_replaced_only_if_asked_and_only_a_model(dense: Path, tmp_path: Path) -> None:
+def test_only_a_model_is_replaced_and_only_with_overwrite(dense: Path, tmp_path: Path) -> None:
     out = export_model(dense, tmp_path / "out", layout="sentence-transformers").folder
     with pytest.raises(InputError, match="not empty; choose another --out, or add --overwrite"):
         export_model(dense, out, layout="hf")
@@ -546,7 +546,7 @@ def test_what_is_there_is_replaced_only_if_asked_and_only_a_model(dense: Path, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "out", "thesis"]
 
 
-def test_files_that_no_export_writes_are_not_replaced(dense: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_replaced(dense: Path, tmp_path: Path) -> None:
     out = export_model(dense, tmp_path / "out", layout="sentence-transformers").folder
     for name in ("notes.md", "1_Pooling/notes.md", "figures/README.md", ".gitattributes"):
         (out / name).parent.mkdir(exist_ok=True)
@@ -561,7 +561,9 @@ def test_files_that_no_export_writes_are_not_replaced(dense: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("layout", ["sentence-transformers", "pylate", "hf", "stanford"])
-def test_a_clone_keeps_its_history_and_its_notes(colbert: Path, tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_git_clone_keeps_its_history_and_other_files(
+    colbert: Path, tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture
+) -> None:
     clone = tmp_path / "clone"
     (clone / ".git" / "objects").mkdir(parents=True)
     for name in (".git/HEAD", ".git/objects/ab", ".gitattributes"):
@@ -585,7 +587,7 @@ def files_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_failure_on_the_way_leaves_a_clone_as_it_was(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_export_leaves_a_git_clone_unchanged(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "clone"
     (out / ".git").mkdir(parents=True)
     export_model(dense, out, layout="sentence-transformers")
@@ -600,13 +602,13 @@ def test_a_failure_on_the_way_leaves_a_clone_as_it_was(dense: Path, tmp_path: Pa
     assert {name: (out / name).read_bytes() for name in files_in(out)} == before
 
 
-def test_all_that_an_export_writes_is_known(dense: Path, colbert: Path, tmp_path: Path) -> None:
+def test_every_file_of_an_export_is_listed(dense: Path, colbert: Path, tmp_path: Path) -> None:
     found = set[str]()
     for source in (dense, colbert):
         for layout, kinds in LAYOUTS.items():
             if source.name in kinds and layout != "onnx":
                 found |= files_in(export_model(source, tmp_path / f"{source.name}-{layout}", layout=layout).folder)
-    graph = {"model.onnx", "model.onnx.data", "onnx_config.json"}  # of the layout onnx: tests/retrieval/test_onnx.py
+    graph = {"model.onnx", "model.onnx.data", "onnx_config.json"}  # of the layout onnx: test_onnx.py
     assert {name for name in found if "/" not in name} | graph == FILES
     modules = {tuple(name.split("/")) for name in found if "/" in name}
     assert {name for _, name in modules} == MODULE_FILES
@@ -621,7 +623,7 @@ def test_a_model_is_not_exported_over_itself(dense: Path, tmp_path: Path, target
     assert isinstance(load_model(dense), BiEncoder)
 
 
-def test_every_layout_is_for_some_kind() -> None:
+def test_every_layout_supports_a_kind_of_model() -> None:
     kinds: Mapping[str, list[str]] = {layout: sorted(writers) for layout, writers in LAYOUTS.items()}
     assert kinds == {
         "sentence-transformers": ["colbert", "dense"],

@@ -1,4 +1,4 @@
-"""Model folders: which stacks of modules are run, mistyped settings, and what a fingerprint covers."""
+"""Model folders: supported stacks of modules, malformed settings, and the contents of a fingerprint."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_unknown_module_is_refused(dense: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
-def test_settings_under_an_older_name_are_read(dense: Path, kind: str) -> None:
+def test_settings_files_with_an_older_name_are_read(dense: Path, kind: str) -> None:
     path = dense / "sentence_bert_config.json"
     path.write_text(json.dumps({"max_seq_length": 17, "do_lower_case": True}))
     path.rename(dense / f"sentence_{kind}_config.json")
@@ -74,7 +74,7 @@ def test_settings_under_an_older_name_are_read(dense: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("order", [[], [0], [1, 0]], ids=str)
-def test_a_colbert_needs_its_projection(colbert: Path, order: list[int]) -> None:
+def test_a_colbert_model_without_projection_is_refused(colbert: Path, order: list[int]) -> None:
     assert isinstance(load_model(colbert), ColBERT)
     reorder(colbert, order)
     with pytest.raises(InputError, match="a ColBERT model must have Transformer and one or more Dense"):
@@ -128,13 +128,13 @@ def test_mistyped_colbert_settings_are_named(colbert: Path, key: str, value: obj
     assert message in str(caught.value)
 
 
-def test_widths_must_chain() -> None:
+def test_widths_of_successive_modules_must_agree() -> None:
     settings = ModelFolder("dense", Path(), projections=(Projection(32, 16), Projection(17, 8)))
     with pytest.raises(InputError, match="Dense module 2 expects 17 features, its input has 16"):
         BiEncoder(Encoder(CONFIG), tokenizer(), settings)
 
 
-def test_the_wrong_class_for_a_checkpoint_says_which_is_right(dense: Path, colbert: Path) -> None:
+def test_loading_with_the_wrong_class_names_the_right_one(dense: Path, colbert: Path) -> None:
     with pytest.raises(InputError, match="load it with ColBERT"):
         BiEncoder.from_pretrained(colbert)
     with pytest.raises(InputError, match="load it with BiEncoder"):
@@ -181,7 +181,7 @@ def test_the_fingerprint_covers_settings_and_projections_and_nothing_else() -> N
     assert printed(plain, attention_dropout=0.3, pad_token_id=7) == prints[0]
 
 
-def test_a_bare_encoder_is_said_once(dense: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bare_encoder_is_warned_about_once(dense: Path, caplog: pytest.LogCaptureFixture) -> None:
     (dense / "modules.json").unlink()
     with caplog.at_level("WARNING", logger="retrieval"):
         load_model(dense)

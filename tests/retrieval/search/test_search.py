@@ -1,4 +1,4 @@
-"""Queries in, a run out."""
+"""Search by text: runs, and errors before encoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUERIES = [Query("q2", "deep sea"), Query("q1", "bird")]
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_a_run_in_the_order_of_the_queries(
+def test_a_run_has_the_order_of_the_queries(
     tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str, on_disk: bool
 ) -> None:
     model = word_sum if kind == "dense" else word_by_word
@@ -39,7 +39,7 @@ def test_queries_are_encoded_as_queries(word_sum: DenseModel) -> None:
     assert word_sum.calls[-1] == ("query", ["deep sea", "bird"])
 
 
-def test_what_cannot_be_searched_is_refused_before_encoding(tmp_path: Path, word_sum: DenseModel, other_word_sum: DenseModel) -> None:
+def test_invalid_searches_are_refused_before_encoding(tmp_path: Path, word_sum: DenseModel, other_word_sum: DenseModel) -> None:
     folder = build_index(DOCUMENTS, word_sum, tmp_path / "i")
     calls = len(word_sum.calls)
     with pytest.raises(InputError, match="query id 'q1' occurs 2 times"):
@@ -58,7 +58,7 @@ def test_what_cannot_be_searched_is_refused_before_encoding(tmp_path: Path, word
         search(in_memory, other_word_sum, QUERIES, 2)
 
 
-def test_a_target_of_recall_is_that_of_the_index(tmp_path: Path, word_sum: DenseModel) -> None:
+def test_a_target_recall_is_passed_to_the_index(tmp_path: Path, word_sum: DenseModel) -> None:
     many = [Document(f"d{number:03d}", f"word{number} text{number % 7} end{number % 3}") for number in range(120)]
     options = BuildOptions("ivf-dense", {"nlist": 8})
     index = build_index(many, word_sum, tmp_path / "i", options=options)

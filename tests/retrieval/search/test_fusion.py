@@ -1,4 +1,4 @@
-"""Fusion: numbers by hand, the definitions written down once more, and hits of real indexes."""
+"""Fusion: values by hand, a second implementation, and hits of real indexes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}
 B = {"d2": 30.0, "d4": 20.0}
 
 
-def test_reciprocal_ranks_by_hand() -> None:
+def test_reciprocal_rank_fusion_gives_values_computed_by_hand() -> None:
     fused = fuse([A, B], Fusion())
     assert fused == pytest.approx({"d2": 1 / 62 + 1 / 61, "d1": 1 / 61, "d4": 1 / 62, "d3": 1 / 63})
     assert list(fused) == ["d2", "d1", "d4", "d3"]
@@ -29,7 +29,7 @@ def test_reciprocal_ranks_by_hand() -> None:
     assert weighted == pytest.approx({"d2": 0.2 / 3 + 1 / 2, "d4": 1 / 3, "d1": 0.2 / 2, "d3": 0.2 / 4})
 
 
-def test_weighted_scores_by_hand() -> None:
+def test_weighted_fusion_gives_values_computed_by_hand() -> None:
     # Of A: 1, 0.5, 0, and 0 for d4; of B: 1, 0, and 0 for d1 and d3.
     fused = fuse([A, B], Fusion("weighted", weights=(2, 1)))
     assert fused == pytest.approx({"d1": 2.0, "d2": 2.0, "d4": 0.0, "d3": 0.0})
@@ -61,7 +61,7 @@ def defined(rankings: Sequence[Mapping[str, float]], fusion: Fusion, weights: Se
 
 @pytest.mark.parametrize("fusion", [Fusion(), Fusion(constant=3), Fusion("weighted"), Fusion("weighted", normalise="z-score")])
 @pytest.mark.parametrize("weights", [None, (0.3, 2.0, 1.0)])
-def test_any_rankings_as_defined_and_in_any_order(fusion: Fusion, weights: tuple[float, ...] | None) -> None:
+def test_fusion_agrees_with_its_definition_in_any_order_of_rankings(fusion: Fusion, weights: tuple[float, ...] | None) -> None:
     rng = np.random.default_rng(4)
     for _ in range(20):
         chosen = [rng.choice(30, rng.integers(2, 25), replace=False) for _ in range(3)]
@@ -76,14 +76,14 @@ def test_any_rankings_as_defined_and_in_any_order(fusion: Fusion, weights: tuple
             assert fuse([rankings[place] for place in order], shuffled) == found
 
 
-def test_a_ranking_of_weight_0_is_left_out() -> None:
+def test_a_ranking_with_weight_0_is_ignored() -> None:
     for method in ("rrf", "weighted"):
         assert fuse([A, B], Fusion(method, weights=(1, 0))) == fuse([A], Fusion(method))
         assert "d4" not in fuse([A, B], Fusion(method, weights=(1, 0)))
 
 
 @pytest.mark.parametrize("normalise", ["min-max", "z-score"])
-def test_rankings_without_a_spread(normalise: str) -> None:
+def test_rankings_with_equal_scores_are_normalized(normalise: str) -> None:
     fusion = Fusion("weighted", normalise=normalise)
     assert fuse([A, {}], fusion) == fuse([A], fusion)
     assert fuse([{}, {}], fusion) == {}
@@ -133,12 +133,12 @@ def test_runs_and_hits_are_fused_alike() -> None:
         ({"weights": (1.0,)}, "got 1 weights for 2 rankings"),
     ],
 )
-def test_what_cannot_be_fused(choices: dict[str, Any], message: str) -> None:
+def test_rankings_that_cannot_be_fused_are_refused(choices: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         fuse([A, B], Fusion(**choices))
 
 
-def test_scores_that_are_no_numbers() -> None:
+def test_scores_that_are_not_finite_are_refused() -> None:
     with pytest.raises(ValueError, match="scores must be finite"):
         fuse([{"a": float("-inf"), "b": 1.0}], Fusion("weighted"))
     with pytest.raises(ValueError, match="NaN"):
@@ -147,7 +147,7 @@ def test_scores_that_are_no_numbers() -> None:
         fuse([], Fusion())
 
 
-def test_systems_are_asked_deeper_and_fused(tmp_path: Path, word_sum: Any) -> None:
+def test_systems_are_searched_to_the_depth_and_fused(tmp_path: Path, word_sum: Any) -> None:
     documents = [Document(f"d{number}", f"word{number % 4} text{number % 3} end", metadata={"part": number}) for number in range(24)]
     index = build_index(documents, word_sum, tmp_path / "i")
     words = WordIndex(index)
@@ -164,7 +164,7 @@ def test_systems_are_asked_deeper_and_fused(tmp_path: Path, word_sum: Any) -> No
     assert set(search_fused(narrow, queries, 24, fusion=fusion).run["q1"]) == {f"d{number}" for number in range(6)}
 
 
-def test_a_system_of_weight_0_is_not_asked() -> None:
+def test_a_system_with_weight_0_is_not_searched() -> None:
     asked: list[int] = []
 
     def system(queries: Sequence[Query], k: int) -> Run:

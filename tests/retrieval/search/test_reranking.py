@@ -1,4 +1,4 @@
-"""Re-ranking: MaxSim by hand, from an index and from texts, and what cannot be re-ranked."""
+"""Re-ranking: MaxSim by hand, from an index and from texts, and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def brute_force(model: Any, query: str, documents: Sequence[str]) -> dict[str, f
 
 @pytest.mark.parametrize("stage", ["index", "texts"])
 @pytest.mark.parametrize("together", [1, 5, 2048])
-def test_scores_are_maxsim(index: Index, word_by_word: Any, stage: str, together: int) -> None:
+def test_scores_of_reranking_are_maxsim(index: Index, word_by_word: Any, stage: str, together: int) -> None:
     scorer = IndexScorer(index, word_by_word) if stage == "index" else TextScorer(word_by_word, TEXTS.__getitem__, together)
     found = rerank(RUN, QUERIES, scorer, 10)
     assert list(found) == ["q1", "q2", "q3"]
@@ -54,7 +54,7 @@ def test_scores_are_maxsim(index: Index, word_by_word: Any, stage: str, together
     assert len(rerank(RUN, QUERIES, scorer, 2)["q2"]) == 2
 
 
-def test_a_text_is_encoded_once(word_by_word: Any) -> None:
+def test_a_candidate_of_several_queries_is_encoded_once(word_by_word: Any) -> None:
     encoded: list[str] = []
 
     class Counting:
@@ -69,12 +69,12 @@ def test_a_text_is_encoded_once(word_by_word: Any) -> None:
     assert encoded == [TEXTS["d1"], TEXTS["d2"], TEXTS["d3"]]
 
 
-def test_a_score_that_is_no_number_is_no_missing_vector() -> None:
+def test_a_score_of_nan_is_not_treated_as_a_missing_vector() -> None:
     with pytest.raises(ValueError, match="'d2' has the score NaN"):
         rerank({"q1": {"d1": 3.0, "d2": 2.0}}, QUERIES[:1], lambda queries, candidates: [np.array([1.0, np.nan], np.float32)], 3)
 
 
-def test_what_cannot_be_reranked(index: Index, word_by_word: Any) -> None:
+def test_candidates_that_cannot_be_reranked_are_refused(index: Index, word_by_word: Any) -> None:
     with pytest.raises(InputError, match="the index has no document 'other'"):
         rerank({"q1": {"other": 1.0}}, QUERIES, IndexScorer(index, word_by_word), 3)
     with pytest.raises(InputError, match="but the model given is"):

@@ -1,4 +1,4 @@
-"""BM25 over an open index: always what BM25 over the living documents finds, whatever was kept of their words before."""
+"""BM25 over an open index: equal to BM25 over the documents that are not deleted, with and without a cache."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def same(found: Hits, wanted: Hits) -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("block", [7, 100_000])
-def test_segments_and_deletions(changed: tuple[Index, list[Document]], tmp_path: Path, cached: bool, block: int) -> None:
+def test_bm25_sees_all_segments_without_deleted_documents(
+    changed: tuple[Index, list[Document]], tmp_path: Path, cached: bool, block: int
+) -> None:
     index, alive = changed
     assert len(index.segments) == 3
     words = WordIndex(index, cache=tmp_path / "words" if cached else None, limits=BlockLimits(block))
@@ -71,7 +73,7 @@ def test_segments_and_deletions(changed: tuple[Index, list[Document]], tmp_path:
         words.search(QUERIES, 0)
 
 
-def test_filters_leave_the_frequencies_alone(changed: tuple[Index, list[Document]]) -> None:
+def test_filters_do_not_change_document_frequencies(changed: tuple[Index, list[Document]]) -> None:
     index, alive = changed
     words = WordIndex(index)
     found = words.search(QUERIES, 1000, filter=Filter.parse(["part>=20", "part<45"], ids=[each.id for each in alive[::2]]))
@@ -112,7 +114,7 @@ def test_words_are_counted_once(changed: tuple[Index, list[Document]], tmp_path:
     assert counted(cache) == second  # there was nothing to compact
 
 
-def test_titles_are_counted_as_they_were_encoded(tmp_path: Path, word_sum: Any) -> None:
+def test_titles_are_counted_if_they_are_encoded(tmp_path: Path, word_sum: Any) -> None:
     cache = tmp_path / "words"
     found = []
     for use_title in (True, False):
@@ -123,7 +125,7 @@ def test_titles_are_counted_as_they_were_encoded(tmp_path: Path, word_sum: Any) 
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "list"])
-def test_what_is_damaged_is_counted_again(
+def test_damaged_word_tables_are_counted_again(
     changed: tuple[Index, list[Document]], tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     index, alive = changed
@@ -148,7 +150,7 @@ def test_what_is_damaged_is_counted_again(
     assert len(list(cache.iterdir())) == 3  # and nothing is left beside them
 
 
-def test_what_cannot_be_searched_by_words(tmp_path: Path, word_sum: Any) -> None:
+def test_bm25_without_texts_is_refused(tmp_path: Path, word_sum: Any) -> None:
     bare = build_index(DOCUMENTS, word_sum, tmp_path / "bare", options=BuildOptions(store_text=False))
     with pytest.raises(InputError, match="built without texts, which BM25 needs"):
         WordIndex(bare)
@@ -158,7 +160,7 @@ def test_what_cannot_be_searched_by_words(tmp_path: Path, word_sum: Any) -> None
         WordIndex(index, cache=tmp_path / "file")
 
 
-def test_an_index_without_documents(tmp_path: Path, word_sum: Any) -> None:
+def test_bm25_over_an_empty_index_finds_nothing(tmp_path: Path, word_sum: Any) -> None:
     build_index(DOCUMENTS[:3], word_sum, tmp_path / "i")
     index = delete_documents(tmp_path / "i", [each.id for each in DOCUMENTS[:3]])
     found = WordIndex(index).search(QUERIES, 3)

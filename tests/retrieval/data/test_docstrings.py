@@ -1,4 +1,4 @@
-"""Each mining rule on a source written for it, the split without leaks, and the files that are written."""
+"""Mining of docstrings: each rule on its own source text, a split without leaks, and the written files."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_functions_are_found_in_every_block_but_not_inside_functions(tmp_path: P
     assert [pair.function for pair in pairs_of(tmp_path, source)] == ["one", "two", "three", "Outer.Inner.four", "five"]
 
 
-def test_a_long_chain_of_branches_is_no_recursion(tmp_path: Path) -> None:
+def test_a_long_chain_of_branches_does_not_exceed_the_recursion_limit(tmp_path: Path) -> None:
     chain = "if x == 0:\n    pass\n" + "".join(f"elif x == {number}:\n    pass\n" for number in range(1, 800))
     assert len(pairs_of(tmp_path, chain + "else:\n" + "".join(f"    {line}\n" for line in function().splitlines()))) == 1
 
@@ -142,7 +142,7 @@ def test_short_and_empty_bodies_are_dropped(tmp_path: Path, body: str, kept: boo
     assert bool(pairs_of(tmp_path, function(body=body))) is kept
 
 
-def test_what_shares_a_line_with_the_docstring_is_kept(tmp_path: Path) -> None:
+def test_code_on_the_line_of_the_docstring_is_kept(tmp_path: Path) -> None:
     source = '''
         def one(x): """Größe of a thing."""; return [
             x,
@@ -168,7 +168,7 @@ def test_what_shares_a_line_with_the_docstring_is_kept(tmp_path: Path) -> None:
     assert pairs_of(tmp_path, ascii_only)[0].code == "def one(x): return [\n    x,\n    x]"
 
 
-def test_columns_count_bytes(tmp_path: Path) -> None:
+def test_columns_of_the_syntax_tree_count_bytes(tmp_path: Path) -> None:
     [pair] = pairs_of(tmp_path, 'def größe(x, y="äöü"): "Size of a thing."; return [\n    x,\n    y]\n')
     assert pair.code == 'def größe(x, y="äöü"): return [\n    x,\n    y]'
 
@@ -179,7 +179,7 @@ def test_form_feeds_do_not_shift_lines(tmp_path: Path) -> None:
     assert pair.line == 3
 
 
-def test_long_functions_are_cut_at_a_line(tmp_path: Path) -> None:
+def test_long_functions_are_truncated_after_a_line(tmp_path: Path) -> None:
     [pair] = pairs_of(tmp_path, function(body="\n    ".join(f"value_{number} = x" for number in range(500))))
     assert MAX_CODE_CHARACTERS - 30 < len(pair.code) <= MAX_CODE_CHARACTERS
     assert pair.code.splitlines()[-1].endswith(" = x")
@@ -210,11 +210,11 @@ def test_long_functions_are_cut_at_a_line(tmp_path: Path) -> None:
         ("one " * 257, None),
     ],
 )
-def test_the_summary(docstring: str, query: str | None) -> None:
+def test_a_summary_is_the_first_paragraph_if_it_is_text(docstring: str, query: str | None) -> None:
     assert summary(docstring) == query
 
 
-def test_repetitions_go_and_the_first_stays() -> None:
+def test_repeated_pairs_are_removed_and_the_first_is_kept() -> None:
     first = Pair("m.f:1", "Scale a value up.", "def f(alpha, beta):\n    gamma = alpha\n    return gamma", "m", "f", 1)
     pairs = [
         first,
@@ -242,7 +242,7 @@ def test_a_declared_encoding_is_honoured(tmp_path: Path) -> None:
     assert [pair.code for pair in read_file(path, "latin")] == ["def scale(x):\n    a = 'grün'\n    return a"]
 
 
-def test_mining_nothing_is_a_mistake_of_the_caller() -> None:
+def test_mining_without_sources_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to mine"):
         mine(stdlib=False)
 
@@ -278,7 +278,7 @@ def test_the_standard_library_gives_thousands_of_pairs(stdlib: list[Pair]) -> No
         assert len(pair.code) <= MAX_CODE_CHARACTERS, pair.id
 
 
-def test_a_pair_says_where_its_function_is(stdlib: list[Pair]) -> None:
+def test_a_pair_has_the_position_of_its_function(stdlib: list[Pair]) -> None:
     root = Path(sysconfig.get_path("stdlib"))
     seen = 0
     for pair in stdlib:
@@ -306,7 +306,7 @@ def test_another_seed_holds_out_other_packages(stdlib: list[Pair]) -> None:
     assert {pair.top_level for pair in first} != {pair.top_level for pair in second}
 
 
-def test_a_training_pair_that_stands_on_the_other_side_is_dropped() -> None:
+def test_a_training_pair_that_is_also_held_out_is_dropped() -> None:
     base = Pair("", "Scale a value up.", "def f(): ...", "", "f", 1)
     unique = [
         replace(base, id=f"{module}:{row}", query=f"{module} {row}", code=f"{module}{row}", module=f"{module}.part")
@@ -324,12 +324,12 @@ def test_a_training_pair_that_stands_on_the_other_side_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("held_out", [0.0, 1.0, -0.1, 1.5, float("nan")])
-def test_a_share_out_of_range(held_out: float) -> None:
+def test_a_held_out_share_out_of_range_is_refused(held_out: float) -> None:
     with pytest.raises(ValueError, match="held_out must be between 0 and 1"):
         split_by_module([], held_out=held_out, seed=0)
 
 
-def test_one_package_cannot_be_split() -> None:
+def test_a_single_package_cannot_be_split() -> None:
     with pytest.raises(InputError, match="no package is small enough to hold out 20% of 1 pairs"):
         split_by_module([Pair("m.f:1", "q", "c", "m", "f", 1)], held_out=0.2, seed=0)
 
@@ -348,7 +348,7 @@ def test_the_written_collection_can_be_loaded(tmp_path: Path, stdlib: list[Pair]
     assert {query.id for query in collection.queries}.isdisjoint(document.id for document in collection.documents)
 
 
-def test_training_rows_plain_and_compressed(tmp_path: Path) -> None:
+def test_training_rows_are_written_plain_and_compressed(tmp_path: Path) -> None:
     pairs = [Pair("m.f:1", "Scale a value up.", "def f():\n    return 'ü'", "m", "f", 1)]
     expected = [{"query": "Scale a value up.", "positive": "def f():\n    return 'ü'"}]
     write_pairs(pairs, tmp_path / "rows.jsonl")
@@ -360,6 +360,6 @@ def test_training_rows_plain_and_compressed(tmp_path: Path) -> None:
     assert packed == (tmp_path / "again.jsonl.gz").read_bytes()
 
 
-def test_training_rows_of_another_kind_of_file(tmp_path: Path) -> None:
+def test_another_suffix_for_training_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"rows\.csv: unsupported suffix; training pairs are written as \.jsonl or \.jsonl\.gz"):
         write_pairs([], tmp_path / "rows.csv")
