@@ -590,7 +590,7 @@ def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(make_recipe: M
         tmp_path / "out",
     )
     with pytest.MonkeyPatch.context() as patched:  # as after a kill: nothing is put back
-        patched.setattr("quiver.retrieval.training.run.new_run", module.nullcontext)
+        patched.setattr("quiver.encoder.training.run_folder.new_run", module.nullcontext)
         (out / "checkpoints").mkdir(parents=True)
         (out / "checkpoints").rmdir()
         killed(recipe, out, 3)
@@ -602,7 +602,7 @@ def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(make_recipe: M
     assert [line["step"] for line in read_log(out / LOG)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("where", ["average_models", "finish_run"])
+@pytest.mark.parametrize("where", ["retrieval.training.run.average_models", "encoder.training.run_folder.finish_run"])
 def test_a_run_killed_after_its_last_step_is_finished_by_resume(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -612,7 +612,7 @@ def test_a_run_killed_after_its_last_step_is_finished_by_resume(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, where, dying)
+        patched.setattr(f"quiver.{where}", dying)
         with pytest.raises(Killed):
             train(recipe, out)
     assert not (out / "run.json").exists()
