@@ -177,7 +177,7 @@ def test_new_prefixes_are_drawn_by_the_seed_around_the_mean(bare: Path) -> None:
     tables = []
     for seed in (1, 1, 2):
         parts = module.load_parts(bare)
-        module._add_tokens(parts, tokens, seed=seed)
+        module.add_tokens(parts, tokens, seed=seed)
         tables.append(parts.encoder.embeddings.tokens.weight.detach())
     assert torch.equal(tables[0], tables[1])
     assert not torch.isclose(tables[0][300:], tables[2][300:]).all(dim=1).any()
