@@ -320,7 +320,7 @@ def test_many_left_out_rows_cause_a_warning(make_rows: MakeRows, caplog: pytest.
         assert first(BatchOrder(rows, size=8, seed=1, no_duplicates=True, warn=False), 3) == found
     assert [(batch.epoch, batch.number, batch.last) for batch in found] == [(0, 1, True), (1, 1, True), (2, 1, True)]
     assert [message.partition(";")[0] for message in told] == [
-        f"epoch {epoch} leaves out 8 of 16 rows, because they repeat texts" for epoch in (1, 2, 3)
+        f"epoch {epoch} leaves out 8 of 16 rows because they repeat texts" for epoch in (1, 2, 3)
     ]
     assert caplog.messages == told, "one process tells it"
 
