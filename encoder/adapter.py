@@ -145,5 +145,5 @@ def load_adapter(
         raise InputError(f"{folder}: transformers cannot load it: {reason}") from error
     # A pooler's weights change no hidden state; any other missing tensor would be random.
     if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
-        raise InputError(f"{folder}: the checkpoint lacks {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}")
+        raise InputError(f"{folder}: the checkpoint lacks the tensors {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}")
     return TransformersEncoder(model).to(device=device, dtype=dtype).eval()

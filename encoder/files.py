@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not JSON: {error}") from error
     except ValueError as error:  # the only other ValueError: CPython refuses to convert integers of thousands of digits
-        raise InputError(f"{path}: holds a number of too many digits") from error
+        raise InputError(f"{path}: contains a number with too many digits") from error
     except RecursionError as error:
         raise InputError(f"{path}: nested too deeply") from error
     if not isinstance(value, dict):
@@ -252,7 +252,7 @@ def _check_encodable(row: dict[str, object], where: str) -> None:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
-            raise InputError(f"{where}: '{name}' holds an unpaired surrogate") from error
+            raise InputError(f"{where}: '{name}' contains an unpaired surrogate; replace the invalid character") from error
 
 
 def open_binary(path: Path) -> BinaryIO:

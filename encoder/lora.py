@@ -60,7 +60,7 @@ class LoRALinear(nn.Module):
 
     @property
     def scale(self) -> float:
-        """Factor of B A."""
+        """Scale of the update B A: alpha / r."""
         return self.alpha / self.rank
 
     def merged(self) -> Tensor:
@@ -138,7 +138,7 @@ def merge_lora(encoder: Encoder) -> None:
     """Add the updates to their matrices, in place: the encoder is plain again and all its weights can be trained.
 
     Raises:
-        ValueError: The encoder has no updates.
+        ValueError: The encoder has no LoRA matrices.
     """
     _needs_lora(encoder)
     for parent, name, update in _children(encoder, LoRALinear):
@@ -161,7 +161,7 @@ def lora_state(encoder: Encoder) -> dict[str, Tensor]:
     """Return copies of A and B of all matrices on the CPU, for checkpoints: ``layers.0.mlp.up.lora_a`` and so on.
 
     Raises:
-        ValueError: The encoder has no updates.
+        ValueError: The encoder has no LoRA matrices.
     """
     return {name: weight.detach().cpu().clone() for name, weight in _low_rank(_needs_lora(encoder)).items()}
 
@@ -175,7 +175,7 @@ def load_lora_state(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
 
     Raises:
         InputError: A matrix is missing, unknown or of another shape; then nothing is changed.
-        ValueError: The encoder has no updates.
+        ValueError: The encoder has no LoRA matrices.
     """
     own = _low_rank(_needs_lora(encoder))
     if strange := sorted(own.keys() ^ state.keys()):
@@ -201,7 +201,7 @@ def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revis
 
     Raises:
         InputError: The family has no Hugging Face model.
-        ValueError: The encoder has no updates.
+        ValueError: The encoder has no LoRA matrices.
     """
     updates = _needs_lora(encoder)
     if encoder.config.family == "quiver":

@@ -132,7 +132,7 @@ class Encoder(nn.Module):
     def _arrange(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
         """Put sequences of equal length side by side on a CPU, once per batch, because attention takes them together there.
 
-        Returns the batch, and the position of each token of the given batch in it; None where the order is unchanged.
+        Returns the batch, and the position of each token of the given batch in it; None if the order is unchanged.
         """
         if self.device.type != "cpu" or torch.compiler.is_compiling():
             return batch, None

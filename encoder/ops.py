@@ -89,7 +89,7 @@ GATE_CHUNK = 256
 
 
 def gated(up: Tensor, activation: str) -> Tensor:
-    """act(first half) * second half.
+    """Gate: the activation of the first half times the second half.
 
     Args:
         up: (N, 2 I), the half to activate first.

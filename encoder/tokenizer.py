@@ -147,7 +147,7 @@ class Tokenizer:
 
     @property
     def truncation_side(self) -> str:
-        """Which end of a long text is truncated: ``right`` or ``left``."""
+        """End at which long texts are truncated: ``right`` or ``left``."""
         return str(self.settings.get("truncation_side", "right"))
 
     def token_id(self, token: str) -> int | None:

@@ -174,12 +174,12 @@ def _train(recipe: Recipe, rows: TrainingRows, model: BiEncoder | ColBERT, out: 
 def _refuse_existing(out: Path, *, overwrite: bool) -> None:
     """Check early that the output folder can be used."""
     if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file; --out names a folder")
+        raise InputError(f"{out} is a file; --out must name a folder")
     taken = [name for name in MADE if (out / name).exists()]
     if taken and not (out / MARKER).is_file():
-        raise InputError(f"{out}: holds {taken[0]} already, and not from a quickstart; choose another --out")
+        raise InputError(f"{out} already holds {taken[0]} that no quickstart wrote; choose another --out")
     if taken and not overwrite:
-        raise InputError(f"{out}: holds {taken[0]} already; choose another --out, or --overwrite")
+        raise InputError(f"{out} already holds {taken[0]}; choose another --out, or add --overwrite")
 
 
 @contextmanager
@@ -204,7 +204,7 @@ def _making_room(out: Path) -> Iterator[None]:
                 undo.callback((old / name).rename, out / name)
         if not (out / MARKER).exists():
             undo.callback((out / MARKER).unlink, missing_ok=True)
-            (out / MARKER).write_text("A quickstart may replace what one made here: " + ", ".join(MADE) + ".\n", encoding="utf-8")
+            (out / MARKER).write_text("Written by quiver quickstart. A later run may replace: " + ", ".join(MADE) + ".\n", encoding="utf-8")
         undo.callback(_remove, out)
         yield
         undo.pop_all()

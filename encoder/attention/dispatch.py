@@ -116,7 +116,7 @@ LIMITS = {
 
 
 def unsupported_reason(name: str, call: AttentionCall) -> str | None:
-    """Say in a few words why a backend does not support a call; None where it does."""
+    """Say in a few words why a backend does not support a call; None if it does."""
     limits = LIMITS.get(name)
     if limits is None:  # packed and reference support every call
         return None

@@ -114,7 +114,7 @@ def log2_sum_exp(sums: Tensor) -> Tensor:
         sums: The two numbers per query of `attend`, (2, H, L).
 
     Returns:
-        (H, L); so large for a query that sees nothing that all its weights are 0.
+        (H, L); for a query that can attend to no key, so large that all its weights become 0.
     """
     tops, weights = sums
     return torch.where(tops <= MASKED, -MASKED, tops + weights.log2())
@@ -164,7 +164,7 @@ def head_address(call: NDArray[np.int64], heads: int, token: int, head: int) -> 
 
 @jit
 def visible_range(panel: int, end: int, begin: int, half: int) -> tuple[int, int]:
-    """Return the tokens, start and end, of a panel ending before ``end`` that the block at ``begin`` meets."""
+    """Return the token range (start, end) of a panel that lies within the window of the block at ``begin``."""
     return max(panel, begin - half), min(panel + PANEL, end, begin + LANES + half)
 
 
@@ -198,9 +198,9 @@ class AttentionArguments:
         table: Result of `sequences`.
         shape: H and K; K is a multiple of 16, or 32 for bfloat16.
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
-        rows: Rows (LANES,) that a block keeps.
-        panels: Panels of scores that a thread keeps.
-        spare: Further bytes that a thread keeps.
+        rows: Number of scratch rows, of LANES values each, per block.
+        panels: Number of panels of scores per thread.
+        spare: Further scratch bytes per thread.
     """
 
     def __init__(

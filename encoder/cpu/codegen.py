@@ -46,7 +46,7 @@ def _features() -> list[str]:
 
 
 def unsupported_reason() -> str | None:
-    """Say why the kernels should not run here; None where they should."""
+    """Say why the kernels should not run here; None if they should."""
     if config.DISABLE_JIT:
         return "numba is told not to compile (NUMBA_DISABLE_JIT)"
     if "+fma" not in _features():
@@ -147,7 +147,7 @@ class Code:
         return self.builder.inttoptr(address, HALVES.element.as_pointer())
 
     def place(self, *factors: Any) -> Any:
-        """Sum of products (row, stride), ... and single terms."""
+        """Emit an offset: the sum of products, given as pairs (index, stride), and of single terms."""
         terms = [self.builder.mul(*factor) if isinstance(factor, tuple) else factor for factor in factors]
         total = terms[0]
         for term in terms[1:]:
@@ -268,7 +268,7 @@ class Code:
         return made
 
     def loop(self, count: Any) -> Any:
-        """Loop with ``index`` from 0."""
+        """Emit a loop; its ``index`` runs from 0 to ``count`` - 1."""
         return _cgutils.for_range(self.builder, count)
 
     def lanes(self, row: Any) -> list[Any]:
@@ -276,7 +276,7 @@ class Code:
         return [self.place((row, long(LANES)), long(vector * WIDTH)) for vector in range(VECTORS)]
 
     def no_further(self, row: Any, rows: Any) -> Any:
-        """Return the row, or the last one if it lies beyond."""
+        """Clamp a row number to the last row."""
         last = self.builder.sub(rows, long(1))
         return self.builder.select(self.builder.icmp_signed("<", row, last), row, last)
 

@@ -5,7 +5,7 @@ output. Matrices are float32, bfloat16 where the CPU has AMX, or int8 for a prep
 In training the forward pass runs the same kernels, with one autograd step on either side of attention.
 
 For the backward pass an encoder keeps the residual stream before attention and before the MLP, the heads, the attention output and the
-output of the MLP's first matrix. Norms are recomputed, which takes no longer than reading them from memory. `run_blocks` returns None where
+output of the MLP's first matrix. Norms are recomputed, which takes no longer than reading them from memory. `run_blocks` returns None if
 the kernels do not support a batch; then `quiver.encoder.layers.Block.forward` runs the blocks.
 
 Shapes: N packed tokens, D model width, I MLP width, H heads, K head width, R rotary width, C tokens of a chunk.
@@ -61,7 +61,7 @@ def run_blocks(
         checkpointing: In training, keep one hidden state per block and recompute the rest in the backward pass.
 
     Returns:
-        The residual stream after the last block, (N, D); None where `Block.forward` has to run the blocks.
+        The residual stream after the last block, (N, D); None if `Block.forward` has to run the blocks.
     """
     if is_cpu_inference(hidden) and not any(layer.training for layer in layers):
         if not inference_is_supported(layers, batch, hidden, ropes[0]):
@@ -135,7 +135,7 @@ def inference_is_supported(layers: Sequence[Block], batch: PackedBatch, hidden: 
 
 
 def unsupported_reason(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows | None) -> str | None:
-    """Say in a few words why the kernels cannot run these blocks; None where they can."""
+    """Say in a few words why the kernels cannot run these blocks; None if they can."""
     width, heads = hidden.shape[1], layers[0].attention.heads
     widths = (width, width // heads, layers[0].mlp.width, 0 if rope is None else rope[0].shape[1])
     levels = layers[0].attention.qkv.levels

@@ -40,7 +40,7 @@ def read_paragraphs(path: Path) -> Iterator[RawParagraph]:
         path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}``.
 
     Raises:
-        InputError: The file is missing or has another form; names the article and the paragraph.
+        InputError: The file is missing or malformed; names the article and the paragraph.
     """
     for article_number, article in enumerate(list_under(read_json(path), "data", f"{path}")):
         for number, paragraph in enumerate(list_under(article, "paragraphs", f"{path}: data[{article_number}]")):
@@ -103,7 +103,7 @@ def read_squad(path: Path) -> Squad:
         path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ...}]}]}]}``.
 
     Raises:
-        InputError: The file is missing or has another form, or an id occurs twice (names the article and the paragraph).
+        InputError: The file is missing or malformed, or an id occurs twice (names the article and the paragraph).
     """
     squad = Squad({}, {}, {})
     first: dict[str, str] = {}
@@ -120,7 +120,7 @@ def read_squad(path: Path) -> Squad:
             squad.queries[question] = text
             squad.answers[question] = key
     if not squad.queries:
-        raise InputError(f"{path}: holds no question that has an answer")
+        raise InputError(f"{path}: contains no answerable question")
     return squad
 
 
@@ -167,14 +167,14 @@ def _answerable(paragraph: RawParagraph) -> dict[str, str]:
 def _taken_over(squad: Squad, qrels: Path) -> dict[str, list[bytes]]:
     files = sorted(qrels.glob("*.tsv")) if qrels.is_dir() else []
     if not files:
-        raise InputError(f"{qrels}: not a folder with files SPLIT.tsv")
+        raise InputError(f"{qrels}: not a folder with <split>.tsv files")
     splits = {}
     for file in files:
         judgements = list(read_judgements(file))
         for judgement in judgements:
             for kind, key, known in (("question", judgement.query, squad.queries), ("paragraph", judgement.document, squad.documents)):
                 if key not in known:
-                    raise InputError(f"{judgement.place}: unknown {kind} {key!r}")
+                    raise InputError(f"{judgement.position}: unknown {kind} {key!r}")
         splits[file.stem] = _lines((judgement.query, judgement.document, judgement.grade) for judgement in judgements)
     return splits
 

@@ -313,7 +313,7 @@ def _letters(places: Sequence[tuple[float, float]], box: tuple[float, float, flo
     taken = list(places)
     found = []
     for x, y in places:
-        free = (place for place in _rings(x, y) if _is_free(place, taken, box))
+        free = (position for position in _rings(x, y) if _is_free(position, taken, box))
         found.append(next(free, (x, y)))
         taken.append(found[-1])
     return found
@@ -326,9 +326,9 @@ def _rings(x: float, y: float) -> Iterator[tuple[float, float]]:
             yield x + distance * math.cos(angle), y + distance * math.sin(angle)
 
 
-def _is_free(place: tuple[float, float], taken: Sequence[tuple[float, float]], box: tuple[float, float, float, float]) -> bool:
-    inside = box[0] + 9 <= place[0] <= box[2] - 9 and box[1] + 9 <= place[1] <= box[3] - 9
-    return inside and all(math.dist(place, other) >= 17 for other in taken)
+def _is_free(position: tuple[float, float], taken: Sequence[tuple[float, float]], box: tuple[float, float, float, float]) -> bool:
+    inside = box[0] + 9 <= position[0] <= box[2] - 9 and box[1] + 9 <= position[1] <= box[3] - 9
+    return inside and all(math.dist(position, other) >= 17 for other in taken)
 
 
 def curve_chart(curve: Curve, last_step: float, resumed: Sequence[float] = ()) -> Drawing:

@@ -69,7 +69,9 @@ def encoder(
         Path | None,
         typer.Option("--data", "-d", help="Texts to encode with a bi-encoder instead of token ids: BEIR folder or .jsonl[.gz] file."),
     ] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help=f"Set of the ModernBERT paper: {', '.join(SETS)}. Repeatable.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help=f"Document set of the ModernBERT paper: {', '.join(SETS)}. Repeatable.")
+    ] = None,
     lengths: Annotated[
         list[str] | None, typer.Option("--lengths", help="Document lengths in tokens, such as 512x8, 512x2+32x14, 4096+2500. Repeatable.")
     ] = None,
@@ -82,7 +84,7 @@ def encoder(
         list[str] | None,
         typer.Option(
             "--backend",
-            help=f"Backend to time beside quiver: {', '.join(BACKENDS)}; with --data {', '.join(TEXT_BACKENDS)}."
+            help=f"Backend to compare with Quiver: {', '.join(BACKENDS)}; with --data {', '.join(TEXT_BACKENDS)}."
             " Repeatable. Default: other libraries that can run.",
         ),
     ] = None,
@@ -165,7 +167,7 @@ def training(
     ],
     workloads: Annotated[
         list[str] | None,
-        typer.Option("--workload", help=f"Batches: {', '.join(WORKLOADS)}. Repeatable. Default: msmarco."),
+        typer.Option("--workload", help=f"Lengths of the training texts: {', '.join(WORKLOADS)}. Repeatable. Default: msmarco."),
     ] = None,
     kinds: Annotated[
         list[str] | None, typer.Option("--kind", help=f"Kind of model: {', '.join(KINDS)}. Repeatable. Default: both.")

@@ -19,7 +19,7 @@ from quiver.retrieval.utils import parse_size
 if TYPE_CHECKING:
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
-    from quiver.retrieval.planning import Corpus, ModelSize, Plan, Rates
+    from quiver.retrieval.planning import CorpusStatistics, ModelSize, Plan, Rates
     from quiver.retrieval.records import Document
 
 Collection: TypeAlias = Literal["msmarco", "beir", "billion"]
@@ -46,7 +46,7 @@ def estimate(
         ),
     ] = None,
     sample: Annotated[
-        Path | None, typer.Option("--sample", help="Corpus with typical texts, to count tokens and bytes per document in.")
+        Path | None, typer.Option("--sample", help="CorpusStatistics with typical texts, to count tokens and bytes per document in.")
     ] = None,
     words: Annotated[
         float | None, typer.Option("--words", min=1, help="Mean number of words per document. Default: that of MS MARCO passages.")
@@ -154,7 +154,7 @@ def _corpora(
     collection: Collection | None,
     sampled: tuple[Path | None, Sequence[Document], int],
     words: float | None,
-) -> dict[str, Corpus]:
+) -> dict[str, CorpusStatistics]:
     """Corpora to estimate, by name."""
     from quiver.retrieval.planning import TEXTS, from_sample, from_words, text_lengths
 
@@ -178,7 +178,7 @@ def _corpora(
     return {f"{documents:,} documents": from_words(documents, mean, length=cut, source=f"{mean:g} words a document")}
 
 
-def _collections(collection: Collection, cut: int) -> dict[str, Corpus]:
+def _collections(collection: Collection, cut: int) -> dict[str, CorpusStatistics]:
     """Published collections, from the document counts of the registry and the words per document of the BEIR paper."""
     from quiver.eval.datasets.catalogue import beir
     from quiver.retrieval.planning import TEXTS, from_words

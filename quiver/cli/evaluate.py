@@ -294,7 +294,10 @@ def report_card(
     out: Annotated[Path, typer.Option("--out", "-o", help="YAML file to write; a file with other content is not overwritten.")],
     layout: Annotated[
         Literal["model-index", "eval-results"],
-        typer.Option("--layout", help="model-index: metadata to copy into a model card; eval-results: a file for .eval_results/."),
+        typer.Option(
+            "--layout",
+            help="Layout to write: model-index, to copy into a model card, or eval-results, a file for the folder .eval_results/.",
+        ),
     ] = "model-index",
 ) -> None:
     """Write results as model metadata for the Hugging Face Hub.

@@ -92,7 +92,7 @@ RunOut: TypeAlias = Annotated[
     Path, typer.Option("--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md.")
 ]
 Resume: TypeAlias = Annotated[
-    bool, typer.Option("--resume", help="Resume the unfinished run in --out. The weights become those of an uninterrupted run.")
+    bool, typer.Option("--resume", help="Resume the unfinished run in --out. The final weights equal those of an uninterrupted run.")
 ]
 Overwrite: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Overwrite the output if it exists.")]
 Seed: TypeAlias = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]

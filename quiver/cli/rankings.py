@@ -21,12 +21,12 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_index_model, load_model
 from quiver.retrieval.records import Metadata, Missing, Query, Run
 from quiver.retrieval.search import bm25
-from quiver.retrieval.search.explain import Explanation, TokenMatch, explain, explain_texts
+from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, explain, explain_texts
 from quiver.retrieval.search.search import (
+    CandidateScorer,
     Fusion,
     IndexScorer,
     RankingSystem,
-    Scorer,
     TextScorer,
     check_fusible,
     search,
@@ -76,7 +76,7 @@ class SecondStage:
     """
 
     name: str
-    scorer: Scorer
+    scorer: CandidateScorer
     explain: Explain
 
 
@@ -266,7 +266,7 @@ class Found:
 
     Attributes:
         run: The final ranking.
-        lists: Ranking -> its documents, where several rankings were fused.
+        lists: Name of each fused ranking -> its run; empty without fusion.
         candidates: The ranking before re-ranking; None without re-ranking.
     """
 
@@ -415,7 +415,7 @@ def explanation_json(explained: Mapping[str, Explained]) -> dict[str, object]:
     return content
 
 
-def _match_json(match: TokenMatch) -> dict[str, object]:
+def _match_json(match: QueryTokenMatch) -> dict[str, object]:
     return {
         "query_token": match.query.name,
         "query_span": match.query.span,

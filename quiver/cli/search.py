@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
     from quiver.retrieval.records import Missing, Query, Run
     from quiver.retrieval.search.bm25 import WordScore
-    from quiver.retrieval.search.explain import Explanation, TokenMatch
+    from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ def _check_fusion(fuse: Sequence[str], method: Method | None, weights: str | Non
 def _sharded(
     folder: Path, shards: int | None, memory: str | None, replicas: int | None, address: str | None, *, verify: bool
 ) -> Iterator[ShardedIndex | None]:
-    """Distribute the index over Ray actors; None where no option asks for it.
+    """Distribute the index over Ray actors; None if no option asks for it.
 
     Raises:
         InputError: The options do not go together, Ray is not available, or the index does not fit or cannot be opened.
@@ -285,7 +285,7 @@ def explanation_view(query: str, explained: Mapping[str, Explained]) -> list[Ren
     return shown
 
 
-def _passage(text: str, matches: Sequence[TokenMatch]) -> Text:
+def _passage(text: str, matches: Sequence[QueryTokenMatch]) -> Text:
     """The part of a text with the most matches, with matched tokens in colour."""
     # Matches of special and expansion tokens are in the table only; in the text they would colour nearly everything.
     met: dict[tuple[int, int], list[float]] = {}
@@ -315,7 +315,7 @@ def _gain(met: Mapping[tuple[int, int], Sequence[float]], start: int) -> float:
 
 def _matches_table(source: str, query: str, why: Explanation) -> Table:
     table = _table(source, ("query token", "matched", "similarity"))
-    others: list[TokenMatch] = []
+    others: list[QueryTokenMatch] = []
     for match in why.matches:
         if match.query.span is None:
             others.append(match)
@@ -332,7 +332,7 @@ def _matches_table(source: str, query: str, why: Explanation) -> Table:
     return table
 
 
-def _met(match: TokenMatch, text: str) -> str:
+def _met(match: QueryTokenMatch, text: str) -> str:
     """The matched token as written in the text, or its name in the vocabulary."""
     span = match.document.span
     return match.document.name if span is None else _NOT_SHOWN.sub(" ", text[slice(*span)]).strip() or match.document.name

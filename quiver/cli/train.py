@@ -34,7 +34,7 @@ def is_main_process() -> bool:
 
 
 def report_stopped(stopped: Exception, *, resume: bool, overwrite: bool = False) -> NoReturn:
-    """Say how to resume a run that a signal stopped, and exit.
+    """Print how to resume a run that a signal stopped, and exit.
 
     Raises:
         typer.Exit: With status 1.
@@ -310,8 +310,10 @@ def mine(
         Path | None, typer.Option(help="Additional documents to search when mining for pairs: a corpus.jsonl[.gz] or its folder.")
     ] = None,
     split: options.Split = "train",
-    query_field: Annotated[str, typer.Option(help="Field of the query in pairs.")] = "query",
-    positive_field: Annotated[str, typer.Option(help="Field of the positive, or of a list of positives, in pairs.")] = "positive",
+    query_field: Annotated[str, typer.Option(help="Name of the field with the query of a pair.")] = "query",
+    positive_field: Annotated[
+        str, typer.Option(help="Name of the field with the positive of a pair, or a list of positives.")
+    ] = "positive",
     negatives: Annotated[int, typer.Option("--negatives", "-n", min=1, help="Number of hard negatives per query.")] = 7,
     ranks: Annotated[
         str, typer.Option(help="Range of ranks to take negatives from; positives and duplicates of them are not ranked.")
@@ -455,18 +457,21 @@ def teacher_scores(
     form: Annotated[
         Literal["texts", "ids"], typer.Option("--format", help="Format of the rows: texts, or ids of texts in --queries and --documents.")
     ] = "texts",
-    query_field: Annotated[str | None, typer.Option(help="Field of the query. Default: query; with --format ids query_id.")] = None,
+    query_field: Annotated[
+        str | None, typer.Option(help="Name of the field with the query. Default: query; with --format ids query_id.")
+    ] = None,
     document_fields: Annotated[
         list[str] | None,
         typer.Option(
-            "--document-field", help="Field of documents. Repeatable. Default: positive and negatives; with --format ids document_ids."
+            "--document-field",
+            help="Field with documents of a row. Repeatable. Default: positive and negatives; with --format ids document_ids.",
         ),
     ] = None,
     queries: Annotated[str | None, typer.Option("--queries", help="Source of the query texts, with --format ids.")] = None,
     documents: Annotated[str | None, typer.Option("--documents", help="Source of the document texts, with --format ids.")] = None,
-    query_id_field: Annotated[str, typer.Option(help="Field of the id in --queries.")] = "query_id",
-    document_id_field: Annotated[str, typer.Option(help="Field of the id in --documents.")] = "document_id",
-    text_field: Annotated[str, typer.Option(help="Field of the text in --queries and --documents.")] = "text",
+    query_id_field: Annotated[str, typer.Option(help="Name of the field with the id in --queries.")] = "query_id",
+    document_id_field: Annotated[str, typer.Option(help="Name of the field with the id in --documents.")] = "document_id",
+    text_field: Annotated[str, typer.Option(help="Name of the field with the text in --queries and --documents.")] = "text",
     weights: Annotated[
         list[float] | None,
         typer.Option(

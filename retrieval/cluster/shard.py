@@ -324,7 +324,7 @@ class Shard:
         """Search the segments of this shard.
 
         Raises:
-            ValueError: A query makes scores that float32 cannot hold.
+            ValueError: The scores of a query overflow float32.
         """
         begun = time.perf_counter()
         found = ShardHits.of(self._index.answer(message.request()))

@@ -56,11 +56,11 @@ from quiver.retrieval.records import (
     ModelCard,
     Role,
     Rows,
-    Task,
     TextTokens,
     TokenCounts,
     TokenEncoding,
     TokenModel,
+    WorkerTask,
 )
 from quiver.retrieval.utils import Advance, progress_bar
 
@@ -474,7 +474,7 @@ def encode_chunks(
         InputError: A worker cannot load the model.
         WorkerError: Workers died repeatedly.
     """
-    task: Task[Chunk, Encoding]
+    task: WorkerTask[Chunk, Encoding]
     if role == "query" or not executor.remote:
         executor, threads, task = IN_PROCESS, 1, _EncodeHere(model, role, show)
     else:

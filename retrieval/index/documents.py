@@ -448,7 +448,7 @@ def _span(column: Column, operator: Operator, value: Value) -> tuple[int, int]:
 
 
 def _bounds(column: Column, value: Value) -> tuple[int, int] | None:
-    """How many of a column's values are less than a value, and how many are not greater; None where they cannot be compared."""
+    """How many of a column's values are less than a value, and how many are not greater; None if they cannot be compared."""
     kind, stored = typed(value)
     if column.type == "string" or kind == "string":
         if not isinstance(column.values, StringColumn) or not isinstance(stored, str):

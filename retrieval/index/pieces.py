@@ -517,7 +517,7 @@ class SegmentPiece:
         return self.ends[-1] - self.first
 
     def chunks(self) -> Iterable[tuple[int, int]]:
-        """First document of each chunk, and the document after its last."""
+        """Document range of each chunk: first, and one past the last."""
         return zip((self.first, *self.ends), self.ends, strict=False)
 
 
@@ -903,7 +903,7 @@ class MakeHere:
     maker: PieceMaker
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.records.Task`."""
+        """See `quiver.retrieval.records.WorkerTask`."""
         return self.maker
 
 
@@ -934,7 +934,7 @@ class MakeAnywhere:
     torch: str = str(torch.__version__)
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.records.Task`."""
+        """See `quiver.retrieval.records.WorkerTask`."""
         here = platform.node()
         if not self.folder.is_dir():
             raise InputError(f"{self.folder}: does not exist on {here}; workers need the folder of the index on a shared file system")

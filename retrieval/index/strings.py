@@ -94,7 +94,9 @@ class StringColumn(Sequence[str]):
         offsets = files.map(f"{stem}.offsets", np.int64, (count + 1,))
         stored = files.map(content or f"{stem}.utf8", np.uint8, (-1,))
         if not files.is_lost(f"{stem}.offsets") and len(stored) != int(offsets.item(count)):
-            raise DamagedIndexError(f"{files.folder / stem}.offsets: does not fit {len(stored)} bytes of strings; run quiver index repair")
+            raise DamagedIndexError(
+                f"{files.folder / stem}.offsets: does not match {len(stored)} bytes of strings; run quiver index repair"
+            )
         return cls(stored, offsets)
 
     def save(self, stem: Path, disk: Disk, what: str) -> dict[str, str]:
@@ -114,7 +116,7 @@ class StringColumn(Sequence[str]):
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         if not -len(self) <= index < len(self):
-            raise IndexError(f"string {index} of {len(self)}")
+            raise IndexError(f"the string number must be below {len(self)}, got {index}")
         return _decoded([self.bytes_of(index % len(self))])[0]
 
     def __iter__(self) -> Iterator[str]:

@@ -33,23 +33,23 @@ class Token(NamedTuple):
     """The token of a vector.
 
     Attributes:
-        name: The token as text. Byte-level tokens are decoded, without the space before the word; a WordPiece keeps its ``##``; special
+        name: The token as text. A byte-level token is decoded, without the space before the word; a WordPiece keeps its ``##``; special
             tokens, prefixes and expansion tokens have their names, such as ``[CLS]``, ``[Q]`` and ``[MASK]``.
-        span: Its position in the text: start character, and end character (exclusive). None for tokens that are not in the text:
-            special tokens, prefixes, expansion and prompts. Tokens that are bytes of one character share its span.
+        span: Offsets of the first character in the text and behind the last. None for tokens that are not in the text: special tokens,
+            prefixes, expansion, and the words of a prompt. Tokens that are bytes of one character share its span.
     """
 
     name: str
     span: tuple[int, int] | None
 
 
-class TokenMatch(NamedTuple):
+class QueryTokenMatch(NamedTuple):
     """A query token and its best match in the document.
 
     Attributes:
-        query: Token of the query.
-        document: Token of the document with the highest similarity; ties go to the first.
-        similarity: Their similarity, -1 to 1, which is the match's contribution to the score.
+        query: The query token.
+        document: The document's token with the highest similarity; the first one if several are equal.
+        similarity: Their similarity, -1 to 1: the contribution to the score.
     """
 
     query: Token
@@ -57,13 +57,13 @@ class TokenMatch(NamedTuple):
     similarity: float
 
 
-def token_matches(model: ColBERT, query: str, document: str) -> list[TokenMatch]:
+def token_matches(model: ColBERT, query: str, document: str) -> list[QueryTokenMatch]:
     """Find the best match of every query vector in a document, in the order of the query.
 
     Args:
-        model: Model that encodes both texts.
+        model: The model that encodes both.
         query: Text of the query.
-        document: Text of the document, including its title. Tokens of the skiplist have no vector and never match.
+        document: Text of the document, including the title. Tokens of the skiplist have no vector and are never matched.
 
     Returns:
         n matches, expansion tokens included; empty if the document has no vectors.
@@ -74,24 +74,24 @@ def token_matches(model: ColBERT, query: str, document: str) -> list[TokenMatch]
 
 def match_tokens(
     query: TokenVectors, document: TokenVectors, query_tokens: Sequence[Token], document_tokens: Sequence[Token]
-) -> list[TokenMatch]:
+) -> list[QueryTokenMatch]:
     """Find the best match of every query vector among the vectors of a document.
 
     Args:
-        query: (n, d).
-        document: (m, d); m may be 0.
+        query: Query vectors, (n, d).
+        document: Document vectors, (m, d); m may be 0.
         query_tokens: Tokens of the query vectors, n.
         document_tokens: Tokens of the document vectors, m.
 
     Returns:
-        n matches in the order of the query; none if m is 0.
+        n matches in the order of the query; empty if m is 0.
     """
     if not len(document):
         return []
     similarities = query @ document.T  # (n, m)
     best = similarities.argmax(axis=1).tolist()
     return [
-        TokenMatch(token, document_tokens[column], float(similarities[row, column]))
+        QueryTokenMatch(token, document_tokens[column], float(similarities[row, column]))
         for row, (token, column) in enumerate(zip(query_tokens, best, strict=True))
     ]
 
@@ -100,9 +100,9 @@ def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
     """Return the tokens of a text's vectors, in the order of the vectors.
 
     Args:
-        model: Model with tokenizer and settings.
+        model: The model, for its tokenizer and settings.
         text: A query or a document.
-        role: Query or document; decides prefix, length, expansion and skiplist.
+        role: Role of the text; decides prefix, length, expansion and skiplist.
     """
     settings, tokenizer = model.settings.colbert, model.tokenizer
     prefix = settings.query_prefix if role == "query" else settings.document_prefix
@@ -122,7 +122,7 @@ def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
         expansion = tokenizer.special_id("mask") if settings.query_expansion else None
         found += [] if expansion is None else [(expansion, None)] * ((settings.expanded_length or length) - len(found))
     else:
-        # As in the model: a word that is no single token stands for [UNK].
+        # As in the model: a word that is not a single token means [UNK].
         known = [tokenizer.token_id(word) for word in settings.skiplist]
         skipped = {tokenizer.special_id("unk") if token is None else token for token in known}
         found = [(token, span) for token, span in found if token not in skipped]
@@ -147,7 +147,7 @@ def _span(text: str, places: Sequence[int], offsets: tuple[int, int]) -> tuple[i
     if first >= last:
         return None
     word = text[first:last]
-    if not word.strip():  # a token that is nothing but white space
+    if not word.strip():  # the token is white space only
         return first, last
     first += len(word) - len(word.lstrip())
     return first, first + len(word.strip())
@@ -192,16 +192,16 @@ class Explanation:
 
     Attributes:
         document: Id of the document.
-        score: The model's similarity of query and document; minus infinity if the document has no vector.
-        text: Text of the document as it was encoded, which the spans refer to; None if the index stores no texts.
-        matches: For ColBERT the best match of each query vector, in the order of the query; their similarities add up to the score.
+        score: The model's similarity of query and document; minus infinity if the document has no vectors.
+        text: The document as it was encoded; spans of the matches refer to it. None if the index stores no texts.
+        matches: For a ColBERT model one match per query vector, in the order of the query; their similarities add up to the score.
             Empty for a model with one vector per text.
     """
 
     document: str
     score: float
     text: str | None
-    matches: tuple[TokenMatch, ...]
+    matches: tuple[QueryTokenMatch, ...]
 
 
 def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Sequence[str]) -> list[Explanation]:
@@ -209,15 +209,15 @@ def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Se
 
     Args:
         index: The index.
-        model: Model that built the index.
+        model: The model that built it.
         query: Text of the query.
-        documents: Ids of documents, in any order.
+        documents: Document ids.
 
     Returns:
         One explanation per document, in the order given.
 
     Raises:
-        InputError: Another model built the index, a document does not exist, or an index of a ColBERT model stores no texts.
+        InputError: Another model built the index, a document does not exist, or the index of a ColBERT model stores no texts.
     """
     index.check_model(model.card)
     if not isinstance(model, ColBERT):
@@ -239,7 +239,7 @@ def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> l
     """Explain the scores of texts for a query, without an index.
 
     Args:
-        model: Model that encodes the texts.
+        model: The model that encodes query and documents.
         query: Text of the query.
         documents: Document id -> text.
     """
@@ -253,10 +253,10 @@ def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> l
 
 def _matches(
     index: Index, model: ColBERT, document: str, text: str, query: TokenVectors, query_tokens: Sequence[Token]
-) -> list[TokenMatch]:
+) -> list[QueryTokenMatch]:
     location = index.locate([document])[0]
     if location is None:
-        raise ValueError(f"document '{document}' was deleted during the search; search again")
+        raise ValueError(f"document '{document}' was deleted during the search")
     stored, _ = index.segments[location.segment].vectors.vectors(np.array([location.row], np.int64))
     tokens = text_tokens(model, text, "document")
     if len(tokens) == len(stored):
@@ -266,15 +266,15 @@ def _matches(
 
 def _pooled_matches(
     query: TokenVectors, stored: TokenVectors, encoded: TokenVectors, query_tokens: Sequence[Token], tokens: Sequence[Token]
-) -> list[TokenMatch]:
+) -> list[QueryTokenMatch]:
     """Match query vectors with a document that has fewer stored vectors than tokens.
 
     A stored vector represents the tokens that are nearest to it; of these the one nearest to the query vector is reported.
 
     Args:
-        query: (n, d).
-        stored: (m, d).
-        encoded: The vectors of the document's tokens, (t, d).
+        query: Query vectors, (n, d).
+        stored: Stored vectors of the document, (m, d).
+        encoded: Vectors of the document's tokens, (t, d).
         query_tokens: Tokens of the query, n.
         tokens: Tokens of the document, t.
     """
@@ -290,5 +290,5 @@ def _pooled_matches(
         if not len(own):  # another, nearly equal vector represents all its tokens
             own = nearness[:, column].argmax(keepdims=True)
         best_token = int(own[(encoded[own] @ query[row]).argmax()])
-        matches.append(TokenMatch(query_tokens[row], tokens[best_token], float(similarities[row, column])))
+        matches.append(QueryTokenMatch(query_tokens[row], tokens[best_token], float(similarities[row, column])))
     return matches

@@ -126,7 +126,7 @@ Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
 
 
 @dataclass(frozen=True)
-class Choices:
+class SearchOptions:
     """Options of a search; queries with equal options are searched in one call.
 
     Attributes:
@@ -143,11 +143,11 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryBatch:
     """The queries of one request."""
 
     texts: tuple[str, ...]
-    choices: Choices
+    choices: SearchOptions
 
     @property
     def size(self) -> int:
@@ -156,7 +156,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedQueries:
     """Result of a request.
 
     Attributes:
@@ -197,7 +197,7 @@ class Retriever:
         self.served = served
         self.words = words
         self._metrics = metrics
-        self._batcher: Batcher[Asked, Ranked] = Batcher(
+        self._batcher: Batcher[QueryBatch, RankedQueries] = Batcher(
             self._run, threads, workers=workers, largest=limits.batch, room=limits.queue, observe=self._observe_batch
         )
 
@@ -206,7 +206,7 @@ class Retriever:
         """Number of waiting queries."""
         return self._batcher.waiting
 
-    async def search(self, asked: Asked) -> Ranked:
+    async def search(self, asked: QueryBatch) -> RankedQueries:
         """Rank documents.
 
         Raises:
@@ -235,7 +235,7 @@ class Retriever:
     def _observe_batch(self, queries: int) -> None:
         self._metrics.batches.labels(self.name).observe(queries)
 
-    def _run(self, work: Sequence[Asked]) -> list[Ranked | Exception]:
+    def _run(self, work: Sequence[QueryBatch]) -> list[RankedQueries | Exception]:
         """Rank the queries of several requests: one call of the model for all, one call of the index per set of options."""
         generation = self.served.current
         texts = [text for asked in work for text in asked.texts]
@@ -244,7 +244,7 @@ class Retriever:
         encode = time.perf_counter() - begun
         self._metrics.stages.labels(self.name, "encode").observe(encode)
         ends = list(accumulate(asked.size for asked in work))
-        results: dict[int, Ranked | Exception] = {}
+        results: dict[int, RankedQueries | Exception] = {}
         for choices, members in _grouped(work).items():
             rows = [row for member in members for row in range(ends[member] - work[member].size, ends[member])]
             begun = time.perf_counter()
@@ -262,11 +262,11 @@ class Retriever:
             first = 0
             for member in members:
                 last = first + work[member].size
-                results[member] = Ranked(Hits(hits.ids[first:last], hits.scores[first:last]), generation, encode, search)
+                results[member] = RankedQueries(Hits(hits.ids[first:last], hits.scores[first:last]), generation, encode, search)
                 first = last
         return [results[member] for member in range(len(work))]
 
-    def _found(self, generation: Generation, queries: Sequence[Any], choices: Choices) -> Hits:
+    def _found(self, generation: Generation, queries: Sequence[Any], choices: SearchOptions) -> Hits:
         if not self.words:
             return generation.index.search(
                 queries, choices.k, filter=choices.filter, effort=choices.effort, target_recall=choices.target_recall
@@ -278,9 +278,9 @@ class Retriever:
         return generation.words.search(queries, choices.k, filter=choices.filter)
 
 
-def _grouped(work: Sequence[Asked]) -> dict[Choices, list[int]]:
+def _grouped(work: Sequence[QueryBatch]) -> dict[SearchOptions, list[int]]:
     """Positions of the requests, grouped by options."""
-    groups: dict[Choices, list[int]] = {}
+    groups: dict[SearchOptions, list[int]] = {}
     for place, asked in enumerate(work):
         groups.setdefault(asked.choices, []).append(place)
     return groups

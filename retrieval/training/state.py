@@ -418,7 +418,7 @@ def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, li
     if (folder / WEIGHTS).is_file():
         saved, trained = load_file(folder / WEIGHTS), train_state.trained()
         if {name: tensor.shape for name, tensor in saved.items()} != {name: weight.shape for name, weight in trained.items()}:
-            raise InputError(f"{folder / WEIGHTS}: the weights of another model")
+            raise InputError(f"{folder / WEIGHTS}: contains the weights of another model")
         with torch.no_grad():
             for name, weight in trained.items():
                 weight.copy_(saved[name])

@@ -23,7 +23,7 @@ from quiver.encoder.files import check_target, expand_home, read_json, replacing
         (b'{"a": "\xff"}', "not JSON: .* can't decode byte 0xff"),
         (b"[1]", "must hold a JSON object, got list"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply$"),
-        (b'{"a": ' + b"7" * 5_000 + b"}", "holds a number of too many digits$"),
+        (b'{"a": ' + b"7" * 5_000 + b"}", "contains a number with too many digits$"),
     ],
     ids=["empty", "quotes", "bytes", "list", "nested", "digits"],
 )

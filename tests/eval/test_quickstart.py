@@ -97,7 +97,7 @@ def test_the_whole_path(tmp_path: Path) -> None:
 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*MADE, MARKER])
 
-    with pytest.raises(InputError, match="holds data already; choose another --out, or --overwrite"):
+    with pytest.raises(InputError, match="already holds data; choose another --out, or add --overwrite"):
         quickstart(tmp_path, overrides=SMALL)
 
 
@@ -116,11 +116,11 @@ def test_a_folder_that_is_no_quickstarts_is_never_replaced(earlier: Path, tmp_pa
     (earlier / MARKER).unlink()
     before = contents(earlier)
     for overwrite in (False, True):
-        with pytest.raises(InputError, match="holds data already, and not from a quickstart; choose another --out"):
+        with pytest.raises(InputError, match="already holds data that no quickstart wrote; choose another --out"):
             quickstart(earlier, overrides=SMALL, overwrite=overwrite)
     assert contents(earlier) == before
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="a file; --out names a folder"):
+    with pytest.raises(InputError, match="is a file; --out must name a folder"):
         quickstart(tmp_path / "file", overrides=SMALL)
 
 
@@ -133,7 +133,7 @@ def test_a_folder_that_is_no_quickstarts_is_never_replaced(earlier: Path, tmp_pa
         ([], (*SMALL, "training.batch_size=100000"), None, "rows do not fill one batch of 100000"),
         ([], (*SMALL, "model.architecture.vocab_size=512", "model.tokenizer=nowhere/at/all"), None, "nowhere/at/all"),
         ([], SMALL, "datasets", "training needs datasets: pip install 'quiver-retrieval.train.'"),
-        ([], SMALL, "bm25s", "bm25 needs bm25s: pip install 'quiver-retrieval.eval.'"),
+        ([], SMALL, "bm25s", "bm25 needs bm25s: run pip install 'quiver-retrieval.eval.'"),
     ],
 )
 def test_mistakes_are_found_before_the_folder_is_touched(

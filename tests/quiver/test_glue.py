@@ -88,7 +88,7 @@ def test_train_and_report(quiver: Callable[..., Any], recipe: Path, tmp_path: Pa
     assert json.loads((out / "cola" / "run.json").read_text())["result"]["resumed_at"] == [3]
     assert "2 of 8" in (out / "report.md").read_text()
     done = quiver("glue", recipe, "--out", out)
-    assert (done.code, "sst2: holds a run already" in done.err or "cola: holds a run already" in done.err) == (2, True)
+    assert (done.code, "sst2: already contains a run" in done.err or "cola: already contains a run" in done.err) == (2, True)
 
 
 def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:

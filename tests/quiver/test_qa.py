@@ -115,9 +115,12 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
     out = tmp_path / "out"
     cases: list[tuple[list[Any], str]] = [
         ([recipe, "--out", full], "holds model already, and not from a training run"),
-        ([recipe, "--out", out, f"data.test={none}"], "'3-0' has no answer, which squad_v1 does not know; take squad_v2"),
+        (
+            [recipe, "--out", out, f"data.test={none}"],
+            "'3-0' has no answer, but squad_v1 does not support unanswerable questions; set data.official: squad_v2",
+        ),
         ([recipe, "--out", out, f"data.train={all_none}", "data.official=squad_v2"], "nothing to train on"),
-        ([recipe, "--out", out, f"data.test={tmp_path / 'train.json'}"], "80 questions of the test are trained on too"),
+        ([recipe, "--out", out, f"data.test={tmp_path / 'train.json'}"], "80 test questions are also training questions"),
         ([recipe, "--out", out, "model.extend_positions=2"], "no position embeddings but rope"),
         ([recipe, "--out", out, "windows.max_length=65"], "must be <= 64, the encoder's positions"),
         ([recipe, "--out", out, "updates.epoch=2"], "unknown key, did you mean 'epochs'?"),

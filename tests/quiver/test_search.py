@@ -26,7 +26,7 @@ from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import WordIndex, WordScore
-from quiver.retrieval.search.explain import Explanation, Token, TokenMatch
+from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, Token
 from quiver.retrieval.search.search import Fusion, fuse
 
 DOCUMENTS = [
@@ -174,11 +174,11 @@ def test_an_explanation_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "much\x07 filler " * 100 + "a big\nBird \x1b[31m flies " + "and more " * 100
     where = text.index("Bird")
     matches = (
-        TokenMatch(Token("[CLS]", None), Token("filler", (0, 4)), 0.5),
-        TokenMatch(Token("bird", (0, 4)), Token("Bird", (where, where + 4)), 0.91),
-        TokenMatch(Token("wings", (6, 11)), Token("flies", (where + 11, where + 16)), 0.45),
-        TokenMatch(Token("[MASK]", None), Token("[SEP]", None), 0.25),
-        TokenMatch(Token("[MASK]", None), Token("Bird", (where, where + 4)), 0.25),
+        QueryTokenMatch(Token("[CLS]", None), Token("filler", (0, 4)), 0.5),
+        QueryTokenMatch(Token("bird", (0, 4)), Token("Bird", (where, where + 4)), 0.91),
+        QueryTokenMatch(Token("wings", (6, 11)), Token("flies", (where + 11, where + 16)), 0.45),
+        QueryTokenMatch(Token("[MASK]", None), Token("[SEP]", None), 0.25),
+        QueryTokenMatch(Token("[MASK]", None), Token("Bird", (where, where + 4)), 0.25),
     )
     explained: dict[str, Explained] = {
         "colbert": Explanation("d", 2.36, text, matches),

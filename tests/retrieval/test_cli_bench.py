@@ -60,7 +60,7 @@ def test_json_for_machines(bench: Callable[..., Any], tiny: Path) -> None:
     content = json.loads(done.out)
     assert content["schema"] == "quiver-benchmark/1"
     (case,) = content["cases"]
-    assert (case["facts"]["documents"], case["facts"]["tokens"], case["rows"][0]["values"]["gradient_difference"]) == (3, 60, 0.0)
+    assert (case["metadata"]["documents"], case["metadata"]["tokens"], case["rows"][0]["values"]["gradient_difference"]) == (3, 60, 0.0)
 
 
 def test_default_cases_are_the_papers_sets(bench: Callable[..., Any], tiny: Path) -> None:
@@ -80,7 +80,7 @@ def test_texts_of_a_file_are_encoded(bench: Callable[..., Any], minilm: Path, tm
     assert (done.code, done.err) == (0, "")
     assert "corpus.jsonl: 4 documents of 5 tokens, 20 in total" in " ".join(done.out.split())
     assert "documents/s" in done.out
-    assert json.loads(bench(*common, "--rounds", 1, "--json").out)["cases"][0]["facts"]["documents"] == 10
+    assert json.loads(bench(*common, "--rounds", 1, "--json").out)["cases"][0]["metadata"]["documents"] == 10
 
 
 @pytest.mark.parametrize(

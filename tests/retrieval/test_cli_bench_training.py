@@ -73,9 +73,9 @@ def test_texts_of_a_collection_as_json(bench: Callable[..., Any], tiny: Path, tm
     content = json.loads(done.out)
     assert content["schema"] == "quiver-benchmark/1"
     [case] = content["cases"]
-    facts = case["facts"]
-    assert (facts["loss"], facts["rows"], [row["backend"] for row in case["rows"]]) == ("margin_mse", 2, ["quiver"])
-    assert facts["longest"] < 20
+    metadata = case["metadata"]
+    assert (metadata["loss"], metadata["rows"], [row["backend"] for row in case["rows"]]) == ("margin_mse", 2, ["quiver"])
+    assert metadata["longest"] < 20
 
 
 @pytest.mark.parametrize(

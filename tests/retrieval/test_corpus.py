@@ -87,7 +87,7 @@ GOOD = '{"_id": "a", "text": "x"}'
         ('{"_id": "b"}', "'text' must be a string, got nothing"),
         ('{"_id": "b", "text": 3}', "'text' must be a string, got 3"),
         ('{"_id": "b", "text": "x", "title": ["y"]}', "'title' must be a string"),
-        ('{"_id": "b", "text": "\\ud83d"}', "'text' holds an unpaired surrogate"),
+        ('{"_id": "b", "text": "\\ud83d"}', "'text' contains an unpaired surrogate; replace the invalid character"),
         ('{"_id": "a", "text": "y"}', "id 'a' is already used on line 1"),
         (b'{"_id": "b", "text": "\xe9"}', "not UTF-8"),
     ],

@@ -329,7 +329,7 @@ def test_a_share_out_of_range(held_out: float) -> None:
 
 
 def test_one_package_cannot_be_split() -> None:
-    with pytest.raises(InputError, match="none of 1 packages fits into 20% of 1 pairs"):
+    with pytest.raises(InputError, match="no package is small enough to hold out 20% of 1 pairs"):
         split_by_module([Pair("m.f:1", "q", "c", "m", "f", 1)], held_out=0.2, seed=0)
 
 

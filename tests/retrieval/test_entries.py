@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import Columns, Place, to_document, to_judgement, to_query, unique
+from quiver.retrieval.data.corpus import EntryPosition, FieldNames, to_document, to_judgement, to_query, unique
 from quiver.retrieval.records import Document, Query
 
 FILE = Path("c.jsonl")
 
 
-def documents(*ids: str, file: Path = FILE) -> Iterator[tuple[Place, Document]]:
-    return ((Place(file, number), Document(key, "x")) for number, key in enumerate(ids, start=1))
+def documents(*ids: str, file: Path = FILE) -> Iterator[tuple[EntryPosition, Document]]:
+    return ((EntryPosition(file, number), Document(key, "x")) for number, key in enumerate(ids, start=1))
 
 
 def test_entries_pass_through_in_order() -> None:
@@ -38,8 +38,8 @@ def test_equal_hashes_are_not_equal_ids() -> None:
 
 
 def test_a_place_in_another_file_or_a_table() -> None:
-    assert Place(Path("b.jsonl"), 2).seen_from(Place(FILE, 9)) == "in b.jsonl:2"
-    assert Place(Path("a.parquet"), 2).seen_from(Place(Path("a.parquet"), 9)) == "in row 2"
+    assert EntryPosition(Path("b.jsonl"), 2).seen_from(EntryPosition(FILE, 9)) == "in b.jsonl:2"
+    assert EntryPosition(Path("a.parquet"), 2).seen_from(EntryPosition(Path("a.parquet"), 9)) == "in row 2"
 
 
 def test_ids_cost_a_few_bytes_each() -> None:
@@ -55,25 +55,25 @@ def test_ids_cost_a_few_bytes_each() -> None:
     assert peak < 30 * count
 
 
-def _many(count: int) -> Iterator[tuple[Place, Document]]:
-    return ((Place(FILE, number), Document(f"document-{number}", "x")) for number in range(1, count + 1))
+def _many(count: int) -> Iterator[tuple[EntryPosition, Document]]:
+    return ((EntryPosition(FILE, number), Document(f"document-{number}", "x")) for number in range(1, count + 1))
 
 
 def test_rows_with_other_column_names() -> None:
-    place = Place(FILE, 1)
-    columns = Columns(("query_id",), "query")
+    place = EntryPosition(FILE, 1)
+    columns = FieldNames(("query_id",), "query")
     assert to_query(place, {"query_id": 7, "query": "what", "text": "no"}, columns) == Query("7", "what")
     with pytest.raises(InputError, match=r"^c\.jsonl:1: 'query_id' must be a string or an integer, got nothing$"):
         to_query(place, {"_id": "q", "query": "what"}, columns)
-    assert to_document(place, {"docid": "d", "text": ""}, Columns(("docid",))) == Document("d", "")
+    assert to_document(place, {"docid": "d", "text": ""}, FieldNames(("docid",))) == Document("d", "")
 
 
 @pytest.mark.parametrize("grade", ["2", "+2", 2, 2.0])
 def test_grades_of_text_and_tables(grade: object) -> None:
-    assert to_judgement(Place(FILE, 1), "q", "d", grade).grade == 2
+    assert to_judgement(EntryPosition(FILE, 1), "q", "d", grade).grade == 2
 
 
 @pytest.mark.parametrize("grade", [float("inf"), float("nan"), 0.5, True, None, "2.0", "", b"2"])
 def test_what_is_no_grade(grade: object) -> None:
     with pytest.raises(InputError, match="the grade must be an integer of at most 9 digits"):
-        to_judgement(Place(FILE, 1), "q", "d", grade)
+        to_judgement(EntryPosition(FILE, 1), "q", "d", grade)

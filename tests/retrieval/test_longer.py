@@ -122,7 +122,7 @@ def test_mistakes_are_one_line_and_leave_nothing(quiver: Callable[..., Any], den
     file.write_text("mine")
     out = tmp_path / "out"
     cases: list[tuple[list[Any], str]] = [
-        ([rope, "--factor", 2, "--out", out], "no position embeddings but rope"),
+        ([rope, "--factor", 2, "--out", out], "no position embeddings rope"),
         ([dense, "--factor", 0, "--out", out], "--factor"),
         ([dense, "--factor", 2, "--out", out, "--max-length", 65], "max_length must be 3 to 64"),
         ([dense, "--factor", 2, "--out", out, "--plot", tmp_path / "x.pdf"], "must end in .png or .svg"),

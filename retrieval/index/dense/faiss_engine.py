@@ -357,7 +357,9 @@ class FaissFinder:
     def _read_index(self) -> _Read:
         index = read_index(self._content.whole(), self._path)
         if (index.ntotal, index.d) != self._shape:
-            raise DamagedIndexError(f"{self._path}: {index.ntotal} vectors of width {index.d}, not {self._shape}; run quiver index repair")
+            raise DamagedIndexError(
+                f"{self._path}: {index.ntotal} vectors of width {index.d}, expected {self._shape}; run quiver index repair"
+            )
         return _Read(index, _takes_selectors(index, *self._shape))
 
 

@@ -1,8 +1,7 @@
-"""Assemble the search page: HTML with inline style sheet and scripts, and a content security policy with their checksums.
+"""Assemble the search page: HTML with inlined style sheet and scripts, and a content security policy with their checksums.
 
-The parts are files beside this module. The scripts are joined in the order of `SCRIPTS` into one function in strict mode,
-in which a part may use what any other part defines. This module does not depend on the service: the page requests ``api/`` relative to its
-own address.
+The parts are files beside this module. The scripts are joined in the order of `SCRIPTS` into one function in strict mode, so a script may
+use the functions of every other. The page sends its requests to ``api/`` below its own address.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ SCRIPTS = ("elements", "address", "service", "passages", "heat", "filters", "lis
 
 @cache
 def page_html() -> str:
-    """The whole page; it requests only ``api/...`` relative to its own address."""
+    """Return the page; it sends requests only to ``api/...``, relative to its own address."""
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
     whole = _part("page.html")
     for mark, content in (("<!-- policy -->", policy), ("/* style */", _style()), ("/* script */", _script())):
@@ -27,9 +26,9 @@ def page_html() -> str:
 
 
 def content_security_policy() -> str:
-    """Value of the ``Content-Security-Policy`` header for the page: only the page's own style and script are allowed.
+    """Return the ``Content-Security-Policy`` header of the page: only its own style and script run, and no other page may frame it.
 
-    It is the policy in the page's HTML plus ``frame-ancestors``, which only a header can set.
+    The page contains the same policy, except for ``frame-ancestors``, which browsers accept only in a header.
     """
     return f"{_policy()}; frame-ancestors 'none'"
 

@@ -80,12 +80,12 @@ def test_backends_take_the_same_batches_in_turns(tiny: str) -> None:
     assert turns == [*compared, *quiver, *other, *other, *quiver]
     (case,) = result.cases
     assert case.name == "30+20+10"
-    assert case.facts == {"documents": 3, "tokens": 60, "shortest": 10, "longest": 30, "batch_documents": 2}
+    assert case.metadata == {"documents": 3, "tokens": 60, "shortest": 10, "longest": 30, "batch_documents": 2}
     assert case.title == "30+20+10: 3 documents of 10 to 30 tokens, 60 in total, batches of 2"
     assert [row.backend for row in case.rows] == ["quiver", "other"]
     assert [row.values["max_difference"] for row in case.rows] == [0.0, pytest.approx(0.25, abs=1e-6)]
     assert all(len(row.series["seconds"].values) == 2 and row.series["seconds"].lowest > 0 for row in case.rows)
-    assert result.facts == {"family": "modernbert", "parameters": Encoder(CONFIG).num_parameters}
+    assert result.metadata == {"family": "modernbert", "parameters": Encoder(CONFIG).num_parameters}
 
 
 def test_training_warms_up_and_compares_gradients(tiny: str) -> None:
@@ -201,7 +201,7 @@ def test_memory_and_largest_batch_are_measured(tiny: str) -> None:
     *timed, largest = result.cases
     for case in timed:
         (quiver,) = case.rows
-        assert int(quiver.values["memory_above"] or 0) > int(case.facts["tokens"] or 0) * 64 * 4
+        assert int(quiver.values["memory_above"] or 0) > int(case.metadata["tokens"] or 0) * 64 * 4
     (row,) = largest.rows  # of the case with one length
     assert (largest.name, row.backend, row.values["length"]) == ("largest batch", "quiver", 64)
     assert row.values["failed"] is not None

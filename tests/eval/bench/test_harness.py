@@ -109,7 +109,7 @@ def benchmark() -> Benchmark:
     return Benchmark(
         subject="encoder",
         name="tiny",
-        facts={"family": "modernbert", "parameters": 1000},
+        metadata={"family": "modernbert", "parameters": 1000},
         settings={"rounds": 2, "memory_gib": 0.5, "train": False},
         cases=(Case("4+2", "two documents", {"documents": 2}, rows),),
         not_run=(NotRun("transformers-flash", "needs CUDA"),),
@@ -168,11 +168,11 @@ def test_output_folder_is_checked_before_the_benchmark(tmp_path: Path) -> None:
 
 
 def test_facts_keep_their_types(tmp_path: Path) -> None:
-    changed = replace(benchmark(), facts={"flag": True, "count": 1, "share": 0.5, "text": "1", "none": None})
+    changed = replace(benchmark(), metadata={"flag": True, "count": 1, "share": 0.5, "text": "1", "none": None})
     write_benchmark(changed, tmp_path / "results.json")
-    facts = read_benchmark(tmp_path / "results.json").facts
-    assert facts == changed.facts
-    assert [type(each) for each in facts.values()] == [bool, int, float, str, type(None)]
+    metadata = read_benchmark(tmp_path / "results.json").metadata
+    assert metadata == changed.metadata
+    assert [type(each) for each in metadata.values()] == [bool, int, float, str, type(None)]
 
 
 def test_names_in_help_texts_are_those_that_exist() -> None:

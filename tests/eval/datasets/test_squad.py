@@ -93,7 +93,7 @@ def test_a_collection_is_not_overwritten(make_file: Callable[[object], Path], tm
         ([{"paragraphs": [{"context": "c", "qas": [{"id": "a", "question": "q"}] * 2}]}], "a question id occurs twice"),
         ([{"paragraphs": [{"context": c, "qas": [{"id": "a", "question": "q"}]} for c in "cd"]}], "question id 'a' occurs twice"),
         ([{"paragraphs": [{"context": c, "qas": [{"id": f"a-{c}", "question": "q"}]}]} for c in "cd"], "the id 'ap0'"),
-        ([], "holds no question"),
+        ([], "contains no answerable question"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(make_file: Callable[[object], Path], data: object, message: str) -> None:

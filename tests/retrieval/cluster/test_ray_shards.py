@@ -169,7 +169,9 @@ def test_what_a_shard_raises_arrives_as_it_was_raised(cluster: None, tmp_path: P
         assert sharded.replicas == (1,)
     file = next((built.path / "segments").glob("*/vectors.f32"))
     file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(DamagedIndexError, match=r"have changed since they were written; quiver index repair keeps the rest$"):
+    with pytest.raises(
+        DamagedIndexError, match=r"have changed since they were written; run quiver index repair to keep the intact documents$"
+    ):
         open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE)
 
 

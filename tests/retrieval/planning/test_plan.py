@@ -22,7 +22,7 @@ from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, load_parts
 from quiver.retrieval.planning import (
     TEXTS,
-    Corpus,
+    CorpusStatistics,
     Footprint,
     Rates,
     footprint,
@@ -120,7 +120,7 @@ def test_every_engine(tmp_path: Path, engine: str, settings: Mapping[str, Any], 
         close(planned.build_peak, max(held + described, 2 * 4 * width * planned.sample), "to build")
 
 
-def real(model: BiEncoder | ColBERT, corpus: list[Document]) -> Corpus:
+def real(model: BiEncoder | ColBERT, corpus: list[Document]) -> CorpusStatistics:
     sample = spread_over(iter(corpus), len(corpus), 256)
     return from_sample(len(corpus), sample, lambda given: text_lengths(model, given), use_title=True, source="scifact")
 
@@ -217,7 +217,7 @@ def test_measuring_adds_up(word_sum: Any, minilm: Path) -> None:
     rates = measure(model, corpus, name="pq-dense", settings={}, seconds=0.2)
     assert isinstance(rates, Rates)
     assert None not in (rates.tokens_per_second, rates.index_seconds, rates.train_seconds)
-    with pytest.raises(InputError, match="no documents to measure with"):
+    with pytest.raises(InputError, match="the sample has no documents; rates cannot be measured"):
         measure(model, [], name="pq-dense", settings={}, seconds=0.2)
 
 

@@ -75,7 +75,7 @@ def test_a_non_finite_loss_of_one_text_stops_the_run_before_the_step(
     recipe = make_recipe("dense", f"data.train={odd_rows}", "training.accumulation=16", "training.epochs=2")
     rows, model, row, token = poisoned(recipe, tmp_path / "work")
     before = state(model)
-    with pytest.raises(InputError, match=r"the loss is nan at step 1; its batch is in .*nonfinite/step-000001: look at its texts"):
+    with pytest.raises(InputError, match=r"the loss is nan at step 1; the batch was saved to .*nonfinite/step-000001: check its texts"):
         train(recipe, rows, model, tmp_path / "out")
     assert same(state(model), before)
     assert not model.encoder.training

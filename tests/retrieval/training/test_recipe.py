@@ -450,7 +450,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "old.yaml").mkdir()
     for folder in (tmp_path, tmp_path / "old.yaml"):
         with pytest.raises(
-            InputError, match=rf"^{re.escape(str(folder))}: a folder; give the recipes in it, as in {re.escape(str(folder))}/\*\.yaml$"
+            InputError, match=rf"^{re.escape(str(folder))}: is a folder; name the recipes in it, such as {re.escape(str(folder))}/\*\.yaml$"
         ):
             load_recipe(folder)
 
@@ -511,7 +511,7 @@ def test_a_folder_named_like_a_shipped_recipe_does_not_hide_it(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     for name in ("recipes", "quickstart"):
         (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=r"^recipes: a folder; give the recipes in it, as in recipes/\*\.yaml$"):
+    with pytest.raises(InputError, match=r"^recipes: is a folder; name the recipes in it, such as recipes/\*\.yaml$"):
         find_recipe("recipes")
     assert find_recipe("quickstart").is_file()
 

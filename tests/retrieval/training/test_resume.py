@@ -179,7 +179,7 @@ def test_sigterm_saves_a_checkpoint_first(make_recipe: MakeRecipe, tmp_path: Pat
     )
     assert "Traceback" not in errors
     assert load_model(checkpoint).dim == 16
-    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
+    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or start over with --overwrite"):
         train(recipe, out)
 
 

@@ -371,7 +371,7 @@ def test_invalid_runs_are_refused_before_anything_is_written(
     out, recipe = tmp_path / "out", make_recipe("dense")
     with pytest.raises(InputError, match="--resume continues a run and --overwrite replaces it; use one of them"):
         train(recipe, out, resume=True, overwrite=True)
-    with pytest.raises(InputError, match="holds no run to resume"):
+    with pytest.raises(InputError, match="contains no run to resume"):
         train(recipe, out, resume=True)
     for chosen, scorer in ((recipe, Scorer()), (make_recipe("dense", *WATCHED), None)):
         with pytest.raises(ValueError, match="a scorer is given if and only if the recipe has a development collection"):
@@ -383,7 +383,7 @@ def test_invalid_runs_are_refused_before_anything_is_written(
     with pytest.raises(InputError, match=r"data\.train: 64 rows do not fill one batch of 65; lower training\.batch_size"):
         train(make_recipe("dense", "training.batch_size=65"), out)
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file: a file; --out names a folder"):
+    with pytest.raises(InputError, match="file: is a file; --out must name a folder"):
         train(recipe, tmp_path / "file")
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "schedulefree", None)
@@ -420,7 +420,7 @@ def test_given_rows_and_model_give_the_run_of_the_recipe(make_recipe: MakeRecipe
     plain = train(recipe, tmp_path / "plain")
     assert record["model"] == plain["model"]
     assert record["data"] == plain["data"]
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already contains a run"):
         train_and_save(recipe, rows_of(recipe, tmp_path), model, tmp_path / "at-hand")
 
 
@@ -431,7 +431,7 @@ def test_an_earlier_run_is_replaced_only_by_a_complete_one(make_recipe: MakeReci
     (out / "report.md").write_text("of the old run")
     before = contents(out)
     for overwrite, resume, problem in (
-        (False, False, "holds a run already"),
+        (False, False, "already contains a run"),
         (False, True, "the run is complete, there is nothing to resume"),
     ):
         with pytest.raises(InputError, match=problem):
@@ -458,7 +458,7 @@ def test_only_the_same_run_can_be_resumed(make_recipe: MakeRecipe, rows_file: Pa
     recipe = make_recipe("dense", *chosen)
     killed(recipe, out, 4)
     before = contents(out)
-    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
+    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or start over with --overwrite"):
         train(recipe, out)
     with pytest.raises(
         InputError,
@@ -467,7 +467,7 @@ def test_only_the_same_run_can_be_resumed(make_recipe: MakeRecipe, rows_file: Pa
         train(make_recipe("dense", *chosen, "training.seed=8", "training.learning_rate=0.1"), out, resume=True)
     assert contents(out) == before
     rows.write_text(rows.read_text().replace("write every line", "write any line"))
-    with pytest.raises(InputError, match=r"--resume needs the run as it was begun; data\.sha256 was"):
+    with pytest.raises(InputError, match=r"--resume needs the recipe and data of the interrupted run; data\.sha256 was"):
         train(recipe, out, resume=True)
     rows.write_bytes(rows_file.read_bytes())  # the same rows, at another time
     assert train(recipe, out, resume=True)["result"]["resumed_at"] == [2]
@@ -516,7 +516,7 @@ def test_a_run_resumes_with_another_description_and_log_interval(
     other = make_recipe("dense", *chosen, "training.log_every=1").replace(description="in better words")
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         record = train(other, out, resume=True)
-    assert "changed since the run was begun: description, training.log_every; no weight depends on that" in caplog.text
+    assert "changed since the run was started: description, training.log_every; this does not affect the weights" in caplog.text
     assert record["recipe"] == json.loads(json.dumps(other.model_dump())) == json.loads((out / "recipe.json").read_text())
     train(make_recipe("dense", *chosen), tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")
@@ -577,7 +577,7 @@ def test_a_damaged_checkpoint_is_skipped(make_recipe: MakeRecipe, tmp_path: Path
     path.write_bytes(path.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         resumed = train(recipe, out, resume=True)
-    assert "step-000004: trainer.safetensors is damaged; removed, the run goes on from the checkpoint before it" in caplog.text
+    assert "step-000004: trainer.safetensors is damaged; removed it, so the run resumes from the checkpoint before it" in caplog.text
     assert resumed["result"]["resumed_at"] == [2]
     whole = train(recipe, tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")

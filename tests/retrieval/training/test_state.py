@@ -200,7 +200,7 @@ def test_weights_of_another_model_are_refused(make_recipe: MakeRecipe, tmp_path:
     saved = load_file(tmp_path / WEIGHTS)
     for other in ({name: weight[..., :1].contiguous() for name, weight in saved.items()}, dict(list(saved.items())[1:])):
         save_file(other, tmp_path / WEIGHTS)
-        with pytest.raises(InputError, match=rf"{WEIGHTS}: the weights of another model"):
+        with pytest.raises(InputError, match=rf"{WEIGHTS}: contains the weights of another model"):
             read_checkpoint(tmp_path, make(make_recipe("dense", *LORA)))
 
 

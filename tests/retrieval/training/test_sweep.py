@@ -271,7 +271,7 @@ def test_two_sweeps_do_not_share_a_folder(grid: Callable[..., Grid], tmp_path: P
 
 def test_a_folder_that_cannot_be_written_is_one_line(grid: Callable[..., Grid], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file: a file; --out names a folder"):
+    with pytest.raises(InputError, match="file: is a file; --out must name a folder"):
         run_sweep(grid(RATES), tmp_path / "file", train=Trainer(peak))
 
 

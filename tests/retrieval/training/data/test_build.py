@@ -297,5 +297,5 @@ def test_mined_pairs_are_prepared(tmp_path: Path) -> None:
 def test_half_a_surrogate_pair_is_refused_in_its_row(write: Callable[..., Path], tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"query": "q", "positive": "p"}\n{"query": "q", "positive": "\\ud800"}\n')
-    with pytest.raises(InputError, match=r"rows.jsonl:2: 'positive' holds an unpaired surrogate"):
+    with pytest.raises(InputError, match=r"rows.jsonl:2: 'positive' contains an unpaired surrogate; replace the invalid character"):
         rows_of(DataSection(train=(str(path),)), tmp_path)
