@@ -157,8 +157,8 @@ def test_invalid_ranks_are_refused(text: str) -> None:
     [
         (["perc=0.9"], "perc-pos=VALUE, margin-pos=VALUE, max-score=VALUE"),
         (["perc-pos"], "perc-pos=VALUE"),
-        (["perc-pos=much"], "must be a number"),
-        (["perc-pos=nan"], "must be finite"),
+        (["perc-pos=much"], "must be a finite number"),
+        (["perc-pos=nan"], "must be a finite number"),
         (["none", "max-score=1"], "or none; got"),
         (["max-score=1", "max-score=2"], "given twice"),
     ],
