@@ -532,7 +532,16 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(("name", "accumulation"), [*((name, 1) for name in RUNS), ("mnrl", 2), ("distillation", 2)])
+@pytest.mark.parametrize(
+    ("name", "accumulation"),
+    [
+        ("mnrl", 1),
+        ("contrastive", 1),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in RUNS if name not in ("mnrl", "contrastive")),
+        pytest.param("mnrl", 2, marks=pytest.mark.slow),
+        pytest.param("distillation", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_whole_run_is_that_of_the_plain_library(base: Path, tmp_path: Path, name: str, accumulation: int) -> None:
     """Order of the rows, warm-up, decay, clipping, accumulation: `quiver train` against the library's own trainer for 20 steps.
 

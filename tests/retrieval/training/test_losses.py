@@ -323,6 +323,7 @@ def one_of_two(out: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_with_gathered_documents_equal_one_process(tmp_path: Path) -> None:
     """Two processes with half of the rows each have the loss and gradients of one process with all rows."""
     call = "import importlib.util as u, pathlib, sys; s = u.spec_from_file_location('them', sys.argv[1]); m = u.module_from_spec(s); "

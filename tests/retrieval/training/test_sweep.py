@@ -153,7 +153,11 @@ def test_values_can_be_added_to_a_finished_sweep(grid: Callable[..., Grid], tmp_
 
 
 @pytest.mark.parametrize(
-    "error", [InputError("the loss is not finite\nmore"), RuntimeError("out of memory"), MemoryError(), OSError("disk")]
+    "error",
+    [
+        InputError("the loss is not finite\nmore"),
+        *(pytest.param(error, marks=pytest.mark.slow) for error in (RuntimeError("out of memory"), MemoryError(), OSError("disk"))),
+    ],
 )
 def test_a_failed_run_is_recorded_and_the_others_continue(grid: Callable[..., Grid], tmp_path: Path, error: Exception) -> None:
     trainer = Trainer(peak)
@@ -194,7 +198,7 @@ def test_programming_errors_are_not_caught(grid: Callable[..., Grid], tmp_path: 
         run_sweep(grid(RATES), tmp_path, train=trainer)
 
 
-@pytest.mark.parametrize("file", ["run.json", "recipe.json"])
+@pytest.mark.parametrize("file", ["run.json", pytest.param("recipe.json", marks=pytest.mark.slow)])
 def test_runs_of_another_recipe_are_refused(grid: Callable[..., Grid], tmp_path: Path, file: str) -> None:
     trainer = Trainer(peak)
     run_sweep(grid(RATES), tmp_path, train=trainer)

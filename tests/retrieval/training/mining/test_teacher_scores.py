@@ -483,6 +483,7 @@ def test_a_cross_encoder_gives_logits(cross_encoder: Path, tmp_path: Path, small
     assert record["teacher"]["fingerprint"] == load_teacher(str(cross_encoder)).description["fingerprint"]
 
 
+@pytest.mark.slow
 def test_workers_score_with_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
@@ -494,6 +495,7 @@ def test_workers_score_with_several_teachers(cross_encoder: Path, tiny_model: Pa
         assert row["scores"] == pytest.approx(same["scores"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_workers_score_pairs_with_a_cross_encoder(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
