@@ -141,7 +141,7 @@ def _check() -> dict[str, Any]:
     import torch
 
     from quiver.encoder import EncoderConfig, pack_ids
-    from quiver.encoder.cpu.fast_blocks import inference_is_supported
+    from quiver.encoder.cpu.blocks import inference_is_supported
     from quiver.encoder.model import Encoder, init_weights
 
     config = EncoderConfig.modernbert(

@@ -101,6 +101,7 @@ def test_the_whole_path(tmp_path: Path) -> None:
         quickstart(tmp_path, overrides=SMALL)
 
 
+@pytest.mark.slow
 def test_packages_are_mined_too_and_an_earlier_quickstart_is_replaced(earlier: Path) -> None:
     small = (*SMALL, "training.max_steps=1")
     result = quickstart(earlier, packages=["rich"], overrides=small, overwrite=True)

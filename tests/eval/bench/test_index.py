@@ -263,6 +263,7 @@ def real(vectors: VectorFolder, systems: list[System], work: Path) -> Benchmark:
     return done
 
 
+@pytest.mark.slow
 @LINUX
 def test_dense_vectors_are_measured_in_child_processes(make_vectors: MakeVectors, tmp_path: Path) -> None:
     points = (Point("narrow", {"efSearch": 1}), Point("wide", {"efSearch": 300}))
