@@ -247,6 +247,38 @@ class EncoderConfig:
             sep_token_id=sep_token_id,
         )
 
+    @classmethod
+    def bert(
+        cls,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        num_heads: int,
+        intermediate_size: int,
+        layers: int,
+        max_positions: int = 512,
+        dropout: float = 0.0,
+    ) -> EncoderConfig:
+        """Make a BERT of any size: post-norm, plain MLP, absolute positions, biases everywhere, two token types."""
+        biases = ("norm_bias", "qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias")
+        dropouts = ("embedding_dropout", "attention_dropout", "attention_output_dropout", "mlp_output_dropout")
+        settings: dict[str, Any] = {**dict.fromkeys(biases, True), **dict.fromkeys(dropouts, dropout)}
+        return cls(
+            family="bert",
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            intermediate_size=intermediate_size,
+            layer_types=global_every(layers, 1),
+            max_positions=max_positions,
+            norm_position="post",
+            mlp="plain",
+            positions="absolute",
+            norm_eps=1e-12,
+            type_vocab_size=2,
+            **settings,
+        )
+
 
 def global_every(layers: int, every: int) -> tuple[LayerType, ...]:
     """Return layer types with a global layer first and then at every ``every``-th layer.

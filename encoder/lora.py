@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from quiver.encoder.adapter import TransformersEncoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
-from quiver.encoder.cpu.linear import Linear, Rows, multiply, split_matrix
+from quiver.encoder.cpu.linear import Linear, Rows, multiply, plain_rows
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
@@ -70,17 +70,9 @@ class LoRALinear(nn.Module):
             total = torch.addmm(self.weight.to(wide), self.lora_b.to(wide), self.lora_a.to(wide), alpha=self.scale)
         return total.to(self.weight.dtype)
 
-    readable = True
-    levels = 0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the matrix."""
-        return self.weight.dtype
-
     def rows(self) -> list[Rows]:
         """Return the parts of the merged matrix; see `quiver.encoder.cpu.linear.Linear.rows`."""
-        return split_matrix(Rows(self.merged(), None if self.bias is None else self.bias.detach()), self.parts)
+        return plain_rows(self.merged(), self.bias, self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""

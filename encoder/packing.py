@@ -191,7 +191,7 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
 
 
 def concatenate(batches: Sequence[PackedBatch]) -> PackedBatch:
-    """Concatenate batches into one, in order; ``rows`` are numbered anew.
+    """Concatenate batches into one, in order; ``rows`` are renumbered.
 
     Args:
         batches: At least one, all on one device.

@@ -62,7 +62,7 @@ class TokenizedTexts:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class TextTokens:
     """The tokens of a text with their positions.
 
     Attributes:
@@ -214,7 +214,7 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def pieces(self, text: str) -> Pieces:
+    def pieces(self, text: str) -> TextTokens:
         """Return the tokens of a text with their positions, without truncation or special tokens.
 
         Example:
@@ -224,7 +224,7 @@ class Tokenizer:
             ['a', 'bird']
         """
         encoding = self._backend.encode(text, add_special_tokens=False)
-        return Pieces(list(encoding.ids), [_trimmed(text, start, end) for start, end in encoding.offsets])
+        return TextTokens(list(encoding.ids), [_trimmed(text, start, end) for start, end in encoding.offsets])
 
     def pair_template(self) -> PairTemplate:
         """Return the special tokens around and between a pair of texts."""

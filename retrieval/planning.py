@@ -413,7 +413,7 @@ class EngineSizes(NamedTuple):
 
         exact-dense     disk 4 d T
         pq-dense        disk T (ceil(M / 2) + d bits / 8 + 4), lists in memory T (ceil(M / 2) + 8), M = ceil(d / dsub)
-        ivf-dense       as pq-dense, with 2 more bytes per vector for its list; K lists, with 16 unused places each on average
+        ivf-dense       as pq-dense, with 2 more bytes per vector for its list; K lists, with 16 unused slots each on average
         exact-tokens    disk 4 d T + 8 P
         ivf-tokens      disk T (d / 8 + 2 + d bits / 8 + 2) + 4 P, lists in memory T (d / 8 + 8) + 16 K d / 8 + 9 P
         every engine    ids and token counts P (28 + bytes of an id), texts P (8 + bytes of a line)
@@ -595,7 +595,7 @@ FORMULAS = {
     "quiver.retrieval.planning",
     "memory to build": "model + the larger of twice the training sample and a merge (256 bytes + 12 ids per document + 3 codecs + "
     "8 blocks), split into segments by the budget",
-    "memory to search": "model + lists in memory (codes + 8 bytes per vector, 16 unused places per list) + memory-mapped codes + ids; "
+    "memory to search": "model + lists in memory (codes + 8 bytes per vector, 16 unused slots per list) + memory-mapped codes + ids; "
     "less is enough with a fast disk, but the lists must fit",
     "shards": "ceil((lists + codes + ids) / (0.9 memory of a machine - model))",
     "cost": "tokens / tokens per second / 3600 x price of a device hour",

@@ -68,7 +68,7 @@ class AttentionCall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class BackendLimits:
     """What a backend supports.
 
     Source: the checks in the kernels' own entry points (torch 2.11, flash-attn 2.8, 3.0 and 4.0.0b).
@@ -98,12 +98,12 @@ class Limits:
 
 
 LIMITS = {
-    "aten_flash": Limits(dropout=True),
-    "flash_attn_2": Limits(dropout=True, slopes=True),
+    "aten_flash": BackendLimits(dropout=True),
+    "flash_attn_2": BackendLimits(dropout=True, slopes=True),
     # The features that all builds share: those on PyPI lack the backward pass, windows or float16.
-    "flash_attn_3": Limits(capability=(9, 0), beyond=(10, 0), dtypes=(torch.bfloat16,), gradients=False, local=False),
-    "flash_attn_4": Limits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128),
-    "compiled": Limits(
+    "flash_attn_3": BackendLimits(capability=(9, 0), beyond=(10, 0), dtypes=(torch.bfloat16,), gradients=False, local=False),
+    "flash_attn_4": BackendLimits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128),
+    "compiled": BackendLimits(
         device="cpu",
         absent="too few tokens, or no numba, OpenMP threads, fused multiply-add or (for bfloat16 inference) fast bfloat16 products here",
         capability=(0, 0),

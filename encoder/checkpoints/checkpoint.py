@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TheirTensor:
-    """Location of one of our tensors in a family's file.
+    """Tensors of a family's file that correspond to one of ours.
 
     Attributes:
         keys: The family's keys without prefix; several are stacked in that order.

@@ -28,8 +28,8 @@ from torch.optim import Optimizer
 from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
-from quiver.encoder.gpu.compile import compile_encoder
 from quiver.encoder.heads import MaskedLM
+from quiver.encoder.model import compile_encoder
 from quiver.encoder.pretraining.corpus import Corpus, Documents
 from quiver.encoder.pretraining.phases import first_model, in_form, learning_rate_share, phase_config, start_from_frequencies
 from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe

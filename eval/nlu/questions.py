@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import Field, TextSchema
-from quiver.encoder.tokenizer import Pieces, Tokenizer
+from quiver.encoder.tokenizer import TextTokens, Tokenizer
 from quiver.eval.datasets.squad import is_impossible, list_under, read_paragraphs, text_under
 from quiver.retrieval.data.corpus import read_judgements
 
@@ -266,7 +266,7 @@ class _Cut:
     question: int
     head: list[int]
     behind: list[int]
-    pieces: Pieces
+    pieces: TextTokens
     room: int
     overlap: int
 

@@ -237,7 +237,7 @@ def load_index_model(card: ModelCard, source: str | None = None) -> BiEncoder | 
 
     Args:
         card: Model that built the index.
-        source: Folder or Hub id to load instead, such as the new place of a model that was moved.
+        source: Folder or Hub id to load instead, such as the new location of a model.
 
     Raises:
         InputError: The model cannot be loaded.

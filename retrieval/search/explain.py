@@ -111,9 +111,10 @@ def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
     encoded = _backend(tokenizer, len(tokenizer), length - bool(prefix)).encode(
         clean([text], prompt=prompt, lower_case=model.settings.lower_case)[0]
     )
-    places = _text_positions(text, prompt, lower_case=model.settings.lower_case)
+    positions = _text_positions(text, prompt, lower_case=model.settings.lower_case)
     spans = [
-        None if special else _span(text, places, span) for span, special in zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
+        None if special else _span(text, positions, span)
+        for span, special in zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
     ]
     found: list[tuple[int, tuple[int, int] | None]] = list(zip(encoded.ids, spans, strict=True))
     if (inserted := tokenizer.token_id(prefix) if prefix else None) is not None:
@@ -135,15 +136,15 @@ def _text_positions(text: str, prompt: str, *, lower_case: bool) -> list[int]:
     whole = prompt + text
     first = len(whole) - len(whole.lstrip()) - len(prompt)
     # A lower-case letter may be two characters.
-    return [first + place for place, character in enumerate(whole.strip()) for _ in (character.lower() if lower_case else character)]
+    return [first + position for position, character in enumerate(whole.strip()) for _ in (character.lower() if lower_case else character)]
 
 
-def _span(text: str, places: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int] | None:
+def _span(text: str, positions: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int] | None:
     """Span of a token in its text without outer white space, from its offsets in the tokenized text."""
     begin, end = offsets
     if begin == end:
         return None
-    first, last = max(places[begin], 0), places[end - 1] + 1
+    first, last = max(positions[begin], 0), positions[end - 1] + 1
     if first >= last:
         return None
     word = text[first:last]

@@ -140,16 +140,16 @@ def _explanation(why: Explanation, model: object) -> HitExplanation:
     if not isinstance(model, ColBERT):
         return HitExplanation("similarity", score, why.text)
     passage = text_tokens(model, why.text or "", "document")
-    places: dict[Token, int] = {}
-    for place, token in enumerate(passage):
-        places.setdefault(token, place)
+    positions: dict[Token, int] = {}
+    for position, token in enumerate(passage):
+        positions.setdefault(token, position)
     return HitExplanation(
         "tokens",
         score,
         why.text,
         query=[TokenSpan(*match.query) for match in why.matches],
         passage=[TokenSpan(*token) for token in passage],
-        matches=[Meeting(row, places[match.document], match.similarity) for row, match in enumerate(why.matches)],
+        matches=[Meeting(row, positions[match.document], match.similarity) for row, match in enumerate(why.matches)],
     )
 
 

@@ -64,12 +64,9 @@ class Batcher(Generic[Work, Result]):
         room: int,
         observe: Callable[[int], None],
     ) -> None:
-        self._run = run
-        self._threads = threads
-        self._workers = workers
-        self._largest = largest
-        self._room = room
-        self._observe = observe
+        self._run, self._observe = run, observe
+        self._threads, self._workers = threads, workers
+        self._largest, self._room = largest, room
         self._queue: deque[_Waiting[Work, Result]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self.waiting = 0
@@ -147,7 +144,7 @@ class QueryBatch:
     """The queries of one request."""
 
     texts: tuple[str, ...]
-    choices: SearchOptions
+    options: SearchOptions
 
     @property
     def size(self) -> int:
@@ -245,11 +242,11 @@ class Retriever:
         self._metrics.stages.labels(self.name, "encode").observe(encode)
         ends = list(accumulate(asked.size for asked in work))
         results: dict[int, RankedQueries | Exception] = {}
-        for choices, members in _grouped(work).items():
+        for options, members in _grouped(work).items():
             rows = [row for member in members for row in range(ends[member] - work[member].size, ends[member])]
             begun = time.perf_counter()
             try:
-                hits = self._found(generation, [queries[row] for row in rows], choices)
+                hits = self._found(generation, [queries[row] for row in rows], options)
             except DamagedIndexError:
                 raise
             except InputError as error:
@@ -266,23 +263,23 @@ class Retriever:
                 first = last
         return [results[member] for member in range(len(work))]
 
-    def _found(self, generation: Generation, queries: Sequence[Any], choices: SearchOptions) -> Hits:
+    def _found(self, generation: Generation, queries: Sequence[Any], options: SearchOptions) -> Hits:
         if not self.words:
             return generation.index.search(
-                queries, choices.k, filter=choices.filter, effort=choices.effort, target_recall=choices.target_recall
+                queries, options.k, filter=options.filter, effort=options.effort, target_recall=options.target_recall
             )
         if generation.words is None:
             raise ValueError(f"{self.name} is a BM25 retriever, but this generation was opened without a BM25 index")
-        if choices.effort is not None or choices.target_recall is not None:
+        if options.effort is not None or options.target_recall is not None:
             raise InputError(f"{self.name} always searches exhaustively; leave effort and target_recall out")
-        return generation.words.search(queries, choices.k, filter=choices.filter)
+        return generation.words.search(queries, options.k, filter=options.filter)
 
 
 def _grouped(work: Sequence[QueryBatch]) -> dict[SearchOptions, list[int]]:
     """Positions of the requests, grouped by options."""
     groups: dict[SearchOptions, list[int]] = {}
-    for place, asked in enumerate(work):
-        groups.setdefault(asked.choices, []).append(place)
+    for position, asked in enumerate(work):
+        groups.setdefault(asked.options, []).append(position)
     return groups
 
 

@@ -187,8 +187,8 @@ def open_service(
     threads = ThreadPoolExecutor(max_workers=workers * (len(folders) + words) + 2, thread_name_prefix="quiver-serve")
     models: dict[str, SharedModel] = {}
     retrievers: dict[str, Retriever] = {}
-    for place, (name, folder) in enumerate(folders.items()):
-        served = _served(folder, models, model if place == 0 else None, threads, words=words and place == 0, verify=verify)
+    for position, (name, folder) in enumerate(folders.items()):
+        served = _served(folder, models, model if position == 0 else None, threads, words=words and position == 0, verify=verify)
         retrievers[name] = Retriever(name, served, threads, limits, workers=workers, metrics=metrics)
     if words:
         served = next(iter(retrievers.values())).served

@@ -285,7 +285,7 @@ def test_a_package_that_cannot_be_loaded_is_named(
     assert message in caplog.text
 
 
-def test_a_package_that_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "flash_attn_interface.py").write_text("def flash_attn_varlen_func(window_size=None): return 3")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(flash.PACKAGES, "flash_attn_2", "no_such_package.interface")

@@ -95,7 +95,7 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> N
     save_file(state, folder / "model.safetensors")
 
 
-def test_every_family_has_words_for_its_masked_lm_and_classifier() -> None:
+def test_every_family_has_a_layout_for_masked_lm_and_classifier() -> None:
     assert set(families_with_head("masked_lm")) == set(families_with_head("classifier")) == set(CONFIGS)
 
 
@@ -164,7 +164,7 @@ def test_settings_of_modernberts_head_come_back(tmp_path: Path) -> None:
     assert (changed.pooling, changed.problem_type, changed.label_names) == ("cls", "regression", ("x", "y", "z"))
 
 
-def test_the_dtype_is_the_one_asked_for(tmp_path: Path) -> None:
+def test_weights_are_loaded_in_the_given_dtype(tmp_path: Path) -> None:
     save_head(head("masked_lm", "modernbert"), tmp_path)
     half = load_head(MaskedLM, tmp_path, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
@@ -271,7 +271,7 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
         ("classifier", "modernbert", {"id2label": None}, r"classifier\.\w+ has shape \(3.*\), expected \(2"),
     ],
 )
-def test_what_config_json_may_not_say(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
     save_head(head(task, family), tmp_path)
     edit(tmp_path, **settings)
     with pytest.raises(InputError, match=f"{tmp_path}: .*{message}"):
@@ -298,7 +298,9 @@ def test_mosaicbert_has_no_span_head(tmp_path: Path) -> None:
         ("span_qa", "bert", {"transform": TransformConfig(bias=True, activation="gelu", norm=True)}, "transform: a bert"),
     ],
 )
-def test_what_a_folder_cannot_hold_is_refused(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
+def test_heads_that_no_config_json_expresses_are_refused(
+    tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         save_head(head(task, family, **settings), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -27,24 +27,7 @@ MODERNBERT = EncoderConfig.modernbert(
     max_positions=1500,
     window=32,
 )
-BERT = EncoderConfig(
-    family="bert",
-    vocab_size=300,
-    hidden_size=32,
-    num_heads=2,
-    intermediate_size=64,
-    layer_types=("global", "global"),
-    max_positions=1500,
-    norm_position="post",
-    mlp="plain",
-    positions="absolute",
-    norm_bias=True,
-    qkv_bias=True,
-    attention_output_bias=True,
-    mlp_input_bias=True,
-    mlp_output_bias=True,
-    type_vocab_size=2,
-)
+BERT = EncoderConfig.bert(vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=64, layers=2, max_positions=1500)
 FAMILIES = pytest.mark.parametrize("config", [MODERNBERT, BERT], ids=["modernbert", "bert"])
 BATCH = pack_ids([[5, 6, 7, 8], list(range(200)), [9]])
 # Long enough for oneDNN's packed products.

@@ -249,24 +249,7 @@ def test_rope_frequencies_stay_float32_in_half_precision(tmp_path: Path) -> None
 @pytest.mark.parity
 @needs_transformers
 def test_bert_agrees_with_padding(tmp_path: Path) -> None:
-    config = EncoderConfig(
-        family="bert",
-        vocab_size=300,
-        hidden_size=64,
-        num_heads=2,
-        intermediate_size=96,
-        layer_types=("global", "global"),
-        max_positions=64,
-        norm_position="post",
-        mlp="plain",
-        positions="absolute",
-        norm_bias=True,
-        qkv_bias=True,
-        attention_output_bias=True,
-        mlp_input_bias=True,
-        mlp_output_bias=True,
-        type_vocab_size=2,
-    )
+    config = EncoderConfig.bert(vocab_size=300, hidden_size=64, num_heads=2, intermediate_size=96, layers=2, max_positions=64)
     save_encoder(init_weights(Encoder(config), seed=1), tmp_path)
     (case,) = run(str(tmp_path), "64+3+20", backends=["transformers-sdpa"]).cases
     assert 0 < float(case.rows[1].values["max_difference"] or 0) < 1e-5
@@ -284,6 +267,7 @@ def test_transformers_backend_does_not_keep_quivers_weights(tiny: str) -> None:
     assert isinstance(loaded.module, nn.Module)
 
 
+@pytest.mark.slow
 def test_variants_of_quiver_run(tiny: str) -> None:
     result = run(tiny, "40+3", backends=["quiver-optimized", "quiver-int8"])
     rows = {row.backend: row for row in result.cases[0].rows}
