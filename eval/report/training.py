@@ -280,13 +280,13 @@ def _sections(run: TrainingRun) -> Iterator[Section]:
     yield Section("Summary", (Properties(summary(run), "wide"),), "summary")
     if figures := tuple(_curves(run)):
         resumed = " A dashed line marks a step at which the run was resumed." if run.resumed else ""
-        told = f"All charts share the axis of updates. For a noisy metric, the strong line is a running mean.{resumed}"
-        yield Section("Curves", (Paragraph(told), Gallery(figures)), "curves")
+        note = f"All charts share the axis of updates. For a noisy metric, the strong line is a running mean.{resumed}"
+        yield Section("Curves", (Paragraph(note), Gallery(figures)), "curves")
     if run.development:
         yield Section("Development", tuple(_development(run)), "development")
     if (log := log_table(run)).rows:
-        told = "The first logged step, the last one, and others evenly between them."
-        yield Section("Log", (Paragraph(told), log), "log")
+        note = "The first logged step, the last one, and others evenly between them."
+        yield Section("Log", (Paragraph(note), log), "log")
     yield Section("Settings", tuple(_listed(settings(run))), "settings")
     if origins := _listed(origin(run)):
         yield Section("Data and versions", tuple(origins), "origin")
@@ -537,9 +537,9 @@ def sweep_report(sweep: Sweep, folder: Path) -> Report:
             Section(f"The best: {show_settings(sweep.best.settings) or 'the recipe'}", tuple(_best(sweep, sweep.best, folder)), "best")
         )
     if scored := [candidate for candidate in sweep.candidates if candidate.scores]:
-        told = ", ".join(f"{show_settings(each.settings) or 'the recipe'} {points(each.mean)}" for each in scored)
+        values = ", ".join(f"{show_settings(each.settings) or 'the recipe'} {points(each.mean)}" for each in scored)
         blocks.append(
-            Figure("nDCG@10 of the candidates", partial(sweep_chart, sweep, scored), f"nDCG@10 of the candidates: {told}", file=PLOT)
+            Figure("nDCG@10 of the candidates", partial(sweep_chart, sweep, scored), f"nDCG@10 of the candidates: {values}", file=PLOT)
         )
     if failed := [[run.folder, run.error or ""] for run in sweep.runs if run.error is not None]:
         errors = table((Column("Run", numeric=False), Column("Error", numeric=False)), failed, name="Failed runs")

@@ -371,13 +371,14 @@ def teacher_scores(scores: Sequence[Sequence[float]], *, minmax: bool) -> Tensor
     return (labels - low) / (high - low + _EPSILON)
 
 
+@dataclass(frozen=True)
 class DataLoader:
     """The remaining batches of a run: this process's rows of each, collated.
 
     While the model trains on a batch, a thread makes the next one. It draws no random numbers, and no other thread reads rows, so the
     result does not depend on timing.
 
-    Args:
+    Attributes:
         order: All batches of the run.
         rows: Training rows.
         collate: Turns rows into the input of the loss.
@@ -386,21 +387,18 @@ class DataLoader:
         count: Number of batches.
     """
 
-    def __init__(
-        self, order: BatchOrder, rows: TrainingRows, collate: Collator, processes: Processes, *, start: tuple[int, int], count: int
-    ) -> None:
-        self._order = order
-        self._rows = rows
-        self._collate = collate
-        self._processes = processes
-        self._start = start
-        self._count = count
+    order: BatchOrder
+    rows: TrainingRows
+    collate: Collator
+    processes: Processes
+    start: tuple[int, int]
+    count: int
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[TrainingBatch]:
-        batches = (self._collated(batch) for batch in islice(self._order.batches(*self._start), self._count))
+        batches = (self._collated(batch) for batch in islice(self.order.batches(*self.start), self.count))
         with ThreadPoolExecutor(1, thread_name_prefix="dataloader") as worker:
             pending = worker.submit(next, batches, None)
             while (ready := pending.result()) is not None:
@@ -408,14 +406,14 @@ class DataLoader:
                 yield ready
 
     def _collated(self, batch: Batch) -> TrainingBatch:
-        share = len(batch.rows) // self._processes.size
-        first = share * self._processes.rank
+        share = len(batch.rows) // self.processes.size
+        first = share * self.processes.rank
         numbers = batch.rows[first : first + share]
-        columns = self._rows.columns(numbers)
+        columns = self.rows.columns(numbers)
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        before = replace(self._collate.counts)
-        inputs = self._collate(rows)
-        now = self._collate.counts
+        before = replace(self.collate.counts)
+        inputs = self.collate(rows)
+        now = self.collate.counts
         return TrainingBatch(
             inputs,
             [{"row": number, "epoch": batch.epoch, **row} for number, row in zip(numbers, rows, strict=True)],

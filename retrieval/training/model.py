@@ -67,7 +67,7 @@ def build_model(recipe: Recipe, texts: Iterable[str]) -> BiEncoder | ColBERT:
         parts = _random_parts(section, prefixes, texts, seed=seed)
     else:
         parts = load_parts(section.init, revision=section.revision, device=default_device())
-        _add_tokens(parts, prefixes, seed=seed)
+        add_tokens(parts, prefixes, seed=seed)
     if recipe.kind == "dense":
         return BiEncoder(parts.encoder, parts.tokenizer, _dense_settings(parts.settings, section), source=section.init)
     return ColBERT(parts.encoder, parts.tokenizer, _colbert_settings(parts, section, seed=seed), source=section.init)
@@ -140,12 +140,17 @@ def _prefixes(section: ColBERTSection | None) -> list[str]:
     return list(dict.fromkeys(prefix for prefix in found if prefix))
 
 
-def _add_tokens(parts: ModelParts, tokens: list[str], *, seed: int) -> None:
-    """Add missing tokens, with embeddings drawn entry by entry from a normal distribution with mean and deviation of the known ones.
+def add_tokens(parts: ModelParts, tokens: list[str], *, seed: int) -> None:
+    """Add missing tokens, with embeddings drawn entry by entry from a normal distribution with the mean and deviation of the known ones.
 
     transformers draws new embeddings close to the mean, to keep the softmax over an output vocabulary unchanged
     (nlp.stanford.edu/~johnhew/vocab-expansion.html). A retriever has no such softmax, and with LoRA, which does not train the embedding,
     [Q] and [D] would stay all but equal.
+
+    Args:
+        parts: Tokenizer and encoder, changed in place.
+        tokens: Tokens; those in the vocabulary are left as they are.
+        seed: Random seed of the new embeddings.
     """
     tokenizer, encoder = parts.tokenizer, parts.encoder
     known = len(tokenizer)

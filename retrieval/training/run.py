@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.lora import add_lora
+from quiver.encoder.training import run_folder
 from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, Line, RunLog, curve, read_log
@@ -32,25 +33,7 @@ from quiver.encoder.training.processes import (
     peak_memory,
     stop_requests,
 )
-from quiver.encoder.training.run_folder import (
-    CHECKPOINTS,
-    DATA,
-    RECORD,
-    START,
-    TENSORBOARD,
-    RunIdentity,
-    describe_session,
-    exclusive_lock,
-    finish_run,
-    is_run,
-    new_run,
-    refuse_existing,
-    refuse_nothing_to_resume,
-    refuse_other_run,
-    remove_leftovers,
-    unfinished_model,
-    warn_of_changes,
-)
+from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, RunIdentity
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -195,7 +178,7 @@ class Run:
 
 def _locked(out: Path, processes: Processes) -> AbstractContextManager[None]:
     """Lock the run folder, in the main process."""
-    return exclusive_lock(out) if processes.is_main_process else nullcontext()
+    return run_folder.exclusive_lock(out) if processes.is_main_process else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -217,8 +200,8 @@ class _Session:
         out, processes = self.run.out, self.run.processes
         replaced: AbstractContextManager[None] = nullcontext()
         if processes.is_main_process:
-            refuse_existing(out, overwrite=overwrite)
-            replaced = new_run(out)
+            run_folder.refuse_existing(out, overwrite=overwrite)
+            replaced = run_folder.new_run(out)
         with replaced:
             if processes.is_main_process:
                 self._identity(None).write(out)
@@ -231,17 +214,17 @@ class _Session:
     def resume(self) -> dict[str, Any]:
         """Train from the last undamaged checkpoint, or from the first step if there is none."""
         run, processes = self.run, self.run.processes
-        if processes.is_main_process and is_run(run.out) and (run.out / RECORD).exists():  # killed after it was complete
-            remove_leftovers(run.out)
-        refuse_nothing_to_resume(run.out)
-        refuse_other_run(run.out, self._identity(None))
+        if processes.is_main_process and run_folder.is_run(run.out) and (run.out / RECORD).exists():  # killed after it was complete
+            run_folder.remove_leftovers(run.out)
+        run_folder.refuse_nothing_to_resume(run.out)
+        run_folder.refuse_other_run(run.out, self._identity(None))
         rows = self._rows()
         now = self._identity(rows)
-        refuse_other_run(run.out, now)
+        run_folder.refuse_other_run(run.out, now)
         processes.barrier()  # all processes have read the files that are written now
         newest = 0
         if processes.is_main_process:
-            warn_of_changes(run.out, now)
+            run_folder.warn_of_changes(run.out, now)
             now.write(run.out)
             newest = run.checkpoints.newest() or 0
             RunLog(run.out / LOG).cut(newest)
@@ -260,7 +243,7 @@ class _Session:
         facts: dict[str, Any] = {"processes": run.processes.size}
         if rows is not None:
             facts["data"] = describe_data(run.recipe, rows)
-        return RunIdentity(run.recipe.model_dump(), facts, describe_session(self.command, default_device()), schema=Recipe)
+        return RunIdentity(run.recipe.model_dump(), facts, run_folder.describe_session(self.command, default_device()), schema=Recipe)
 
     def _train(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
         run = self.run
@@ -276,8 +259,8 @@ class _Session:
         kept = _model_steps(run, progress, schedule)
         model = average_models([run.checkpoints.path(step) for step in kept])
         final = type(model)(model.encoder, model.tokenizer, model.settings, source=recipe.model.init)
-        shutil.rmtree(unfinished_model(run.out), ignore_errors=True)
-        final.save(unfinished_model(run.out))
+        shutil.rmtree(run_folder.unfinished_model(run.out), ignore_errors=True)
+        final.save(run_folder.unfinished_model(run.out))
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
         parts = {
@@ -285,7 +268,7 @@ class _Session:
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
             "result": describe_result(read_log(run.out / LOG), progress, epochs=epochs, kept_steps=kept),
         }
-        finish_run(run.out, self._identity(rows).record(SCHEMA, parts))
+        run_folder.finish_run(run.out, self._identity(rows).record(SCHEMA, parts))
 
 
 def _model_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
@@ -387,92 +370,92 @@ def _model(run: Run, first_model: Callable[[], Model], *, step: int) -> Model:
     return model
 
 
+@dataclass(frozen=True)
 class RetrievalTask:
     """A dense or ColBERT recipe as the task of the trainer.
 
-    Args:
+    Attributes:
         run: Recipe and processes.
         schedule: Length of the run.
-        loss: Loss around the model.
+        loss_function: Loss around the model.
         state: Weights and optimizer.
         loader: The remaining batches.
     """
 
-    def __init__(self, run: Run, schedule: Schedule, loss: RetrievalLoss, state: TrainState, loader: DataLoader) -> None:
-        self._run = run
-        self._schedule = schedule
-        self._loss = loss
-        self._state = state
-        self._loader = loader
+    run: Run
+    schedule: Schedule
+    loss_function: RetrievalLoss
+    state: TrainState
+    loader: DataLoader
 
     @property
     def module(self) -> nn.Module:
         """The model as the loss calls it."""
-        return self._loss.model
+        return self.loss_function.model
 
     @property
     def optimizer(self) -> Optimizer:
         """Optimizer of all trained weights."""
-        return self._state.optimizer
+        return self.state.optimizer
 
     @property
     def device(self) -> torch.device:
         """Device of the encoder."""
-        return self._state.model.encoder.device
+        return self.state.model.encoder.device
 
     def batches(self) -> Iterator[TrainingBatch]:
         """Yield the remaining batches."""
-        return iter(self._loader)
+        return iter(self.loader)
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the loss of a batch."""
-        loss: Tensor = self._loss(inputs)
+        loss: Tensor = self.loss_function(inputs)
         return loss
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""
-        training = self._run.recipe.training
-        return training.learning_rate * learning_rate_share(training, step - 1, self._schedule.steps)
+        training = self.run.recipe.training
+        return training.learning_rate * learning_rate_share(training, step - 1, self.schedule.steps)
 
     def set_learning_rate(self, step: int) -> None:
         """Advance the schedule."""
         del step  # the schedule counts steps itself; its state is part of the checkpoint
-        self._state.schedule.step()
+        self.state.schedule.step()
 
     def evaluation_due(self, progress: Progress) -> bool:
         """Whether the model is scored on the development collection after this step."""
-        section = self._run.recipe.development
+        section = self.run.recipe.development
         return section is not None and self._due(section.every, progress)
 
     def evaluate(self) -> Mapping[str, float]:
         """Return nDCG@10 on the development collection, computed by the main process."""
-        processes, score = self._run.processes, 0.0
-        with self._state.model_for_use() as model:
+        processes, score = self.run.processes, 0.0
+        with self.state.model_for_use() as model:
             self.module.eval()
-            if processes.is_main_process and model is not None and self._run.scorer is not None:
-                score = self._run.scorer(model)
+            if processes.is_main_process and model is not None and self.run.scorer is not None:
+                score = self.run.scorer(model)
         return {SCORE: processes.broadcast(score)}
 
     def save_due(self, progress: Progress) -> bool:
         """Whether the recipe asks for a checkpoint after this step."""
-        return self._due(self._run.recipe.training.save_every, progress)
+        return self._due(self.run.recipe.training.save_every, progress)
 
     def save(self, folder: Path | None, progress: Progress, random_states: list[dict[str, Any]]) -> None:
         """Write a checkpoint, see `quiver.retrieval.training.state`."""
-        write_checkpoint(folder, self._state, progress, random_states)
+        write_checkpoint(folder, self.state, progress, random_states)
 
     def kept_steps(self, saved: list[int], progress: Progress) -> set[int]:
         """Return the steps of the newest checkpoints that the recipe asks for, of the best one, and of the current one.
 
         A checkpoint saved for a signal does not count, so that a run that was stopped ends with the checkpoints of one that was not.
         """
-        training, development, best = self._run.recipe.training, self._run.recipe.development, progress.best_step
-        planned = self._schedule.planned(saved, training.save_every, progress.epoch_ends)
+        training, development, best = self.run.recipe.training, self.run.recipe.development, progress.best_step
+        planned = self.schedule.planned(saved, training.save_every, progress.epoch_ends)
         kept = {progress.step, *planned[-training.keep_checkpoints :]}
         return kept | {best} if development is not None and development.keep_best and best is not None else kept
 
     def _due(self, every: int | None, progress: Progress) -> bool:
-        return self._schedule.due(every, progress.step, progress.epoch_ends)
+        return self.schedule.due(every, progress.step, progress.epoch_ends)
 
 
 # The record of a run.

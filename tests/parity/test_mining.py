@@ -1,4 +1,4 @@
-"""Our hard negatives against ``mine_hard_negatives`` of sentence-transformers on equal settings, with a real model."""
+"""Hard negatives against ``mine_hard_negatives`` of sentence-transformers with equal settings and a real model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reference(minilm: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What each library has encoded: the same texts for every setting."""
+    """Cache of the vectors of each library: the texts are the same for every setting."""
     return tmp_path_factory.mktemp("vectors")
 
 

@@ -39,7 +39,7 @@ from sentence_transformers.util import cos_sim, dot_score, pairwise_cos_sim, pai
 from quiver.retrieval.training.losses import RetrievalLoss  # noqa: E402
 
 STEPS, FEW, ROWS = 20, 6, 5
-"""Steps of a loss by itself, steps of one of its combinations, rows of a batch."""
+"""Steps of a test of one loss, steps of a test of its combinations, rows per batch."""
 RATE = 3e-4
 """Peak learning rate. MaxSim has corners: where two tokens are all but equal, rounding decides which of them learns from a step,
 and a step of 1e-3 is then large enough to be seen in the losses."""
@@ -70,7 +70,7 @@ def make_batches(documents: int, *, steps: int = FEW) -> list[list[dict[str, Any
 def make_recipe(
     kind: str, *, model: dict[str, Any], loss: dict[str, Any], training: dict[str, Any], data: dict[str, Any] | None = None
 ) -> Recipe:
-    """A recipe; where no data are given, nobody reads them."""
+    """A recipe; without ``data`` it names a file that is not read."""
     described = dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test")
     shown = {
         "epochs": 1,
@@ -173,7 +173,7 @@ class Ours:
 def train(
     model: torch.nn.Module, loss: torch.nn.Module, batches: Sequence[Batch], *, accumulation: int = 1, clip: float = 1.0
 ) -> Iterator[float]:
-    """The loss of each batch, its model one step further at every ``accumulation`` of them."""
+    """Train, and yield the loss of each batch; a step is done after every ``accumulation`` batches."""
     model.train()
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=len(batches) // accumulation)
@@ -189,12 +189,12 @@ def train(
 
 
 def collected(batch: dict[str, torch.Tensor]) -> Batch:
-    """A collator's batch as the trainer hands it to the loss."""
+    """A library collator's batch in the form that its trainer passes to the loss."""
     return SentenceTransformerTrainer.collect_features(None, batch)
 
 
 def rows_for(name: str, documents: int, *, steps: int = FEW) -> list[list[dict[str, Any]]]:
-    """Batches for a loss; those that have no teacher are given no scores."""
+    """Batches for a loss, with scores only for distillation losses."""
     batches = make_batches(documents, steps=steps)
     return batches if name in DISTILLATION else without_scores(batches)
 
@@ -212,7 +212,7 @@ def assert_same_losses(found: Iterator[float], expected: Iterator[float], *, ste
 
 
 def plain_dense(base: Path, folder: Path, *, pooling: str, normalize: bool, dense: bool = False, **prompt: Any) -> SentenceTransformer:
-    """A model of the library around transformers' encoder, saved to where the recipe starts from."""
+    """A sentence-transformers model around transformers' encoder, saved as the starting model of the recipe."""
     first = Transformer(str(base), max_seq_length=48, model_args={"attn_implementation": "sdpa"})
     width = first.get_word_embedding_dimension()
     torch.manual_seed(3)
@@ -363,7 +363,7 @@ PROMPTS = {"query": "the best window: ", "document": "wings of a "}
 @pytest.mark.parametrize("include", [True, False], ids=["pooled", "not pooled"])
 @pytest.mark.parametrize("name", ["mnrl", "cached_mnrl"])
 def test_prompts(base: Path, tmp_path: Path, name: str, include: bool) -> None:
-    """Their cached loss blanks a prompt out of the mask before its second pass; ours is held against the one that does not."""
+    """The library's cached loss removes the prompt from the mask before its second pass, so ours is compared with its plain loss."""
     theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True, include_prompt=include)
     ours = our_dense(
         tmp_path / "start",
@@ -417,7 +417,7 @@ PYLATE_NAMES = {"attend_to_expansion": "attend_to_expansion_tokens", "query_expa
 
 
 def plain_colbert(base: Path, folder: Path, settings: dict[str, Any]) -> Any:
-    """A model of PyLate around transformers' encoder, saved to where the recipe starts from."""
+    """A PyLate model around transformers' encoder, saved as the starting model of the recipe."""
     named = {PYLATE_NAMES.get(key, key): [] if value == "none" else value for key, value in (COLBERT | settings).items() if key != "dim"}
     torch.manual_seed(12)
     model = pylate_models.ColBERT(str(base), embedding_size=24, device="cpu", model_kwargs={"attn_implementation": "sdpa"}, **named)
@@ -500,7 +500,7 @@ def test_colbert_accumulation_and_a_shorter_length(base: Path, tmp_path: Path, n
 
 
 def test_pylates_cached_gradients_are_those_of_the_sum(base: Path, tmp_path: Path) -> None:
-    """Why `MeanCachedContrastive` is there: equal losses, and gradients B times as large as those of the loss."""
+    """The reason for `MeanCachedContrastive`: PyLate's loss is equal, but its gradients are B times too large."""
     theirs = plain_colbert(base, tmp_path / "start", {}).train()
     batch = their_colbert(theirs, without_scores(make_batches(2, steps=1)), merged=False)[0]
     gradients = []
@@ -512,7 +512,7 @@ def test_pylates_cached_gradients_are_those_of_the_sum(base: Path, tmp_path: Pat
 
 
 class PlainTrainer(SentenceTransformerTrainer):
-    """The library's own, which only takes down each step's loss; what it logs is rounded."""
+    """The library's trainer, which also records each loss unrounded."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -532,7 +532,16 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(("name", "accumulation"), [*((name, 1) for name in RUNS), ("mnrl", 2), ("distillation", 2)])
+@pytest.mark.parametrize(
+    ("name", "accumulation"),
+    [
+        ("mnrl", 1),
+        ("contrastive", 1),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in RUNS if name not in ("mnrl", "contrastive")),
+        pytest.param("mnrl", 2, marks=pytest.mark.slow),
+        pytest.param("distillation", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_whole_run_is_that_of_the_plain_library(base: Path, tmp_path: Path, name: str, accumulation: int) -> None:
     """Order of the rows, warm-up, decay, clipping, accumulation: `quiver train` against the library's own trainer for 20 steps.
 

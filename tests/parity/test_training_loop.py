@@ -1,4 +1,4 @@
-"""The training loop's own parts against the libraries': schedules of transformers, the sampler of sentence-transformers."""
+"""Schedules against transformers, and the order of batches against the sampler of sentence-transformers."""
 
 from __future__ import annotations
 

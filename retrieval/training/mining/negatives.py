@@ -248,10 +248,10 @@ def parse_margins(texts: Sequence[str]) -> tuple[Margin, ...]:
 def _number(text: str, number: str) -> float:
     try:
         value = float(number)
-    except ValueError as error:
-        raise InputError(f"a margin's value must be a number, got {text!r}") from error
+    except ValueError:
+        value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"a margin's value must be finite, got {text!r}")
+        raise InputError(f"a margin's value must be a finite number, got {text!r}")
     return value
 
 

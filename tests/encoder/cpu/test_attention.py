@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenM
 
 # Around a tile's 48 or 24 lanes and 8 or 4 rows, a panel's 64 keys, a window's halo, and a task's 8 blocks.
 LENGTHS = [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60, (383, 384, 385)]
-WINDOWS = [None, 2, 62, 64, 128, 500]
+WINDOWS = [None, 62, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 64, 128, 500))]
 
 
 def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:
@@ -51,7 +51,9 @@ def no_gradients(two_threads: None) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("window", [None, 400])
-@pytest.mark.parametrize("rise", [0.0625, -0.0625, 0.25, 4.0])  # a panel's 64 keys: 5.8 powers of two, below what is rescaled, and more
+@pytest.mark.parametrize(
+    "rise", [0.0625, 4.0, *(pytest.param(each, marks=pytest.mark.slow) for each in (-0.0625, 0.25))]
+)  # a panel's 64 keys: 5.8 powers of two, below what is rescaled, and more
 def test_scores_that_rise_for_ever(rise: float, window: int | None) -> None:
     """What a query counts from may lag behind its maximum, but never so far that a power of two has no room."""
     batch = batch_of((3000,))

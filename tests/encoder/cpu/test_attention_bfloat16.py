@@ -55,7 +55,7 @@ def check(found: Tensor, q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, wi
     assert distance.square().mean() <= 1.1**2 * other.square().mean() + 1e-12
 
 
-@pytest.mark.parametrize("window", [None, 2, 62, 64, 128, 500])
+@pytest.mark.parametrize("window", [None, 62, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 64, 128, 500))])
 @pytest.mark.parametrize("lengths", [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60], ids=str)
 def test_it_is_the_definition(lengths: tuple[int, ...], window: int | None) -> None:
     batch = batch_of(lengths)

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 LENGTHS = [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60, (383, 384, 385)]
-WINDOWS = [None, 2, 62, 64, 128, 500]
+WINDOWS = [None, 62, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 64, 128, 500))]
 
 
 def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:

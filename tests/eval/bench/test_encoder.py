@@ -267,6 +267,7 @@ def test_transformers_backend_does_not_keep_quivers_weights(tiny: str) -> None:
     assert isinstance(loaded.module, nn.Module)
 
 
+@pytest.mark.slow
 def test_variants_of_quiver_run(tiny: str) -> None:
     result = run(tiny, "40+3", backends=["quiver-optimized", "quiver-int8"])
     rows = {row.backend: row for row in result.cases[0].rows}

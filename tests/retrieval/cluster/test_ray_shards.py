@@ -117,6 +117,7 @@ def check_hits(sharded: ShardedIndex, built: Any, assert_same: Any, filters: Any
     return seen
 
 
+@pytest.mark.slow
 def test_the_same_hits_and_no_failed_query_when_an_actor_dies(
     cluster: None, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

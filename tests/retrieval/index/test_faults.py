@@ -79,6 +79,7 @@ A_FEW_CALLS = [
     MEASURED,
 ]
 """Sweeps over a few calls of those operations in which these engines do most."""
+COMPRESSED_CALLS = [pytest.param(*each, marks=pytest.mark.slow) for each in A_FEW_CALLS]
 
 
 def script(*words: object, threads: int = 1, **environment: str) -> str:
@@ -155,7 +156,7 @@ def test_other_changes_go_ahead_of_a_killed_addition_and_it_adds_everything_once
 FAILURES = [errno.EIO, errno.ENOSPC]
 
 
-@pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *A_FEW_CALLS, *EVERY_CALL, *MANY_CALLS])
+@pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *COMPRESSED_CALLS, *EVERY_CALL, *MANY_CALLS])
 def test_an_error_of_the_disk_loses_nothing(engine: str, name: str, stride: int, tmp_path: Path, faults: ModuleType) -> None:
     """At every call an input/output error or a full disk, once or from then on; the operation says so and can be done again."""
     operation, base, work = faults.OPERATIONS[name], tmp_path / "base", tmp_path / "work"
@@ -200,7 +201,7 @@ def fail(faults: ModuleType, run: Callable[[Any], object], failing: int, code: i
     return False
 
 
-@pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *A_FEW_CALLS, *EVERY_CALL, *MANY_CALLS])
+@pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *COMPRESSED_CALLS, *EVERY_CALL, *MANY_CALLS])
 def test_a_power_cut_loses_what_was_not_synced_and_nothing_else(
     engine: str, name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType
 ) -> None:

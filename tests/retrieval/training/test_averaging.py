@@ -1,4 +1,4 @@
-"""The mean of models: every weight against NumPy, what cannot be averaged, and a folder written whole or not at all."""
+"""Averages of models: every weight against NumPy, models that cannot be averaged, and atomic writing of the folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def write(make_recipe: MakeRecipe, tmp_path: Path) -> Write:
-    """Write a model whose weights are those of the starting model, and noise from a seed."""
+    """Write a model with the weights of the starting model plus noise drawn by a seed."""
 
     def model(seed: int | None, kind: str = "dense", *overrides: str, change: Callable[[Any], Any] = lambda made: made) -> Path:
         made = change(build_model(make_recipe(kind, *overrides), []))
@@ -50,7 +50,7 @@ def write(make_recipe: MakeRecipe, tmp_path: Path) -> Write:
 
 
 def mean_of(folders: list[Path], name: str) -> dict[str, Any]:
-    """As NumPy gives it: summed in float64, rounded once."""
+    """NumPy's mean: summed in float64, rounded once."""
     loaded = [load_file(folder / name) for folder in folders]
     return {key: np.mean([one[key].astype(np.float64) for one in loaded], axis=0).astype(np.float32) for key in loaded[0]}
 
@@ -94,7 +94,7 @@ def test_a_model_given_twice_counts_twice(write: Write, tmp_path: Path) -> None:
 
 
 def test_a_large_weight_does_not_swallow_small_ones(write: Write) -> None:
-    """In float32 2^25 + 1 is 2^25, seven times."""
+    """In float32, 2^25 + 1 equals 2^25."""
 
     def filled(value: float) -> Callable[[Any], Any]:
         def change(made: Any) -> Any:
@@ -160,7 +160,7 @@ def test_different_models_are_refused_with_their_difference(write: Write, make_r
 
 
 def test_the_average_of_one_model_is_that_model(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is summed, and nothing rounded: there is no second copy of its weights."""
+    """Nothing is summed or rounded, and no second copy of the weights is made."""
     one = write(1)
     monkeypatch.setattr(torch.Tensor, "double", None)
     assert average_models([one]).card.fingerprint == load_model(one).card.fingerprint

@@ -1,4 +1,4 @@
-"""Which rows make which batch: all of them once an epoch, no text twice, the same from any batch on and for any number of processes."""
+"""Order of the rows: each once per epoch, no text twice in a batch, equal from any batch on and for any number of processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARED = [
     }
     for place in range(50)
 ]
-"""Every query stands in two or three rows, and the negatives of most are positives of others."""
+"""Rows in which every query occurs two or three times, and most negatives are positives of other rows."""
 
 MakeRows = Callable[..., TrainingRows]
 
@@ -50,7 +50,7 @@ def make_rows(tmp_path: Path) -> MakeRows:
 
 @pytest.fixture
 def drawn(rows_file: Path, tmp_path: Path) -> TrainingRows:
-    """64 rows whose two negatives are drawn anew in every epoch."""
+    """64 rows whose two negatives are drawn in every epoch."""
     section = DataSection(train=(str(rows_file),), document_fields=("positive", "negatives"), documents_per_row=3, negatives="random")
     return prepare_rows(section, tmp_path / "work", seed=5)
 
@@ -129,7 +129,7 @@ def test_equal_scores_do_not_count_as_repeated_texts(make_rows: MakeRows) -> Non
 
 @pytest.mark.parametrize("no_duplicates", [False, True])
 def test_the_order_continues_from_any_batch(drawn: TrainingRows, no_duplicates: bool) -> None:
-    """Rows, epochs, and with them the negatives: from batch 5 on as if the first five had been."""
+    """Rows, epochs and negatives after batch 5 are those of an order read from the beginning."""
 
     def walk(count: int, *start: int) -> list[tuple[Batch, list[dict[str, Any]]]]:
         order = BatchOrder(drawn, size=4, seed=3, no_duplicates=no_duplicates)
@@ -147,7 +147,7 @@ def test_the_order_continues_from_any_batch(drawn: TrainingRows, no_duplicates: 
 
 
 def test_a_finished_epoch_is_not_read_again(make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind an epoch whose rows repeat texts and fill fewer batches than they would: nothing of it is read, nor of those before it."""
+    """After an epoch with fewer batches because of repeated texts, no rows of it or of earlier epochs are read."""
     rows = make_rows(SHARED)
     order = BatchOrder(rows, size=8, seed=1, no_duplicates=True)
     whole = first(order, 30)
@@ -169,7 +169,7 @@ def test_a_finished_epoch_is_not_read_again(make_rows: MakeRows, monkeypatch: py
 
 
 def walked_over(keys: list[frozenset[bytes]], size: int) -> list[list[int]]:
-    """The batches by their definition: for each, all rows that are left in their order, each taken if it can be."""
+    """The batches by definition: each takes, of all remaining rows in order, those that fit."""
     left, batches = list(range(len(keys))), []
     while True:
         taken: list[int] = []
@@ -265,7 +265,7 @@ def test_a_dataloader_knows_how_many_batches_remain(drawn: TrainingRows) -> None
 
 
 def test_the_next_batch_is_made_while_one_is_trained_on(drawn: TrainingRows) -> None:
-    """One and no more; and what goes wrong with it is said when it is asked for."""
+    """Only one batch is made ahead, and its error is raised when it is requested."""
     order = BatchOrder(drawn, size=8, seed=3, no_duplicates=False)
     made = [threading.Event() for _ in range(4)]
 
@@ -320,7 +320,7 @@ def test_many_left_out_rows_cause_a_warning(make_rows: MakeRows, caplog: pytest.
         assert first(BatchOrder(rows, size=8, seed=1, no_duplicates=True, warn=False), 3) == found
     assert [(batch.epoch, batch.number, batch.last) for batch in found] == [(0, 1, True), (1, 1, True), (2, 1, True)]
     assert [message.partition(";")[0] for message in told] == [
-        f"epoch {epoch} leaves out 8 of 16 rows, because they repeat texts" for epoch in (1, 2, 3)
+        f"epoch {epoch} leaves out 8 of 16 rows because they repeat texts" for epoch in (1, 2, 3)
     ]
     assert caplog.messages == told, "one process tells it"
 

@@ -1,4 +1,4 @@
-"""Two processes are one with the batch doubled, and one of them alone writes."""
+"""Two processes train like one with a batch of twice the size, and only the main process writes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CASES = {
 
 
 def torchrun(*arguments: str) -> subprocess.Popen[str]:
-    """Two processes of a script or a module."""
+    """Start two processes of a script or module with torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -120,7 +120,7 @@ def test_two_processes_equal_one_with_a_batch_of_twice_the_size(make_recipe: Mak
 
 @pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.exhaustive)])
 def test_stopped_processes_resume_as_if_uninterrupted(make_recipe: MakeRecipe, tmp_path: Path, sharding: str) -> None:
-    """With dropout: each process has random numbers of its own, and has them back."""
+    """With dropout: each process has its own random state and restores it."""
     recipe = make_recipe(
         "dense",
         "training.epochs=40",

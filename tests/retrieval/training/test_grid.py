@@ -1,4 +1,4 @@
-"""The grid of a sweep: what is an axis, what is the recipe of each run, what is refused before anything is trained."""
+"""Grids of sweeps: axes, the recipe of each run, and grids that are refused before training."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def make_recipe(kind: str, loss: dict[str, Any], training: dict[str, Any] | None
 
 
 def read_by(name: str, **settings: Any) -> dict[str, Any]:
-    """The settings of a loss, those that it does not read left out."""
+    """Settings of a loss, without those that it does not use."""
     return {"name": name, **{setting: value for setting, value in settings.items() if name in recipes.LOSSES_BY_SETTING[setting]}}
 
 
@@ -123,14 +123,14 @@ def without_scores(rows: list[dict[str, Any]] = ROWS) -> list[dict[str, Any]]:
 
 
 def dense_scores(model: BiEncoder) -> torch.Tensor:
-    """(4 queries, 3 places, 4 rows): the dot product of a query with the document at a place of a row."""
+    """Dot products of queries and documents, (4 queries, 3 documents per row, 4 rows)."""
     queries = model.encode_queries([row["query"] for row in ROWS])
     documents = np.stack([model.encode_documents([row[f"document_{place}"] for row in ROWS]) for place in (1, 2, 3)])
     return torch.from_numpy(np.einsum("qd,prd->qpr", queries, documents))
 
 
 def late_scores(model: ColBERT) -> torch.Tensor:
-    """The same with MaxSim."""
+    """MaxSim scores of queries and documents, (4 queries, 3 documents per row, 4 rows)."""
     queries = model.encode_queries([row["query"] for row in ROWS])
     scores = []
     for place in (1, 2, 3):
@@ -212,7 +212,7 @@ CACHED = [("dense", "mnrl", {}), ("dense", "mnrl", {"matryoshka_dims": [16, 4]})
 
 @pytest.mark.parametrize(("kind", "name", "others"), CACHED)
 def test_a_cached_loss_equals_the_plain_loss(kind: str, name: str, others: dict[str, Any]) -> None:
-    """Losses and gradients, whatever the size of the parts."""
+    """Losses and gradients are equal for every mini-batch size."""
     model = make_model(kind)
     plain = Trained(make_recipe(kind, {"name": name, **others}), model)
     loss, gradients = gradients_of(plain, without_scores())
@@ -227,7 +227,7 @@ def test_a_cached_loss_equals_the_plain_loss(kind: str, name: str, others: dict[
 
 @pytest.mark.parametrize(("kind", "name", "others"), CACHED)
 def test_a_cached_loss_draws_the_same_dropout_in_both_passes(kind: str, name: str, others: dict[str, Any]) -> None:
-    """Its gradient is that of the value it reports: a small step down the gradient lowers that value by as much as it promises."""
+    """The gradient belongs to the returned loss: a small step along it lowers the loss by the predicted amount."""
     model = make_model(kind)
     model.encoder.embeddings.dropout.p = 0.3
     trained = Trained(make_recipe(kind, {"name": f"cached_{name}", "mini_batch_size": 3, **others}), model)
@@ -308,7 +308,7 @@ def gathered(kind: str, name: str, *, processes: int = 1) -> Trained:
 
 
 def one_of_two(out: Path) -> None:
-    """What each of two processes does: half of the rows, the mean of both losses and gradients; the first process keeps them."""
+    """Work of one of two processes: half of the rows; the mean of losses and gradients is saved by the first process."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -325,7 +325,7 @@ def one_of_two(out: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_with_gathered_documents_equal_one_process(tmp_path: Path) -> None:
-    """Two processes with half the rows each have the loss and the gradients of one with all of them: right labels, right scale."""
+    """Two processes with half of the rows each have the loss and gradients of one process with all rows."""
     call = "import importlib.util as u, pathlib, sys; s = u.spec_from_file_location('them', sys.argv[1]); m = u.module_from_spec(s); "
     call += "sys.modules['them'] = m; s.loader.exec_module(m); m.one_of_two(pathlib.Path(sys.argv[2]))"
     with socket.socket() as free:

@@ -1,4 +1,4 @@
-"""What a run starts from: random weights or any checkpoint, in either kind, with what the recipe sets and what it leaves."""
+"""Starting models of both kinds, from random weights and from checkpoints, with settings of the recipe and of the checkpoint."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_recipe(kind: str, model: dict[str, Any], *, seed: int = 1) -> Recipe:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
-    """An encoder and its vocabulary, nothing else; its embedding has rows that no token uses."""
+    """A bare encoder with its vocabulary; the embedding has rows that no token uses."""
     tokenizer = Tokenizer.train(TEXTS, vocab_size=300, max_length=64)
     layers = ["global", "local"]
     config = EncoderConfig.modernbert(
@@ -69,7 +69,7 @@ def bare(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def biencoder(bare: Path, tmp_path: Path) -> Path:
-    """Lower-casing, prompts left out of the mean, two Dense modules."""
+    """A bi-encoder with lower-casing, prompts excluded from pooling, and two Dense modules."""
     torch.manual_seed(2)
     projections = (Projection(16, 12, bias=True), Projection(12, 6, activation="torch.nn.modules.activation.Tanh"))
     settings = ModelFolder("dense", bare, lower_case=True, include_prompt=False, projections=projections, query_prompt="q: ", max_length=20)
@@ -79,7 +79,7 @@ def biencoder(bare: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def colbert(bare: Path, tmp_path: Path) -> Path:
-    """Two projections, one prefix of its own."""
+    """A ColBERT with two projections and a prefix of its own."""
     model = build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | {"query_prefix": "[A] "}}), [])
     torch.manual_seed(2)
     projections = (Projection(16, 12), Projection(12, 8))
@@ -177,7 +177,7 @@ def test_new_prefixes_are_drawn_by_the_seed_around_the_mean(bare: Path) -> None:
     tables = []
     for seed in (1, 1, 2):
         parts = module.load_parts(bare)
-        module._add_tokens(parts, tokens, seed=seed)
+        module.add_tokens(parts, tokens, seed=seed)
         tables.append(parts.encoder.embeddings.tokens.weight.detach())
     assert torch.equal(tables[0], tables[1])
     assert not torch.isclose(tables[0][300:], tables[2][300:]).all(dim=1).any()

@@ -1,4 +1,4 @@
-"""A batch whose loss or gradient is no number stops a run before the update, and what was done until then stays."""
+"""A non-finite loss or gradient stops a run before the step; earlier steps and checkpoints remain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kept(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def poisoned(recipe: Recipe, work: Path) -> tuple[TrainingRows, Any, int, int]:
-    """Rows of which one holds a token whose vector is no number, a model, the row's number, and the token."""
+    """Rows, a model in which the embedding of one token is NaN, the number of the row with the token, and the token."""
     rows = prepare_rows(recipe.data, work, seed=1)
     model = build_model(recipe, [])
     [row] = [number for number in range(64) if "§" in rows[number]["document_1"]]
@@ -39,7 +39,7 @@ def poisoned(recipe: Recipe, work: Path) -> tuple[TrainingRows, Any, int, int]:
 
 @pytest.fixture
 def odd_rows(rows_file: Path, tmp_path: Path) -> Path:
-    """One of them holds what no other does."""
+    """Rows of which one contains a character that no other has."""
     lines = rows_file.read_text().splitlines()
     row = json.loads(lines[37])
     lines[37] = json.dumps({**row, "positive": "§ " + row["positive"]})
@@ -71,7 +71,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_a_non_finite_loss_of_one_text_stops_the_run_before_the_step(
     train: Callable[..., Any], make_recipe: MakeRecipe, odd_rows: Path, tmp_path: Path
 ) -> None:
-    """Of the sixteen batches of the update the one with the text is kept, and every weight is as it was."""
+    """Of the sixteen batches of the step, the one with the text is written, and no weight changes."""
     recipe = make_recipe("dense", f"data.train={odd_rows}", "training.accumulation=16", "training.epochs=2")
     rows, model, row, token = poisoned(recipe, tmp_path / "work")
     before = state(model)
@@ -96,7 +96,7 @@ def test_a_non_finite_loss_of_one_text_stops_the_run_before_the_step(
 def test_the_run_stops_at_the_step_with_the_text(
     train: Callable[..., Any], make_recipe: MakeRecipe, odd_rows: Path, tmp_path: Path
 ) -> None:
-    """What was done before it stays, with its checkpoint and its lines."""
+    """Earlier checkpoints and log lines remain."""
     recipe = make_recipe("dense", f"data.train={odd_rows}", "training.save_every=1", "training.log_every=1")
     rows, model, row, _ = poisoned(recipe, tmp_path / "work")
     batches = list(islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 16))

@@ -1,4 +1,4 @@
-"""Optimisers and schedules: what decays, how the learning rate goes, the two sets of weights of the schedule-free form."""
+"""Optimizers and schedules: weight decay, learning rates, and the two sets of weights of schedule-free AdamW."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: every kind of problem with its path, all at once; overrides; what is shipped; the round trip."""
+"""Recipes: each problem with its path, all problems at once, overrides, shipped recipes, and writing and reading back."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ TEACHER: dict[str, Any] = {"data.score_fields": "scores", "loss.name": "kl"}
 
 
 def changed(changes: dict[str, Any]) -> dict[str, Any]:
-    """The sample with settings replaced by dotted path; ``...`` takes one out."""
+    """The sample recipe with settings replaced by dotted path; ``...`` removes one."""
     recipe = copy.deepcopy(RANDOM)
     for path, value in copy.deepcopy(changes).items():
         *parents, name = path.split(".")
@@ -289,7 +289,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"loss": "mnrl"}, "loss: must be a mapping of settings, got 'mnrl'"),
     ({"kind": "colbrt"}, "kind: must be one of dense, colbert; got 'colbrt', did you mean 'colbert'?"),
 ]
-"""Changes to the sample, and what is said of them."""
+"""Changes to the sample recipe, and the problem that is reported."""
 
 
 @pytest.mark.parametrize(("changes", "problem"), PROBLEMS)
@@ -298,7 +298,7 @@ def test_each_rule_reports_its_problem(tmp_path: Path, changes: dict[str, Any], 
 
 
 def test_every_rule_has_a_test() -> None:
-    """Each rule is broken by one of the changes: one that is added asks for a line in the table."""
+    """Each rule is broken by one of the changes, so a new rule needs a new entry in the table."""
     broken: set[int] = set()
 
     def noting(number: int, rule: Rule) -> Rule:
@@ -324,7 +324,7 @@ def test_every_loss_has_one_kind_and_one_source_of_negatives() -> None:
 
 
 def test_every_loss_setting_is_used_by_a_loss() -> None:
-    """The widths of a Matryoshka loss, which stands around any of the dense ones, have a rule of their own."""
+    """``matryoshka_dims`` applies to every dense loss and has a rule of its own."""
     settings = set(LossSection.model_fields)
     assert set(LOSSES_BY_SETTING) == settings - {"name", "matryoshka_dims"}
     assert all(set(losses) < {*IN_BATCH, *DISTILLATION} for losses in LOSSES_BY_SETTING.values())

@@ -41,7 +41,7 @@ PAPER = (
     *("colbert-modernbert-base", "colbert-modernbert-large", "jacolbertv25", "gte-moderncolbert"),
     *("mldr-modernbert-base", "coir-codesearchnet", "coir-stackoverflow-qa"),
 )
-"""Recipes at the scale of the papers; their data lie on the hub."""
+"""Recipes at the scale of the papers; their data are on the Hugging Face Hub."""
 
 SMALL = (
     *(
@@ -82,7 +82,7 @@ MODELS = {
     "jhu-clsp/mmBERT-base": "mmbert-base",
     "runs/pretrain_small/model": "modernbert-base",
 }
-"""Hub id -> the preset that its stand-in is a narrow copy of; the folders lie where the recipe looks first, in the working directory."""
+"""Hub id -> preset whose narrow copy replaces it; the folders are in the working directory, where a recipe looks first."""
 
 BI_ENCODERS = {
     "Alibaba-NLP/gte-modernbert-base": ("gte-modernbert-base", "cls", 64),
@@ -113,7 +113,7 @@ def _parquet(path: Path, columns: dict[str, Any], types: dict[str, Any] | None =
 
 
 def _card(folder: Path, configs: dict[str, dict[str, str]], *, lists: dict[str, str] | None = None) -> None:
-    """README.md as the hub's cards are written: configurations, name -> split -> files; what columns of the config train hold lists of."""
+    """Write a data set card: configurations as name -> split -> files, and the item type of list columns of the config train."""
     lines = ["---"]
     if lists is not None:  # such a card has no num_bytes, which the library says aloud
         lines += ["dataset_info:", "- config_name: train", "  features:", "  - name: query_id", "    dtype: string"]
@@ -272,7 +272,7 @@ def _models(work: Path) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory, with ``../shared/data`` and a folder of local copies of the hub beside it."""
+    """A working directory next to ``../shared/data`` and a folder of local copies of Hub data sets."""
     root = tmp_path_factory.mktemp("world")
     hub, work, shared = root / "hub", root / "work", root / "shared" / "data"
     _triplets(hub)
@@ -399,7 +399,7 @@ def test_learning_rates_are_those_of_the_paper(encoder: str) -> None:
 
 
 def test_the_recipes_readme_says_where_each_data_set_comes_from() -> None:
-    """Every path and every data set of the hub that a recipe names stands in the table of the README."""
+    """The table of recipes/README.md lists every path and Hub data set that a recipe names."""
     folder = find_recipe("quickstart").parent
     section = (folder / "README.md").read_text(encoding="utf-8").split("## Where the data comes from")[1].split("\n## ")[0]
     named: set[str] = set()

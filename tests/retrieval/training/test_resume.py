@@ -1,4 +1,4 @@
-"""A run that was interrupted anywhere and resumed is the run that was not: weights, log and record."""
+"""An interrupted and resumed run equals the uninterrupted one in weights, log and record."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ SLOW_CASES = {
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """An exception that no code catches."""
 
 
 class DieAfter(Callback):
-    """The process dies after so many further steps, before anything is written of the last of them."""
+    """Simulate a kill after a number of further steps, before anything of the last one is written."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -84,7 +84,7 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 def timeless(out: Path) -> list[dict[str, float]]:
-    """The log without what depends on the machine."""
+    """The log without values that depend on the machine."""
     return [{key: value for key, value in line.items() if key not in ("seconds", "tokens_per_second")} for line in read_log(out / LOG)]
 
 
@@ -122,7 +122,7 @@ LONG = ("training.epochs=40", "training.save_every=10", "training.log_every=1", 
 
 
 def start_process(recipe: Recipe, out: Path) -> subprocess.Popen[str]:
-    """``quiver train`` in a process of its own."""
+    """``quiver train`` in a separate process."""
     path = out.with_suffix(".json")
     path.write_text(json.dumps(recipe.model_dump()))
     command = [sys.executable, "-m", "quiver.cli.main", "train", str(path), "--out", str(out)]
@@ -132,7 +132,7 @@ def start_process(recipe: Recipe, out: Path) -> subprocess.Popen[str]:
 
 
 def wait_for_lines(process: subprocess.Popen[str], out: Path, count: int) -> None:
-    """Until the log has so many lines."""
+    """Wait until the log has a number of lines."""
     deadline = time.monotonic() + 300
     while not (out / LOG).exists() or (out / LOG).read_bytes().count(b"\n") < count:
         assert process.poll() is None, process.communicate()
@@ -184,7 +184,7 @@ def test_sigterm_saves_a_checkpoint_first(make_recipe: MakeRecipe, tmp_path: Pat
 
 
 def test_a_signal_stops_and_saves_the_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """SIGINT, within the process; the handlers are back afterwards."""
+    """SIGINT within the process; the signal handlers are restored afterwards."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     class Interrupt(Callback):

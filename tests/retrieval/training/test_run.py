@@ -1,4 +1,4 @@
-"""A run from start to end: what it records, whose weights it keeps, what it refuses, and what it leaves where it fails."""
+"""Runs from start to end: record, kept weights, refused settings, and what remains after a failure."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ WATCHED = ("development.data=nowhere", "development.every=2")
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """An exception that no code catches."""
 
 
 class Scorer:
-    """Gives the scores it was made with, one a call, and looks at what it is asked to score."""
+    """Scorer that returns the given scores, one per call, and records the fingerprints of the models."""
 
     def __init__(self, *scores: float, then: Callable[[int], None] = lambda call: None) -> None:
         self.scores = list(scores)
@@ -83,7 +83,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 class StopAt(Callback):
-    """The process dies in a step, before anything is written of it."""
+    """Simulate a kill in a step, before anything of the step is written."""
 
     def __init__(self, step: int, error: type[BaseException] | None = None) -> None:
         self.step, self.error = step, error or Killed
@@ -94,7 +94,7 @@ class StopAt(Callback):
 
 
 class SignalAt(Callback):
-    """SIGTERM in a step that was already asked whether to stop."""
+    """Send SIGTERM in a step after the stop request was checked."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -114,7 +114,7 @@ def rows_of(recipe: Recipe, tmp_path: Path) -> TrainingRows:
 
 
 def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path) -> None:
-    """All of run.json; the first loss is that of the vectors that the starting model gives at search; the best model is kept."""
+    """All of run.json; the first loss follows from the vectors of the starting model; the best model is kept."""
     overrides = (
         f"model.init={steady_folder}",
         "training.max_steps=6",
@@ -174,7 +174,7 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
 
 
 def test_the_recorded_passes_are_those_done(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Half of the rows have one query: an epoch has two batches of 16, not four, and what is due at its end is due then."""
+    """Half of the rows share a query: an epoch has two batches of 16 instead of four, and its periodic actions are due at its end."""
     path = tmp_path / "half.jsonl"
     path.write_text(
         "".join(
@@ -199,7 +199,7 @@ def test_the_recorded_passes_are_those_done(make_recipe: MakeRecipe, tmp_path: P
 def test_a_run_of_one_step_in_its_warm_up_warns_that_nothing_is_trained(
     make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told that nothing is trained, and nothing is."""
+    """The weights do not change, and a warning says so."""
     chosen = (f"model.init={steady_folder}", "training.max_steps=1")
     told = "nothing is trained: the run has one step, and its learning rate is 0"
     for place, (overrides, nothing) in enumerate((((), True), (("training.warmup_ratio=0",), False))):
@@ -235,7 +235,7 @@ def test_a_step_of_several_batches_has_the_loss_and_gradient_of_one_large_batch(
 
 
 def test_evaluation_affects_only_which_checkpoints_are_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """With dropout: what the scorer draws and reads leaves the run as it is; of equal scores the first counts."""
+    """With dropout: random numbers drawn by the scorer do not affect the run; of equal scores the first counts."""
     usual = ("training.max_steps=5",)
     train(make_recipe("dense", *usual), tmp_path / "plain")
     train(make_recipe("dense", *usual, *WATCHED), tmp_path / "watched", scorer=Scorer(0.5, 0.7, 0.7))
@@ -296,7 +296,7 @@ def test_the_last_checkpoints_are_averaged(make_recipe: MakeRecipe, tmp_path: Pa
 
 
 def test_a_checkpoint_saved_for_a_signal_is_not_averaged(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Stopped twice between two checkpoints, a run still has the weights of one that was not stopped."""
+    """A run stopped twice between two checkpoints ends with the weights of one that was not stopped."""
     recipe, out = make_recipe("dense", *AVERAGED, "training.save_every=4", "training.max_steps=13"), tmp_path / "out"
     whole = train(recipe, tmp_path / "whole")
     for resume, step in ((False, 7), (True, 9)):
@@ -507,7 +507,7 @@ def test_a_full_disk_is_reported_in_one_line_and_the_run_resumes(
 def test_a_run_resumes_with_another_description_and_log_interval(
     make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And where its recipe was written before there was some setting."""
+    """Also if its recipe was written before a setting existed."""
     out, chosen = tmp_path / "out", ("training.max_steps=6", "training.save_every=2")
     killed(make_recipe("dense", *chosen), out, 5)
     begun = json.loads((out / "recipe.json").read_text())
@@ -537,7 +537,7 @@ def test_a_folder_used_by_another_session_is_refused(make_recipe: MakeRecipe, tm
         assert settled() == before
 
     def settled() -> dict[str, bytes]:
-        """What the session that trains writes at no time of its own: TensorBoard's writer does, in a thread."""
+        """Files except those that a thread of TensorBoard writes at any time."""
         return {name: content for name, content in contents(out).items() if name != ".lock" and not name.startswith("tensorboard/")}
 
     scorer = Scorer(0.5, then=refused)
@@ -552,7 +552,7 @@ def test_a_folder_used_by_another_session_is_refused(make_recipe: MakeRecipe, tm
 def test_a_run_killed_while_writing_its_record_is_complete_after_resume(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the run needs no more goes with the next look, and the run stays complete."""
+    """Leftovers are deleted by the next session, and the run stays complete."""
     out = tmp_path / "out"
     recipe = make_recipe("dense", "training.max_steps=2", "training.lora.rank=2", "training.lora.alpha=4")
 
@@ -590,7 +590,7 @@ def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(make_recipe: M
         tmp_path / "out",
     )
     with pytest.MonkeyPatch.context() as patched:  # as after a kill: nothing is put back
-        patched.setattr("quiver.retrieval.training.run.new_run", module.nullcontext)
+        patched.setattr("quiver.encoder.training.run_folder.new_run", module.nullcontext)
         (out / "checkpoints").mkdir(parents=True)
         (out / "checkpoints").rmdir()
         killed(recipe, out, 3)
@@ -602,7 +602,7 @@ def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(make_recipe: M
     assert [line["step"] for line in read_log(out / LOG)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("where", ["average_models", "finish_run"])
+@pytest.mark.parametrize("where", ["retrieval.training.run.average_models", "encoder.training.run_folder.finish_run"])
 def test_a_run_killed_after_its_last_step_is_finished_by_resume(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -612,7 +612,7 @@ def test_a_run_killed_after_its_last_step_is_finished_by_resume(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, where, dying)
+        patched.setattr(f"quiver.{where}", dying)
         with pytest.raises(Killed):
             train(recipe, out)
     assert not (out / "run.json").exists()
@@ -631,7 +631,7 @@ def test_a_second_ctrl_c_keeps_the_last_checkpoint(make_recipe: MakeRecipe, tmp_
 
 
 def test_the_precision_is_that_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not taken from the environment that ``accelerate launch`` sets."""
+    """The environment variables of ``accelerate launch`` have no effect."""
     usual = ("training.max_steps=3", "training.log_every=1")
     losses = {}
     for named in ("no", "bf16"):

@@ -1,4 +1,4 @@
-"""What is recorded of a run: negatives by hand, versions, curves from the log."""
+"""The run record: negatives per query computed by hand, data, batch, and curves from the log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_negatives_per_query_are_counted_for_each_loss_and_setup(
 def test_the_base_model_is_recorded_only_if_it_is_on_the_hub(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``runs/start`` may be either; a folder goes before the hub, as where the model is opened."""
+    """``runs/start`` may be a folder or a Hub id; an existing folder takes precedence, as when a model is loaded."""
     assert base_model(make_recipe("dense")) is None  # it starts from a folder
     started = make_recipe("dense", "model.init=runs/start")
     assert base_model(started) == "runs/start"

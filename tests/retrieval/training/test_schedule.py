@@ -1,4 +1,4 @@
-"""How long a run takes, and after which updates something is due."""
+"""Number of steps of a run, and the steps after which periodic actions are due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: a model that opens, and everything the next updates depend on; nothing else is ever read from it."""
+"""Checkpoints: the model opens, training continues bit for bit, and no pickle is ever read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STEPS = 12
 
 
 def make(recipe: Recipe, model: Any = None) -> TrainState:
-    """As a session makes it, with a plain module in the library's place."""
+    """A train state as a run makes it, with a plain module instead of a loss model."""
     training = recipe.training
     if "schedule_free" in training.optimizer:
         pytest.importorskip("schedulefree")
@@ -58,7 +58,7 @@ def make(recipe: Recipe, model: Any = None) -> TrainState:
 
 
 def update(state: TrainState, count: int) -> None:
-    """So many updates with gradients drawn from torch's own generator."""
+    """Run ``count`` steps with gradients drawn from torch's generator."""
     if callable(train := getattr(state.optimizer, "train", None)):
         train()
     for _ in range(count):
@@ -154,7 +154,7 @@ def test_the_model_in_use_has_no_stale_fingerprint(make_recipe: MakeRecipe) -> N
 
 
 class Bomb:
-    """Whoever unpickles it makes a file."""
+    """Unpickling an instance creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -165,7 +165,7 @@ class Bomb:
 
 PICKLES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "training_args.bin", "pytorch_model.bin", "trainer.pkl")
 UNREAD = ("tokenizer_config.json",)
-"""For other libraries."""
+"""Files written for other libraries."""
 
 
 @pytest.mark.parametrize("save", [lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), torch.save], ids=["pickle", "torch.save"])

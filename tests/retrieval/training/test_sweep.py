@@ -1,4 +1,4 @@
-"""Sweeps: what is trained, taken over, gone on with and tried again; what is selected; what stops one run and what all of them."""
+"""Sweeps: runs that are trained, kept, resumed and retried; selection of the best; failures of one run and of all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RATES = "training.learning_rate=1e-5,3e-5,8e-5"
 
 
 class Trainer:
-    """Stands in for ``train``: leaves the files of a run whose score is a function of its recipe."""
+    """Replacement for ``train``: writes the files of a run whose score is a function of its recipe."""
 
     def __init__(self, score: Callable[[Recipe], float]) -> None:
         self.score = score
@@ -68,7 +68,7 @@ def grid(tmp_path: Path) -> Callable[..., Grid]:
 
 
 def peak(recipe: Recipe) -> float:
-    """Best at 3e-5; the seed moves it a little."""
+    """Score that is best at 3e-5 and varies a little with the seed."""
     return 0.5 - 1e3 * abs(recipe.training.learning_rate - 3e-5) + 0.001 * recipe.training.seed
 
 
@@ -97,7 +97,7 @@ def test_every_run_is_trained_once_and_the_best_is_first(grid: Callable[..., Gri
 
 
 def test_candidates_are_means_over_seeds(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    """One lucky seed does not win: the highest single score belongs to the candidate with the lower mean."""
+    """The highest single score belongs to the candidate with the lower mean, which is not selected."""
     scores = {(1e-5, 1): 0.9, (1e-5, 2): 0.1, (3e-5, 1): 0.6, (3e-5, 2): 0.6}
     trainer = Trainer(lambda recipe: scores[recipe.training.learning_rate, recipe.training.seed])
     found = run_sweep(grid("training.learning_rate=1e-5,3e-5", "training.seed=1,2"), tmp_path, train=trainer)
@@ -153,7 +153,11 @@ def test_values_can_be_added_to_a_finished_sweep(grid: Callable[..., Grid], tmp_
 
 
 @pytest.mark.parametrize(
-    "error", [InputError("the loss is not finite\nmore"), RuntimeError("out of memory"), MemoryError(), OSError("disk")]
+    "error",
+    [
+        InputError("the loss is not finite\nmore"),
+        *(pytest.param(error, marks=pytest.mark.slow) for error in (RuntimeError("out of memory"), MemoryError(), OSError("disk"))),
+    ],
 )
 def test_a_failed_run_is_recorded_and_the_others_continue(grid: Callable[..., Grid], tmp_path: Path, error: Exception) -> None:
     trainer = Trainer(peak)
@@ -194,7 +198,7 @@ def test_programming_errors_are_not_caught(grid: Callable[..., Grid], tmp_path: 
         run_sweep(grid(RATES), tmp_path, train=trainer)
 
 
-@pytest.mark.parametrize("file", ["run.json", "recipe.json"])
+@pytest.mark.parametrize("file", ["run.json", pytest.param("recipe.json", marks=pytest.mark.slow)])
 def test_runs_of_another_recipe_are_refused(grid: Callable[..., Grid], tmp_path: Path, file: str) -> None:
     trainer = Trainer(peak)
     run_sweep(grid(RATES), tmp_path, train=trainer)
@@ -219,7 +223,7 @@ def test_runs_of_another_recipe_are_refused(grid: Callable[..., Grid], tmp_path:
 
 
 def test_runs_that_differ_only_in_irrelevant_settings_are_kept(grid: Callable[..., Grid], tmp_path: Path) -> None:
-    """In words, in how often is logged, or in a setting that there was not when they were begun."""
+    """They differ in description, log interval, or a setting that did not exist when they were started."""
     trainer = Trainer(peak)
     run_sweep(grid(RATES), tmp_path, train=trainer)
     for name in ("run.json", "recipe.json"):
@@ -296,7 +300,7 @@ def test_memory_of_a_run_is_freed_before_the_next(grid: Callable[..., Grid], tmp
 
 
 def test_runs_share_prepared_rows(make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real runs: the rows are read once for a sweep, and once more after it, when they are gone."""
+    """Real runs: the rows are read once per sweep, and again for a sweep after they were deleted."""
     pytest.importorskip("sentence_transformers")
     make_recipe()
     settings = ("training.learning_rate=1e-3,1e-2", "training.max_steps=1", "development.data=none")

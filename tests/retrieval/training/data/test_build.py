@@ -1,4 +1,4 @@
-"""What the three formats read, through the door that a run uses."""
+"""The three formats of training data, read with `prepare_rows`."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_numbers_with_thousands_of_digits_are_not_scores() -> None:
 
 
 def test_a_long_malformed_list_is_refused_quickly() -> None:
-    """The pattern does not try every way to cut a number in two."""
+    """The pattern does not backtrack over every split of a number."""
     with pytest.raises(InputError, match="must hold a list of numbers or ids"):
         read({"id": 1, "docs": f"[{'1' * 200_000}x]"}, format="ids", query_field="id", document_fields=("docs",))
 

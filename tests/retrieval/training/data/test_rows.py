@@ -36,7 +36,7 @@ def negatives(row: dict[str, Any]) -> list[str]:
 
 
 def check(rows: TrainingRows) -> None:
-    """Every row has its positive and three different negatives of its own, in their order and with their scores."""
+    """Every row has its positive and three different negatives of its own, in order and with their scores."""
     for number, row in enumerate(rows):
         assert (row["query"], row["document_1"], row["scores"][0]) == (f"q{number}", f"p{number}", number)
         taken = [int(text.removeprefix(f"n{number}.")) for text in negatives(row)]

@@ -10,7 +10,7 @@ from quiver.retrieval.training.data.sources import Example
 
 
 def chosen(rows: int, sample: RowSample, block: int = SAMPLE_BLOCK) -> tuple[list[int], int]:
-    """The rows that are chosen of a stream, and how many were written."""
+    """The rows sampled from a stream, and the number of rows written."""
     written: list[Example] = []
     for start in range(0, rows, block):
         for example in sample.wanted([Example(str(number), "", [], []) for number in range(start, min(rows, start + block))]):

@@ -144,7 +144,7 @@ configs:
 def test_a_data_set_card_with_other_types_than_the_files_is_read(
     hub: Path, write: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lists that are stored as text, with the card of a set whose lists are lists; of the card's entries some are not the library's."""
+    """Lists stored as text under a card that declares lists; some entries of the card are unknown to the library."""
     pytest.importorskip("datasets")
     rows = [{"query_id": f"{n}", "document_ids": "['1', '2']", "scores": "[0.5, 0.25]"} for n in range(3)]
     write("hub/lists/as_text/dataset.parquet", rows)
@@ -206,7 +206,7 @@ def test_a_damaged_file_of_the_hub_is_refused(data_set: Path) -> None:
 
 
 def test_the_hubs_cache_is_enough_without_a_network(tmp_path: Path, write: Callable[..., Path]) -> None:
-    """In a process of its own: the client reads its settings when it is imported."""
+    """In a separate process, because the client reads its settings at import."""
     pytest.importorskip("datasets")
     commit = "c" * 40
     write(f"cache/datasets--owner--name/snapshots/{commit}/plain/rows.jsonl", ROWS)
@@ -228,7 +228,7 @@ def test_the_hubs_cache_is_enough_without_a_network(tmp_path: Path, write: Calla
 
 
 def test_parquet_is_read_in_little_memory(tmp_path: Path) -> None:
-    """What pyarrow holds at any time is a row group, not all that has been read."""
+    """pyarrow holds one row group at a time, not everything that was read."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, group = tmp_path / "rows.parquet", arrow.table({"text": [f"{n} " + os.urandom(500).hex() for n in range(500)]})
     with parquet.ParquetWriter(path, group.schema, use_dictionary=False) as writer:

@@ -1,4 +1,4 @@
-"""Hard negatives: the rules by hand, whole runs against a brute-force search, and what happens when a run is killed."""
+"""Hard negatives: rules computed by hand, runs against a brute-force search, and killed runs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def similarity(model: Any, query: str, document: str) -> float:
 
 
 def brute_force(model: Any, pairs: Sequence[tuple[str, str]], corpus: Sequence[str], rules: Rules) -> list[tuple[str, str, list[str]]]:
-    """What mining has to give by comparing every query with every document, in Python: query, positive, negatives."""
+    """Expected result by comparing every query with every document: query, positive, negatives."""
     positives: dict[str, list[str]] = {}
     for query, document in pairs:
         if document not in positives.setdefault(query, []):
@@ -157,8 +157,8 @@ def test_invalid_ranks_are_refused(text: str) -> None:
     [
         (["perc=0.9"], "perc-pos=VALUE, margin-pos=VALUE, max-score=VALUE"),
         (["perc-pos"], "perc-pos=VALUE"),
-        (["perc-pos=much"], "must be a number"),
-        (["perc-pos=nan"], "must be finite"),
+        (["perc-pos=much"], "must be a finite number"),
+        (["perc-pos=nan"], "must be a finite number"),
         (["none", "max-score=1"], "or none; got"),
         (["max-score=1", "max-score=2"], "given twice"),
     ],
@@ -311,7 +311,7 @@ def test_a_beir_folder_is_mined_by_its_judgements(beir: Path, word_sum: Any, tmp
 
 @pytest.mark.parametrize("system", ["word_sum", "word_by_word", "bm25"])
 def test_the_last_rank_is_reached_despite_many_copies(system: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """A corpus with 15 copies of each text gives what the corpus of the texts alone gives."""
+    """A corpus with 15 copies of each text gives the same negatives as the corpus without copies."""
     texts = [f"w0 {text}" for text in sentences(60, seed=8, most=4)]
     pairs = write_lines(tmp_path / "pairs.jsonl", [{"query": f"w0 {text}", "positive": text} for text in texts[:12]])
     model = None if system == "bm25" else request.getfixturevalue(system)
@@ -347,7 +347,7 @@ def test_an_index_and_its_model_mine_the_same_negatives(kind: str, request: pyte
 
 
 def close(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose scores may differ from those of another in the last digit."""
+    """A row that compares equal if its scores differ by at most 1e-6."""
     return {name: pytest.approx(value, abs=1e-6) if "score" in name else value for name, value in row.items()}
 
 
@@ -623,7 +623,10 @@ def test_folders_with_other_content_are_refused(tmp_path: Path) -> None:
     with opened(busy, a=1) as work:
         work.write(0, b"part")
         # The lock of another file handle is in the way as that of another process is.
-        with pytest.raises(InputError, match="another process is using this folder"), opened(busy, overwrite=True, a=1):
+        with (
+            pytest.raises(InputError, match="another process is using this folder; wait for it, or choose another --out"),
+            opened(busy, overwrite=True, a=1),
+        ):
             pass
         assert work.read(0) == b"part"
         work.finish({}, command=None, packages=())
@@ -649,7 +652,7 @@ def test_a_foreign_work_folder_is_not_touched(tmp_path: Path, overwrite: bool, c
 
 
 def test_an_empty_folder_named_like_the_work_folder_is_refused(tmp_path: Path, word_sum: Any) -> None:
-    """Neither a run that succeeds nor one that fails, nor one that replaces another, touches what it has not made."""
+    """Successful, failed and replacing runs do not touch files that they have not created."""
     path, _ = pairs_file(tmp_path)
     out = tmp_path / "out"
     mine_negatives(PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum), out, rules=Rules(), output=Output())

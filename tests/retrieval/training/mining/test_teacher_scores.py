@@ -1,4 +1,4 @@
-"""Teacher scores: by hand, against the libraries that run the models, on every form of rows, and after a kill."""
+"""Teacher scores: computed by hand and by the libraries, for rows of texts and of ids, and after a kill."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_min_max_is_by_row(word_sum: Any, tmp_path: Path) -> None:
 
 
 class Watched(VectorTeacher):
-    """Says when its scorer is opened and closed."""
+    """Teacher that records when its scorer is opened and closed."""
 
     def __init__(self, model: Any, name: str, events: list[str]) -> None:
         super().__init__(model)
@@ -122,14 +122,14 @@ class Watched(VectorTeacher):
 
 
 def test_one_teacher_finishes_before_the_next_starts(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
-    """Its workers and its vectors may need the whole machine."""
+    """A scorer may need all memory and cores, so only one is open at a time."""
     path, events = write_lines(tmp_path / "rows.jsonl", ROWS), list[str]()
     score_rows(section(path), Ensemble([Watched(word_sum, "a", events), Watched(word_by_word, "b", events)]), tmp_path / "out")
     assert events == ["a opens", "a closes", "b opens", "b closes"]
 
 
 class Backwards(VectorTeacher):
-    """Gives its parts in another order, as workers may."""
+    """Teacher that returns parts in another order, as workers may."""
 
     @contextmanager
     def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
@@ -231,7 +231,7 @@ def test_invalid_ensembles_are_refused(count: int, weights: Any, message: str, w
 @pytest.mark.parametrize("as_text", [False, True], ids=["lists", "lists as text"])
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_rows_of_ids_are_scored(as_text: bool, suffix: str, word_sum: Any, tmp_path: Path, small_parts: None) -> None:
-    """As lightonai/ms-marco-en-bge has them, and the later set whose lists are stored as text."""
+    """Rows as in lightonai/ms-marco-en-bge, and as in the later data set, which stores lists as text."""
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -291,7 +291,7 @@ def test_malformed_rows_are_refused(rows: list[Any], message: str, word_sum: Any
 
 
 def test_a_field_that_is_not_json_is_refused(word_sum: Any, tmp_path: Path) -> None:
-    """It is found before anything is scored."""
+    """The error occurs before anything is scored."""
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = [{"query": "w1", "positive": "w2", "picture": None}, {"query": "w1", "positive": "w2", "picture": b"\x00"}]
@@ -303,7 +303,7 @@ def test_a_field_that_is_not_json_is_refused(word_sum: Any, tmp_path: Path) -> N
 
 
 class Meddling(VectorTeacher):
-    """Somebody writes to the file while it is scored."""
+    """The file is changed while its rows are scored."""
 
     def __init__(self, model: Any, path: Path, rows: Sequence[Any]) -> None:
         super().__init__(model)
@@ -336,7 +336,7 @@ def test_rows_that_change_during_scoring_are_refused(rows: Sequence[Any], messag
 
 
 def test_several_positives_are_scored_in_one_row(word_sum: Any, tmp_path: Path) -> None:
-    """What FlagEmbedding's files hold; the recipe then makes a row of each by data.positives: each."""
+    """Rows as in FlagEmbedding's files; a recipe with data.positives: each makes a row of each positive."""
     path = write_lines(tmp_path / "rows.jsonl", [{"query": "w1", "pos": ["w1 w2", "w3"], "neg": ["w1", "w4"]}])
     given = section(path, document_fields=("pos", "neg"))
     score_rows(given, VectorTeacher(word_sum), tmp_path / "out")
@@ -460,7 +460,7 @@ def make_cross_encoder(folder: Path, *, labels: int, seed: int = 7) -> Path:
 
 
 def logits(folder: Path, pairs: list[tuple[str, str]]) -> NDArray[np.float32]:
-    """What transformers gives for each pair alone."""
+    """Scores by transformers, one pair at a time."""
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
