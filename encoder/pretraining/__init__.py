@@ -1,6 +1,6 @@
-"""Pretraining by masked language modelling: corpus, packing, masks, schedules, phases, the loop.
+"""Pretraining by masked language modelling: `load_pretraining_recipe` reads a recipe, `pretrain` runs it on the trainer.
 
-It begins with `load_pretraining_recipe` and ends with `pretrain`; what stands between is importable from its own module.
+`prepare` does only the part that needs no GPU: it trains the tokenizer and tokenizes the corpus.
 """
 
 from quiver.encoder.pretraining.recipe import load_pretraining_recipe

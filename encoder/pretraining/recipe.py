@@ -1,4 +1,8 @@
-"""X."""
+"""Pretraining recipes: the meaning, unit and bounds of each setting, and the checks between them.
+
+Source: ModernBERT, arXiv:2412.13663, sections 2.1 and 2.2 and appendix A ("the paper" below), and the training files of its release
+(AnswerDotAI/ModernBERT, branch pretraining_documentation at 0e9dbe6; "the release" below).
+"""
 
 from __future__ import annotations
 
@@ -11,77 +15,79 @@ from quiver.encoder.training.recipe_file import load_sections
 
 
 class VocabularySection(TextSchema):
-    """A byte-level BPE vocabulary learnt from the corpus, with the paper's template: merges, five special tokens, unused tokens."""
+    """A byte-level BPE vocabulary trained on the corpus, laid out as in the paper: merges, five special tokens, unused tokens."""
 
     size: int = Field(default=50_368, ge=320, multiple_of=64)
-    """Token ids V in all; the paper: 50,368, a multiple of 64."""
+    """Number of token ids V; the paper: 50,368, a multiple of 64."""
     unused: int = Field(default=83, ge=0)
-    """Tokens kept free for later uses; the paper: 83."""
+    """Number of tokens reserved for later use; the paper: 83."""
     split: Literal["words", "identifiers"] = "words"
-    """How text is cut before merges are learnt, see `quiver.encoder.tokenizer.SPLITTERS`."""
+    """How text is split before merges are trained, see `quiver.encoder.tokenizer.SPLITTERS`."""
     share: float = Field(default=1.0, gt=0, le=1)
-    """Share of the documents that it is learnt from, of all sources alike; a thousandth of two trillion tokens is plenty."""
+    """Share of the documents of each source to train on; a thousandth of two trillion tokens is enough."""
 
 
 class ModelSection(TextSchema):
     """The encoder and its vocabulary."""
 
     init: NonBlank
-    """``random`` (Megatron init), or a folder or hub id whose weights the run starts from; its shape must be that given here."""
+    """``random`` (Megatron initialization), or a folder or Hub id of a checkpoint to start from, whose architecture must be the one given
+    here."""
     tokenizer: NonBlank
-    """``train`` for a vocabulary learnt from the corpus, where ``init`` is random; or a folder or hub id with a tokenizer.json."""
+    """``train`` for a vocabulary trained on the corpus (requires ``init: random``), or a folder or Hub id with a tokenizer.json."""
     layers: int = Field(ge=1)
-    """Number of blocks; the paper: 22 (base), 28 (large)."""
+    """Number of layers; the paper: 22 (base), 28 (large)."""
     hidden_size: int = Field(ge=2)
     """Width D; the paper: 768, 1,024."""
     heads: int = Field(ge=1)
-    """Attention heads H; the paper: 12, 16, each 64 wide."""
+    """Number of attention heads H; the paper: 12, 16, each of width 64."""
     intermediate_size: int = Field(ge=1)
     """Width of the gated MLP between its two projections; the paper: 1,152, 2,624."""
     vocabulary: VocabularySection = VocabularySection()
-    """For ``tokenizer: train``."""
+    """Settings of the vocabulary, for ``tokenizer: train``."""
     global_every: int = Field(default=3, ge=1)
-    """Every how many layers one is global, from the first on."""
+    """Period of global layers, beginning with the first layer."""
     window: int = Field(default=128, ge=2, multiple_of=2)
-    """Tokens that a local layer sees, half of them on either side."""
+    """Window of local layers in tokens, half of it on either side."""
     local_theta: float = Field(default=10_000.0, gt=0)
     """RoPE base of local layers, in all phases."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """On what attention adds to the residual, while it is pretrained; the release: 0.1, and no other dropout."""
+    """Dropout on the output of attention during pretraining; the release: 0.1, and no other dropout."""
     init_std: float = Field(default=0.02, gt=0)
-    """Standard deviation of random weights before Megatron's division; the paper: 0.02 at widths of 768 and 1,024. Products of a narrow
-    model are as large as those of a wide one where it grows with ``hidden_size ** -0.5``."""
+    """Standard deviation of random weights before Megatron's division; the paper: 0.02 at widths of 768 and 1,024. Scale it with
+    ``hidden_size ** -0.5`` to keep the size of the products in narrower models."""
     decoder_bias: Literal["zeros", "frequencies"] = "zeros"
-    """What the bias of the logits starts from, where ``init`` is random: zeros, as in the paper; or the logarithm of each token's share
-    of the training text, which is what a model without context would learn. A run of millions of updates learns it in no time; a
-    short one spends a good part of its updates on it, while the tied embedding drifts."""
+    """Initial bias of the logits if ``init`` is random: zeros, as in the paper, or the logarithm of each token's share of the training
+    text, which is the best prediction without context. A run of millions of steps learns it quickly; a short run spends a large part of its
+    steps on it."""
 
 
 class SourceSection(TextSchema):
     """One body of text."""
 
     name: NonBlank
-    """What phases and the record call it."""
+    """Name of the source in phases and in the record."""
     path: NonBlank
-    """A .jsonl, .parquet or .txt file (the first and the last also .gz), a BEIR folder, or a folder of such files. Nothing is streamed from
-    the hub: ``hf download NAME --repo-type dataset --local-dir DIR`` fetches its Parquet files."""
+    """A .jsonl, .parquet or .txt file (.jsonl and .txt also as .gz), a BEIR folder, or a folder of such files. Data sets of the Hub are not
+    streamed: download their Parquet files with ``hf download NAME --repo-type dataset --local-dir DIR``."""
     fields: tuple[str, ...] = ("title", "text")
-    """JSON lines, Parquet, BEIR: what a document is made of, joined by blank lines; a field that a row lacks is left out."""
+    """JSON lines, Parquet, BEIR: fields that make up a document, joined by blank lines; a row may lack some of them."""
     split: NonBlank | None = None
-    """BEIR: only documents judged in qrels/SPLIT.tsv and in no other split; null for all documents."""
+    """BEIR: use only documents that are judged in qrels/SPLIT.tsv and in no other split; null for all documents."""
     lines: bool = False
-    """Plain text: a line is a document; else a file is one."""
+    """Plain text: each line is a document; by default each file is one."""
 
 
 class DataSection(TextSchema):
-    """The corpus: tokenised once, then read from memory-mapped files."""
+    """The corpus: tokenized once, then read from memory-mapped files."""
 
     sources: tuple[SourceSection, ...]
     """At least one, each with text to train on."""
     held_out: float = Field(default=0.002, ge=0, le=0.5)
-    """Share of the documents that is never trained on and gives the live held-out loss; 0 for none. A copy goes where its twin goes."""
+    """Share of the documents that are held out from training, for the held-out loss; 0 for none. Copies of a document are on the same
+    side."""
     held_out_tokens: int = Field(default=1_000_000, ge=1)
-    """Tokens of them that an evaluation reads, at most: the same ones in every phase, a sample over all sources."""
+    """Maximum number of held-out tokens per evaluation: a sample over all sources, the same in every phase."""
 
 
 class MixSection(TextSchema):
@@ -90,119 +96,122 @@ class MixSection(TextSchema):
     source: NonBlank
     """Name of a source."""
     times: float = Field(gt=0)
-    """How often a pass holds each of its pieces: 3 upsamples it, 0.5 takes a half, drawn anew in each pass."""
+    """Number of times that a pass reads each piece of the source: 3 upsamples it, 0.5 reads a random half in each pass."""
 
 
 class PhaseSection(TextSchema):
-    """A stretch of the run with its own context, RoPE base, mix and schedule. Weights and optimiser go on from phase to phase."""
+    """A part of the run with its own context, RoPE base, mix and schedule. Weights and optimizer state continue from phase to phase."""
 
     name: NonBlank
-    """What the log and the record call it."""
+    """Name of the phase in the log and in the record."""
     tokens: int = Field(ge=1)
-    """Tokens it reads, special tokens included; it ends with the update that reaches them."""
+    """Number of tokens to read, special tokens included; the phase ends with the step that reaches it."""
     context: int = Field(ge=8)
     """Longest sequence in tokens, special tokens included; longer documents are split. The paper: 1,024, then 8,192."""
     global_theta: float = Field(gt=0)
     """RoPE base of global layers; the paper: 10,000 at 1,024 tokens, 160,000 at 8,192."""
     learning_rate: float = Field(gt=0)
-    """Peak; the paper: 8e-4 (base), 5e-4 (large), in the later phases 3e-4 and 5e-5."""
+    """Peak learning rate; the paper: 8e-4 (base), 5e-4 (large), in the later phases 3e-4 and 5e-5."""
     batch_size: int = Field(ge=1)
-    """Sequences of full context in an update, over all processes; the paper: 4,608 (base), 4,928 (large)."""
+    """Sequences of full context per step, over all processes; the paper: 4,608 (base), 4,928 (large)."""
     micro_batch: int = Field(ge=1)
-    """Sequences of full context in one packed row, which is what goes through the model at once; divides ``batch_size``."""
+    """Sequences of full context per packed row, the unit that goes through the model at once; a divisor of ``batch_size``."""
     mix: tuple[MixSection, ...] = ()
-    """Sources and how often each is read in a pass; empty for all of them once. A phase of the same context and mix as the one before goes
-    on with its pass; any other begins one of its own."""
+    """Sources and how often a pass reads each; empty to read all of them once. A phase with the context and mix of the phase before
+    continues its pass; otherwise a new pass begins."""
     warmup_tokens: int = Field(default=0, ge=0)
-    """Over which the learning rate rises from 0; the paper: 3e9 (base), 2e9 (large)."""
+    """Tokens over which the learning rate rises from 0; the paper: 3e9 (base), 2e9 (large)."""
     decay_tokens: int = Field(default=0, ge=0)
-    """At the phase's end, over which it falls; the paper: the 50e9 of the last phase."""
+    """Tokens at the end of the phase over which the learning rate falls; the paper: the 50e9 of the last phase."""
     decay: Literal["one_minus_sqrt", "linear"] = "one_minus_sqrt"
-    """How it falls."""
+    """Shape of the decay."""
     final_share: float = Field(default=0.001, ge=0, le=1)
-    """Share of the peak that it falls to; the release: 0.001."""
+    """Learning rate at the end of the decay, as a share of the peak; the release: 0.001."""
     weight_decay: float = Field(default=1e-5, ge=0, lt=1)
-    """Fully decoupled: what an update takes off the weights at the peak learning rate. The paper: 1e-5 (base), 1e-6 (large, later)."""
+    """Fully decoupled weight decay: the share of a weight subtracted per step at the peak learning rate. The paper: 1e-5 (base), 1e-6
+    (large, later)."""
     batch_warmup_tokens: int = Field(default=0, ge=0)
-    """Over which the batch grows, with as many updates at each size; the paper: 50e9 (base), 10e9 (large)."""
+    """Tokens over which the batch grows, with equally many steps at each size; the paper: 50e9 (base), 10e9 (large)."""
     batch_warmup_from: int | None = Field(default=None, ge=1)
-    """Sequences of the first updates; a multiple of ``micro_batch``. The paper: 768 (base), 448 (large). null: one ``micro_batch``."""
+    """Sequences per step at the start of the warm-up, a multiple of ``micro_batch``; null for one ``micro_batch``. The paper: 768 (base),
+    448 (large)."""
 
 
 class AveragingSection(TextSchema):
-    """Which weights make the model of the run."""
+    """Weights that become the model of the run."""
 
     best: int = Field(default=0, ge=0)
-    """So many checkpoints of the last phase with the lowest held-out loss, averaged with the last; 0 for the last alone. The paper's
-    base model: 3."""
+    """Number of checkpoints of the last phase, those with the lowest held-out loss, to average with the last one; 0 to use only the last.
+    The paper's base model: 3."""
     with_last: bool = True
-    """The last checkpoint is averaged too; false for the best alone, as in the paper's large model, which is its best one."""
+    """Include the last checkpoint in the average; false for the best checkpoints only, as in the paper's large model."""
     ema_half_life: float | None = Field(default=None, gt=0)
-    """Updates after which a weight counts half in an exponential moving average, which then makes the model; null for none."""
+    """Half-life of an exponential moving average of the weights in steps; the average becomes the model. null for none."""
 
 
 class TrainingSection(TextSchema):
-    """What all phases share."""
+    """Settings that all phases share."""
 
     seed: int = Field(ge=0)
-    """Of initial weights, order, masks and dropout."""
+    """Random seed of initial weights, order, masks and dropout."""
     mask_probability: float = Field(default=0.3, gt=0, lt=1)
-    """Share of the tokens whose word is asked for; the paper: 30%."""
+    """Share of the tokens that the model has to predict; the paper: 30 %."""
     held_out_mask_probability: float = Field(default=0.15, gt=0, lt=1)
-    """The same in the held-out loss; the release: 15%."""
+    """The same for the held-out loss; the release: 15 %."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """StableAdamW's share of the old mean of gradients."""
+    """Decay rate of StableAdamW's running mean of gradients."""
     beta2: float = Field(default=0.98, ge=0, lt=1)
-    """StableAdamW's share of the old mean of squares."""
+    """Decay rate of StableAdamW's running mean of squared gradients."""
     eps: float = Field(default=1e-6, gt=0)
     """Added to the root of the mean of squares."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: autocast on CUDA, weights stay in float32."""
     compiled: bool = False
-    """Compile the token-wise parts of the model (`encoder.gpu.compiling`): faster on a GPU, after a while at the start of each phase."""
+    """Compile the token-wise parts of the model (`quiver.encoder.model.compile_encoder`): faster on a GPU, after a compilation at the start
+    of each phase."""
     gradient_checkpointing: bool = False
-    """Keep one hidden state a block and compute the rest again in the backward pass: less memory for about a third more time."""
+    """Keep one hidden state per layer and recompute the rest in the backward pass: less memory for about a third more time."""
     packing_buffer: float = Field(default=5.0, ge=1)
-    """Sequences that wait to be packed, in multiples of an update's tokens; the release: 5."""
+    """Size of the packing buffer, as a multiple of the tokens of a step; the release: 5."""
     log_every: int = Field(default=10, ge=1)
-    """Updates from one line of the log to the next."""
+    """Steps between log lines."""
     evaluate_every: int | None = Field(default=None, ge=1)
-    """Updates from one held-out loss to the next; null for the end of each phase alone."""
+    """Steps between evaluations of the held-out loss; null for the end of each phase only."""
     save_every: int | None = Field(default=None, ge=1)
-    """Updates from one checkpoint to the next; null for the end of each phase alone."""
+    """Steps between checkpoints; null for the end of each phase only."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """The newest that stay, beside the last of each phase and the best ones that averaging needs."""
+    """Number of newest checkpoints to keep, besides the last of each phase and the best ones for averaging."""
     averaging: AveragingSection = AveragingSection()
-    """Which weights make the model of the run."""
+    """Weights that become the model of the run."""
 
 
 class PretrainingRecipe(TextSchema):
-    """All that decides a pretraining run."""
+    """All settings of a pretraining run."""
 
     name: NonBlank
-    """The file's, without its suffix."""
+    """Name of the recipe file, without suffix."""
     kind: Literal["pretraining"]
-    """Tells it from recipes of retrievers."""
+    """Kind of recipe."""
     description: NonBlank
-    """What is pretrained on what."""
+    """Model and data in one sentence."""
     source: NonBlank
-    """Where the settings come from."""
+    """Source of the settings."""
     cost: NonBlank
     """Time and hardware."""
     expected: NonBlank
-    """What comes out."""
+    """Expected result."""
     model: ModelSection
     """The encoder and its vocabulary."""
     data: DataSection
     """The corpus."""
     phases: tuple[PhaseSection, ...]
-    """One after the other; a later one may not have a shorter context."""
+    """The phases in order; the context may not become shorter."""
     training: TrainingSection
-    """What all phases share."""
+    """Settings that all phases share."""
 
 
 KINDS = ("pretraining",)
-"""Values of ``kind`` that make a recipe one of these."""
+"""Values of ``kind`` of pretraining recipes."""
 
 RULES = (
     Rule(
