@@ -131,7 +131,7 @@ def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig, *, shared: bool = 
 
 def _check(encoder: Encoder, config: EncoderConfig) -> None:
     if encoder.prepacked:
-        raise InputError("the weights of this encoder are packed for inference; enlarge the one it was made from")
+        raise InputError("the encoder is prepacked for inference; load the checkpoint with load_encoder and enlarge that")
     fixed = {field.name for field in fields(EncoderConfig)} - FREE
     if config.positions == "absolute":
         fixed |= {"max_positions"}
