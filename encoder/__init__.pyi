@@ -6,9 +6,8 @@ from .checkpoints.head_checkpoint import load_head as load_head
 from .checkpoints.head_checkpoint import save_head as save_head
 from .config import EncoderConfig as EncoderConfig
 from .config import RopeScaling as RopeScaling
-from .cpu.prepack import optimize_for_inference as optimize_for_inference
+from .cpu.blocks import optimize_for_inference as optimize_for_inference
 from .errors import InputError as InputError
-from .gpu.compile import compile_encoder as compile_encoder
 from .heads import MaskedLM as MaskedLM
 from .heads import MaskedLMLoss as MaskedLMLoss
 from .heads import SequenceClassifier as SequenceClassifier
@@ -24,6 +23,7 @@ from .lora import lora_state as lora_state
 from .lora import merge_lora as merge_lora
 from .lora import save_adapter as save_adapter
 from .model import Encoder as Encoder
+from .model import compile_encoder as compile_encoder
 from .model import init_weights as init_weights
 from .packing import PackedBatch as PackedBatch
 from .packing import pack as pack

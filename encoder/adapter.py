@@ -96,7 +96,9 @@ class TransformersEncoder(nn.Module):
             InputError: A sequence is longer than the model's positions, or the batch has key lengths.
         """
         if batch.max_seqlen > self.config.max_positions:
-            raise InputError(f"a sequence has {batch.max_seqlen} tokens, this encoder has {self.config.max_positions} positions")
+            raise InputError(
+                f"a sequence has {batch.max_seqlen} tokens, more than the encoder's {self.config.max_positions} positions; truncate it"
+            )
         if batch.key_lengths is not None:
             raise InputError(
                 f"{self.config.model_type}: unattended query expansion requires a native encoder, this one runs in transformers"
@@ -140,8 +142,8 @@ def load_adapter(
         model, info = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=True, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{folder}: transformers does not load it: {reason}") from error
+        raise InputError(f"{folder}: transformers cannot load it: {reason}") from error
     # A pooler's weights change no hidden state; any other missing tensor would be random.
     if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
-        raise InputError(f"{folder}: the checkpoint lacks {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}")
+        raise InputError(f"{folder}: the checkpoint lacks the tensors {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}")
     return TransformersEncoder(model).to(device=device, dtype=dtype).eval()

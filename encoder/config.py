@@ -175,7 +175,7 @@ class EncoderConfig:
             raise InputError(f"rotary_fraction must be > 0 and <= 1, got {self.rotary_fraction}")
         if self.rotary_width % 2 or self.rotary_width != self.head_width * self.rotary_fraction:
             raise InputError(
-                f"RoPE turns pairs: head width {self.head_width} (hidden_size / num_heads) times rotary_fraction "
+                f"RoPE rotates pairs of coordinates: head width {self.head_width} (hidden_size / num_heads) times rotary_fraction "
                 f"{self.rotary_fraction} must be an even number"
             )
         if min(self.global_theta, self.local_theta) <= 0:
@@ -245,6 +245,38 @@ class EncoderConfig:
             pad_token_id=pad_token_id,
             cls_token_id=cls_token_id,
             sep_token_id=sep_token_id,
+        )
+
+    @classmethod
+    def bert(
+        cls,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        num_heads: int,
+        intermediate_size: int,
+        layers: int,
+        max_positions: int = 512,
+        dropout: float = 0.0,
+    ) -> EncoderConfig:
+        """Make a BERT of any size: post-norm, plain MLP, absolute positions, biases everywhere, two token types."""
+        biases = ("norm_bias", "qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias")
+        dropouts = ("embedding_dropout", "attention_dropout", "attention_output_dropout", "mlp_output_dropout")
+        settings: dict[str, Any] = {**dict.fromkeys(biases, True), **dict.fromkeys(dropouts, dropout)}
+        return cls(
+            family="bert",
+            vocab_size=vocab_size,
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            intermediate_size=intermediate_size,
+            layer_types=global_every(layers, 1),
+            max_positions=max_positions,
+            norm_position="post",
+            mlp="plain",
+            positions="absolute",
+            norm_eps=1e-12,
+            type_vocab_size=2,
+            **settings,
         )
 
 

@@ -1,6 +1,6 @@
-"""The one error class for what the user can put right: a file, an option, a checkpoint, a recipe.
+"""The error class for mistakes that the user can correct: in a file, an option, a checkpoint or a recipe.
 
-The command line turns it into one line on standard error and exit status 2; everything else is a failure of ours and
+The command line turns it into one line on standard error and exit status 2; every other exception is a bug and
 keeps its traceback. It lives in the lowest package so that every layer can raise it.
 """
 
@@ -8,4 +8,4 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Something the caller gave cannot be used; the message says what, where, and what to do about it."""
+    """Invalid input from the caller; the message says what is wrong, where, and what to do."""

@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not JSON: {error}") from error
     except ValueError as error:  # the only other ValueError: CPython refuses to convert integers of thousands of digits
-        raise InputError(f"{path}: holds a number of too many digits") from error
+        raise InputError(f"{path}: contains a number with too many digits") from error
     except RecursionError as error:
         raise InputError(f"{path}: nested too deeply") from error
     if not isinstance(value, dict):
@@ -54,7 +54,7 @@ def expand_home(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{path}: no home folder is known for {Path(path).parts[0]}; write the path out") from error
+        raise InputError(f"{path}: no home folder is known for {Path(path).parts[0]}; write the full path") from error
 
 
 def check_target(path: Path) -> None:
@@ -80,10 +80,10 @@ def _target(path: Path) -> Path:
     # Not Path.resolve, which raises on circular links up to Python 3.12.
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
-        raise InputError(f"{path}: cannot be written, its link leads in a circle")
+        raise InputError(f"{path}: cannot be written, the symbolic link leads back to itself")
     folder = target.parent
     if not folder.is_dir():
-        raise InputError(f"{path}: cannot be written, the folder {folder} does not exist; make it first")
+        raise InputError(f"{path}: cannot be written, the folder {folder} does not exist; create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{path}: cannot be written (no permission in the folder {folder})")
     return target
@@ -184,16 +184,16 @@ _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    r"""The lines of a UTF-8 text file with their numbers, blank lines left out.
+    r"""Yield the lines of a UTF-8 text file with their numbers, without blank lines.
 
-    Lines end at ``\n`` or ``\r\n`` only: the other separators Unicode knows may stand inside a text. A byte order mark
+    Lines end at ``\n`` or ``\r\n`` only: other Unicode line separators may occur inside a text. A byte order mark
     at the start is dropped, since it would become part of the first id.
 
     Yields:
         Line number from 1 and the line without its end.
 
     Raises:
-        InputError: The file is missing, is not UTF-8 (names the line), is damaged gzip, or holds nothing but blank lines.
+        InputError: The file is missing, is not UTF-8 (names the line), is damaged gzip, or contains only blank lines.
     """
     found = False
     for number, text in _decoded(path):
@@ -225,7 +225,7 @@ def _decoded(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise InputError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line); convert the file") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: damaged gzip after line {number} ({error}); fetch the file again") from error
+        raise InputError(f"{path}: damaged gzip after line {number} ({error}); download the file again") from error
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
@@ -252,7 +252,7 @@ def _check_encodable(row: dict[str, object], where: str) -> None:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
-            raise InputError(f"{where}: '{name}' holds an unpaired surrogate") from error
+            raise InputError(f"{where}: '{name}' contains an unpaired surrogate; replace the invalid character") from error
 
 
 def open_binary(path: Path) -> BinaryIO:

@@ -1,10 +1,14 @@
 """Task heads on an encoder: masked language modelling, classification of sequences, answers as spans.
 
-Heads of different families differ by values, not by class: the layer before the last matrix is one `TransformConfig`.
+Heads of different families differ by values, not by class: the layer before the last matrix is one `TransformConfig`. The loss over the
+vocabulary does without the matrix of all logits (`linear_cross_entropy`): masked tokens are processed in chunks, whose logits give their
+losses and their share of every gradient at once, so nothing of size M x V is stored or computed twice.
 
 Shapes: B sequences, N packed tokens, n tokens of one sequence, D model width, V vocabulary, C labels, M masked tokens.
 Source: ModernBERT, arXiv:2412.13663, sections 2.1 and 3; BERT, arXiv:1810.04805, sections 3.1 and 4 (a span's score is the sum of its start
-and end); RoBERTa, arXiv:1907.11692; the modules of the same tasks in transformers 5.3.
+and end); RoBERTa, arXiv:1907.11692; the modules of the same tasks in transformers 5.3; Liger Kernel, arXiv:2410.10989, section 3.2
+(linear and cross entropy in one, gradients in the forward pass); Cut Cross-Entropy, arXiv:2411.09009, section 3 (why the logits fill the
+memory).
 """
 
 from __future__ import annotations
@@ -12,16 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from quiver.encoder.config import EncoderConfig
-from quiver.encoder.cross_entropy import linear_cross_entropy
+from quiver.encoder.cpu.linear import compute_dtype
 from quiver.encoder.layers import make_norm
 from quiver.encoder.model import INIT_CUTOFF, Encoder
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout
@@ -99,7 +104,7 @@ IGNORE_INDEX = -100
 
 
 class Decoder(nn.Module):
-    """The matrix from hidden states to words: its own, or the token embedding.
+    """The matrix from hidden states to vocabulary logits: its own, or the token embedding.
 
     Attributes:
         weight: (V, D) if the decoder has its own matrix; None if it is tied to the embedding.
@@ -123,7 +128,7 @@ class MaskedLMLoss(NamedTuple):
 
 
 class MaskedLM(nn.Module):
-    """An encoder that predicts masked words. Logits are computed for the masked tokens only, a chunk at a time.
+    """An encoder that predicts masked tokens. Logits are computed for the masked tokens only, a chunk at a time.
 
     Args:
         encoder: Gives the hidden states.
@@ -152,7 +157,7 @@ class MaskedLM(nn.Module):
 
     @property
     def decoder_weight(self) -> Tensor:
-        """The matrix from hidden states to words, (V, D)."""
+        """The matrix from hidden states to vocabulary logits, (V, D)."""
         weight = self.encoder.embeddings.tokens.weight if self.decoder.weight is None else self.decoder.weight
         return weight
 
@@ -197,6 +202,98 @@ class MaskedLM(nn.Module):
         hidden = self.encoder(batch)
         states: Tensor = self.transform(hidden.index_select(0, positions.to(hidden.device, non_blocking=True)))  # (M, D)
         return states
+
+
+# A chunk has as many rows as the matrix has columns, so its logits are as large as the matrix, which is in memory anyway with its gradient.
+# With fewer rows than this the products are no longer limited by arithmetic.
+MIN_ROWS = 128
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    """Mean cross entropy of ``softmax(hidden @ weight.T + bias)``.
+
+    Products use the dtype of the inputs (autocast's dtype under autocast; float32 on a CPU that only emulates half precision), everything
+    else float32 or better. The gradients are computed together with the loss, so only one backward pass is possible: a second one
+    (``retain_graph``) and a derivative of the gradient raise torch's RuntimeError.
+
+    Args:
+        hidden: (M, D).
+        weight: (V, D).
+        bias: (V,), or None.
+        labels: (M,) int64, each 0..V-1.
+
+    Returns:
+        A scalar in float32 (float64 for float64 inputs); for M = 0 zero, with gradients of zero.
+
+    Example:
+        >>> hidden, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0], [0.0, 1.0]])
+        >>> linear_cross_entropy(hidden, weight, None, torch.tensor([1])).item()  # two equal logits: log 2
+        0.6931471824645996
+    """
+    loss: Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, labels, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, differentiable: bool) -> Tensor:
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        dtype = compute_dtype(hidden.device, dtype)
+        exact = torch.promote_types(dtype, torch.float32)
+        # Sums over chunks stay unscaled until the end: in float16 a gradient without the loss scale, which only the backward pass knows,
+        # would underflow.
+        grads = [
+            torch.zeros_like(x, dtype=exact) if differentiable and needed and x is not None else None
+            for x, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        ]
+        with torch.autocast(device, enabled=False):
+            casts = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+            total = _walk(*casts, labels, grads, exact)
+        ctx.share = 1 / max(len(hidden), 1)
+        ctx.dtypes = [None if x is None else x.dtype for x in (hidden, weight, bias)]
+        ctx.save_for_backward(*grads)
+        loss: Tensor = total * ctx.share
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        scale = upstream * ctx.share
+        # In place: a second copy of the matrix's gradient would be the largest tensor of the whole step. torch detects the change of a
+        # saved tensor and refuses a second backward pass.
+        grads = [None if grad is None else grad.mul_(scale).to(dtype) for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
+        return *grads, None, None
+
+
+def _walk(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, grads: list[Tensor | None], exact: torch.dtype) -> Tensor:
+    """Return the sum of all rows' losses; the gradients of that sum are added to ``grads`` (of hidden, weight, bias)."""
+    grad_hidden, grad_weight, grad_bias = grads
+    total = torch.zeros((), dtype=exact, device=hidden.device)
+    rows = max(weight.shape[1], MIN_ROWS)
+    for start in range(0, len(hidden), rows):
+        chunk, target = hidden[start : start + rows], labels[start : start + rows, None]
+        log_probabilities = F.log_softmax(F.linear(chunk, weight, bias), dim=-1, dtype=exact)  # (C, V)
+        total -= log_probabilities.gather(1, target).sum()
+        if grad_hidden is None and grad_weight is None and grad_bias is None:
+            continue
+        # The derivative of a row's loss with respect to its logits: its probabilities, minus one at the label.
+        slope = log_probabilities.exp_().scatter_add_(1, target, torch.full_like(target, -1, dtype=exact))
+        if grad_bias is not None:
+            grad_bias += slope.sum(0)
+        slope = slope.to(hidden.dtype)
+        if grad_hidden is not None:
+            grad_hidden[start : start + rows] = slope @ weight
+        if grad_weight is not None:
+            _add_product(grad_weight, slope.T, chunk)
+    return total
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)  # no second tensor of this size
+    else:
+        total += left @ right
 
 
 def _first_token(hidden: Tensor, batch: PackedBatch) -> Tensor:
@@ -474,10 +571,10 @@ def best_spans(
         raise ValueError(f"max_answer_length and n_best must be >= 1, got {max_answer_length} and {n_best}")
     ranges = [(0, length) for length in batch.lengths] if allowed is None else allowed
     if len(ranges) != len(batch):
-        raise ValueError(f"allowed must hold one range a sequence, {len(batch)}, got {len(ranges)}")
+        raise ValueError(f"allowed must hold one range per sequence, {len(batch)}, got {len(ranges)}")
     starts, ends = (logits.detach().to("cpu", torch.float64).numpy() for logits in (start, end))
     if np.isnan(starts).any() or np.isnan(ends).any():
-        raise ValueError("start and end must not hold NaN: it has no place in a ranking")
+        raise ValueError("start and end logits must not contain NaN")
     found = []
     for row, ((first, stop), offset, length) in enumerate(zip(ranges, batch.offsets, batch.lengths, strict=False)):
         if not 0 <= first <= stop <= length:

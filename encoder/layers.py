@@ -103,7 +103,7 @@ class MLP(nn.Module):
         return output
 
     def activate(self, inner: Tensor) -> Tensor:
-        """(N, I) or, gated, (N, 2 I) to (N, I)."""
+        """Apply the activation and, in a gated MLP, the gate: (N, I) or (N, 2 I) to (N, I)."""
         return gated(inner, self.activation) if self.gated else ACTIVATION_FUNCTIONS[self.activation](inner)
 
 

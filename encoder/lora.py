@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from quiver.encoder.adapter import TransformersEncoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
-from quiver.encoder.cpu.linear import Linear, Rows, multiply, split_matrix
+from quiver.encoder.cpu.linear import Linear, Rows, multiply, plain_rows
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
@@ -60,7 +60,7 @@ class LoRALinear(nn.Module):
 
     @property
     def scale(self) -> float:
-        """Factor of B A."""
+        """Scale of the update B A: alpha / r."""
         return self.alpha / self.rank
 
     def merged(self) -> Tensor:
@@ -70,17 +70,9 @@ class LoRALinear(nn.Module):
             total = torch.addmm(self.weight.to(wide), self.lora_b.to(wide), self.lora_a.to(wide), alpha=self.scale)
         return total.to(self.weight.dtype)
 
-    readable = True
-    levels = 0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the matrix."""
-        return self.weight.dtype
-
     def rows(self) -> list[Rows]:
         """Return the parts of the merged matrix; see `quiver.encoder.cpu.linear.Linear.rows`."""
-        return split_matrix(Rows(self.merged(), None if self.bias is None else self.bias.detach()), self.parts)
+        return plain_rows(self.merged(), self.bias, self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
@@ -97,7 +89,9 @@ class LoRALinear(nn.Module):
 
     def _load_from_state_dict(self, *arguments: object) -> None:
         # Loading merged weights into W would add the update twice.
-        raise ValueError("an encoder with LoRA takes no state dict: load_lora_state its low-rank matrices, or load weights before add_lora")
+        raise ValueError(
+            "an encoder with LoRA cannot load a state dict; use load_lora_state for its LoRA matrices, or load the weights before add_lora"
+        )
 
 
 def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float, dropout: float, seed: int) -> None:
@@ -115,11 +109,11 @@ def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float,
         ValueError: The encoder is prepacked for inference, or has low-rank updates already.
     """
     if not isinstance(encoder, Encoder):
-        raise InputError(f"{encoder.config.model_type} runs in transformers, and only native encoders are trained")
+        raise InputError(f"{encoder.config.model_type} runs in transformers; LoRA needs a native encoder")
     if encoder.prepacked:
         raise ValueError("a prepacked encoder has no gradients; to train, load the checkpoint with load_encoder")
     if lora_matrices(encoder):
-        raise ValueError("this encoder has low-rank updates already; merge_lora first")
+        raise ValueError("this encoder already has LoRA matrices; call merge_lora first")
     width = encoder.config.hidden_size
     if not 1 <= rank <= width:
         raise InputError(f"LoRA's rank must be 1..{width}, the encoder's width, got {rank}")
@@ -136,7 +130,7 @@ def merge_lora(encoder: Encoder) -> None:
     """Add the updates to their matrices, in place: the encoder is plain again and all its weights can be trained.
 
     Raises:
-        ValueError: The encoder has no updates.
+        ValueError: The encoder has no LoRA matrices.
     """
     _needs_lora(encoder)
     for parent, name, update in _children(encoder, LoRALinear):
@@ -159,7 +153,7 @@ def lora_state(encoder: Encoder) -> dict[str, Tensor]:
     """Return copies of A and B of all matrices on the CPU, for checkpoints: ``layers.0.mlp.up.lora_a`` and so on.
 
     Raises:
-        ValueError: The encoder has no updates.
+        ValueError: The encoder has no LoRA matrices.
     """
     return {name: weight.detach().cpu().clone() for name, weight in _low_rank(_needs_lora(encoder)).items()}
 
@@ -173,14 +167,16 @@ def load_lora_state(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
 
     Raises:
         InputError: A matrix is missing, unknown or of another shape; then nothing is changed.
-        ValueError: The encoder has no updates.
+        ValueError: The encoder has no LoRA matrices.
     """
     own = _low_rank(_needs_lora(encoder))
     if strange := sorted(own.keys() ^ state.keys()):
-        raise InputError(f"these low-rank matrices are of another model: {strange[0]} is {'missing' if strange[0] in own else 'unknown'}")
+        raise InputError(
+            f"these LoRA matrices belong to another model: the tensor {strange[0]} is {'missing' if strange[0] in own else 'unknown'}"
+        )
     for name, weight in own.items():
         if weight.shape != state[name].shape:
-            raise InputError(f"{name} has shape {tuple(state[name].shape)}, this model's LoRA asks for {tuple(weight.shape)}")
+            raise InputError(f"{name} has shape {tuple(state[name].shape)}, expected {tuple(weight.shape)}")
     with torch.no_grad():
         for name, weight in own.items():
             weight.copy_(state[name])
@@ -191,17 +187,17 @@ def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revis
 
     Args:
         encoder: With low-rank updates.
-        folder: Made if it is not there; each file is replaced whole.
+        folder: Created if necessary; each file is replaced as a whole.
         base_model: Folder or hub id of that model.
         revision: Its branch, tag or commit.
 
     Raises:
         InputError: The family has no Hugging Face model.
-        ValueError: The encoder has no updates.
+        ValueError: The encoder has no LoRA matrices.
     """
     updates = _needs_lora(encoder)
     if encoder.config.family == "quiver":
-        raise InputError("family quiver has no Hugging Face model that an adapter would fit; save the merged encoder")
+        raise InputError("an adapter needs a Hugging Face architecture, and family quiver has none; save the merged encoder")
     theirs = their_keys(encoder)
     state: dict[str, Tensor] = {}
     for name, update in updates.items():
@@ -250,7 +246,7 @@ def _children(encoder: Encoder, kind: type[Any]) -> list[tuple[nn.Module, str, A
 def _needs_lora(encoder: Encoder) -> dict[str, LoRALinear]:
     updates = lora_matrices(encoder)
     if not updates:
-        raise ValueError("this encoder has no low-rank updates; add_lora first")
+        raise ValueError("this encoder has no LoRA matrices; call add_lora first")
     return updates
 
 

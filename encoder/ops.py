@@ -89,7 +89,7 @@ GATE_CHUNK = 256
 
 
 def gated(up: Tensor, activation: str) -> Tensor:
-    """act(first half) * second half.
+    """Gate: the activation of the first half times the second half.
 
     Args:
         up: (N, 2 I), the half to activate first.
@@ -327,9 +327,9 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = 
     """
     half = cos.shape[-1]
     if cos.dtype == torch.float32 and row_kernels_run(heads, half, (torch.float32, torch.bfloat16), batch_invariant=batch_invariant):
-        from quiver.encoder.cpu import row_kernels
+        from quiver.encoder.cpu import block_kernels
 
-        row_kernels.rotate_(heads, cos.contiguous(), sin.contiguous())
+        block_kernels.rotate_(heads, cos.contiguous(), sin.contiguous())
         return heads
     for start in range(0, len(heads), ROTARY_CHUNK):
         chunk = heads[start : start + ROTARY_CHUNK]

@@ -49,6 +49,29 @@ class PackedBatch:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __getitem__(self, rows: slice) -> PackedBatch:
+        """Return the sequences of a slice without a step, as views of the tokens; the memo is empty.
+
+        Example:
+            >>> part = pack_ids([[5], [6, 7], [8]])[1:]
+            >>> part.ids.tolist(), part.offsets, part.rows
+            ([6, 7, 8], (0, 2, 3), (1, 2))
+        """
+        first, last, _ = rows.indices(len(self))
+        start, end = self.offsets[first], self.offsets[last]
+        lengths = self.lengths[first:last]
+        keys = None if self.key_lengths is None else self.key_lengths[first:last]
+        return PackedBatch(
+            ids=self.ids[start:end],
+            cu_seqlens=self.cu_seqlens[first : last + 1] - start,
+            offsets=tuple(offset - start for offset in self.offsets[first : last + 1]),
+            max_seqlen=max(lengths),
+            positions=self.positions[start:end],
+            rows=self.rows[first:last],
+            key_lengths=None if keys == lengths else keys,
+            batch_invariant=self.batch_invariant,
+        )
+
     @property
     def num_tokens(self) -> int:
         """Number of tokens, N."""
@@ -153,7 +176,7 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
     lengths = [len(sequence) for sequence in sequences]
     for row, length in enumerate(lengths):
         if not 1 <= length <= max_tokens:
-            raise ValueError(f"sequence {row} has {length} tokens, a batch holds 1 to {max_tokens}")
+            raise ValueError(f"sequence {row} has {length} tokens; it must have 1 to {max_tokens}")
     bins: list[list[int]] = []
     filled = max_tokens
     for row in sorted(range(len(sequences)), key=lambda row: (-lengths[row], row)):
@@ -168,7 +191,7 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
 
 
 def concatenate(batches: Sequence[PackedBatch]) -> PackedBatch:
-    """Concatenate batches into one, in order; ``rows`` are numbered anew.
+    """Concatenate batches into one, in order; ``rows`` are renumbered.
 
     Args:
         batches: At least one, all on one device.
@@ -251,7 +274,7 @@ def pack_padded(ids: Tensor, mask: Tensor) -> PackedBatch:
         mask: 1 for tokens, 0 for padding, (B, S); padding on the right.
 
     Raises:
-        ValueError: The shapes differ, a row is all padding, or padding precedes a token.
+        ValueError: The shapes differ, a row contains only padding, or padding precedes a token.
     """
     if ids.shape != mask.shape or ids.ndim != 2:
         raise ValueError(f"ids and mask must share one shape (B, S), got {tuple(ids.shape)} and {tuple(mask.shape)}")
@@ -265,14 +288,14 @@ def masked_lengths(mask: Tensor) -> tuple[int, ...]:
         mask: 1 for tokens, 0 for padding, (B, S); padding on the right.
 
     Raises:
-        ValueError: A row is all padding, or padding precedes a token.
+        ValueError: A row contains only padding, or padding precedes a token.
     """
     host = mask.to("cpu", torch.bool)
     lengths = host.sum(1).tolist()
     if 0 in lengths:
-        raise ValueError(f"row {lengths.index(0)} is all padding")
+        raise ValueError(f"row {lengths.index(0)} contains only padding")
     if not torch.equal(host, torch.arange(host.shape[1])[None] < torch.tensor(lengths)[:, None]):
-        raise ValueError("padding must stand on the right of each row")
+        raise ValueError("padding must be on the right of each row")
     return tuple(lengths)
 
 
@@ -292,7 +315,7 @@ def pack_rows(ids: Tensor, lengths: Sequence[int]) -> PackedBatch:
     """
     rows, width = ids.shape
     if len(lengths) != rows:
-        raise ValueError(f"{rows} rows need as many lengths, got {len(lengths)}")
+        raise ValueError(f"got {len(lengths)} lengths for {rows} rows")
     for row, length in enumerate(lengths):
         if not 1 <= length <= width:
             raise ValueError(f"row {row} must have 1..{width} tokens, got {length}")

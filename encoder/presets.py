@@ -57,28 +57,8 @@ _mmbert = partial(_modernbert, local_theta=160_000.0, vocabulary=MappingProxyTyp
 
 
 def _bert(layers: int, width: int, heads: int) -> EncoderConfig:
-    return EncoderConfig(
-        family="bert",
-        vocab_size=BERT_VOCABULARY,
-        hidden_size=width,
-        num_heads=heads,
-        intermediate_size=4 * width,
-        layer_types=global_every(layers, 1),
-        max_positions=512,
-        norm_position="post",
-        mlp="plain",
-        positions="absolute",
-        norm_eps=1e-12,
-        norm_bias=True,
-        qkv_bias=True,
-        attention_output_bias=True,
-        mlp_input_bias=True,
-        mlp_output_bias=True,
-        type_vocab_size=2,
-        embedding_dropout=0.1,
-        attention_dropout=0.1,
-        attention_output_dropout=0.1,
-        mlp_output_dropout=0.1,
+    return EncoderConfig.bert(
+        vocab_size=BERT_VOCABULARY, hidden_size=width, num_heads=heads, intermediate_size=4 * width, layers=layers, dropout=0.1
     )
 
 
@@ -181,5 +161,5 @@ def preset(name: str) -> EncoderConfig:
         22
     """
     if name not in PRESETS:
-        raise InputError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+        raise InputError(f"unknown preset {name!r}; choose one of {', '.join(PRESETS)}")
     return PRESETS[name]()

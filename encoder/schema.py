@@ -1,9 +1,10 @@
 """Schemas on pydantic: every problem at once, each with its dotted path and a suggestion for misspelt keys.
 
 `Schema` is the base of all validated formats (recipes, engine settings, manifests, results, requests). `TextSchema` also reads numbers and
-booleans from text, for files in which every scalar is text (`quiver.encoder.training.recipe_file`) and for ``key=value`` options.
+booleans from text, for files in which every scalar is text (`quiver.encoder.training.recipe_file`) and for ``key=value`` options. Results,
+which code builds field by field, are pydantic dataclasses with the configuration `RECORD`; `parse_record` reads them.
 
-Relations between fields of one schema belong into a pydantic ``model_validator``. `Rule` is for relations across sections: a rule is
+Put relations between fields of one schema into a pydantic ``model_validator``. `Rule` is for relations across sections: a rule is
 checked even if unrelated fields are invalid, so that its problem is reported together with theirs.
 
     >>> from typing import Annotated
@@ -17,7 +18,9 @@ checked even if unrelated fields are invalid, so that its problem is reported to
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
@@ -30,9 +33,25 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from quiver.encoder.errors import InputError
 
-__all__ = ["Field", "NonBlank", "Rule", "Schema", "SchemaError", "TextSchema", "describe_errors", "parse", "validate"]
+__all__ = [
+    "RECORD",
+    "Field",
+    "NonBlank",
+    "Rule",
+    "Schema",
+    "SchemaError",
+    "TextSchema",
+    "describe_errors",
+    "parse",
+    "parse_record",
+    "validate",
+]
 
 Model = TypeVar("Model", bound="Schema")
+Record = TypeVar("Record")
+
+RECORD = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""Configuration of a pydantic dataclass whose instances are written as JSON: unknown keys are refused, types are not converted."""
 
 
 class SchemaError(InputError):
@@ -84,7 +103,7 @@ class Schema(BaseModel):
 
 
 class TextSchema(Schema):
-    """Base of schemas whose scalars may be text: ``"8e-5"`` is a number where a number is wanted, one value is a list of one."""
+    """Base of schemas whose scalars may be text: ``"8e-5"`` is a number where a number is wanted, one value is a list with one item."""
 
     @classmethod
     def _convert(cls, hint: object, raw: object) -> object:
@@ -167,8 +186,34 @@ def parse(kind: type[Model], raw: object, *, source: str, rules: Iterable[Rule] 
     return instance
 
 
+def parse_record(kind: type[Record], raw: object, *, source: str) -> Record:
+    """Make a pydantic dataclass with the configuration `RECORD` from parsed JSON, or raise one error with all problems.
+
+    Args:
+        kind: The dataclass.
+        raw: Parsed JSON, such as `dataclasses.asdict` gives.
+        source: Where ``raw`` comes from, such as a path; begins the message.
+
+    Raises:
+        SchemaError: A field is unknown, missing or of another type, or a number is not finite.
+
+    Example:
+        >>> from pydantic.dataclasses import dataclass
+        >>> @dataclass(frozen=True, config=RECORD)
+        ... class Point:
+        ...     x: float
+        ...     tags: tuple[str, ...] = ()
+        >>> parse_record(Point, {"x": 1, "tags": ["a"]}, source="point.json")
+        Point(x=1.0, tags=('a',))
+    """
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(raw))
+    except ValidationError as error:
+        raise SchemaError(source, [_problem(kind, one) for one in error.errors(include_url=False)]) from error
+
+
 def describe_errors(kind: type[Schema], error: ValidationError) -> list[str]:
-    """The problems of a pydantic error in our words, for code that pydantic validates by itself (a constructor, FastAPI)."""
+    """Describe the problems of a pydantic error as `validate` does, for code that pydantic validates by itself (a constructor, FastAPI)."""
     return [_problem(kind, one) for one in error.errors(include_url=False)]
 
 
@@ -234,23 +279,23 @@ _BOUNDS = {
     "finite_number": "must be a number",
     "model_type": "must be a mapping of settings",
     "dict_type": "must be a mapping",
+    "mapping_type": "must be a mapping",
+    "dataclass_type": "must be a mapping of settings",
     "tuple_type": "must be a list",
     "list_type": "must be a list",
 }
 """pydantic error type -> message."""
 
 
-def _problem(kind: type[Schema], error: ErrorDetails) -> str:
+def _problem(kind: type[Any], error: ErrorDetails) -> str:
     """One pydantic error as ``dotted.path: what is wrong``."""
     loc, raw, context = error["loc"], error["input"], error.get("ctx", {})
     path = ".".join(str(part) for part in loc) or "the whole document"
     name = error["type"]
     if name == "missing":
         said = "missing"
-    elif name == "extra_forbidden":
-        holder = _hint_at(kind, loc[:-1])
-        known = holder.model_fields if isinstance(holder, type) and issubclass(holder, Schema) else ()
-        said = f"unknown key{_did_you_mean(loc[-1], known)}"
+    elif name in ("extra_forbidden", "unexpected_keyword_argument"):
+        said = f"unknown key{_did_you_mean(loc[-1], _fields_of(_hint_at(kind, loc[:-1])))}"
     elif name == "literal_error":
         choices = [str(one) for one in typing.get_args(_hint_at(kind, loc))]
         said = f"must be one of {', '.join(choices)}; got {_show(raw)}{_did_you_mean(raw, choices)}"
@@ -266,12 +311,19 @@ def _problem(kind: type[Schema], error: ErrorDetails) -> str:
     return f"{path}: {said}"
 
 
-def _hint_at(kind: type[Schema], loc: Sequence[int | str]) -> object:
-    """The type that a schema gives the value at a location; None where it cannot be told."""
+def _fields_of(kind: object) -> dict[str, object]:
+    """Field name -> type of a schema or a dataclass; empty for anything else."""
+    if isinstance(kind, type) and issubclass(kind, Schema):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    return typing.get_type_hints(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}
+
+
+def _hint_at(kind: type[Any], loc: Sequence[int | str]) -> object:
+    """The type that a schema gives the value at a location; None if it cannot be told."""
     hint: object = kind
     for part in loc:
-        if isinstance(hint, type) and issubclass(hint, Schema):
-            hint = hint.model_fields[str(part)].annotation if part in hint.model_fields else None
+        if fields := _fields_of(hint):
+            hint = fields.get(str(part))
         elif typing.get_origin(hint) in (tuple, list):
             hint = typing.get_args(hint)[0]
         elif typing.get_origin(hint) is dict:

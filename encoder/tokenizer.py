@@ -62,7 +62,7 @@ class TokenizedTexts:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class TextTokens:
     """The tokens of a text with their positions.
 
     Attributes:
@@ -147,7 +147,7 @@ class Tokenizer:
 
     @property
     def truncation_side(self) -> str:
-        """Which end of a long text is truncated: ``right`` or ``left``."""
+        """End at which long texts are truncated: ``right`` or ``left``."""
         return str(self.settings.get("truncation_side", "right"))
 
     def token_id(self, token: str) -> int | None:
@@ -158,7 +158,7 @@ class Tokenizer:
     def special_id(self, name: str) -> int | None:
         """Return the id of a special token by its role: unk, cls, sep, pad, mask; None if the tokenizer has none."""
         if name not in SPECIAL_TOKENS:
-            raise ValueError(f"a special token is one of {', '.join(SPECIAL_TOKENS)}, got {name!r}")
+            raise ValueError(f"a special token must be one of {', '.join(SPECIAL_TOKENS)}, got {name!r}")
         token = self.settings.get(f"{name}_token", SPECIAL_TOKENS[name])
         if isinstance(token, dict):  # transformers 4 may write the added token with its flags
             token = token.get("content")
@@ -170,7 +170,7 @@ class Tokenizer:
         self._truncating.clear()
         found = self.token_id(token)
         if found is None:
-            raise ValueError(f"the tokenizer refused the token {token!r}")
+            raise ValueError(f"the tokenizer cannot add the token {token!r}")
         return found
 
     def encode(self, texts: Sequence[str], *, max_length: int) -> TokenizedTexts:
@@ -214,7 +214,7 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def pieces(self, text: str) -> Pieces:
+    def pieces(self, text: str) -> TextTokens:
         """Return the tokens of a text with their positions, without truncation or special tokens.
 
         Example:
@@ -224,7 +224,7 @@ class Tokenizer:
             ['a', 'bird']
         """
         encoding = self._backend.encode(text, add_special_tokens=False)
-        return Pieces(list(encoding.ids), [_trimmed(text, start, end) for start, end in encoding.offsets])
+        return TextTokens(list(encoding.ids), [_trimmed(text, start, end) for start, end in encoding.offsets])
 
     def pair_template(self) -> PairTemplate:
         """Return the special tokens around and between a pair of texts."""

@@ -79,7 +79,7 @@ def near(name: str) -> str:
     wanted, names = name.strip("/").lower(), _names()
     ends = [key for key in names if key.rpartition("/")[2] == wanted.rpartition("/")[2]]
     found = dict.fromkeys([*ends, *difflib.get_close_matches(wanted, names, n=3)])
-    return f"did you mean {' or '.join(found)}?" if found else "quiver collections list shows the names"
+    return f"did you mean {' or '.join(found)}?" if found else "run quiver collections list to see all names"
 
 
 def held(entry: Entry, cache: Cache) -> tuple[Source, Record] | None:
@@ -159,7 +159,7 @@ class Benchmark:
         name: Name in tables and files.
         split: Split of the relevance judgements.
         policy: Rules for ranking and scoring.
-        metadata: Facts about the collection.
+        metadata: Licence, revision, sizes and group.
         source: Reader of the collection.
     """
 
@@ -192,7 +192,7 @@ class Benchmark:
             return cls(name or own.name, split, policy or Policy(), Metadata(), LocalFolder(folder, split))
         if split is None:
             split = entry.split if (folder / "qrels" / f"{entry.split}.tsv").is_file() else "test"
-            logger.info("%s: taken for %s by its name; split %s", folder, entry.key, split)
+            logger.info("%s: has the name of the collection %s and is evaluated as such; split %s", folder, entry.key, split)
         metadata = Metadata(entry.metadata.licence, group=entry.metadata.group, group_size=entry.metadata.group_size)
         return cls(name or entry.name, split, policy or _policy_of(entry), metadata, LocalFolder(folder, split))
 
@@ -229,14 +229,14 @@ def resolve(
             downloaded (names all of them, and the command that downloads them).
     """
     if split is not None and not split.strip():
-        raise InputError("the split is empty; name one, such as test, or leave it away")
+        raise InputError("the split is empty; name one, such as test, or omit it")
     folder, entries = expand_home(data), find(str(data))
     if folder.is_dir() and not (entries and not any((folder / f"corpus.jsonl{end}").is_file() for end in ("", ".gz"))):
         return [Benchmark.of_folder(folder, split)]
     if not entries:
         raise InputError(
-            f"unknown collection {str(data)!r}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and "
-            f"qrels/{split or 'test'}.tsv, or a name ({near(str(data))})"
+            f"unknown collection {str(data)!r}: it is neither a folder nor a registered name; pass a BEIR folder with corpus.jsonl, "
+            f"queries.jsonl and qrels/{split or 'test'}.tsv, or a registered name ({near(str(data))})"
         )
     for entry in entries:
         if split is not None and split not in entry.splits:
@@ -245,8 +245,8 @@ def resolve(
     absent = missing(entries, here)
     if absent and (offline or is_offline()):
         raise InputError(
-            f"offline, and not in {here.root}: {', '.join(entry.key for entry in absent)}; fetch what is missing where there is a network: "
-            f"quiver collections fetch {' '.join(shortest(absent))}"
+            f"{here.root} lacks {', '.join(entry.key for entry in absent)}, and offline mode is on; download them on a "
+            f"machine with network access: quiver collections fetch {' '.join(shortest(absent))}"
         )
     for entry in absent:
         if held(entry, here) is None:  # one archive may hold several collections
@@ -257,7 +257,7 @@ def resolve(
 def _published(entry: Entry, split: str, cache: Cache) -> Benchmark:
     found = held(entry, cache)
     if found is None:
-        raise InputError(f"{entry.key}: was in {cache.root} a moment ago and is gone; fetch it again")
+        raise InputError(f"{entry.key}: disappeared from {cache.root} while it was being read; download it again")
     source, record = found
     queries = entry.metadata.queries if split == entry.split else None
     size = entry.metadata.bytes if source == entry.source else None

@@ -23,7 +23,7 @@ from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.training.sections import DevelopmentSection
+from quiver.retrieval.training.recipe import DevelopmentSection
 
 DEPTH = 10
 """Documents retrieved per query: nDCG@10 uses the first ten only, and exact search returns the same ten at any larger depth."""

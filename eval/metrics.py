@@ -64,7 +64,7 @@ def _ndcg(found: Found, cut: int | None) -> float:
 
 def _average_precision(found: Found, cut: int | None) -> float:
     ranks = found.ranks[: found.within(cut)]
-    return sum(place / rank for place, rank in enumerate(ranks, start=1)) / len(found.ideal)
+    return sum(position / rank for position, rank in enumerate(ranks, start=1)) / len(found.ideal)
 
 
 def _reciprocal_rank(found: Found, cut: int | None) -> float:
@@ -77,7 +77,7 @@ def _recall(found: Found, cut: int | None) -> float:
 
 def _precision(found: Found, cut: int | None) -> float:
     if cut is None:
-        raise ValueError("precision needs a cut: p@10")
+        raise ValueError("precision needs a cut, such as p@10")
     return found.within(cut) / cut  # divide by the cut even if the run is shorter, as trec_eval does
 
 
@@ -131,7 +131,7 @@ def parse_measure(name: str) -> Measure:
     match = re.fullmatch(r"([a-z]+)(?:@([1-9][0-9]*))?", name)
     if match is None or match[1] not in FAMILIES or (match[2] is None and match[1] != "map"):
         families = ", ".join(f"{family}@K" for family in FAMILIES)
-        raise InputError(f"unknown measure {name!r}: write map or one of {families} with a cut K >= 1, such as ndcg@10")
+        raise InputError(f"unknown measure {name!r}: write map or one of {families} with a cut-off K >= 1, such as ndcg@10")
     return Measure(match[1], int(match[2]) if match[2] else None)
 
 
@@ -173,7 +173,7 @@ def score(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT) -> Scores:
     """
     _check_judged(qrels)
     if not measures:
-        raise InputError(f"no measure was asked for; the default is {', '.join(DEFAULT)}")
+        raise InputError(f"measures is empty; the default is {', '.join(DEFAULT)}")
     parsed = [parse_measure(name) for name in measures]
     per_query = {}
     for query, grades in qrels.items():
@@ -222,14 +222,14 @@ def _judged_share(query: str, grades: Mapping[str, int], scores: Mapping[str, fl
         return sum(document in grades for document in scores) / len(values)
     documents, threshold = list(scores), np.partition(values, len(values) - k)[len(values) - k]
     # All documents above the k-th score are among the first k; of those with the k-th score, the ones with the greatest ids.
-    first = [documents[place] for place in np.flatnonzero(values > threshold).tolist()]
-    first += heapq.nlargest(k - len(first), (documents[place] for place in np.flatnonzero(values == threshold).tolist()))
+    first = [documents[position] for position in np.flatnonzero(values > threshold).tolist()]
+    first += heapq.nlargest(k - len(first), (documents[position] for position in np.flatnonzero(values == threshold).tolist()))
     return sum(document in grades for document in first) / k
 
 
 def _check_judged(qrels: Qrels) -> None:
     if not qrels:
-        raise InputError("no query is judged: the qrels are empty")
+        raise InputError("the qrels are empty: there is no judged query")
 
 
 def _found(query: str, grades: Mapping[str, int], scores: Mapping[str, float]) -> Found:
@@ -274,7 +274,7 @@ def _tied_before(
     before = []
     for document, start, end in zip(hits, first, last, strict=True):
         if start not in groups:
-            groups[start] = sorted(documents[place] for place in ascending[start:end].tolist())
+            groups[start] = sorted(documents[position] for position in ascending[start:end].tolist())
         before.append(end - start - bisect_right(groups[start], document))
     return before
 

@@ -113,7 +113,8 @@ MULTI_VECTOR_COLUMNS = (*_BEFORE_MSMARCO, Column("MSMARCO", "msmarco", ("dev",))
 """Columns of Table 8."""
 
 MSMARCO_NOTE = (
-    "The paper does not name the split of its MS MARCO figures. By their size, Table 7 has TREC DL 2019 (BEIR's test split) and Table 8 the"
+    "The paper does not name the split of its MS MARCO figures. Judging by the values, Table 7 uses TREC DL 2019"
+    " (BEIR's test split) and Table 8 the"
     " dev split, which is BEIR's own choice. A measured row of Table 7 has the test split where it was measured and the dev split"
     " otherwise: its MS MARCO, and its average, are then not comparable with the paper's."
 )
@@ -287,7 +288,7 @@ TABLE_5: tuple[PublishedRow, ...] = (
 
 @dataclass(frozen=True)
 class HyperParameters:
-    """A cell of Table 6.
+    """Fine-tuning settings of one model on one GLUE task, a cell of Table 6.
 
     Attributes:
         learning_rate: Peak learning rate.
@@ -321,7 +322,7 @@ TABLE_6: Mapping[tuple[str, Size], HyperParameters] = {
 """(task, size) -> settings of ModernBERT's fine-tuning."""
 
 
-EFFICIENCY_SOURCE = "ModernBERT, arXiv:2412.13663, Tables 2 and 11: one NVIDIA RTX 4090, 8,192 documents a set, means of 10 runs"
+EFFICIENCY_SOURCE = "ModernBERT, arXiv:2412.13663, Tables 2 and 11: one NVIDIA RTX 4090, 8,192 documents per set, means of 10 runs"
 """Source of the figures, for reports."""
 
 EFFICIENCY_SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")
@@ -330,7 +331,7 @@ EFFICIENCY_SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")
 
 @dataclass(frozen=True)
 class SetStatistics:
-    """A row of Table 10: one set, in tokens.
+    """Statistics of one set of documents, a row of Table 10; lengths are in tokens.
 
     Attributes:
         documents: Number of sequences.
@@ -356,7 +357,7 @@ TABLE_10: Mapping[str, SetStatistics] = {
 
 @dataclass(frozen=True)
 class Runtime:
-    """A cell of Table 11.
+    """Runtime of one model on one set of documents, a cell of Table 11.
 
     Attributes:
         seconds: Mean of ten runs.
@@ -369,7 +370,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class EncoderEfficiency:
-    """A row of Tables 2 and 11; sets with a dash in the tables are missing.
+    """Speed and memory of one model, a row of Tables 2 and 11; sets with a dash in the tables are missing.
 
     Attributes:
         model: Name in the paper.

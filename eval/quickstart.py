@@ -34,10 +34,9 @@ from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import DenseModel, Query, TokenModel
 from quiver.retrieval.search.search import search
 from quiver.retrieval.training.data import HELD_OUT, TrainingRows, rows_of_pairs
-from quiver.retrieval.training.recipe import load_recipe
+from quiver.retrieval.training.model import build_model, require_extra
+from quiver.retrieval.training.recipe import Recipe, load_recipe
 from quiver.retrieval.training.run import RunStoppedError, check_rows, train_and_save
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model, require_extra
 
 logger = logging.getLogger(__name__)
 
@@ -175,12 +174,12 @@ def _train(recipe: Recipe, rows: TrainingRows, model: BiEncoder | ColBERT, out: 
 def _refuse_existing(out: Path, *, overwrite: bool) -> None:
     """Check early that the output folder can be used."""
     if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file; --out names a folder")
+        raise InputError(f"{out} is a file; --out must name a folder")
     taken = [name for name in MADE if (out / name).exists()]
     if taken and not (out / MARKER).is_file():
-        raise InputError(f"{out}: holds {taken[0]} already, and not from a quickstart; choose another --out")
+        raise InputError(f"{out} already holds {taken[0]} that no quickstart wrote; choose another --out")
     if taken and not overwrite:
-        raise InputError(f"{out}: holds {taken[0]} already; choose another --out, or --overwrite")
+        raise InputError(f"{out} already holds {taken[0]}; choose another --out, or add --overwrite")
 
 
 @contextmanager
@@ -205,7 +204,7 @@ def _making_room(out: Path) -> Iterator[None]:
                 undo.callback((old / name).rename, out / name)
         if not (out / MARKER).exists():
             undo.callback((out / MARKER).unlink, missing_ok=True)
-            (out / MARKER).write_text("A quickstart may replace what one made here: " + ", ".join(MADE) + ".\n", encoding="utf-8")
+            (out / MARKER).write_text("Written by quiver quickstart. A later run may replace: " + ", ".join(MADE) + ".\n", encoding="utf-8")
         undo.callback(_remove, out)
         yield
         undo.pop_all()

@@ -18,19 +18,20 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from filelock import FileLock, Timeout
+from pydantic import AfterValidator, model_validator
+from pydantic.dataclasses import dataclass
 
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import file_sha256, sync_folder, write_json, write_text
-from quiver.eval.decoding import decode
+from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json, write_text
+from quiver.encoder.schema import RECORD, Field, parse_record
 from quiver.eval.metrics import Part, average, data_sets
 from quiver.retrieval.records import Document, ModelCard, Query
 from quiver.retrieval.utils import installed_version
@@ -46,12 +47,12 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "safetensors": ("safetensors",),
     "bm25s": ("bm25s",),
 }
-"""Name in the report -> distributions that provide the package; the first installed one is recorded."""
+"""Packages whose versions are recorded, see `provenance`."""
 
 _MODULUS = 1 << 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class Provenance:
     """How, when and on which machine a result was computed.
 
@@ -70,17 +71,18 @@ class Provenance:
     threads: int
 
 
-def provenance(command: str | None) -> Provenance:
+def provenance(command: str | None, *, packages: Mapping[str, Sequence[str]] = PACKAGES) -> Provenance:
     """Provenance of a result that this process has computed.
 
     Args:
         command: Command line to record, if any.
+        packages: Name in the report -> distributions that provide the package; the first installed one is recorded.
     """
     accelerators = {torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())}
     return Provenance(
         command=command,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), **_versions()},
+        versions={"python": platform.python_version(), **_versions(packages)},
         platform=", ".join([platform.platform(), f"{os.cpu_count()} CPUs", *sorted(accelerators)]),
         threads=torch.get_num_threads(),
     )
@@ -132,8 +134,8 @@ def _row_hash(row: Sequence[str | int]) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps(row).encode()).digest(), "big")
 
 
-def _versions() -> dict[str, str]:
-    found = {name: next(filter(None, map(installed_version, distributions)), None) for name, distributions in PACKAGES.items()}
+def _versions(packages: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    found = {name: next(filter(None, map(installed_version, distributions)), None) for name, distributions in packages.items()}
     return {name: version for name, version in found.items() if version is not None}
 
 
@@ -146,8 +148,29 @@ Parameter: TypeAlias = str | int | float | bool | None
 Library: TypeAlias = Literal["quiver", "sentence-transformers", "pylate", "bm25s"]
 """Library that ran the system."""
 
+_ROUNDING = 1e-9  # a mean of ones may exceed 1 by a rounding error
 
-@dataclass(frozen=True)
+
+def _within_0_and_1(value: float) -> float:
+    if not -_ROUNDING <= value <= 1 + _ROUNDING:
+        raise ValueError(f"must be within 0 and 1, got {value}")
+    return value
+
+
+def _has_headline(measures: Mapping[str, float]) -> Mapping[str, float]:
+    if HEADLINE not in measures:
+        raise ValueError(f"{HEADLINE} is missing, which every result has")
+    return measures
+
+
+Fraction: TypeAlias = Annotated[float, AfterValidator(_within_0_and_1)]
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+Duration: TypeAlias = Annotated[float, Field(ge=0)]
+Measures: TypeAlias = Annotated[Mapping[str, Fraction], AfterValidator(_has_headline)]
+"""Measure -> mean over the judged queries."""
+
+
+@dataclass(frozen=True, config=RECORD)
 class System:
     """The evaluated system: the fields of a model card; None or empty if they do not apply.
 
@@ -183,7 +206,7 @@ class System:
         return cls(**asdict(card))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class FileReference:
     """A file beside ``results.json``.
 
@@ -196,7 +219,7 @@ class FileReference:
     sha256: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class Truncated:
     """Number of texts that lost tokens because they exceed the model's maximum length.
 
@@ -205,11 +228,11 @@ class Truncated:
         queries: Number of truncated queries.
     """
 
-    documents: int
-    queries: int
+    documents: Count
+    queries: Count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class IndexUsed:
     """The index that produced a run.
 
@@ -225,12 +248,12 @@ class IndexUsed:
 
     kind: str
     parameters: Mapping[str, Parameter]
-    recall: Mapping[str, float] | None = None
-    bytes: int | None = None
-    query_milliseconds: float | None = None
+    recall: Mapping[str, Fraction] | None = None
+    bytes: Count | None = None
+    query_milliseconds: Duration | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class Interval:
     """Bootstrap interval of a mean over queries.
 
@@ -246,8 +269,14 @@ class Interval:
     level: float
     resamples: int
 
+    @model_validator(mode="after")
+    def _in_order(self) -> Interval:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        return self
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=RECORD)
 class TokenMatch:
     """Best match of one query token in a document: one term of the MaxSim sum.
 
@@ -262,7 +291,7 @@ class TokenMatch:
     similarity: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class ShownDocument:
     """A document as shown in a report.
 
@@ -287,7 +316,7 @@ SNIPPET = 400
 """Maximum number of characters of a document in a report."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class WorstQuery:
     """One of the queries with the lowest nDCG@10.
 
@@ -308,7 +337,7 @@ class WorstQuery:
     relevant: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class Baseline:
     """Scores of a baseline on the same collection, with the same policy and k.
 
@@ -323,13 +352,13 @@ class Baseline:
 
     name: str
     parameters: Mapping[str, Parameter]
-    measures: Mapping[str, float]
+    measures: Measures
     interval: Interval
     run: FileReference | None
     per_query: FileReference | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class CollectionResult:
     """Scores of a system on one split of a collection, with the conditions of the evaluation.
 
@@ -370,25 +399,25 @@ class CollectionResult:
     name: str
     split: str
     group: str | None
-    group_size: int
+    group_size: Annotated[int, Field(ge=1)]
     in_domain: bool
     licence: str | None
     revision: str | None
-    documents: int
-    queries: int
-    judgements: int
+    documents: Count
+    queries: Count
+    judgements: Count
     use_title: bool
     exclude_self: bool
-    k: int
-    measures: Mapping[str, float]
+    k: Count
+    measures: Measures
     interval: Interval
-    judged: float
-    unanswered: int
+    judged: Fraction
+    unanswered: Count
     truncated: Truncated
-    empty_texts: int
+    empty_texts: Count
     index: IndexUsed
-    cached: int
-    seconds: Mapping[str, float]
+    cached: Count
+    seconds: Mapping[str, Duration]
     run: FileReference | None
     per_query: FileReference | None
     query_texts: FileReference | None
@@ -410,7 +439,7 @@ class CollectionResult:
         return Part(self.name, self.split, self.group, self.group_size, value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class Results:
     """Results of one system on one or more collections.
 
@@ -437,77 +466,6 @@ class Results:
             measure: Name of a measure; a collection without it has the value None.
         """
         return [each.part(each.measures.get(measure)) for each in self.collections]
-
-
-def check_results(results: Results, where: str) -> None:
-    """Check constraints that the field types do not express: those of `check_collection`, and that no collection occurs twice.
-
-    Args:
-        results: Results as read from a file.
-        where: File to name in errors.
-
-    Raises:
-        InputError: A value is impossible; names the first such field.
-    """
-    keys: set[str] = set()
-    for place, collection in enumerate(results.collections):
-        check_collection(collection, f"{where}.collections[{place}]")
-        if collection.key in keys:
-            raise InputError(f"{where}: holds {collection.key!r} twice; {_DAMAGED}")
-        keys.add(collection.key)
-
-
-def check_collection(collection: CollectionResult, where: str) -> None:
-    """Check that the numbers are possible: fractions within 0 and 1, counts and times >= 0, intervals in order.
-
-    Args:
-        collection: Result as read from a file.
-        where: Place to name in errors.
-
-    Raises:
-        InputError: A value is impossible; names the first such field.
-    """
-    _check_measures(collection.measures, collection.interval, where)
-    for place, baseline in enumerate(collection.baselines):
-        _check_measures(baseline.measures, baseline.interval, f"{where}.baselines[{place}]")
-    index = collection.index
-    fractions = {"judged": collection.judged, **{f"index.recall.{name}": share for name, share in (index.recall or {}).items()}}
-    for name, fraction in fractions.items():
-        _check_fraction(fraction, f"{where}.{name}")
-    counts: dict[str, float] = {
-        **{name: getattr(collection, name) for name in _COUNTS},
-        **{f"truncated.{name}": count for name, count in asdict(collection.truncated).items()},
-        **{f"seconds.{step}": seconds for step, seconds in collection.seconds.items()},
-        "index.bytes": index.bytes or 0,
-        "index.query_milliseconds": index.query_milliseconds or 0,
-    }
-    for name, count in counts.items():
-        if count < 0:
-            raise InputError(f"{where}.{name}: must be >= 0, got {count}; {_DAMAGED}")
-    if collection.group_size < 1:
-        raise InputError(f"{where}.group_size: must be >= 1, got {collection.group_size}; {_DAMAGED}")
-
-
-_COUNTS = ("documents", "queries", "judgements", "k", "unanswered", "empty_texts", "cached")
-
-_DAMAGED = "the file is damaged or was changed by hand"
-
-# A mean of ones may exceed 1 by a rounding error.
-_ROUNDING = 1e-9
-
-
-def _check_measures(measures: Mapping[str, float], interval: Interval, where: str) -> None:
-    if HEADLINE not in measures:
-        raise InputError(f"{where}.measures: has no {HEADLINE}, which every result has; {_DAMAGED}")
-    for name, fraction in measures.items():
-        _check_fraction(fraction, f"{where}.measures.{name}")
-    if interval.low > interval.high:
-        raise InputError(f"{where}.interval: low {interval.low} is above high {interval.high}; {_DAMAGED}")
-
-
-def _check_fraction(fraction: float, where: str) -> None:
-    if not -_ROUNDING <= fraction <= 1 + _ROUNDING:
-        raise InputError(f"{where}: must be within 0 and 1, got {fraction}; {_DAMAGED}")
 
 
 SCHEMA = "quiver-results/2"
@@ -547,15 +505,12 @@ def read_results(folder: str | Path) -> Results:
     path = Path(folder) / FILE
     if not path.is_file():
         raise InputError(f"{folder}: no {FILE} here: the evaluation did not finish, or wrote elsewhere; run quiver evaluate again")
-    content = _content(path)
-    schema = content.pop("schema", None)
-    if schema != SCHEMA:
-        raise InputError(
-            f"{path}: the schema is {schema!r}, this version reads {SCHEMA!r}; it is not a result of quiver evaluate, or of another version"
-        )
+    content = read_versioned(path, SCHEMA, command="quiver evaluate")
     headline = content.pop(HEADLINE, None)
-    results = decode(Results, content, str(path))
-    check_results(results, str(path))
+    results = parse_record(Results, content, source=str(path))
+    keys = [collection.key for collection in results.collections]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise InputError(f"{path}: the collection {twice[0]} occurs twice; the file was changed by hand")
     if headline != results.headline:
         raise InputError(f"{path}: {HEADLINE} is {headline} but the collections say {results.headline}; the file was changed by hand")
     for collection in results.collections:
@@ -564,22 +519,22 @@ def read_results(folder: str | Path) -> Results:
     return results
 
 
-def _content(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, without further checks; an empty dictionary if the file holds another JSON value."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text, parse_constant=partial(_refuse_constant, path))
-        if "\\ud" in text.lower():  # an unpaired surrogate is legal JSON, but writing it into a report would fail
-            json.dumps(content, ensure_ascii=False).encode("utf-8")
-    except InputError:
-        raise
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg}); the file is damaged, run quiver evaluate again") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8; the file is damaged, run quiver evaluate again") from error
-    except (ValueError, RecursionError) as error:  # an unpaired surrogate, a number with 5,000 digits, deeply nested brackets
-        raise InputError(f"{path}: cannot be read ({str(error)[:80]}); the file is damaged, run quiver evaluate again") from error
-    return content if isinstance(content, dict) else {}
+def read_versioned(path: Path, schema: str, *, command: str) -> dict[str, Any]:
+    """Read a JSON file whose field ``schema`` names its format and version; the field is removed.
+
+    Args:
+        path: File to read.
+        schema: Expected value of the field.
+        command: Command that writes such files, named in the error.
+
+    Raises:
+        InputError: The file is missing, damaged, or written by another program or version.
+    """
+    content = read_json(path)
+    found = content.pop("schema", None)
+    if found != schema:
+        raise InputError(f"{path}: the schema is {found!r}, this version reads {schema!r}; run {command} again")
+    return content
 
 
 class Stage:
@@ -611,16 +566,15 @@ class Stage:
         if not path.is_file():
             return None
         try:
-            result = decode(CollectionResult, _content(path), str(path))
-            check_collection(result, str(path))
+            result = parse_record(CollectionResult, read_json(path), source=str(path))
             for reference in _references(result):
                 _check(self.folder, reference)
         except InputError as error:
-            logger.warning("%s cannot be taken over, it is scored again (%s)", key, error)
+            logger.warning("cannot reuse the finished result of %s (%s); scoring it again", key, error)
             return None
         changed = [name for name, value in conditions.items() if getattr(result, name) != value]
         if changed:
-            logger.warning("%s was finished under another %s, it is scored again", key, ", ".join(changed))
+            logger.warning("the finished result of %s has a different %s; scoring it again", key, ", ".join(changed))
         return None if changed else result
 
     def any_finished(self) -> bool:
@@ -680,7 +634,7 @@ def _locked(root: Path) -> Iterator[None]:
         raise InputError(f"{root.parent}: cannot be written ({error.strerror})") from error
     try:
         if not (root / _LOCK).exists():  # another evaluation removed its stage between the two steps
-            raise InputError(f"{root.parent}: another evaluation was writing here until now; run this one again")
+            raise InputError(f"{root.parent}: another evaluation was writing here until just now; run the command again")
         yield
     finally:
         lock.release()
@@ -692,12 +646,12 @@ def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> No
     path = stage.folder / _PLAN
     before = path.read_text(encoding="utf-8") if path.is_file() else None
     if before == content:
-        logger.info("%s: going on with an evaluation that was stopped", stage.folder.parent)
+        logger.info("%s: resuming an interrupted evaluation", stage.folder.parent)
         return
     if before is not None and stage.any_finished() and not overwrite:
         raise InputError(
-            f"{stage.folder.parent}: holds an evaluation that was stopped, of other {_differing(before, plan)}; finish it by its own "
-            "command, name another folder, or say overwrite to throw it away"
+            f"{stage.folder.parent}: holds an interrupted evaluation whose {_differing(before, plan)} differ; finish it with its "
+            "own command, choose another folder, or pass overwrite to discard it"
         )
     try:
         for entry in stage.folder.iterdir():
@@ -735,7 +689,7 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: cannot hold results, it is a file; name a folder")
     if (folder / FILE).exists() and not overwrite:
-        raise InputError(f"{folder}: holds results already; name another folder, or say overwrite")
+        raise InputError(f"{folder}: already holds results; choose another folder, or pass overwrite")
 
 
 def _publish(stage: Path, folder: Path) -> None:
@@ -777,7 +731,3 @@ def _check(folder: Path, reference: FileReference) -> None:
         raise InputError(f"{path}: {FILE} names this file, but it is missing; copy the whole folder, or run quiver evaluate again")
     if file_sha256(path) != reference.sha256:
         raise InputError(f"{path}: not the file that was scored, its sha256 differs from {FILE}; run quiver evaluate again")
-
-
-def _refuse_constant(path: Path, name: str) -> float:
-    raise InputError(f"{path} holds {name}, which is not JSON; the file is damaged, run quiver evaluate again")

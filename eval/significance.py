@@ -190,9 +190,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
         raise ValueError(f"p must be between 0 and 1, got {wrong[0]}")
     corrected = [0.0] * len(p_values)
     highest = 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        corrected[place] = highest
+    for rank, position in enumerate(sorted(range(len(p_values)), key=lambda position: p_values[position])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[position]))
+        corrected[position] = highest
     return corrected
 
 
@@ -325,7 +325,7 @@ def _mean_of_means(parts: Iterable[Iterable[float]], weights: Sequence[float]) -
 
 def _weights(weights: Sequence[float] | None, parts: int) -> list[float]:
     if parts == 0:
-        raise ValueError("there is nothing to average: no part was given")
+        raise ValueError("no parts given")
     if weights is None:
         return [1 / parts] * parts
     if len(weights) != parts or not math.isclose(math.fsum(weights), 1) or min(weights) <= 0:
@@ -336,7 +336,7 @@ def _weights(weights: Sequence[float] | None, parts: int) -> list[float]:
 def _finite(values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or not array.size:
-        raise ValueError(f"values must be one number a query, at least one, got the shape {array.shape}")
+        raise ValueError(f"values must hold one number per query, at least one; got shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError("values must be finite")
     return array

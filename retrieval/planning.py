@@ -122,7 +122,7 @@ def _index(content: dict[str, Any], tokens: float, kind: str) -> Rates:
     builds = next(case["rows"] for case in content["cases"] if case["name"] == "build")
     ours = [row for row in builds if row["values"]["library"] == OWN]
     if content["facts"]["kind"] != kind or not ours:
-        raise ValueError(f"no build of an index of {kind} vectors")
+        raise ValueError(f"it contains no index build of {kind} vectors")
     # A build with a codec says more of large ones than an exact one, which only copies.
     slowest = max(ours, key=lambda row: float(row["values"]["seconds"]))
     vectors = int(content["facts"]["vectors"])
@@ -197,22 +197,22 @@ def measure(
     use_title: bool = True,
     progress: bool = False,
 ) -> Rates:
-    """Encode documents until the time is up, and index what was encoded in a folder that goes away.
+    """Measure rates: encode documents for a number of seconds, and index them in a temporary folder.
 
     Args:
-        model: Encodes them.
-        sample: Documents like those of the corpus; gone through once, and again if there is time.
-        name: The engine that is planned.
-        settings: Of the engine.
-        seconds: For encoding; indexing comes on top, a fraction of it.
-        use_title: Titles are encoded too.
-        progress: Show a bar over the seconds.
+        model: The model.
+        sample: Documents like those of the corpus; encoded repeatedly if there is time.
+        name: Name of the engine.
+        settings: Settings of the engine.
+        seconds: Duration of encoding in seconds; indexing takes a fraction of it in addition.
+        use_title: Encode titles too.
+        progress: Show a progress bar over the seconds.
 
     Raises:
         InputError: The sample is empty, or has no vector.
     """
     if not sample:
-        raise InputError("the sample has no documents to measure with")
+        raise InputError("the sample has no documents; rates cannot be measured")
     encode(model, sample[:_WARM], use_title=use_title)
     parts: list[tuple[Sequence[Document], Encoded]] = []
     spent, tokens, first = 0.0, 0, 0
@@ -257,10 +257,10 @@ def _indexing(
     return Rates(index_seconds=writing / len(whole.vectors), train_seconds=training / learned / lists if learned else None)
 
 
-TOKENS_A_WORD = 1.35
+TOKENS_PER_WORD = 1.35
 """Tokens per English word: 1.33 to 1.45 on SciFact and Cranfield with the vocabulary of BERT, less on web texts."""
 
-BYTES_A_WORD = 6.2
+BYTES_PER_WORD = 6.2
 """UTF-8 bytes per English word, including a space."""
 
 SPREAD = 0.5
@@ -299,7 +299,7 @@ Source: BEIR, arXiv:2104.08663, Table 1.
 
 
 @dataclass(frozen=True)
-class Corpus:
+class CorpusStatistics:
     """Statistics of a corpus.
 
     Attributes:
@@ -318,12 +318,12 @@ class Corpus:
     id_bytes: float
     source: str
 
-    def sized(self, documents: int) -> Corpus:
+    def sized(self, documents: int) -> CorpusStatistics:
         """Return the same statistics for another number of documents."""
         return replace(self, documents=documents)
 
 
-def from_words(documents: int, words: float, *, length: int, source: str) -> Corpus:
+def from_words(documents: int, words: float, *, length: int, source: str) -> CorpusStatistics:
     """Estimate the statistics of a corpus from its words.
 
     Args:
@@ -332,8 +332,8 @@ def from_words(documents: int, words: float, *, length: int, source: str) -> Cor
         length: Length that documents are truncated to, in tokens.
         source: Source of the figures.
     """
-    tokens = truncated_mean(words * TOKENS_A_WORD + SPECIAL, length)
-    return Corpus(documents, tokens, KEPT, _LINE_BYTES + _ID_BYTES + words * BYTES_A_WORD, _ID_BYTES, source)
+    tokens = truncated_mean(words * TOKENS_PER_WORD + SPECIAL, length)
+    return CorpusStatistics(documents, tokens, KEPT, _LINE_BYTES + _ID_BYTES + words * BYTES_PER_WORD, _ID_BYTES, source)
 
 
 def truncated_mean(mean: float, length: int, *, spread: float = SPREAD) -> float:
@@ -358,7 +358,7 @@ def truncated_mean(mean: float, length: int, *, spread: float = SPREAD) -> float
 
 def from_sample(
     documents: int, sample: Sequence[Document], lengths: Callable[[Sequence[str]], tuple[float, float]], *, use_title: bool, source: str
-) -> Corpus:
+) -> CorpusStatistics:
     """Estimate the statistics of a corpus from a sample of its documents.
 
     Args:
@@ -376,7 +376,7 @@ def from_sample(
     tokens, kept = lengths([document.content(use_title=use_title) for document in sample])
     lines = [len(_line(document)) for document in sample]
     ids = [len(document.id.encode()) for document in sample]
-    return Corpus(documents, tokens, kept, sum(lines) / len(lines), sum(ids) / len(ids), source)
+    return CorpusStatistics(documents, tokens, kept, sum(lines) / len(lines), sum(ids) / len(ids), source)
 
 
 def spread_over(documents: Iterable[Document], count: int, size: int) -> list[Document]:
@@ -405,7 +405,7 @@ _COPIES = 8
 _BLOCKS = {"dense": 4096, "colbert": 16_384}
 
 
-class Sizes(NamedTuple):
+class EngineSizes(NamedTuple):
     """Sizes of an engine in bytes, by the formulas below.
 
     Shapes: P documents, T vectors, d width, K lists, M codebooks. A bi-encoder has T = P; of the vectors of a ColBERT model one in
@@ -413,7 +413,7 @@ class Sizes(NamedTuple):
 
         exact-dense     disk 4 d T
         pq-dense        disk T (ceil(M / 2) + d bits / 8 + 4), lists in memory T (ceil(M / 2) + 8), M = ceil(d / dsub)
-        ivf-dense       as pq-dense, with 2 more bytes per vector for its list; K lists, with 16 unused places each on average
+        ivf-dense       as pq-dense, with 2 more bytes per vector for its list; K lists, with 16 unused slots each on average
         exact-tokens    disk 4 d T + 8 P
         ivf-tokens      disk T (d / 8 + 2 + d bits / 8 + 2) + 4 P, lists in memory T (d / 8 + 8) + 16 K d / 8 + 9 P
         every engine    ids and token counts P (28 + bytes of an id), texts P (8 + bytes of a line)
@@ -479,7 +479,7 @@ class Footprint:
 
 
 def footprint(
-    corpus: Corpus,
+    corpus: CorpusStatistics,
     card: ModelCard,
     *,
     name: str = "auto",
@@ -526,42 +526,42 @@ def footprint(
     )
 
 
-def _vectors(corpus: Corpus, card: ModelCard, settings: Mapping[str, Setting]) -> int:
+def _vectors(corpus: CorpusStatistics, card: ModelCard, settings: Mapping[str, Setting]) -> int:
     if card.kind == "dense":
         return corpus.documents
     factor = settings.get("pool_factor", 1)
     return round(corpus.documents * corpus.tokens * corpus.kept) // int(factor or 1)
 
 
-def _exact_dense(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
+def _exact_dense(corpus: CorpusStatistics, dim: int, settings: Mapping[str, Setting]) -> EngineSizes:
     del settings
-    return Sizes(4.0 * dim * corpus.documents, 0)
+    return EngineSizes(4.0 * dim * corpus.documents, 0)
 
 
-def _exact_tokens(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
+def _exact_tokens(corpus: CorpusStatistics, dim: int, settings: Mapping[str, Setting]) -> EngineSizes:
     del settings
-    return Sizes(corpus.documents * (4 * dim * corpus.tokens * corpus.kept + 8), 0)
+    return EngineSizes(corpus.documents * (4 * dim * corpus.tokens * corpus.kept + 8), 0)
 
 
-def _scan(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
+def _scan(corpus: CorpusStatistics, dim: int, settings: Mapping[str, Setting]) -> EngineSizes:
     chosen = dense.ScanSettings.parse(settings)
     return _codes(corpus.documents, dim, chosen.dsub or dense.coordinates(dim), chosen.bits, lists=1)
 
 
-def _lists(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
+def _lists(corpus: CorpusStatistics, dim: int, settings: Mapping[str, Setting]) -> EngineSizes:
     chosen = dense.ListSettings.parse(settings)
     return _codes(corpus.documents, dim, chosen.dsub, chosen.bits, lists=chosen.nlist or dense.sizes(corpus.documents).lists)
 
 
-def _codes(documents: int, dim: int, dsub: int, bits: int, *, lists: int) -> Sizes:
+def _codes(documents: int, dim: int, dsub: int, bits: int, *, lists: int) -> EngineSizes:
     codebooks = -(-dim // dsub)
     record = -(-codebooks // 2) + (0 if lists == 1 else 2) + dim * bits // 8 + 4
     resident = FastScanLists.nbytes(documents, codebooks=codebooks, lists=lists)
     codec = 4 * codebooks * dsub * (lists + CODEWORDS) + 8 * dim
-    return Sizes(float(record) * documents, float(resident), codec, 0 if lists == 1 else lists, dense.sample_size(documents))
+    return EngineSizes(float(record) * documents, float(resident), codec, 0 if lists == 1 else lists, dense.sample_size(documents))
 
 
-def _tokens(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
+def _tokens(corpus: CorpusStatistics, dim: int, settings: Mapping[str, Setting]) -> EngineSizes:
     chosen = tokens.TokenSettings.parse(settings)
     whole = round(corpus.documents * corpus.tokens * corpus.kept)
     vectors = whole // chosen.pool_factor
@@ -570,10 +570,10 @@ def _tokens(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
     disk = vectors * (dim / 8 + number + dim * chosen.bits / 8 + 2) + 4 * corpus.documents
     resident = FastScanLists.nbytes(vectors, codebooks=dim // CODED_DIMENSIONS, lists=lists) + 9 * corpus.documents
     pairs = 8 * WINDOW * WINDOW * _COPIES if chosen.pool_factor > 1 else 0
-    return Sizes(disk, float(resident), 2 * lists * dim + 4 * CODEWORDS * dim, lists, tokens.sample_size(whole), pairs)
+    return EngineSizes(disk, float(resident), 2 * lists * dim + 4 * CODEWORDS * dim, lists, tokens.sample_size(whole), pairs)
 
 
-SIZES: dict[str, Callable[[Corpus, int, Mapping[str, Setting]], Sizes]] = {
+SIZES: dict[str, Callable[[CorpusStatistics, int, Mapping[str, Setting]], EngineSizes]] = {
     "exact-dense": _exact_dense,
     "pq-dense": _scan,
     "ivf-dense": _lists,
@@ -584,21 +584,21 @@ SIZES: dict[str, Callable[[Corpus, int, Mapping[str, Setting]], Sizes]] = {
 
 
 FORMULAS = {
-    "tokens": "documents x tokens of a document after truncation. From a sample: counted by the model's tokenizer. From words: "
-    "E[min(X, L)] for a log-normal X of mean 1.35 words + 2 and deviation 0.5 of its logarithm, cut at the model's length L",
-    "vectors": "documents (bi-encoder); tokens x share that is no punctuation / pool_factor (ColBERT)",
-    "encoding hours": "tokens / tokens a second / 3600 / devices; the rate is that of texts of this length",
-    "indexing hours": "(vectors x seconds a vector + training) / 3600 on one machine; "
-    "training = seconds a vector and list x sample x lists",
-    "disk": "codes or vectors + codec + ids (28 bytes and the id a document) + texts (8 bytes and the line a document). A vector takes "
+    "tokens": "documents x tokens per document after truncation. From a sample: counted by the model's tokenizer. From words: "
+    "E[min(X, L)] for a log-normal X with mean 1.35 words + 2, standard deviation 0.5 of its logarithm, and the model's length L",
+    "vectors": "documents (bi-encoder); tokens x share without punctuation / pool_factor (ColBERT)",
+    "encoding hours": "tokens / tokens per second / 3600 / devices, with the rate for texts of this length",
+    "indexing hours": "(vectors x seconds per vector + training) / 3600 on one machine; "
+    "training = seconds per vector and list x sample x lists",
+    "disk": "codes or vectors + codec + ids (28 bytes and the id per document) + texts (8 bytes and the line per document). A vector takes "
     "4d (exact), d/dsub/2 + d bits/8 + 4 [+ 2] (pq-dense, [ivf-dense]), d/8 + 2 + d bits/8 + 2 (ivf-tokens); see "
     "quiver.retrieval.planning",
-    "memory to build": "model + the larger of the training sample twice over and a merge (256 bytes + 12 ids a document + 3 codecs + "
-    "8 blocks), which the budget cuts into segments",
-    "memory to search": "model + lists made in memory (codes + 8 bytes a vector, 16 places a list unused) + codes in mapped files + ids; "
-    "less is enough where the disk is fast, the lists must fit",
+    "memory to build": "model + the larger of twice the training sample and a merge (256 bytes + 12 ids per document + 3 codecs + "
+    "8 blocks), split into segments by the budget",
+    "memory to search": "model + lists in memory (codes + 8 bytes per vector, 16 unused slots per list) + memory-mapped codes + ids; "
+    "less is enough with a fast disk, but the lists must fit",
     "shards": "ceil((lists + codes + ids) / (0.9 memory of a machine - model))",
-    "cost": "tokens / tokens a second / 3600 x price of a device hour",
+    "cost": "tokens / tokens per second / 3600 x price of a device hour",
 }
 """Figure -> its formula."""
 
@@ -657,7 +657,7 @@ class Plan:
         cost: Cost of encoding; None without a price or a rate.
     """
 
-    corpus: Corpus
+    corpus: CorpusStatistics
     model: ModelSize
     tokens: int
     index: Footprint
@@ -691,7 +691,7 @@ def matrix_weights(config: EncoderConfig) -> int:
 
 
 def make_plan(
-    corpus: Corpus,
+    corpus: CorpusStatistics,
     model: ModelSize,
     machine: Machine,
     rates: Rates,

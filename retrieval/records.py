@@ -40,7 +40,7 @@ Role: TypeAlias = Literal["query", "document"]
 
 
 class Document(NamedTuple):
-    """A document. Its metadata can be filtered by and are not encoded."""
+    """A document. Filters can test its metadata, which are not encoded."""
 
     id: str
     text: str
@@ -346,7 +346,7 @@ ResultOut = TypeVar("ResultOut", covariant=True)
 """Results of a task."""
 
 
-class Task(Protocol[ItemIn, ResultOut]):
+class WorkerTask(Protocol[ItemIn, ResultOut]):
     """Work on items. A remote executor pickles the task for its workers."""
 
     def open(self) -> Callable[[ItemIn], ResultOut]:
@@ -375,7 +375,7 @@ class Executor(Protocol):
     def threads(self, here: int) -> int:
         """Threads per worker, given that this process uses ``here``."""
 
-    def run(self, task: Task[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+    def run(self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
         """Run all items and yield results as they complete, in any order. Workers end when the iterator ends or is closed.
 
         Args:
@@ -399,7 +399,7 @@ class InProcess:
         """Return all threads of this process."""
         return here
 
-    def run(self, task: Task[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+    def run(self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
         """See `Executor`."""
         del threads
         work = None

@@ -62,10 +62,23 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             raise ModuleNotFoundError(f"tests of {', '.join(missing)} would be skipped")
 
 
+@pytest.fixture(scope="session")
+def new_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Give a new folder at each call; unlike ``mktemp``, without listing the folders of all earlier tests."""
+    parent, numbers = tmp_path_factory.mktemp("caches"), itertools.count()
+
+    def make() -> Path:
+        folder = parent / str(next(numbers))
+        folder.mkdir()
+        return folder
+
+    return make
+
+
 @pytest.fixture(autouse=True)
-def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or fills the user's own cache, nor that of another test."""
-    monkeypatch.setenv("QUIVER_CACHE", str(tmp_path_factory.mktemp("cache")))
+def private_cache(new_cache: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a cache of its own: no test reads or fills the user's cache or that of another test."""
+    monkeypatch.setenv("QUIVER_CACHE", str(new_cache()))
 
 
 @pytest.fixture(scope="session")

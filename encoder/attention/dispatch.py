@@ -68,7 +68,7 @@ class AttentionCall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class BackendLimits:
     """What a backend supports.
 
     Source: the checks in the kernels' own entry points (torch 2.11, flash-attn 2.8, 3.0 and 4.0.0b).
@@ -98,12 +98,12 @@ class Limits:
 
 
 LIMITS = {
-    "aten_flash": Limits(dropout=True),
-    "flash_attn_2": Limits(dropout=True, slopes=True),
+    "aten_flash": BackendLimits(dropout=True),
+    "flash_attn_2": BackendLimits(dropout=True, slopes=True),
     # The features that all builds share: those on PyPI lack the backward pass, windows or float16.
-    "flash_attn_3": Limits(capability=(9, 0), beyond=(10, 0), dtypes=(torch.bfloat16,), gradients=False, local=False),
-    "flash_attn_4": Limits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128),
-    "compiled": Limits(
+    "flash_attn_3": BackendLimits(capability=(9, 0), beyond=(10, 0), dtypes=(torch.bfloat16,), gradients=False, local=False),
+    "flash_attn_4": BackendLimits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128),
+    "compiled": BackendLimits(
         device="cpu",
         absent="too few tokens, or no numba, OpenMP threads, fused multiply-add or (for bfloat16 inference) fast bfloat16 products here",
         capability=(0, 0),
@@ -116,7 +116,7 @@ LIMITS = {
 
 
 def unsupported_reason(name: str, call: AttentionCall) -> str | None:
-    """Say in a few words why a backend does not support a call; None where it does."""
+    """Say in a few words why a backend does not support a call; None if it does."""
     limits = LIMITS.get(name)
     if limits is None:  # packed and reference support every call
         return None
@@ -163,9 +163,11 @@ def choose_backend(call: AttentionCall, override: str | None = None) -> str:
     if override and name != override:
         logger.warning("%s=%s does not support this attention (%s); using %s", VARIABLE, override, unsupported_reason(override, call), name)
     elif call.device_type == "cuda" and name == "packed" and override is None:
-        logger.info("%s: packed (no flash attention: %s)", _words(call), unsupported_reason("aten_flash", call))
+        logger.info(
+            "attention of %s: packed, because flash attention is not usable (%s)", _words(call), unsupported_reason("aten_flash", call)
+        )
     else:
-        logger.info("%s: %s", _words(call), name)
+        logger.info("attention of %s: %s", _words(call), name)
     return name
 
 

@@ -52,13 +52,13 @@ def package_function(name: str) -> Callable[..., Any] | None:
         function: Callable[..., Any] = importlib.import_module(module).flash_attn_varlen_func
     except ModuleNotFoundError as error:
         if not error.name or not f"{module}.".startswith(f"{error.name}."):
-            logger.warning("%s is installed, but not what it needs: %s", module, error)
+            logger.warning("%s is installed, but one of its dependencies is missing: %s", module, error)
         return None
     except (ImportError, AttributeError) as error:  # built for another PyTorch, or another package of that name
         logger.warning("%s is installed, but cannot be used: %s", module, error)
         return None
     if lacking := _lacking(function, _NEEDED[name]):
-        logger.warning("%s is installed, but its release takes no %s; another attention kernel is used", module, ", ".join(lacking))
+        logger.warning("%s is installed, but this release does not accept %s; another attention kernel is used", module, ", ".join(lacking))
         return None
     return function
 
@@ -84,12 +84,12 @@ def installed() -> frozenset[str]:
 
 
 class Keys(NamedTuple):
-    """Packed keys and values, the borders of their sequences, and the length of the longest."""
+    """Packed keys and values, and the borders of queries and keys."""
 
     k: Tensor
     v: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: int
+    borders: tuple[Tensor, Tensor, int, int]
+    """Borders of the sequences of queries and of keys, (B + 1,) each, and the length of the longest of both."""
 
 
 def readable(k: Tensor, v: Tensor, batch: PackedBatch) -> Keys:
@@ -98,7 +98,7 @@ def readable(k: Tensor, v: Tensor, batch: PackedBatch) -> Keys:
     Does not synchronize with the device: indices and borders are built on the host once per batch.
     """
     if batch.key_lengths is None:
-        return Keys(k, v, batch.cu_seqlens, batch.max_seqlen)
+        return Keys(k, v, (batch.cu_seqlens, batch.cu_seqlens, batch.max_seqlen, batch.max_seqlen))
     if "keys" not in batch.memo:
         with torch.inference_mode(False):  # tensors made in inference mode could not be used in training
             starts = batch.offsets[:-1]
@@ -106,7 +106,7 @@ def readable(k: Tensor, v: Tensor, batch: PackedBatch) -> Keys:
             borders = torch.tensor((0, *batch.key_lengths)).cumsum(0).to(torch.int32)
             batch.memo["keys"] = tuple(x.to(k.device, non_blocking=True) for x in (places, borders))
     places, borders = batch.memo["keys"]
-    return Keys(k[places], v[places], borders, max(batch.key_lengths))
+    return Keys(k[places], v[places], (batch.cu_seqlens, borders, batch.max_seqlen, max(batch.key_lengths)))
 
 
 def _sides(window: int | None) -> tuple[int, int]:
@@ -128,10 +128,7 @@ def attend_aten_flash(
         q,
         keys.k,
         keys.v,
-        batch.cu_seqlens,
-        keys.cu_seqlens,
-        batch.max_seqlen,
-        keys.max_seqlen,
+        *keys.borders,
         dropout,
         False,  # causal
         False,  # return the dropout mask
@@ -157,10 +154,7 @@ def attend_flash_attn_2(
         q,
         keys.k,
         keys.v,
-        batch.cu_seqlens,
-        keys.cu_seqlens,
-        batch.max_seqlen,
-        keys.max_seqlen,
+        *keys.borders,
         dropout_p=dropout,
         window_size=_sides(window),
         alibi_slopes=None if slopes is None else slopes.float(),
@@ -174,8 +168,7 @@ def attend_flash_attn_3(
     """flash-attn 3, for Hopper; see `quiver.encoder.attention.attend`."""
     del slopes, dropout
     keys = readable(k, v, batch)
-    borders = (batch.cu_seqlens, keys.cu_seqlens, batch.max_seqlen, keys.max_seqlen)
-    return _first(_package("flash_attn_3")(q, keys.k, keys.v, *borders, window_size=_sides(window)))
+    return _first(_package("flash_attn_3")(q, keys.k, keys.v, *keys.borders, window_size=_sides(window)))
 
 
 def attend_flash_attn_4(
@@ -184,16 +177,9 @@ def attend_flash_attn_4(
     """flash-attn 4, for Hopper and Blackwell, compiled at its first call; see `quiver.encoder.attention.attend`."""
     del slopes, dropout
     keys = readable(k, v, batch)
-    output = _package("flash_attn_4")(
-        q,
-        keys.k,
-        keys.v,
-        cu_seqlens_q=batch.cu_seqlens,  # by keyword: their order changed between releases
-        cu_seqlens_k=keys.cu_seqlens,
-        max_seqlen_q=batch.max_seqlen,
-        max_seqlen_k=keys.max_seqlen,
-        window_size=(None, None) if window is None else _sides(window),
-    )
+    # By keyword: their order changed between releases.
+    borders = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), keys.borders, strict=True))
+    output = _package("flash_attn_4")(q, keys.k, keys.v, **borders, window_size=(None, None) if window is None else _sides(window))
     return _first(output)
 
 

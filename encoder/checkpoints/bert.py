@@ -14,7 +14,7 @@ import logging
 import re
 from typing import Any, Literal
 
-from quiver.encoder.checkpoints.family import CheckpointFormat, ConfigReader, ConfigStyle, HeadLayout, Key, TensorNames, global_layers
+from quiver.encoder.checkpoints.family import CheckpointFormat, ConfigKey, ConfigReader, ConfigStyle, HeadLayout, TensorNames, global_layers
 from quiver.encoder.config import EncoderConfig, RopeScaling
 from quiver.encoder.errors import InputError
 
@@ -23,9 +23,14 @@ logger = logging.getLogger(__name__)
 HF_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu", "relu": "relu"}
 """Names of activations in transformers' older configurations."""
 
-SIZES = (Key("vocab_size"), Key("hidden_size"), Key("intermediate_size"), Key("num_attention_heads", ("num_heads",)))
-ACTIVATION = Key("hidden_act", ("activation",), to_hf=HF_ACTIVATION)
-INITIALIZER_RANGE = Key("initializer_range", default=0.02)
+SIZES = (
+    ConfigKey("vocab_size"),
+    ConfigKey("hidden_size"),
+    ConfigKey("intermediate_size"),
+    ConfigKey("num_attention_heads", ("num_heads",)),
+)
+ACTIVATION = ConfigKey("hidden_act", ("activation",), to_hf=HF_ACTIVATION)
+INITIALIZER_RANGE = ConfigKey("initializer_range", default=0.02)
 # Biases everywhere but in the first matrix of the MLP, which differs by family.
 POST_NORM = {
     "norm_position": "post",
@@ -37,10 +42,10 @@ POST_NORM = {
 BERT_KEYS = (
     *SIZES,
     ACTIVATION,
-    Key("type_vocab_size", default=2),
-    Key("layer_norm_eps", ("norm_eps",), 1e-12),
-    Key("hidden_dropout_prob", ("embedding_dropout", "attention_output_dropout", "mlp_output_dropout"), 0.1),
-    Key("attention_probs_dropout_prob", ("attention_dropout",), 0.1),
+    ConfigKey("type_vocab_size", default=2),
+    ConfigKey("layer_norm_eps", ("norm_eps",), 1e-12),
+    ConfigKey("hidden_dropout_prob", ("embedding_dropout", "attention_output_dropout", "mlp_output_dropout"), 0.1),
+    ConfigKey("attention_probs_dropout_prob", ("attention_dropout",), 0.1),
     INITIALIZER_RANGE,
 )
 BERT_REQUIRES = {"position_embedding_type": ("absolute",), "is_decoder": (False,)}
@@ -94,7 +99,7 @@ POOLER = {"transform.dense": "{}pooler.dense", "out": "classifier"}
 BERT = CheckpointFormat(
     family="bert",
     about={"architectures": ["BertModel"], "model_type": "bert"},
-    keys=(*BERT_KEYS, Key("pad_token_id", default=0)),
+    keys=(*BERT_KEYS, ConfigKey("pad_token_id", default=0)),
     requires=BERT_REQUIRES,
     constants=BERT_CONSTANTS,
     read=_read_bert,
@@ -110,7 +115,7 @@ BERT = CheckpointFormat(
 ROBERTA = CheckpointFormat(
     family="roberta",
     about={"architectures": ["RobertaModel"], "model_type": "roberta"},
-    keys=(*BERT_KEYS, Key("pad_token_id", default=1)),
+    keys=(*BERT_KEYS, ConfigKey("pad_token_id", default=1)),
     requires=BERT_REQUIRES,
     constants=BERT_CONSTANTS,
     read=_read_roberta,
@@ -149,14 +154,14 @@ MOSAICBERT = CheckpointFormat(
     },
     keys=(
         *SIZES,
-        Key("alibi_starting_size", ("max_positions",), 512),
-        Key("type_vocab_size", default=2),
-        Key("layer_norm_eps", ("norm_eps",), 1e-12),
+        ConfigKey("alibi_starting_size", ("max_positions",), 512),
+        ConfigKey("type_vocab_size", default=2),
+        ConfigKey("layer_norm_eps", ("norm_eps",), 1e-12),
         # Dropout before the second matrix of the MLP, and none after it.
-        Key("hidden_dropout_prob", ("embedding_dropout", "attention_output_dropout", "mlp_inner_dropout"), 0.1),
-        Key("attention_probs_dropout_prob", ("attention_dropout",), 0.0),
+        ConfigKey("hidden_dropout_prob", ("embedding_dropout", "attention_output_dropout", "mlp_inner_dropout"), 0.1),
+        ConfigKey("attention_probs_dropout_prob", ("attention_dropout",), 0.0),
         INITIALIZER_RANGE,
-        Key("pad_token_id", default=0),
+        ConfigKey("pad_token_id", default=0),
     ),
     requires={
         "position_embedding_type": ("absolute", "alibi"),  # published files say absolute, and the code ignores it
@@ -242,7 +247,9 @@ def _round_up(value: int, multiple: int) -> int:
 def _written_nomicbert(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
     names = {mlp: name for name, mlp in NOMIC_MLPS.items()}
     if (config.mlp, config.activation) not in names:
-        raise InputError(f"activation: a nomicbert has {', '.join(NOMIC_MLPS)}, got {config.activation} in a {config.mlp} mlp")
+        raise InputError(
+            f"a nomic_bert config.json supports {', '.join(NOMIC_MLPS)}, got activation {config.activation} with mlp {config.mlp}"
+        )
     return {
         "vocab_size": config.vocab_size,
         "pad_vocab_size_multiple": 1,
@@ -272,20 +279,20 @@ NOMICBERT = CheckpointFormat(
         "model_type": "nomic_bert",
     },
     keys=(
-        Key("n_embd", ("hidden_size",)),
-        Key("n_head", ("num_heads",)),
-        Key("rotary_emb_base", ("global_theta",), 10_000.0),
-        Key("rotary_emb_fraction", ("rotary_fraction",), 0.0),
-        Key("layer_norm_epsilon", ("norm_eps",), 1e-5),
-        Key("qkv_proj_bias", ("qkv_bias", "attention_output_bias"), True),
-        Key("mlp_fc1_bias", ("mlp_input_bias",), True),
-        Key("mlp_fc2_bias", ("mlp_output_bias",), True),
-        Key("type_vocab_size", default=2),
+        ConfigKey("n_embd", ("hidden_size",)),
+        ConfigKey("n_head", ("num_heads",)),
+        ConfigKey("rotary_emb_base", ("global_theta",), 10_000.0),
+        ConfigKey("rotary_emb_fraction", ("rotary_fraction",), 0.0),
+        ConfigKey("layer_norm_epsilon", ("norm_eps",), 1e-5),
+        ConfigKey("qkv_proj_bias", ("qkv_bias", "attention_output_bias"), True),
+        ConfigKey("mlp_fc1_bias", ("mlp_input_bias",), True),
+        ConfigKey("mlp_fc2_bias", ("mlp_output_bias",), True),
+        ConfigKey("type_vocab_size", default=2),
         # embd_pdrop is in the file but not used.
-        Key("resid_pdrop", ("attention_output_dropout", "embedding_dropout", "mlp_output_dropout"), 0.1),
-        Key("attn_pdrop", ("attention_dropout",), 0.1),
+        ConfigKey("resid_pdrop", ("attention_output_dropout", "embedding_dropout", "mlp_output_dropout"), 0.1),
+        ConfigKey("attn_pdrop", ("attention_dropout",), 0.1),
         INITIALIZER_RANGE,
-        Key("pad_token_id", default=0),
+        ConfigKey("pad_token_id", default=0),
     ),
     requires={**dict.fromkeys(NOMIC_OFF, (False,)), "rotary_emb_scale_base": (), "num_heads_kv": (), "num_experts": (0,)},
     constants={"norm_position": "post", "positions": "rope", "norm_bias": True},
@@ -348,7 +355,7 @@ def _gte_scaling(keys: ConfigReader, positions: int) -> RopeScaling | None:
 def _written_gte(config: EncoderConfig, _style: ConfigStyle) -> dict[str, Any]:
     scaling = config.global_scaling
     if scaling is not None and scaling.kind != "ntk":
-        raise InputError(f"global_scaling: a gte config.json can only say ntk, got {scaling.kind}")
+        raise InputError(f"global_scaling: a gte config.json can only express ntk, got {scaling.kind}")
     return {
         "num_hidden_layers": config.num_layers,
         "max_position_embeddings": config.max_positions if scaling is None else scaling.original_positions,
@@ -382,12 +389,12 @@ GTE = CheckpointFormat(
     keys=(
         *SIZES,
         ACTIVATION,
-        Key("type_vocab_size", default=1),
-        Key("layer_norm_eps", ("norm_eps",), 1e-12),
-        Key("hidden_dropout_prob", ("embedding_dropout", "attention_output_dropout", "mlp_inner_dropout", "mlp_output_dropout"), 0.1),
-        Key("attention_probs_dropout_prob", ("attention_dropout",), 0.0),
+        ConfigKey("type_vocab_size", default=1),
+        ConfigKey("layer_norm_eps", ("norm_eps",), 1e-12),
+        ConfigKey("hidden_dropout_prob", ("embedding_dropout", "attention_output_dropout", "mlp_inner_dropout", "mlp_output_dropout"), 0.1),
+        ConfigKey("attention_probs_dropout_prob", ("attention_dropout",), 0.0),
         INITIALIZER_RANGE,
-        Key("pad_token_id", default=0),
+        ConfigKey("pad_token_id", default=0),
     ),
     requires=GTE_REQUIRES,
     constants={**POST_NORM, "mlp": "gated", "positions": "rope"},

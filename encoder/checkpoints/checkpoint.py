@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TheirTensor:
-    """Location of one of our tensors in a family's file.
+    """Tensors of a family's file that correspond to one of ours.
 
     Attributes:
         keys: The family's keys without prefix; several are stacked in that order.
@@ -55,7 +55,7 @@ def their_keys(encoder: Encoder) -> dict[str, TheirTensor]:
         name = re.sub(r"\d+", "{}", module)
         theirs = family.theirs(name, layer[0] if layer else "", gated=config.mlp == "gated")
         if theirs is None:
-            raise InputError(f"a {config.family} checkpoint has no place for {ours}; family quiver can hold it")
+            raise InputError(f"a {config.family} checkpoint cannot store {ours}; choose family quiver")
         keys[ours] = TheirTensor(tuple(f"{key}.{parameter}" for key in theirs), name in family.swapped)
     return keys
 
@@ -99,7 +99,7 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
     family = FORMATS[encoder.config.family].tensors
     stripped = {family.current_name(key): tensor for key, tensor in state.items()}
     if len(stripped) < len(state):
-        raise InputError(f"{where}: two tensors have the same name once their prefixes are taken away")
+        raise InputError(f"{where}: two tensors have the same name after their prefixes are removed")
     wanted = their_keys(encoder)
     known = {key for theirs in wanted.values() for key in theirs.keys}
     heads = sorted(key for key in stripped if family.heads.match(key))
@@ -120,9 +120,9 @@ def _ours(theirs: TheirTensor, state: Mapping[str, Tensor], shape: torch.Size, w
     asked = (shape[0] // len(parts), *shape[1:])
     for key, part in zip(theirs.keys, parts, strict=True):
         if tuple(part.shape) != asked:
-            raise InputError(f"{where}: {key} has shape {tuple(part.shape)}, config.json asks for {asked}")
+            raise InputError(f"{where}: {key} has shape {tuple(part.shape)}, config.json requires {asked}")
         if not part.is_floating_point():
-            raise InputError(f"{where}: {key} holds {part.dtype}, not floating-point numbers: a quantised checkpoint is not read")
+            raise InputError(f"{where}: {key} holds {part.dtype}, not floating-point numbers; quantized checkpoints are not supported")
     stacked = torch.cat(parts)
     return _halves_swapped(stacked) if theirs.swapped else stacked
 
@@ -147,7 +147,7 @@ def to_hf_state(encoder: Encoder, *, prefix: bool = False) -> dict[str, Tensor]:
         InputError: The family's checkpoints have no place for a tensor, or the weights are quantised.
     """
     if encoder.prepacked == "int8":
-        raise InputError("this encoder is quantised to int8, for inference alone; save the one it was made from")
+        raise InputError("an encoder quantized to int8 cannot be saved; save it before optimize_for_inference")
     start = FORMATS[encoder.config.family].tensors.prefix if prefix else ""
     wanted = their_keys(encoder)
     state = {}

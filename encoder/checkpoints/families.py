@@ -60,7 +60,7 @@ def config_to_hf(config: EncoderConfig, *, style: ConfigStyle = "v4") -> dict[st
         InputError: The family's format cannot express the architecture; the message names the field.
     """
     written = FORMATS[config.family].to_hf(config, style)
-    remedy = "family quiver can hold it"
+    remedy = "use family quiver"
     try:
         again = config_from_hf(written)
     except InputError as error:

@@ -111,7 +111,7 @@ _TYPES = get_type_hints(EncoderConfig)
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigKey:
     """A key of config.json and the fields of `EncoderConfig` that have its value.
 
     Attributes:
@@ -240,7 +240,7 @@ class CheckpointFormat:
     tensors: TensorNames
     heads: Mapping[Task, HeadLayout]
     read: Callable[[ConfigReader], dict[str, Any]] = global_layers
-    keys: tuple[Key, ...] = ()
+    keys: tuple[ConfigKey, ...] = ()
     requires: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     write: Callable[[EncoderConfig, ConfigStyle], dict[str, Any]] = _nothing_written

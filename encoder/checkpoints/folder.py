@@ -47,7 +47,7 @@ def local_folder(source: str | Path, *, revision: str | None = None) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise InputError(f"{source}: a model is a folder, this is a file")
+        raise InputError(f"{source}: is a file; a model is a folder")
     folder = _fetched(source, revision, PATTERNS)
     pickled = _pickled_weights(folder)
     return _fetched(source, revision, [*PATTERNS, *pickled]) if pickled else folder
@@ -62,10 +62,10 @@ def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> P
     try:
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
     except HFValidationError as error:
-        raise InputError(f"{source}: no such folder, and not a hub id") from error
+        raise InputError(f"{source}: neither an existing folder nor a hub id such as OWNER/NAME") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{source}: no such folder, and the hub did not give it: {reason}") from error
+        raise InputError(f"{source}: no such folder, and downloading it from the Hugging Face Hub failed: {reason}") from error
 
 
 def _pickled_weights(snapshot: Path) -> list[str]:
@@ -129,7 +129,7 @@ def files_of(folder: Path, name: str) -> list[Path]:
         return [folder / name]
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise InputError(f"{index}: weight_map must map tensors to files")
+        raise InputError(f"{index}: weight_map must be an object from tensor name to file name")
     return [folder / shard for shard in sorted(set(weight_map.values()))]
 
 

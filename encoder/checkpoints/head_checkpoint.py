@@ -370,22 +370,22 @@ def _fill(model: AnyHead, opened: _Opened, seed: int | None) -> AnyHead:
     where, given, wanted = opened.where, opened.tensors, _head_tensors(model)
     theirs = {name: _their_names(name, opened.layout, "")[0] for name in wanted.keys() | given.keys()}
     if unknown := sorted(theirs[name] for name in given.keys() - wanted.keys()):
-        raise InputError(f"{where}: config.json gives the head no {', '.join(unknown)}, but the file has it")
+        raise InputError(f"{where}: the file contains {', '.join(unknown)}, which the head of config.json does not have")
     missing = sorted(theirs[name] for name in wanted.keys() - given.keys())
     if missing and seed is None:
         raise InputError(
-            f"{where}: the head of {opened.layout.architecture} is not complete: missing {', '.join(missing)}; "
-            "pass new_head_seed to draw what is missing, and train it"
+            f"{where}: the head of {opened.layout.architecture} is incomplete: missing {', '.join(missing)}; "
+            "pass new_head_seed to initialize the missing weights at random, and train them"
         )
     for name in (name for name in wanted if name in given):
         tensor, shape, asked = given[name], tuple(given[name].shape), tuple(wanted[name].shape)
         if shape != asked:
-            raise InputError(f"{where}: {theirs[name]} has shape {shape}, {asked} was asked for")
+            raise InputError(f"{where}: {theirs[name]} has shape {shape}, expected {asked}")
         if not tensor.is_floating_point():
             raise InputError(f"{where}: {theirs[name]} holds {tensor.dtype}, not floating-point numbers")
     if missing and seed is not None:
         init_head(model, seed=seed)
-        logger.warning("%s: drew new weights with seed %d, to be trained: %s", where, seed, ", ".join(missing))
+        logger.warning("%s: initialized at random with seed %d, to be trained: %s", where, seed, ", ".join(missing))
     model.load_state_dict(model.state_dict() | given)
     return model
 
@@ -395,7 +395,9 @@ def _has_own_decoder(opened: _Opened) -> bool:
     own, embedding = opened.tensors.get("decoder.weight"), opened.encoder.embeddings.tokens.weight
     if own is None or torch.equal(own.to(embedding.dtype), embedding):
         return False
-    logger.warning("%s: config.json ties the decoder to the embedding, but the file has two matrices: both are kept", opened.where)
+    logger.warning(
+        "%s: config.json ties the decoder to the embedding, but the file holds two different matrices; both are kept", opened.where
+    )
     return True
 
 

@@ -12,7 +12,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from quiver.encoder.checkpoints.family import TO_HF_ACTIVATION, CheckpointFormat, ConfigReader, ConfigStyle, HeadLayout, Key, TensorNames
+from quiver.encoder.checkpoints.family import (
+    TO_HF_ACTIVATION,
+    CheckpointFormat,
+    ConfigKey,
+    ConfigReader,
+    ConfigStyle,
+    HeadLayout,
+    TensorNames,
+)
 from quiver.encoder.config import EncoderConfig, LayerType, RopeKind, RopeScaling, global_every
 from quiver.encoder.errors import InputError
 
@@ -61,7 +69,7 @@ def _layer_types(keys: ConfigReader) -> tuple[LayerType, ...]:
     if unknown:
         raise InputError(f"config.json: layer_types must be {' or '.join(HF_LAYER_TYPES)}, got {', '.join(unknown)}")
     if len(names) != layers:
-        raise InputError(f"config.json: layer_types names {len(names)} layers, num_hidden_layers says {layers}")
+        raise InputError(f"config.json: layer_types has {len(names)} entries, but num_hidden_layers is {layers}")
     return tuple(HF_LAYER_TYPES[name] for name in names)
 
 
@@ -155,23 +163,23 @@ MODERNBERT = CheckpointFormat(
     family="modernbert",
     about={"architectures": ["ModernBertModel"], "model_type": "modernbert"},
     keys=(
-        Key("vocab_size"),
-        Key("hidden_size"),
-        Key("intermediate_size"),
-        Key("num_attention_heads", ("num_heads",)),
-        Key("hidden_activation", ("activation",), to_hf=TO_HF_ACTIVATION),
-        Key("max_position_embeddings", ("max_positions",), MAX_POSITIONS),
-        Key("local_attention", ("window",), 128),
+        ConfigKey("vocab_size"),
+        ConfigKey("hidden_size"),
+        ConfigKey("intermediate_size"),
+        ConfigKey("num_attention_heads", ("num_heads",)),
+        ConfigKey("hidden_activation", ("activation",), to_hf=TO_HF_ACTIVATION),
+        ConfigKey("max_position_embeddings", ("max_positions",), MAX_POSITIONS),
+        ConfigKey("local_attention", ("window",), 128),
         # Some published files also have layer_norm_eps; transformers reads only norm_eps.
-        Key("norm_eps", default=1e-5),
-        Key("norm_bias", default=False),
-        Key("attention_bias", ("qkv_bias", "attention_output_bias"), False),
-        Key("mlp_bias", ("mlp_input_bias", "mlp_output_bias"), False),
-        Key("embedding_dropout", default=0.0),
-        Key("attention_dropout", ("attention_dropout", "attention_output_dropout"), 0.0),
-        Key("mlp_dropout", ("mlp_inner_dropout",), 0.0),
-        Key("initializer_range", default=0.02),
-        Key("pad_token_id", default=50283),
+        ConfigKey("norm_eps", default=1e-5),
+        ConfigKey("norm_bias", default=False),
+        ConfigKey("attention_bias", ("qkv_bias", "attention_output_bias"), False),
+        ConfigKey("mlp_bias", ("mlp_input_bias", "mlp_output_bias"), False),
+        ConfigKey("embedding_dropout", default=0.0),
+        ConfigKey("attention_dropout", ("attention_dropout", "attention_output_dropout"), 0.0),
+        ConfigKey("mlp_dropout", ("mlp_inner_dropout",), 0.0),
+        ConfigKey("initializer_range", default=0.02),
+        ConfigKey("pad_token_id", default=50283),
     ),
     constants={"norm_position": "pre", "mlp": "gated", "positions": "rope", "first_attention_norm": False, "final_norm": True},
     read=_read,

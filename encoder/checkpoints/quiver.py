@@ -20,7 +20,7 @@ ABOUT = frozenset({"model_type", "architectures", "torch_dtype", "dtype", "head"
 def _read(keys: ConfigReader) -> dict[str, Any]:
     """Missing fields have their defaults."""
     if "family" in keys.hf:
-        raise InputError("config.json: unknown key family; model_type says it")
+        raise InputError("config.json: unknown key family; use model_type")
     return _fields(EncoderConfig, {"family": "quiver"} | {key: value for key, value in keys.hf.items() if key not in ABOUT}, "")
 
 

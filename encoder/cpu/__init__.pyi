@@ -1,2 +1,2 @@
-from .fast_blocks import hidden_dtype as hidden_dtype
-from .fast_blocks import run_blocks as run_blocks
+from .blocks import hidden_dtype as hidden_dtype
+from .blocks import run_blocks as run_blocks

@@ -24,7 +24,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quiver.encoder.cpu.attention_tiles import (
+from quiver.encoder.cpu.codegen import BFLOAT16, FLOAT32, LANES, amx_begin, amx_end
+from quiver.encoder.cpu.jit import Callback, jit
+from quiver.encoder.cpu.support import run_on_threads, thread_scratch
+from quiver.encoder.cpu.tiles import (
     MASKED,
     clear,
     copy,
@@ -47,10 +50,6 @@ from quiver.encoder.cpu.attention_tiles import (
     totals,
     unpack,
 )
-from quiver.encoder.cpu.codegen import BFLOAT16, FLOAT32, LANES, amx_begin, amx_end
-from quiver.encoder.cpu.jit import Callback, jit
-from quiver.encoder.cpu.support import run_on_threads as team_run
-from quiver.encoder.cpu.support import thread_scratch as team_scratch
 
 # Tokens per panel: their scores, (64, LANES), fit the first-level cache beside a block.
 PANEL = 64
@@ -114,7 +113,7 @@ def log2_sum_exp(sums: Tensor) -> Tensor:
         sums: The two numbers per query of `attend`, (2, H, L).
 
     Returns:
-        (H, L); so large for a query that sees nothing that all its weights are 0.
+        (H, L); for a query that can attend to no key, so large that all its weights become 0.
     """
     tops, weights = sums
     return torch.where(tops <= MASKED, -MASKED, tops + weights.log2())
@@ -164,7 +163,7 @@ def head_address(call: NDArray[np.int64], heads: int, token: int, head: int) -> 
 
 @jit
 def visible_range(panel: int, end: int, begin: int, half: int) -> tuple[int, int]:
-    """Return the tokens, start and end, of a panel ending before ``end`` that the block at ``begin`` meets."""
+    """Return the token range (start, end) of a panel that lies within the window of the block at ``begin``."""
     return max(panel, begin - half), min(panel + PANEL, end, begin + LANES + half)
 
 
@@ -198,9 +197,9 @@ class AttentionArguments:
         table: Result of `sequences`.
         shape: H and K; K is a multiple of 16, or 32 for bfloat16.
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
-        rows: Rows (LANES,) that a block keeps.
-        panels: Panels of scores that a thread keeps.
-        spare: Further bytes that a thread keeps.
+        rows: Number of scratch rows, of LANES values each, per block.
+        panels: Number of panels of scores per thread.
+        spare: Further scratch bytes per thread.
     """
 
     def __init__(
@@ -211,7 +210,7 @@ class AttentionArguments:
         self.numbers[HALF] = NO_WINDOW if window is None else window // 2
         self.numbers[TABLE:] = table.ravel()
         size_of_thread = spare + panels * PANEL_BYTES + max(GLOBAL_BLOCKS, LOCAL_BLOCKS) * rows * ROW
-        self.scratch = team_scratch(torch.get_num_threads(), size_of_thread)
+        self.scratch = thread_scratch(torch.get_num_threads(), size_of_thread)
         self.numbers[[SCRATCH, SCRATCH_BYTES]] = self.scratch.data_ptr(), self.scratch.shape[1]
 
     def put(self, first: int, *values: int) -> None:
@@ -221,7 +220,7 @@ class AttentionArguments:
     def run(self, entry: int) -> None:
         """Run a compiled function with these arguments on PyTorch's threads."""
         self.numbers[[TAKEN, MET]] = 0
-        team_run(entry, self.numbers.ctypes.data, len(self.scratch))
+        run_on_threads(entry, self.numbers.ctypes.data, len(self.scratch))
 
 
 @jit
@@ -407,14 +406,12 @@ def _query_gradients(call: NDArray[np.int64], sequence: NDArray[np.int64], head:
             if low >= high:
                 continue
             tile = own + block * block_bytes
-            key, value = keys + low * key_stride * FLOAT_BYTES, values + low * value_stride * FLOAT_BYTES
-            prefetch_panel(keys, key_stride, width, panel, end, block, blocks)
-            scores(FLOAT32, tile, key, key_stride, high - low, width, weights)
+            for rows, stride, of_tile, out in ((keys, key_stride, tile, weights), (values, value_stride, tile + tile_bytes, gradients)):
+                prefetch_panel(rows, stride, width, panel, end, block, blocks)
+                scores(FLOAT32, of_tile, rows + low * stride * FLOAT_BYTES, stride, high - low, width, out)
             mask_scores(weights, low, high, begin, half)
-            prefetch_panel(values, value_stride, width, panel, end, block, blocks)
-            scores(FLOAT32, tile + tile_bytes, value, value_stride, high - low, width, gradients)
             lane_gradients(weights, gradients, high - low, tops + block * ROW, sums + block * ROW)
-            mixture(FLOAT32, key, key_stride, high - low, width, gradients, tile + 2 * tile_bytes)
+            mixture(FLOAT32, keys + low * key_stride * FLOAT_BYTES, key_stride, high - low, width, gradients, tile + 2 * tile_bytes)
         panel += PANEL
     stride, of_queries = call[OF_QUERIES + 1], head_address(call, OF_QUERIES, start + first, head)
     for block in range(blocks):
@@ -451,11 +448,13 @@ def _key_gradients(call: NDArray[np.int64], sequence: NDArray[np.int64], head: i
                 continue
             tile = own + block * block_bytes
             query, given = queries + low * query_stride * FLOAT_BYTES, upstream + low * upstream_stride * FLOAT_BYTES
-            prefetch_panel(queries, query_stride, width, panel, end, block, blocks)
-            scores(FLOAT32, tile, query, query_stride, high - low, width, weights)
+            for rows, stride, of_tile, out in (
+                (queries, query_stride, tile, weights),
+                (upstream, upstream_stride, tile + tile_bytes, gradients),
+            ):
+                prefetch_panel(rows, stride, width, panel, end, block, blocks)
+                scores(FLOAT32, of_tile, rows + low * stride * FLOAT_BYTES, stride, high - low, width, out)
             mask_scores(weights, low, high, begin, half)
-            prefetch_panel(upstream, upstream_stride, width, panel, end, block, blocks)
-            scores(FLOAT32, tile + tile_bytes, given, upstream_stride, high - low, width, gradients)
             row_gradients(weights, gradients, high - low, tops + low * FLOAT_BYTES, sums + low * FLOAT_BYTES)
             mixture(FLOAT32, query, query_stride, high - low, width, gradients, tile + 2 * tile_bytes)
             mixture(FLOAT32, given, upstream_stride, high - low, width, weights, tile + 3 * tile_bytes)

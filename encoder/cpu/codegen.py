@@ -36,7 +36,7 @@ initialize_native_asmparser()
 _cgutils: Any = cgutils
 
 
-def _features() -> list[str]:
+def cpu_features() -> list[str]:
     """Return the CPU features that numba compiles for.
 
     numba uses the same string as cache key, so code for different features is never mixed up.
@@ -46,10 +46,10 @@ def _features() -> list[str]:
 
 
 def unsupported_reason() -> str | None:
-    """Say why the kernels should not run here; None where they should."""
+    """Say why the kernels should not run here; None if they should."""
     if config.DISABLE_JIT:
         return "numba is told not to compile (NUMBA_DISABLE_JIT)"
-    if "+fma" not in _features():
+    if "+fma" not in cpu_features():
         return "numba is told to compile for a processor without fused multiplications"
     return None
 
@@ -61,29 +61,29 @@ def int8_levels() -> int:
     """
     if _int8_instruction() is not None:
         return 255
-    return 127 if ("+avx2" if WIDTH == 8 else "+avx512bw") in _features() else 0
+    return 127 if ("+avx2" if WIDTH == 8 else "+avx512bw") in cpu_features() else 0
 
 
 def _int8_instruction() -> str | None:
     """Return the CPU's instruction for four 8-bit products."""
     if WIDTH == 16:
-        return "vpdpbusd" if "+avx512vnni" in _features() else None
-    return "{vex} vpdpbusd" if "+avxvnni" in _features() else None
+        return "vpdpbusd" if "+avx512vnni" in cpu_features() else None
+    return "{vex} vpdpbusd" if "+avxvnni" in cpu_features() else None
 
 
 def bfloat16_is_native() -> bool:
     """Return whether bfloat16 pairs take one instruction; otherwise several are used, whose last bits may differ."""
-    return "+avx512bf16" in _features()
+    return "+avx512bf16" in cpu_features()
 
 
 def amx_is_native() -> bool:
     """Return whether products of bfloat16 and int8 use AMX."""
-    return WIDTH == 16 and {"+amx-bf16", "+amx-int8"} <= set(_features()) and has_amx()
+    return WIDTH == 16 and {"+amx-bf16", "+amx-int8"} <= set(cpu_features()) and has_amx()
 
 
 def _registers() -> tuple[int, int, int]:
     """Return floats per vector, vectors per row and rows per product: what fits the CPU's registers beside two factors."""
-    return (16, 3, 8) if "+avx512f" in _features() else (8, 3, 4)  # 32 registers, or 16
+    return (16, 3, 8) if "+avx512f" in cpu_features() else (8, 3, 4)  # 32 registers, or 16
 
 
 WIDTH, VECTORS, ROWS = _registers()
@@ -147,7 +147,7 @@ class Code:
         return self.builder.inttoptr(address, HALVES.element.as_pointer())
 
     def place(self, *factors: Any) -> Any:
-        """Sum of products (row, stride), ... and single terms."""
+        """Emit an offset: the sum of products, given as pairs (index, stride), and of single terms."""
         terms = [self.builder.mul(*factor) if isinstance(factor, tuple) else factor for factor in factors]
         total = terms[0]
         for term in terms[1:]:
@@ -268,7 +268,7 @@ class Code:
         return made
 
     def loop(self, count: Any) -> Any:
-        """Loop with ``index`` from 0."""
+        """Emit a loop; its ``index`` runs from 0 to ``count`` - 1."""
         return _cgutils.for_range(self.builder, count)
 
     def lanes(self, row: Any) -> list[Any]:
@@ -276,7 +276,7 @@ class Code:
         return [self.place((row, long(LANES)), long(vector * WIDTH)) for vector in range(VECTORS)]
 
     def no_further(self, row: Any, rows: Any) -> Any:
-        """Return the row, or the last one if it lies beyond."""
+        """Clamp a row number to the last row."""
         last = self.builder.sub(rows, long(1))
         return self.builder.select(self.builder.icmp_signed("<", row, last), row, last)
 

@@ -84,7 +84,7 @@ def _with_cache(make: Callable[[Any], Any], function: Callable[..., Any]) -> Any
         try:
             made._cache = _Cache(function)
         except RuntimeError as error:  # this function's folder cannot be written, though another one could
-            logger.warning("%s is compiled again in every process (%s)", function.__name__, error)
+            logger.warning("%s: compiled code is not cached, so every process compiles it again (%s)", function.__name__, error)
     return made
 
 
@@ -145,7 +145,7 @@ def _warn_of_damage(folder: Path) -> None:
 
 @cache
 def _warn_of_failed_save(folder: str, reason: str) -> None:
-    logger.warning("%s: compiled code cannot be saved (%s): it is compiled again in every process", folder, reason)
+    logger.warning("%s: compiled code cannot be saved (%s), so every process compiles it again", folder, reason)
 
 
 @cache

@@ -1,8 +1,14 @@
-"""Matrix products on a CPU: oneDNN's packed kernels where they are fastest, and the Hadamard rotation of int8 products.
+"""Matrices on a CPU: plain ones, and prepacked ones for inference, in float or int8.
 
-Weights keep their plain layout; they are packed for one call, once for all its tokens. That costs a few thousandths of a product that is
-large enough, needs no second copy of the model in memory and is never stale. Half-precision weights are multiplied in float32 where the
-CPU is not faster with them (`quiver.encoder.cpu.support`).
+`Linear` keeps its weights in the plain layout; for a large batch they are packed for one call, once for all its tokens, by oneDNN's kernels
+where these are fastest. That costs a few thousandths of a product that is large enough, needs no second copy of the model in memory and is
+never stale. Half-precision weights are multiplied in float32 where the CPU is not faster with them (`quiver.encoder.cpu.support`).
+
+`PrepackedLinear` replaces it for inference. Where compiled kernels read the weights of large batches, it keeps the plain layout; CPUs that
+multiply few tokens faster in oneDNN's layout hold that as well, from the first small batch on. In int8, weights have one scale per output
+row, activations a shift and a scale per token: a scale per batch, as in common dynamic quantisation, would make the vector of a text depend
+on its neighbours. Blocks run by compiled kernels for any number of tokens; configurations that these do not support use FBGEMM's products
+of the same integers, in a layout of their own.
 
 Before int8 quantisation, features are rotated by a Hadamard matrix. Some features of a transformer are many times larger than the others;
 the quantisation step of a token follows its largest feature, so the small ones are lost. Each rotated feature is a sum of many, which
@@ -13,21 +19,24 @@ whereas Sylvester's matrix would turn it into one outlier. It is symmetric and n
 The rotation lives in this folder because the kernels contain it too: their cache key is a digest of the folder.
 
 Shapes: N packed tokens, D and O widths of input and output.
-Source: QuaRot, arXiv:2404.00456, section 3 (rotated activations and weights).
+Source: QuaRot, arXiv:2404.00456, section 3 (rotated activations and weights); vector-wise quantisation of LLM.int8(), arXiv:2208.07339,
+section 3.1; FBGEMM's 8-bit kernels, arXiv:2101.05615.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from quiver.encoder.cpu.support import has_onednn, native_on_cpu, prefers_plain_weights
+from quiver.encoder.config import Precision
+from quiver.encoder.cpu.support import SMALLEST_SPAN, has_onednn, has_vnni, native_on_cpu, prefers_plain_weights
+from quiver.encoder.errors import InputError
 
 Product = Callable[[Tensor], Tensor]
 """A matrix ready to multiply: (n, D) to (n, O)."""
@@ -85,23 +94,18 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias, dtype=dtype)
         self.parts = parts
 
-    readable = True
-    """Whether `rows` has the matrix in plain layout."""
-    levels = 0
-    """Inputs are not quantised; see `quiver.encoder.cpu.prepack.PrepackedLinear`."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        return self.weight.dtype
-
     def rows(self) -> list[Rows]:
         """Return the parts of the matrix in plain layout."""
-        return split_matrix(Rows(self.weight.detach(), None if self.bias is None else self.bias.detach()), self.parts)
+        return plain_rows(self.weight, self.bias, self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
         return multiply(x, self.weight, self.bias)
+
+
+def plain_rows(weight: Tensor, bias: Tensor | None, parts: int) -> list[Rows]:
+    """Return a matrix in plain layout in equal parts, without gradients."""
+    return split_matrix(Rows(weight.detach(), None if bias is None else bias.detach()), parts)
 
 
 def split_matrix(rows: Rows, parts: int) -> list[Rows]:
@@ -205,3 +209,175 @@ def hadamard(x: Tensor) -> Tensor:
         x = torch.stack((outer[0] + inner[1], outer[0] - inner[1], outer[1] + inner[0], inner[0] - outer[1]), dim=1)
         distance *= 4
     return x.reshape(shape)
+
+
+# Number of tokens that the layout of prepacked weights is optimised for; it works for any number.
+TYPICAL_TOKENS = 1024
+# Largest quantised activation. Pairs of 8-bit products are summed in 16 bits, which two full products overflow: without VNNI activations
+# have 7 bits.
+INT8_LEVELS, INT8_LEVELS_VNNI = 127, 255
+
+
+class PrepackedMatrix(Protocol):
+    """A matrix ready to multiply; can be copied with ``copy.deepcopy``."""
+
+    levels: int
+    """Largest integer that activations are quantised to; 0 if they are not."""
+
+    rows: list[Rows]
+    """The parts of the matrix in plain layout; empty if it is only held in another layout."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, D) to (N, O) in the dtype of ``x``."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors for the state dict, with one row per output."""
+
+
+class FloatMatrix:
+    """A weight in a dtype that the CPU multiplies natively; half precision is widened once.
+
+    Args:
+        weight: (O, D).
+        bias: (O,), or None.
+        parts: Equal parts of the rows that kernels compute one after another.
+        plain_layout: Kernels read it in large batches; PyTorch operators multiply with it in small ones.
+    """
+
+    levels = 0
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, parts: int, plain_layout: bool) -> None:
+        self.dtype = weight.dtype
+        compute = self.dtype if native_on_cpu(self.dtype) else torch.float32
+        wide = weight.to(compute)
+        self.bias = None if bias is None else bias.to(compute)
+        self._packs = packable(compute) and not (compute == torch.float32 and prefers_plain_weights())
+        self.weight = wide if plain_layout or not self._packs else _packed(wide)
+        self.rows = split_matrix(Rows(self.weight, self.bias), parts) if plain_layout else []
+        self._parts = parts
+
+    @cached_property
+    def _product(self) -> Product:
+        packs = self._packs and not self.weight.is_mkldnn
+        return packed_product(_packed(self.weight) if packs else self.weight, self.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, D) to (N, O)."""
+        return self._product(x)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the weights under their plain names: a prepacked encoder is saved and hashed like any other."""
+        weight = self.weight.to_dense() if self.weight.is_mkldnn else self.weight
+        plain = {"weight": weight.to(self.dtype)}
+        return plain if self.bias is None else plain | {"bias": self.bias.to(self.dtype)}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FloatMatrix:
+        """Copy the plain weights, because packed tensors cannot be copied."""
+        state = {name: tensor.clone() for name, tensor in self.state().items()}
+        return FloatMatrix(state["weight"], state.get("bias"), parts=self._parts, plain_layout=bool(self.rows))
+
+
+def _packed(weight: Tensor) -> Tensor:
+    """Convert a weight to oneDNN's layout."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_TOKENS)
+    return packed
+
+
+class Int8Matrix:
+    """A rotated weight in 8 bits with a scale per row; tokens are rotated and quantised with a shift and a scale each.
+
+    Args:
+        weight: (O, D).
+        bias: (O,), or None.
+        parts: Equal parts of the rows that kernels compute one after another.
+        plain_layout: Kernels may read it; PyTorch operators use another layout, made at their first product.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, parts: int = 1, plain_layout: bool) -> None:
+        wide = hadamard(weight.float()) / hadamard_size(weight.shape[1])
+        self.scales = (wide.abs().amax(dim=1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
+        self.weight = (wide / self.scales[:, None]).round_().to(torch.int8)
+        # Product with rotated features that are all 1: the part of the result that a token's minimum contributes.
+        self.ones = self.weight.sum(1) * self.scales
+        self.bias = None if bias is None else bias.float()
+        self.levels = INT8_LEVELS_VNNI if has_vnni() else INT8_LEVELS
+        # Split once: for a lone query seven views per matrix and layer take as long as a twentieth of the products.
+        self.rows = split_matrix(Rows(self.weight, self.bias, self.scales, self.ones), parts) if plain_layout else []
+
+    @cached_property
+    def _packed(self) -> Any:
+        """The matrix in FBGEMM's layout, made at the first product that needs it."""
+        zeros = torch.zeros(len(self.weight), dtype=torch.int64)
+        rows = torch._make_per_channel_quantized_tensor(self.weight, self.scales.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(rows, None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, D) to (N, O) in the dtype of ``x``.
+
+        Every token is shifted and scaled to [0, 1], so that one fixed grid suits all tokens.
+        """
+        rows = hadamard(x.float())
+        least = rows.amin(dim=1, keepdim=True)
+        span = (rows.amax(dim=1, keepdim=True) - least).clamp_(min=SMALLEST_SPAN)
+        unit = torch.sub(rows, least).div_(span)
+        output: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(unit, 1 / self.levels, 0, self._packed)
+        output = output.mul_(span) if self.bias is None else torch.addcmul(self.bias, output, span, out=output)
+        return output.addr_(least[:, 0], self.ones).to(x.dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the quantised weights, which determine the vectors and so are hashed."""
+        quantised = {"weight_int8": self.weight, "weight_scales": self.scales}
+        return quantised if self.bias is None else quantised | {"bias": self.bias}
+
+
+MATRICES: dict[str, Callable[..., PrepackedMatrix]] = {"float": FloatMatrix, "int8": Int8Matrix}
+
+
+class PrepackedLinear(nn.Module):
+    """`Linear` for inference only.
+
+    Args:
+        linear: The plain matrix, on the CPU.
+        precision: A key of `MATRICES`.
+        plain_layout: Keep the plain layout, which compiled kernels read.
+    """
+
+    def __init__(self, linear: Linear, precision: Precision, *, plain_layout: bool) -> None:
+        super().__init__()
+        self.dtype = linear.weight.dtype
+        bias = None if linear.bias is None else linear.bias.detach()
+        self.matrix = MATRICES[precision](linear.weight.detach(), bias, parts=linear.parts, plain_layout=plain_layout)
+
+    def rows(self) -> list[Rows]:
+        """Return the parts in their plain layout; see `Linear.rows`."""
+        return self.matrix.rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, D) to (N, O)."""
+        return self.matrix(x)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        del keep_vars
+        destination.update({f"{prefix}{name}": tensor for name, tensor in self.matrix.state().items()})
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrepackedLinear:
+        moved = fn(torch.empty(0, dtype=self.dtype))
+        if moved.device.type != "cpu" or moved.dtype != self.dtype:
+            raise InputError("a prepacked encoder cannot be moved to another device or dtype; load the checkpoint again")
+        return self
+
+
+def int8_levels(matrix: nn.Module) -> int:
+    """Return the largest integer to which a matrix quantises its inputs; 0 if it does not."""
+    return matrix.matrix.levels if isinstance(matrix, PrepackedLinear) else 0
+
+
+def has_plain_layout(matrix: nn.Module) -> bool:
+    """Return whether kernels can read a matrix."""
+    return not isinstance(matrix, PrepackedLinear) or bool(matrix.matrix.rows)
+
+
+def weight_dtype(matrix: nn.Module) -> torch.dtype:
+    """Return the dtype of a matrix's weights; for a prepacked one, that of the weights it was made from."""
+    dtype: torch.dtype = matrix.dtype if isinstance(matrix, PrepackedLinear) else cast(Tensor, matrix.weight).dtype
+    return dtype

@@ -1,7 +1,7 @@
 """What this CPU supports: fast dtypes and weight layouts, PyTorch's threads for compiled kernels, and whether the kernels can run.
 
-Every answer follows from the CPU and the installed packages, never from a timing at run time: one machine gives one result. Importing
-this module loads neither numba nor a kernel.
+Every answer follows from the CPU and the installed packages, never from a timing at run time: one machine gives one result. `assume`
+replaces answers, to run the code for another CPU. Importing this module loads neither numba nor a kernel.
 
 Source: libgomp's entry point ``GOMP_parallel``, which LLVM's and Intel's OpenMP runtimes have too.
 """
@@ -12,9 +12,11 @@ import ctypes
 import importlib.util
 import logging
 import platform
-from collections.abc import Callable, Container
-from functools import cache
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +24,75 @@ from torch.autograd import forward_ad
 
 logger = logging.getLogger(__name__)
 
+Question = TypeVar("Question", bound=Callable[..., bool])
+
+_CACHES: dict[str, Any] = {}
+_ASSUMED: dict[str, Callable[..., bool] | bool] = {}
+
+
+def _question(function: Question) -> Question:
+    """Answer a question about this CPU once per process, unless `assume` gives another answer."""
+    name = function.__name__
+    answer = _CACHES[name] = cache(function)
+
+    @wraps(function)
+    def ask(*arguments: Any) -> bool:
+        if name in _ASSUMED:
+            assumed = _ASSUMED[name]
+            return assumed(*arguments) if callable(assumed) else assumed
+        return bool(answer(*arguments))
+
+    return cast(Question, ask)
+
+
+@contextmanager
+def assume(**answers: Callable[..., bool] | bool) -> Iterator[None]:
+    """Replace answers of this module's questions, for tests and measurements of the code for other CPUs.
+
+    Answers that follow from others change with them. An answer that the CPU cannot live up to makes the process crash.
+
+    Args:
+        answers: Name of a question, and its answer or a function of its arguments.
+
+    Raises:
+        ValueError: There is no such question.
+
+    Example:
+        >>> with assume(kernels_run=False):
+        ...     bfloat16_kernels_run()
+        False
+    """
+    if unknown := answers.keys() - _CACHES.keys():
+        raise ValueError(f"must be one of {', '.join(_CACHES)}, got {', '.join(sorted(unknown))}")
+    before = dict(_ASSUMED)
+    _ASSUMED.update(answers)
+    _forget()
+    try:
+        yield
+    finally:
+        _ASSUMED.clear()
+        _ASSUMED.update(before)
+        _forget()
+
+
+def _forget() -> None:
+    for answer in _CACHES.values():
+        answer.cache_clear()
+
+
 # The file in which Linux describes the CPU.
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-@cache
-def is_intel() -> bool:
-    """Return whether the CPU is made by Intel, as far as the operating system says."""
-    facts = CPU_INFO.read_text(encoding="utf-8", errors="replace") if CPU_INFO.is_file() else platform.processor()
-    return "GenuineIntel" in facts
+@_question
+def is_intel(cpu_info: Path = CPU_INFO) -> bool:
+    """Return whether the CPU is made by Intel, as far as the operating system says.
+
+    Args:
+        cpu_info: File that describes the CPU; without it Python is asked.
+    """
+    described = cpu_info.read_text(encoding="utf-8", errors="replace") if cpu_info.is_file() else platform.processor()
+    return "GenuineIntel" in described
 
 
 def _has(*checks: str) -> bool:
@@ -38,7 +100,7 @@ def _has(*checks: str) -> bool:
     return any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
-@cache
+@_question
 def native_on_cpu(dtype: torch.dtype) -> bool:
     """Return whether this CPU multiplies a dtype at least as fast as float32; emulated half precision is several times slower.
 
@@ -52,7 +114,7 @@ def native_on_cpu(dtype: torch.dtype) -> bool:
     return dtype == torch.float16 and _has("_is_amx_fp16_supported")
 
 
-@cache
+@_question
 def has_fast_bfloat16() -> bool:
     """Return whether bfloat16 dot products run at twice the rate of float32 products, as on AMD CPUs from Zen 4 on.
 
@@ -62,7 +124,7 @@ def has_fast_bfloat16() -> bool:
     return _has("_is_avx512_bf16_supported") and not is_intel()
 
 
-@cache
+@_question
 def has_amx() -> bool:
     """Return whether this CPU has the AMX matrix unit and the operating system lets this process use it.
 
@@ -71,13 +133,13 @@ def has_amx() -> bool:
     return _has("_is_amx_tile_supported") and _has("_init_amx")
 
 
-@cache
+@_question
 def has_vnni() -> bool:
     """Return whether PyTorch's kernels sum four 8-bit products in one instruction (AVX-512 VNNI)."""
     return _has("_is_avx512_supported") and _has("_is_vnni_supported")
 
 
-@cache
+@_question
 def has_fma() -> bool:
     """Return whether this is an x86 CPU with fused multiply-add, which came with AVX2.
 
@@ -86,14 +148,14 @@ def has_fma() -> bool:
     return _has("_is_avx2_supported", "_is_avx512_supported")
 
 
-@cache
+@_question
 def has_onednn() -> bool:
     """Return whether this build of PyTorch has oneDNN's packed products."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-@cache
+@_question
 def prefers_plain_weights() -> bool:
     """Return whether MKL multiplies a thousand tokens with a plain weight faster than oneDNN does with a packed one.
 
@@ -162,13 +224,13 @@ WIDTH_MULTIPLE = 16
 SMALLEST_SPAN = 1e-30
 
 
-@cache
+@_question
 def kernels_available() -> bool:
     """Return whether the kernels should run here, without loading them."""
     return has_fma() and importlib.util.find_spec("numba") is not None and openmp_launcher() is not None
 
 
-@cache
+@_question
 def kernels_run() -> bool:
     """Return whether the kernels do run here; logs a warning once if they should but do not."""
     if not kernels_available():
@@ -186,7 +248,7 @@ def kernels_run() -> bool:
     return True
 
 
-@cache
+@_question
 def bfloat16_kernels_run() -> bool:
     """Return whether the kernels multiply bfloat16 faster than float32 here."""
     if amx_kernels_run():
@@ -198,7 +260,7 @@ def bfloat16_kernels_run() -> bool:
     return codegen.bfloat16_is_native()
 
 
-@cache
+@_question
 def amx_kernels_run() -> bool:
     """Return whether the kernels multiply bfloat16 and int8 by AMX here."""
     if not has_amx() or not kernels_run():
@@ -208,7 +270,7 @@ def amx_kernels_run() -> bool:
     return codegen.amx_is_native()
 
 
-@cache
+@_question
 def int8_kernels_run(levels: int) -> bool:
     """Return whether the kernels multiply int8 weights with unsigned activations up to ``levels`` here."""
     if not kernels_run():
@@ -229,7 +291,7 @@ def is_eager(x: Tensor) -> bool:
 
 
 def row_kernels_run(rows: Tensor, width: int, dtypes: Container[torch.dtype] = (torch.float32,), *, batch_invariant: bool = False) -> bool:
-    """Return whether `quiver.encoder.cpu.row_kernels` supports these rows and is worth its overhead.
+    """Return whether `quiver.encoder.cpu.block_kernels` supports these rows and is worth its overhead.
 
     Args:
         rows: One row per token, contiguous in the last dimension.

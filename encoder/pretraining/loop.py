@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quiver.encoder.gpu.compile import compile_encoder
 from quiver.encoder.heads import MaskedLM
+from quiver.encoder.model import compile_encoder
 from quiver.encoder.pretraining.averaging import MovingAverage
 from quiver.encoder.pretraining.corpus import Corpus
 from quiver.encoder.pretraining.evaluation import HeldOut

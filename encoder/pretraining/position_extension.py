@@ -187,5 +187,5 @@ def table_key(state: Mapping[str, Tensor], config: EncoderConfig, *, where: str)
         raise InputError(f"{where}: the file has {len(found)} tensors {theirs}.weight, one is needed")
     shape, wanted = tuple(state[found[0]].shape), (config.max_positions + config.position_offset, config.hidden_size)
     if shape != wanted:
-        raise InputError(f"{where}: {found[0]} has shape {shape}, config.json asks for {wanted}")
+        raise InputError(f"{where}: {found[0]} has shape {shape}, config.json requires {wanted}")
     return found[0]

@@ -22,7 +22,7 @@ class BarCallback(Callback):
     """Shows steps and logged values on a progress bar.
 
     Args:
-        show: What `training_bar` yields.
+        show: Function that `training_bar` yields.
     """
 
     def __init__(self, show: Show) -> None:
@@ -42,11 +42,11 @@ def training_bar(done: int, total: int, *, enabled: bool, forms: Mapping[str, st
     """Show a bar on standard error while the block runs.
 
     Args:
-        done: Updates (or what else the unit says) that earlier sessions did.
-        total: Those of the run.
+        done: Steps (or other units) done in earlier sessions.
+        total: Steps of the whole run.
         enabled: False shows nothing.
-        forms: Key of a line of the log -> how it is told; other keys are passed over.
-        unit: What is counted.
+        forms: Key of a log line -> format of its value; other keys are not shown.
+        unit: Name of the counted unit.
     """
     if not enabled:
         yield lambda step, news: None
@@ -97,7 +97,7 @@ class TensorBoard(Callback):
 
 @contextmanager
 def tensorboard(folder: Path, *, step: int, enabled: bool, names: Mapping[str, str] | None = None) -> Iterator[TensorBoard]:
-    """A TensorBoard callback for the block; it writes nothing where TensorBoard is not installed.
+    """A TensorBoard callback for the block; it writes nothing if TensorBoard is not installed.
 
     Args:
         folder: Folder of the event files.

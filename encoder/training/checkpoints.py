@@ -1,10 +1,10 @@
-"""Folders that a run is resumed from: written whole or not at all, sealed, and checked before they are used.
+"""Checkpoint folders: written whole or not at all, sealed with checksums, and verified before a run resumes from them.
 
-    checkpoints/step-000500/             a model that opens, and what the run puts beside it
-    checkpoints/step-000500/seal.json    size and sha256 of every other file; written last, when all of them are on the disk
-    checkpoints/.step-001000.unfinished  what a kill has left; never read, removed when the run goes on
+    checkpoints/step-000500/             a model folder, and the state of the run
+    checkpoints/step-000500/seal.json    size and sha256 of every other file; written last, after all of them are on disk
+    checkpoints/.step-001000.unfinished  left by a killed process; never read, removed when the run resumes
 
-This module knows nothing of what is in them.
+This module does not depend on the content of the folders.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        folder: It need not exist yet.
+        folder: Folder of the checkpoints; it need not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step lies, or would."""
+        """Path of the checkpoint of a step, which need not exist."""
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """Steps that have a sealed checkpoint, rising; whether it is sound is not asked."""
+        """Steps that have a sealed checkpoint, ascending; checksums are not verified."""
         found = [_NAME.fullmatch(path.parent.name) for path in self.folder.glob(f"*/{SEAL}")]
         return sorted(int(name[1]) for name in found if name)
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
-        """A folder to write into, which is the step's checkpoint once the block has ended without an error.
+        """Yield a folder to write into; it becomes the checkpoint of the step when the block ends without an error.
 
-        Until then it has a hidden name; if the block fails nothing is left of it, and if the process is killed the rest is
-        never taken for a checkpoint.
+        Until then it has a hidden name. If the block fails, the folder is removed; if the process is killed, the leftovers are
+        never used as a checkpoint.
         """
         hidden = self.folder / f".{self.path(step).name}.unfinished"
         shutil.rmtree(hidden, ignore_errors=True)
@@ -70,10 +70,10 @@ class Checkpoints:
             shutil.rmtree(hidden, ignore_errors=True)  # gone already, unless the block failed
 
     def newest(self) -> int | None:
-        """The last step with a sound checkpoint; None where there is none. What is not sound is removed, with a warning.
+        """The last step with an intact checkpoint; None if there is none. Damaged checkpoints are removed with a warning.
 
         Raises:
-            InputError: Another version of Quiver has sealed it: sound or not, it is left where it is.
+            InputError: Another version of Quiver has sealed the checkpoint; it is not removed.
         """
         for left in self.folder.glob("*"):
             hidden = left.name.startswith(".")  # perhaps sealed already, and the process killed before it had its name
@@ -83,12 +83,12 @@ class Checkpoints:
             flaw = _flaw(self.path(step), step)
             if flaw is None:
                 return step
-            logger.warning("%s: %s; removed, the run goes on from the checkpoint before it", self.path(step), flaw)
+            logger.warning("%s: %s; removed it, so the run resumes from the checkpoint before it", self.path(step), flaw)
             self._remove(step)
         return None
 
     def sound(self, steps: Iterable[int]) -> list[int]:
-        """Those of some steps whose checkpoints are as they were written; the others are told of in warnings."""
+        """The given steps whose checkpoints are intact; a warning is logged for each of the others."""
         flaws = {step: _flaw(self.path(step), step) for step in steps}
         for step, flaw in flaws.items():
             if flaw is not None:
@@ -127,7 +127,7 @@ def _flaw(folder: Path, step: int) -> str | None:
         return damaged
     schema = str(seal.get("schema"))
     if schema.startswith(_SCHEMAS) and schema != _SCHEMA:
-        raise InputError(f"{folder}: its schema is {schema}, this version reads {_SCHEMA}; resume the run by the version that wrote it")
+        raise InputError(f"{folder}: its schema is {schema}, this version reads {_SCHEMA}; resume the run with the version that wrote it")
     try:
         sealed, files = seal["step"], {name: (entry["bytes"], entry["sha256"]) for name, entry in seal["files"].items()}
     except (KeyError, TypeError, AttributeError):

@@ -43,17 +43,17 @@ Curve: TypeAlias = list[tuple[int, float]]
 
 
 class RunLog:
-    """Lines at the end of a file.
+    """Appends lines to the log file of a run.
 
     Args:
-        path: Made with the first line.
+        path: Path of the file, which is created with the first line.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def append(self, line: Line) -> None:
-        """Add one line; whoever reads the file now sees it."""
+        """Append one line and flush it, so that readers see it."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -62,23 +62,23 @@ class RunLog:
         return self._path.exists() and any(line["step"] == step and key in line for line in read_log(self._path))
 
     def sync(self) -> None:
-        """Put the lines on the disk: a checkpoint that is about to be sealed must not know more than the log."""
+        """Sync the lines to disk, before a checkpoint of the same step is sealed."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def cut(self, step: int) -> None:
-        """Take back every line after ``step``, and what a kill has left of a line that it interrupted."""
+        """Remove every line after ``step``, and an incomplete line of a killed process."""
         if self._path.exists():
             lines = [line for line in read_log(self._path) if line["step"] <= step]
             write_text(self._path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_log(path: Path) -> list[Line]:
-    """The lines of a log; of a run that is going on or was killed, all that are whole.
+    """Read the lines of a log; an incomplete last line is ignored.
 
     Raises:
-        InputError: There is no such file, or a line has its end and is no line of a log.
+        InputError: The file does not exist, or a complete line is not a log line.
     """
     try:
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
@@ -114,9 +114,9 @@ class SeenBatch:
     """A batch that went through the model.
 
     Attributes:
-        examples: Its rows, as JSON: what somebody needs who looks for them.
-        features: What the loss was given.
-        loss: What it gave.
+        examples: Its rows as JSON, to find them in the data.
+        features: Inputs of the loss.
+        loss: Value of the loss.
     """
 
     examples: list[dict[str, Any]]
@@ -125,13 +125,13 @@ class SeenBatch:
 
 
 def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_norm: float) -> None:
-    """Write the batches of an update that cannot be done: those whose loss is no number, or all of them if it is the gradient alone.
+    """Write the batches of a step with a non-finite loss, or all batches if only the gradient is not finite.
 
     Args:
-        folder: Made here.
-        batches: Of this process.
-        step: The update, from 1.
-        grad_norm: L2 norm of its gradient.
+        folder: Folder to create.
+        batches: Batches of this process.
+        step: The step, counted from 1.
+        grad_norm: L2 norm of the gradient.
     """
     bad = [batch for batch in batches if not math.isfinite(batch.loss)] or list(batches)
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,9 +147,9 @@ def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_
 
 
 def nonfinite_error(folder: Path, *, step: int, loss: float, grad_norm: float, setting: str) -> InputError:
-    """What stops the run; ``setting`` is the learning rate's name in its recipe."""
+    """Make the error that ends the run; ``setting`` is the name of the learning rate in the recipe."""
     what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {grad_norm}"
-    return InputError(f"{what} at step {step}; its batch is in {folder}: look at its texts, or lower {setting}")
+    return InputError(f"{what} at step {step}; the batch was saved to {folder}: check its texts, or lower {setting}")
 
 
 def _number(value: float) -> float | str:

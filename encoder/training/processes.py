@@ -31,10 +31,10 @@ _SAME = 1.0
 
 
 class StopRequest:
-    """Whether somebody has asked the run to stop.
+    """Whether a signal has requested the run to stop.
 
     Attributes:
-        name: ``SIGTERM`` or ``SIGINT``; None while nobody has.
+        name: ``SIGTERM`` or ``SIGINT``; None without a request.
     """
 
     def __init__(self) -> None:
@@ -59,10 +59,10 @@ class StopRequest:
 
 
 class RunStoppedError(Exception):
-    """A session has ended before the run's last update, for somebody asked it to; its checkpoint is saved.
+    """A session ended before the last step because a signal requested it; a checkpoint was saved.
 
     Attributes:
-        step: Updates done.
+        step: Number of steps done.
     """
 
     def __init__(self, step: int) -> None:
@@ -72,7 +72,7 @@ class RunStoppedError(Exception):
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """In the block SIGTERM and SIGINT are requests; outside of the main thread, where Python has no signals, there are none."""
+    """Turn SIGTERM and SIGINT into stop requests within the block; in other threads than the main one signals are not handled."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -95,7 +95,7 @@ class Processes:
     """Rank, number of processes, and communication between them.
 
     Args:
-        rank: Of this process, 0..size - 1.
+        rank: Rank of this process, 0..size - 1.
         size: Number of processes.
         device: Device of exchanged tensors: ``cuda`` with NCCL, ``cpu`` with gloo.
     """
@@ -189,10 +189,10 @@ CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 def keep_freed_memory() -> Iterator[None]:
     """Have the C library keep the memory of freed tensors for the next ones while a model is trained on a CPU.
 
-    glibc gives each large tensor back to the system, which hands it out again page by page, zeroed: an eighth of a training step. What is
-    held in between is about the most that the training has needed. Nothing is done on a machine with a GPU, without glibc, or where
-    the environment sets the allocator up. It is for the main thread and once at a time: another thread's tensors beyond 64 MB are given
-    back all the same, and the end of one context is the end of all.
+    glibc returns each large tensor to the system, which zeroes its pages before they are used again: an eighth of a training step. With
+    this context the process keeps about its peak memory. It does nothing on a machine with a GPU, without glibc, or if environment
+    variables configure the allocator. Use it in the main thread and do not nest it: tensors of other threads beyond 64 MB are returned
+    anyway, and the end of one context ends all.
     """
     libc = None if torch.cuda.is_available() or any(name.startswith(CHOSEN) for name in os.environ) else _glibc()
     if libc is None:
@@ -216,7 +216,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def peak_memory() -> int | None:
-    """The most memory that this process has held, in bytes: of its GPU where it has one, else of the machine; None on Windows."""
+    """Peak memory of this process in bytes: on its GPU if it uses one, otherwise in RAM; None on Windows."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     if sys.platform == "win32":

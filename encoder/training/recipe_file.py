@@ -113,12 +113,12 @@ def load_sections(
 
 
 def shipped_recipes(kinds: Collection[str] | None = None) -> list[str]:
-    """Names of the recipes that come with Quiver, sorted; of some values of ``kind``, or all."""
+    """Names of the shipped recipes, sorted; only those with one of the given values of ``kind``, or all."""
     return sorted(path.stem for path in _shipped_folder().glob("*.yaml") if kinds is None or _shipped_kind(path) in kinds)
 
 
 def recipe_kind(path: Path) -> str | None:
-    """The ``kind`` that a recipe has; None where it has none, or cannot be read: what is wrong is told by whoever reads it for good."""
+    """Value of ``kind`` in a recipe; None if it has none or cannot be read (loading the recipe reports the problem)."""
     try:
         document, _ = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, InputError):
@@ -134,15 +134,15 @@ def _shipped_kind(path: Path) -> str | None:
 
 
 def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) -> Path:
-    """The file of a recipe.
+    """Find the file of a recipe.
 
     Args:
-        name_or_path: What ends in .yaml, .yml or .json, or has a folder in it, is a path; anything else is the name of a
-            shipped recipe.
-        kinds: Values of ``kind`` of the shipped recipes that are asked for; None for any.
+        name_or_path: A path if it ends in .yaml, .yml or .json or contains a folder, otherwise the name of a shipped
+            recipe.
+        kinds: Accepted values of ``kind`` of shipped recipes; None for any.
 
     Raises:
-        InputError: It is a folder; or there is no such file, or no such name (gives those that are like it, or else all of them).
+        InputError: It is a folder, or the file or name does not exist (suggests similar names, or lists all).
     """
     path = Path(name_or_path)
     is_path = path.suffix in {".yaml", ".yml", ".json"} or len(path.parts) > 1
@@ -150,7 +150,7 @@ def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) 
     if not is_path and str(path) in names:
         return _shipped_folder() / f"{path}.yaml"
     if path.is_dir():
-        raise InputError(f"{path}: a folder; give the recipes in it, as in {path / '*.yaml'}")
+        raise InputError(f"{path}: is a folder; name the recipes in it, such as {path / '*.yaml'}")
     if is_path:
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")

@@ -131,11 +131,11 @@ def refuse_existing(out: Path, *, overwrite: bool) -> None:
     if not held:
         return
     if not is_run(out):
-        raise InputError(f"{out}: holds {held[0]} already, and not from a training run; choose another --out")
+        raise InputError(f"{out}: holds {held[0]}, which does not come from a training run; choose another --out")
     if not overwrite and (out / RECORD).exists():
-        raise InputError(f"{out}: holds a run already; choose another --out, or --overwrite")
+        raise InputError(f"{out}: already contains a run; choose another --out, or pass --overwrite")
     if not overwrite:
-        raise InputError(f"{out}: holds an unfinished run; go on with it by --resume, or begin again by --overwrite")
+        raise InputError(f"{out}: contains an unfinished run; resume it with --resume, or start over with --overwrite")
 
 
 def is_run(out: Path) -> bool:
@@ -162,7 +162,7 @@ def refuse_nothing_to_resume(out: Path) -> None:
     if (out / RECORD).exists():
         raise InputError(f"{out}: the run is complete, there is nothing to resume; its model is {out / MODEL}")
     if not (out / BEGUN).exists():
-        raise InputError(f"{out}: holds no run to resume; leave --resume out to begin one")
+        raise InputError(f"{out}: contains no run to resume; omit --resume to start one")
     if (schema := read_json(out / BEGUN).get("schema")) != SCHEMA:
         raise InputError(f"{out / BEGUN}: its schema is {schema}, this version reads {SCHEMA}; start the run again in another folder")
 
@@ -221,18 +221,18 @@ def refuse_other_run(out: Path, now: RunIdentity) -> None:
         found = [*(change for change in changes if change[0] not in now.without_weight), *found]
     if found:
         told = "; ".join(f"{path} was {json.dumps(was)}, is {json.dumps(value)}" for path, was, value in found)
-        raise InputError(f"{out}: --resume needs the run as it was begun; {told}")
+        raise InputError(f"{out}: --resume needs the recipe and data of the interrupted run; {told}")
 
 
 def warn_of_changes(out: Path, now: RunIdentity) -> None:
     """Log which settings of a resumed run have changed, and whether the weights may differ in their last bits because of them."""
     begun = read_json(out / BEGUN)
     if (out / RECIPE).exists() and (others := [path for path, *_ in recipe_changes(read_json(out / RECIPE), now.recipe, now.schema)]):
-        logger.warning("%s: changed since the run was begun: %s; no weight depends on that", out, ", ".join(others))
+        logger.warning("%s: changed since the run was started: %s; this does not affect the weights", out, ", ".join(others))
     about = ("device", "threads", "versions")
     changed = [path for key in about if key in begun for path, *_ in _differences(begun[key], now.about[key], key)]
     if changed:
-        logger.warning("%s: changed since the run was begun: %s; it may not end with the very same weights", out, ", ".join(changed))
+        logger.warning("%s: changed since the run was started: %s; the final weights may differ slightly", out, ", ".join(changed))
 
 
 def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any], schema: type[Schema] | None = None) -> list[tuple[str, object, object]]:
@@ -323,7 +323,7 @@ def exclusive_lock(out: Path) -> Iterator[None]:
         InputError: ``out`` is a file or cannot be written, or another session trains there.
     """
     if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file; --out names a folder")
+        raise InputError(f"{out}: is a file; --out must name a folder")
     created = not out.exists()
     lock = FileLock(out / LOCK)
     try:

@@ -24,7 +24,7 @@ from quiver.encoder.files import read_json, save_tensors, write_json
 
 
 def random_state() -> dict[str, Any]:
-    """The state of all of them: numbers, text, tuples and tensors, for `quiver.encoder.training.state_files`."""
+    """Return the state of all random generators: numbers, text, tuples and tensors, see `write_state`."""
     name, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # it is the global generator's state that counts
     return {
         "python": random.getstate(),
@@ -35,7 +35,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put back what `random_state` gave; a state from a machine without a GPU leaves the GPU's generator as it is."""
+    """Restore the result of `random_state`; a state from a machine without a GPU does not change the GPU's generator."""
     random.setstate(state["python"])
     name, words, *rest = state["numpy"]
     np.random.set_state((name, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002  # as above
@@ -45,7 +45,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def seed_random(seed: int) -> None:
-    """Seed all of them."""
+    """Seed all random generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  # as above
     torch.manual_seed(seed)
@@ -53,7 +53,7 @@ def seed_random(seed: int) -> None:
 
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Whatever the block draws, afterwards the generators are where they were before it."""
+    """Restore the state of all random generators at the end of the block."""
     state = random_state()
     try:
         yield
@@ -65,7 +65,7 @@ def write_state(stem: Path, state: object) -> None:
     """Write ``stem.json`` and ``stem.safetensors``.
 
     Raises:
-        ValueError: The state holds something that is none of the above, or a float that is not finite.
+        ValueError: The state contains a value of another type, or a float that is not finite.
         OSError: A file cannot be written.
     """
     tensors: dict[str, Tensor] = {}
@@ -75,10 +75,10 @@ def write_state(stem: Path, state: object) -> None:
 
 
 def read_state(stem: Path) -> Any:
-    """What `write_state` was given; tensors on the CPU.
+    """Read what `write_state` has written; tensors are on the CPU.
 
     Raises:
-        InputError: A file is missing or not what `write_state` writes.
+        InputError: A file is missing or was not written by `write_state`.
     """
     path = stem.with_suffix(".safetensors")
     try:

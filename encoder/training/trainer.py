@@ -104,7 +104,7 @@ class TrainingBatch:
 
 
 class Task(Protocol):
-    """What is trained. All methods are called in all processes, except where stated."""
+    """The task that is trained. All methods are called in all processes, except where stated."""
 
     @property
     def module(self) -> nn.Module:
@@ -189,8 +189,8 @@ class RunOutput:
 
     Attributes:
         folder: Folder of the run; batches with a non-finite loss are written there.
-        checkpoints: Of the run.
-        log: Of the run.
+        checkpoints: Checkpoints of the run.
+        log: Log of the run.
         callbacks: Receive events.
     """
 
@@ -218,9 +218,9 @@ class Trainer:
 
     Args:
         task: What is trained, in the state that ``progress`` describes.
-        settings: Of the loop.
+        settings: Settings of the loop.
         output: Where it writes.
-        processes: Of the run.
+        processes: Processes of the run.
         stop: Checked once per step.
         progress: Updated in place.
         random_states: Random generator states by process; None for a new run, which is seeded.

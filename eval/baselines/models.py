@@ -43,6 +43,9 @@ _WITHOUT_EFFECT = {"_name_or_path", "architectures", "dtype", "torch_dtype", "tr
 class SentenceTransformersModel:
     """A `quiver.retrieval.records.DenseModel` that sentence-transformers runs.
 
+    Attributes:
+        card: Kind, width, similarity, lengths, prompts and fingerprint of the model.
+
     Args:
         source: Folder or Hugging Face Hub id.
         device: Device to run on. Default: the library's choice.
@@ -62,12 +65,7 @@ class SentenceTransformersModel:
         if similarity not in ("cosine", "dot"):
             raise InputError(f"{source}: similarity_fn_name must be cosine or dot, got {similarity!r}")
         self._lengths = _max_lengths(self._model, name)
-        self._card = _sentence_transformers_card(self._model, str(source), "dense", similarity, self._lengths)
-
-    @property
-    def card(self) -> ModelCard:
-        """Kind, width, similarity, lengths, prompts and fingerprint of the model."""
-        return self._card
+        self.card = _sentence_transformers_card(self._model, str(source), "dense", similarity, self._lengths)
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         """Encode texts with the library's ``encode_query`` or ``encode_document``.
@@ -81,12 +79,15 @@ class SentenceTransformersModel:
             (B, d) float32 vectors in input order, and token counts.
         """
         tokens = _count_sentence_transformers(self._model, texts, role, self._lengths[role])
-        vectors = _encode(self._model, texts, role, progress) if texts else np.empty((0, self._card.dim))
+        vectors = _encode(self._model, texts, role, progress) if texts else np.empty((0, self.card.dim))
         return DenseEncoding(np.asarray(vectors, np.float32), tokens)
 
 
 class MultiVectorModel:
     """A `quiver.retrieval.records.TokenModel` that the MultiVectorEncoder of sentence-transformers 6 runs.
+
+    Attributes:
+        card: Kind, width, similarity, lengths, prompts and fingerprint of the model.
 
     Args:
         source: Folder or Hugging Face Hub id; models saved by PyLate work too.
@@ -108,12 +109,7 @@ class MultiVectorModel:
         self._model = _load(sentence_transformers.MultiVectorEncoder, "sentence-transformers", name, device)
         self._lengths = _max_lengths(self._model, name)
         # The library's other similarity divides by the number of query tokens, which does not change the order of documents.
-        self._card = _sentence_transformers_card(self._model, str(source), "colbert", "maxsim", self._lengths)
-
-    @property
-    def card(self) -> ModelCard:
-        """Kind, width, similarity, lengths, prompts and fingerprint of the model."""
-        return self._card
+        self.card = _sentence_transformers_card(self._model, str(source), "colbert", "maxsim", self._lengths)
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         """Encode texts with the library's ``encode_query`` or ``encode_document``.
@@ -135,6 +131,9 @@ class PyLateModel:
     """A `quiver.retrieval.records.TokenModel` that PyLate runs.
 
     Prefixes, lengths, query expansion, skiplist and the order of batches are PyLate's.
+
+    Attributes:
+        card: Kind, width, similarity, lengths, prompts and fingerprint of the model.
 
     Args:
         source: Folder or Hugging Face Hub id of a model saved by PyLate or by Stanford's ColBERT.
@@ -158,7 +157,7 @@ class PyLateModel:
         settings = [self._prompt, self._lengths, self._prefixes, expansion, model.skiplist_words]
         # Computed before the first encoding: PyLate writes the length of the last batch into the settings of its first module.
         fingerprint = _fingerprint(model, "pylate", settings)
-        self._card = ModelCard(
+        self.card = ModelCard(
             source=str(source),
             kind="colbert",
             fingerprint=fingerprint,
@@ -170,11 +169,6 @@ class PyLateModel:
             document_prompt=self._prefixes["document"] + self._prompt,
             library="pylate",
         )
-
-    @property
-    def card(self) -> ModelCard:
-        """Kind, width, similarity, lengths, prompts and fingerprint of the model."""
-        return self._card
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         """Encode texts with PyLate's ``encode``.

@@ -272,7 +272,7 @@ def reset_peak() -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError as error:
-        raise InputError("peak memory on a CPU is read from Linux's /proc, which this system does not have; omit --memory") from error
+        raise InputError("peak memory on a CPU is read from Linux's /proc, which this system does not have; omit --peak-memory") from error
 
 
 def resident(name: str) -> int:

@@ -317,8 +317,8 @@ def bench_token_ids(
             case, failed = _largest_batches(model, names, chosen, settings, progress=progress)
             cases.append(case)
             not_run += failed
-        facts: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
-        return recording.benchmark(facts=facts, cases=cases, not_run=not_run, device=settings.device)
+        metadata: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
+        return recording.benchmark(metadata=metadata, cases=cases, not_run=not_run, device=settings.device)
 
 
 def _check_settings(settings: Settings) -> None:
@@ -438,7 +438,7 @@ def _case(
     return Case(
         name=name,
         title=f"{name}: {documents:,} documents of {spread} tokens, {tokens:,} in total{in_batches}",
-        facts={"documents": documents, "tokens": tokens, "shortest": shortest, "longest": longest, "batch_documents": batch_size},
+        metadata={"documents": documents, "tokens": tokens, "shortest": shortest, "longest": longest, "batch_documents": batch_size},
         rows=with_ratios(rows, {"seconds": "time_ratio"}),
     )
 
@@ -447,17 +447,17 @@ def _case(
 def _state_differences(prepared: Mapping[str, _Prepared], where: str) -> dict[str, float]:
     """Largest absolute difference of each backend's hidden states from Quiver's, over all real tokens of all batches."""
     differences = dict.fromkeys(prepared, 0.0)
-    for place in range(len(prepared[OWN].batches)):
-        reference = _states(OWN, prepared[OWN], place, where)
+    for position in range(len(prepared[OWN].batches)):
+        reference = _states(OWN, prepared[OWN], position, where)
         for name, each in prepared.items():
             if name != OWN:
-                difference = (_states(name, each, place, where) - reference).abs().max().item()
+                difference = (_states(name, each, position, where) - reference).abs().max().item()
                 differences[name] = max(differences[name], difference)
     return differences
 
 
-def _states(name: str, prepared: _Prepared, place: int, where: str) -> Tensor:
-    batch = prepared.batches[place]
+def _states(name: str, prepared: _Prepared, position: int, where: str) -> Tensor:
+    batch = prepared.batches[position]
     with naming_out_of_memory(name, where):
         states = batch.real(batch.forward()).float()
     if not states.isfinite().all():  # a maximum of differences does not reveal a NaN
@@ -528,8 +528,8 @@ def bench_texts(
             )
             cases, failed = with_memory(cases, [run], progress=progress)
             not_run += failed
-        facts: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
-        return recording.benchmark(facts=facts, cases=cases, not_run=not_run, device=settings.device)
+        metadata: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
+        return recording.benchmark(metadata=metadata, cases=cases, not_run=not_run, device=settings.device)
 
 
 def _check_text_settings(texts: Sequence[str], settings: Settings) -> None:
@@ -818,13 +818,13 @@ def _draw_published(axes: Any) -> None:
 
 
 def _conditions(benchmark: Benchmark) -> str:
-    settings, facts = benchmark.settings, benchmark.facts
+    settings, metadata = benchmark.settings, benchmark.metadata
     work = "forward and backward through a loss over all states" if settings["train"] else "inference"
     return (
-        f"{facts['family']}, {float(facts['parameters'] or 0) / 1e6:,.1f} million parameters, {settings['dtype']}, {work}, on"
+        f"{metadata['family']}, {float(metadata['parameters'] or 0) / 1e6:,.1f} million parameters, {settings['dtype']}, {work}, on"
         f" {settings['device']}. {settings['rounds']} rounds in one process; every backend runs once per round, in reverse order in every"
         " other round; a warm-up round is not counted. Padding is not counted as tokens. Time / quiver's is the median over the rounds of a"
-        " backend's time divided by Quiver's time in the same round. Peak memory is what a run takes beyond the loaded model, in a fresh"
+        " backend's time divided by Quiver's time in the same round. Peak memory is the memory of a run beyond the loaded model, in a fresh"
         " process."
     )
 
@@ -842,7 +842,7 @@ def _beside_the_paper(benchmark: Benchmark) -> Section:
     source = f"The paper's figures are from {EFFICIENCY_SOURCE}. The others are from the processor named below: compare rows of one source."
     largest = ["BS 512", "fixed 512", "variable 256", "BS 8,192", "fixed 8,192", "variable 4,096"]
     return Section(
-        "Beside the paper",
+        "Comparison with the paper",
         (
             Paragraph(source),
             text_table("Table 2: largest batch (BS) and thousand tokens per second (means)", ["", *largest], _table_2(benchmark)),
@@ -874,7 +874,7 @@ def _table_2_row(label: str, fitting: Mapping[Any, Any], kilotokens: Mapping[str
 
 
 def _table_11(benchmark: Benchmark) -> Iterator[list[str]]:
-    tokens = {case.name: float(case.facts["tokens"] or 0) for case in _speed_cases(benchmark)}
+    tokens = {case.name: float(case.metadata["tokens"] or 0) for case in _speed_cases(benchmark)}
     for name, rows in _own_rows(benchmark).items():
         cells = dict.fromkeys(EFFICIENCY_SETS, "-")
         for case, row in rows.items():

@@ -34,7 +34,7 @@ from quiver.encoder.checkpoints.families import FORMATS
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
-from quiver.encoder.gpu.compile import compile_encoder
+from quiver.encoder.model import compile_encoder
 from quiver.encoder.presets import preset
 from quiver.eval.bench.harness import quiet_libraries
 from quiver.retrieval.models.biencoder import BiEncoder

@@ -249,7 +249,7 @@ class Recording:
     def benchmark(
         self,
         *,
-        facts: Mapping[str, Scalar],
+        metadata: Mapping[str, Scalar],
         cases: Sequence[Case],
         not_run: Sequence[NotRun],
         device: str = "cpu",
@@ -258,7 +258,7 @@ class Recording:
         """Assemble the results, with versions and machine.
 
         Args:
-            facts: Facts about the model or data.
+            metadata: Description of the model or data.
             cases: The measurements.
             not_run: Backends and cases without measurements.
             device: Device of the benchmark.
@@ -269,7 +269,7 @@ class Recording:
         return Benchmark(
             subject=self._subject,
             name=self._name,
-            facts=dict(facts),
+            metadata=dict(metadata),
             settings={key: _as_scalar(value) for key, value in asdict(self._settings).items()},
             cases=tuple(cases),
             not_run=tuple(not_run),
@@ -291,8 +291,8 @@ def _processor(device: str) -> str:
     """Name of the GPU or CPU."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    facts = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", facts.read_text(encoding="utf-8"), re.MULTILINE) if facts.is_file() else None
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE) if cpuinfo.is_file() else None
     return found[1] if found else platform.processor() or platform.machine()
 
 

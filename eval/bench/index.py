@@ -171,7 +171,7 @@ def bench_index(
     _Measuring(vectors, settings, running, exact.get(None)).measure(states, FinishedRows(work / "indexes"))
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     for state in states:
-        not_run += [NotRun(f"{state.system.name} {state.system.points[place].name}", why) for place, why in state.refused.items()]
+        not_run += [NotRun(f"{state.system.name} {state.system.points[position].name}", why) for position, why in state.refused.items()]
         if state.failed is None and not state.points:
             state.failed = "no search parameters were accepted"
         if state.failed is not None:
@@ -184,7 +184,7 @@ def bench_index(
         raise InputError("nothing could be measured: " + "; ".join(f"{each.what}: {each.reason}" for each in not_run))
     shutil.rmtree(work / "indexes", ignore_errors=True)
     return recording.benchmark(
-        facts=_facts(vectors, model, exact.get(None)),
+        metadata=_metadata(vectors, model, exact.get(None)),
         cases=[
             Case(SEARCH, "Search", {}, tuple(row for rows in ordered for row in rows[SEARCH])),
             Case(BUILD, "Build, disk and memory", {}, tuple(row for rows in ordered for row in rows[BUILD])),
@@ -220,7 +220,7 @@ def _versions(system: System) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(found.items()) if version is not None)
 
 
-def _facts(vectors: VectorFolder, model: str | None, exact: ExactHits | None) -> dict[str, Scalar]:
+def _metadata(vectors: VectorFolder, model: str | None, exact: ExactHits | None) -> dict[str, Scalar]:
     qrels = vectors.qrels
     return {
         "model": model,
@@ -294,42 +294,42 @@ class _Measuring:
 
     def _single_queries(self, states: Sequence[_State], children: Mapping[str, Child], advance: Advance) -> None:
         """Search with one query at a time on one thread; the first pass is not timed, and its hits are checked."""
-        for _, state, place in _turns(states, children, 1):
+        for _, state, position in _turns(states, children, 1):
             with _failing(state):
-                self._first_pass(state, place, children[state.system.name])
+                self._first_pass(state, position, children[state.system.name])
             advance(1 if self._exact is None else 2)
-        for _, state, place in _turns(states, children, self._settings.rounds):
+        for _, state, position in _turns(states, children, self._settings.rounds):
             with _failing(state):
-                answer = self._ask(children[state.system.name], "single", place, self._settings.k)
-                state.points[place].rounds.append(answer["milliseconds"])
-                state.points[place].processor.append(1000 * answer["processor_seconds"] / len(answer["milliseconds"]))
+                answer = self._ask(children[state.system.name], "single", position, self._settings.k)
+                state.points[position].rounds.append(answer["milliseconds"])
+                state.points[position].processor.append(1000 * answer["processor_seconds"] / len(answer["milliseconds"]))
             advance(1)
         for state in states:
             if state.failed is None:
                 with _failing(state):
                     state.memory = checked(children[state.system.name].ask({"task": "memory"}))
 
-    def _first_pass(self, state: _State, place: int, child: Child) -> None:
+    def _first_pass(self, state: _State, position: int, child: Child) -> None:
         measured = _Measured()
         for k in [self._settings.k] if self._exact is None else [self._settings.deep, self._settings.k]:
-            answer = self._ask(child, "single", place, k, rows=True)
+            answer = self._ask(child, "single", position, k, rows=True)
             if "refused" in answer:
-                state.refused[place] = answer["refused"]
+                state.refused[position] = answer["refused"]
                 return
             rows = [[self._row(each) for each in found] for found in answer["rows"]]
             wrong = invalid_hits(rows, documents=len(self._vectors), queries=len(self._vectors.queries), k=k)
             if wrong is not None:
-                raise ChildError(f"{state.system.points[place].name}: {wrong}")
+                raise ChildError(f"{state.system.points[position].name}: {wrong}")
             measured.found[k] = rows
             measured.deep = measured.deep or answer["milliseconds"]
-        state.points[place] = measured
+        state.points[position] = measured
 
     def _throughput(self, states: Sequence[_State], children: Mapping[str, Child], threads: int, advance: Advance) -> None:
         """Search with all queries in one call."""
-        for _, state, place in _turns(states, children, self._settings.rounds):
+        for _, state, position in _turns(states, children, self._settings.rounds):
             with _failing(state):
-                answer = self._ask(children[state.system.name], "all", place, self._settings.k)
-                state.points[place].seconds.setdefault(threads, []).append(answer["seconds"])
+                answer = self._ask(children[state.system.name], "all", position, self._settings.k)
+                state.points[position].seconds.setdefault(threads, []).append(answer["seconds"])
             advance(1)
 
     def _open(self, states: Sequence[_State], threads: int, stack: ExitStack) -> dict[str, Child]:
@@ -354,8 +354,8 @@ class _Measuring:
         with _cpus(threads):
             return Child(self._running.target, arguments, label=system.name, environment=environment, timeout=self._running.timeout)
 
-    def _ask(self, child: Child, task: str, place: int, k: int, *, rows: bool = False) -> dict[str, Any]:
-        return checked(child.ask({"task": task, "point": place, "k": k, "rows": rows}))
+    def _ask(self, child: Child, task: str, position: int, k: int, *, rows: bool = False) -> dict[str, Any]:
+        return checked(child.ask({"task": task, "point": position, "k": k, "rows": rows}))
 
     def _row(self, found: int | str) -> int:
         """Row of a document given by row or id; -1 for an unknown id."""
@@ -388,10 +388,10 @@ def _failing(state: _State) -> Iterator[None]:
 def _turns(states: Sequence[_State], children: Mapping[str, Child], rounds: int) -> Iterator[tuple[int, _State, int]]:
     """Yield systems and their points in interleaved rounds, without dropped systems; the first points of all systems come first."""
     most = max((len(state.system.points) for state in states), default=0)
-    turns = [(state, place) for place in range(most) for state in states if place < len(state.system.points)]
-    for number, (state, place) in interleave(turns, rounds):
-        if state.system.name in children and state.failed is None and place not in state.refused:
-            yield number, state, place
+    turns = [(state, position) for position in range(most) for state in states if position < len(state.system.points)]
+    for number, (state, position) in interleave(turns, rounds):
+        if state.system.name in children and state.failed is None and position not in state.refused:
+            yield number, state, position
 
 
 def _rows(
@@ -401,13 +401,13 @@ def _rows(
     system = state.system
     common: dict[str, Scalar] = {"library": system.library, "versions": _versions(system), "date": date}
     return {
-        SEARCH: tuple(_search_row(state, place, vectors, settings, exact) for place in sorted(state.points)),
+        SEARCH: tuple(_search_row(state, position, vectors, settings, exact) for position in sorted(state.points)),
         BUILD: (Row(system.name, {}, {**common, **state.build, **state.memory}),),
     }
 
 
-def _search_row(state: _State, place: int, vectors: VectorFolder, settings: Settings, exact: Mapping[int | None, ExactHits]) -> Row:
-    point, measured = state.system.points[place], state.points[place]
+def _search_row(state: _State, position: int, vectors: VectorFolder, settings: Settings, exact: Mapping[int | None, ExactHits]) -> Row:
+    point, measured = state.system.points[position], state.points[position]
     values: dict[str, Scalar] = {"library": state.system.library, "params": format_settings(point.params)}
     truth, k, deep = exact.get(point.allowed), settings.k, settings.deep
     if point.allowed is not None:
@@ -603,8 +603,8 @@ def _throughput_columns(benchmark: Benchmark) -> list[Column]:
 
 
 def _build_columns(benchmark: Benchmark) -> list[Column]:
-    per = {"token": benchmark.facts["vectors"], "document": benchmark.facts["documents"]}
-    if benchmark.facts["kind"] == "dense":
+    per = {"token": benchmark.metadata["vectors"], "document": benchmark.metadata["documents"]}
+    if benchmark.metadata["kind"] == "dense":
         del per["token"]
     specs = {"token": ",.1f", "document": ",.0f"}
     return [
@@ -632,7 +632,7 @@ SYSTEM_COLUMNS = (
 def report(benchmark: Benchmark) -> Report:
     """Make the report of an index benchmark."""
     search, build = benchmark.case(SEARCH), benchmark.case(BUILD)
-    throughput = "All queries in one call, in a process that may use so many CPUs; queries per second, median over the rounds."
+    throughput = "All queries in one call, in a process limited to that number of CPUs; queries per second, median over the rounds."
     size = (
         "Disk is all files of the index. A build is timed until the index is on disk, without encoding or reading the vectors. Peaks are"
         " the resident set beyond that of the process with its libraries; the vectors count in builds that take all of them at once."
@@ -657,28 +657,28 @@ def report(benchmark: Benchmark) -> Report:
 
 def draw(benchmark: Benchmark) -> Drawing:
     """Draw the chart of an index benchmark."""
-    facts, k = benchmark.facts, benchmark.settings["k"]
-    unit, count = ("token", facts["vectors"]) if facts["kind"] == "colbert" else ("document", facts["documents"])
-    title = f"{short_name(benchmark.name)}: {facts['documents']:,} documents, {facts['vectors']:,} vectors"
+    metadata, k = benchmark.metadata, benchmark.settings["k"]
+    unit, count = ("token", metadata["vectors"]) if metadata["kind"] == "colbert" else ("document", metadata["documents"])
+    title = f"{short_name(benchmark.name)}: {metadata['documents']:,} documents, {metadata['vectors']:,} vectors"
     searches: dict[str, list[Row]] = {}
     for row in benchmark.case(SEARCH).rows:
         searches.setdefault(row.backend, []).append(row)
     sizes = {row.backend: float(row.values["disk"] or 0) / float(count or 1) for row in benchmark.case(BUILD).rows}
-    quality = None if facts["synthetic"] else (f"recall@{k}", f"recall@{k} against exact search")
+    quality = None if metadata["synthetic"] else (f"recall@{k}", f"recall@{k} against exact search")
     return draw_search(f"{title}\n{benchmark.processor}, one thread", searches, sizes, quality=quality, unit=unit)
 
 
 def _conditions(benchmark: Benchmark) -> str:
-    facts, settings = benchmark.facts, benchmark.settings
-    token = facts["kind"] == "colbert"
-    average = float(facts["query_vectors"] or 0) / float(facts["queries"] or 1)
+    metadata, settings = benchmark.metadata, benchmark.settings
+    token = metadata["kind"] == "colbert"
+    average = float(metadata["query_vectors"] or 0) / float(metadata["queries"] or 1)
     parts = [
-        f"{facts['documents']:,} documents, {facts['vectors']:,} vectors of {facts['dim']} dimensions, one per"
-        f" {'token' if token else 'document'}; {facts['queries']:,} queries{f' of {average:.1f} vectors' if token else ''}."
+        f"{metadata['documents']:,} documents, {metadata['vectors']:,} vectors of {metadata['dim']} dimensions, one per"
+        f" {'token' if token else 'document'}; {metadata['queries']:,} queries{f' of {average:.1f} vectors' if token else ''}."
     ]
-    if facts["model"] is not None:
-        parts.append(f"Model: {facts['model']}.")
-    if facts["synthetic"]:
+    if metadata["model"] is not None:
+        parts.append(f"Model: {metadata['model']}.")
+    if metadata["synthetic"]:
         parts.append("Documents beyond those of the collection are noisy copies of them: latency and size are meaningful, quality is not.")
     parts += [
         "Every system gets the same float32 vectors and a process of its own, which may use as many CPUs as it has threads:"
@@ -691,12 +691,12 @@ def _conditions(benchmark: Benchmark) -> str:
 
 
 def _search_note(benchmark: Benchmark) -> str:
-    facts, settings = benchmark.facts, benchmark.settings
+    metadata, settings = benchmark.metadata, benchmark.settings
     percentiles = (
         "p50, p95 and p99 are milliseconds of a single query: percentiles over the queries, median over the rounds, with the range of p50."
         " CPU is processor time per query."
     )
-    if facts["synthetic"]:
+    if metadata["synthetic"]:
         return percentiles
     deep, k = settings["deep"], settings["k"]
     parts = [
@@ -706,6 +706,6 @@ def _search_note(benchmark: Benchmark) -> str:
     ]
     if any("allowed" in row.values for row in benchmark.case(SEARCH).rows):
         parts.append("With a filter that matches a random share of the documents, exact search is over these documents.")
-    if facts["exact_ndcg"] is not None:
-        parts.append(f"nDCG@10 of exact search: {facts['exact_ndcg']:.4f} over {facts['judged']:,} judged queries.")
+    if metadata["exact_ndcg"] is not None:
+        parts.append(f"nDCG@10 of exact search: {metadata['exact_ndcg']:.4f} over {metadata['judged']:,} judged queries.")
     return " ".join(parts)

@@ -171,7 +171,7 @@ def _build_quiver(vectors: VectorFolder, system: System, out: Path, threads: int
     documents = [Document(key, str(row)) for row, key in enumerate(vectors.ids)]
     if any(point.allowed is not None for point in system.points):
         places = random_order(len(documents)).tolist()
-        documents = [document._replace(metadata={_PLACE: place}) for document, place in zip(documents, places, strict=True)]
+        documents = [document._replace(metadata={_PLACE: position}) for document, position in zip(documents, places, strict=True)]
     warm_up = BuildOptions(engine, warm_up_settings(system.settings), store_text=False, calibrate=False)
     build_index(documents[:_WARM_UP], model, out / "warm-up", options=warm_up)
     shutil.rmtree(out / "warm-up")
@@ -520,7 +520,7 @@ BASELINES = tuple(name for name in LIBRARIES if name != OWN)
 NOT_COMPARED: Mapping[Kind, Mapping[str, str]] = {
     "dense": {},
     "colbert": {
-        "colbert-ai": "compiles its own extension at first use and needs a GPU to index; fast-plaid is the same algorithm",
+        "colbert-ai": "compiles an extension at first use and needs a GPU to index; fast-plaid implements the same algorithm",
         "tachiom": "its wheel needs glibc 2.39, and its source a compiler and packages that are not on PyPI",
     },
 }

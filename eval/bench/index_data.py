@@ -431,7 +431,7 @@ def ndcg(found: Sequence[Sequence[int]], vectors: VectorFolder, qrels: Qrels) ->
         qrels: Judgements.
     """
     run: Mapping[str, Mapping[str, float]] = {
-        query: {vectors.ids[row]: -float(place) for place, row in enumerate(rows)}
+        query: {vectors.ids[row]: -float(position) for position, row in enumerate(rows)}
         for query, rows in zip(vectors.query_ids, found, strict=True)
     }
     return score(qrels, run, [_NDCG]).means[_NDCG]

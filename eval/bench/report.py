@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quiver.eval.bench.results import OWN, Benchmark, Row, Series
 from quiver.eval.report.charts import PALETTE, new_figure, save, style
-from quiver.eval.report.render import Block, Code, Facts, Figure, Paragraph, Report, Section, Table, table, write
+from quiver.eval.report.render import Block, Code, Figure, Paragraph, Properties, Report, Section, Table, table, write
 from quiver.eval.report.render import Column as TableColumn
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ PEAK = Column("peak MiB", single("memory_above", ",.0f", scale=1 / MEBIBYTE))
 def rows_table(name: str, columns: Sequence[Column], rows: Sequence[Row], *, caption: str = "") -> Table:
     """Make a table of rows; columns without any cell are left out."""
     cells = [[column.text(row) for row in rows] for column in columns]
-    shown = [place for place, column in enumerate(cells) if any(cell is not None for cell in column)]
-    header = [TableColumn(columns[place].label, numeric=columns[place].numeric, wide=not place) for place in shown]
-    return table(header, [[cells[place][number] or "" for place in shown] for number in range(len(rows))], name=name, caption=caption)
+    shown = [position for position, column in enumerate(cells) if any(cell is not None for cell in column)]
+    header = [TableColumn(columns[position].label, numeric=columns[position].numeric, wide=not position) for position in shown]
+    return table(header, [[cells[position][number] or "" for position in shown] for number in range(len(rows))], name=name, caption=caption)
 
 
 def text_table(name: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -128,7 +128,7 @@ def make_report(
 
 def _machine(benchmark: Benchmark) -> Iterator[Block]:
     provenance = benchmark.provenance
-    facts = {
+    properties = {
         "Processor": benchmark.processor,
         "Platform": provenance.platform,
         "Threads": str(provenance.threads),
@@ -136,7 +136,7 @@ def _machine(benchmark: Benchmark) -> Iterator[Block]:
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(provenance.versions.items())),
         "Date": provenance.date,
     }
-    yield Facts({name: fact for name, fact in facts.items() if fact})
+    yield Properties({name: value for name, value in properties.items() if value})
     if provenance.command is not None:
         yield Code(provenance.command)
 
@@ -203,17 +203,17 @@ def draw_speed(title: str, groups: Groups, extra: Callable[[Any], None] | None =
 def grouped_bars(axes: Any, groups: Sequence[str], series: Sequence[str], draw: Callable[[str, str, float, float], None]) -> None:
     """Call ``draw(group, series, x, width)`` for every bar, and label the groups."""
     width = min(0.4, 0.8 / len(series))
-    for place, group in enumerate(groups):
+    for position, group in enumerate(groups):
         for number, name in enumerate(series):
-            draw(group, name, place + (number - (len(series) - 1) / 2) * width, width)
+            draw(group, name, position + (number - (len(series) - 1) / 2) * width, width)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_xlim(-0.6, len(groups) - 0.4)
     axes.grid(axis="x", visible=False)
 
 
-def bar_style(place: int, name: str) -> dict[str, Any]:
+def bar_style(position: int, name: str) -> dict[str, Any]:
     """Colour, hatch and label of a series, by its position."""
-    look = place % (len(PALETTE) - 1)
+    look = position % (len(PALETTE) - 1)
     return {"color": PALETTE[look + 1], "hatch": _HATCHES[look % len(_HATCHES)], "edgecolor": "white", "linewidth": 0.6, "label": name}
 
 
@@ -270,10 +270,10 @@ def draw_search(title: str, searches: Groups, sizes: Mapping[str, float], *, qua
         figure = new_figure(8.0, 6.4 + 0.25 * len(names), layout="constrained")
         figure.suptitle(title, fontsize=11)
         speed, size = figure.subplots(2, 1, height_ratios=[3, 0.6 + 0.3 * len(names)])
-        for place, (name, rows) in enumerate(searches.items()):
+        for position, (name, rows) in enumerate(searches.items()):
             ordered = sorted(rows, key=lambda row: row.series["p50"].median)
-            heights = [place if quality is None else row.values[quality[0]] for row in ordered]
-            look = {"color": PALETTE[1 + place % (len(PALETTE) - 1)], "marker": _MARKERS[place % len(_MARKERS)]}
+            heights = [position if quality is None else row.values[quality[0]] for row in ordered]
+            look = {"color": PALETTE[1 + position % (len(PALETTE) - 1)], "marker": _MARKERS[position % len(_MARKERS)]}
             speed.plot([row.series["p50"].median for row in ordered], heights, label=name, linewidth=1.6, **look)
         speed.set_xscale("log")
         speed.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -284,9 +284,9 @@ def draw_search(title: str, searches: Groups, sizes: Mapping[str, float], *, qua
         else:
             speed.set_ylabel(quality[1])
             speed.legend(fontsize=8, frameon=False)
-        for place, (_, value) in enumerate(sizes.items()):
-            size.barh(place, value, color=PALETTE[1 + place % (len(PALETTE) - 1)])
-            size.annotate(f"{value:,.0f}", (value, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
+        for position, (_, value) in enumerate(sizes.items()):
+            size.barh(position, value, color=PALETTE[1 + position % (len(PALETTE) - 1)])
+            size.annotate(f"{value:,.0f}", (value, position), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
         size.set_yticks(range(len(names)), names, fontsize=8)
         size.invert_yaxis()
         size.margins(x=0.12)

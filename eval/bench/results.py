@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Literal, TypeAlias
 
+from pydantic.dataclasses import dataclass
+
 from quiver.encoder.files import write_json
-from quiver.eval.decoding import encode, read_record
-from quiver.eval.results import Provenance
+from quiver.encoder.schema import RECORD, parse_record
+from quiver.eval.results import Provenance, read_versioned
 
 SCHEMA = "quiver-benchmark/1"
 """Name and version of the format: the value of ``schema`` in the file."""
@@ -30,7 +32,7 @@ Subject: TypeAlias = Literal["encoder", "training", "index"]
 Scalar: TypeAlias = str | int | float | bool | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class Series:
     """One quantity over the rounds.
 
@@ -56,13 +58,13 @@ class Series:
 
         Example:
             >>> Series.of([2, 4, 9])
-            Series(values=(2, 4, 9), median=4, mean=5.0, deviation=3.605551275463989, lowest=2, highest=9)
+            Series(values=(2.0, 4.0, 9.0), median=4.0, mean=5.0, deviation=3.605551275463989, lowest=2.0, highest=9.0)
         """
         deviation = stdev(values) if len(values) > 1 else 0.0
         return cls(tuple(values), median(values), fmean(values), deviation, min(values), max(values))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class Row:
     """The measurement of one backend in one case.
 
@@ -79,24 +81,24 @@ class Row:
     variant: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class Case:
     """The work that every backend ran, and its measurements.
 
     Attributes:
         name: Short name.
         title: Description in one line.
-        facts: Sizes, such as ``documents`` and ``tokens``.
+        metadata: Sizes, such as ``documents`` and ``tokens``.
         rows: One row per backend and variant; Quiver first if the others are compared with it.
     """
 
     name: str
     title: str
-    facts: Mapping[str, Scalar]
+    metadata: Mapping[str, Scalar]
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class NotRun:
     """A backend or case without measurements.
 
@@ -109,14 +111,14 @@ class NotRun:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class Benchmark:
     """A run of ``quiver bench``.
 
     Attributes:
         subject: Subject of the benchmark.
         name: Name of the model or data.
-        facts: Facts about the model or data.
+        metadata: Description of the model or data.
         settings: Options that affect the measurement.
         cases: The measurements.
         not_run: Backends and cases without measurements.
@@ -127,7 +129,7 @@ class Benchmark:
 
     subject: Subject
     name: str
-    facts: Mapping[str, Scalar]
+    metadata: Mapping[str, Scalar]
     settings: Mapping[str, Scalar]
     cases: tuple[Case, ...]
     not_run: tuple[NotRun, ...]
@@ -161,7 +163,7 @@ def with_ratios(rows: Sequence[Row], quantities: Mapping[str, str]) -> tuple[Row
 
 def to_json(benchmark: Benchmark) -> dict[str, object]:
     """Convert a benchmark to parsed JSON."""
-    return encode(benchmark, SCHEMA)
+    return {"schema": SCHEMA, **asdict(benchmark)}
 
 
 def write_benchmark(benchmark: Benchmark, path: Path) -> None:
@@ -175,10 +177,10 @@ def read_benchmark(path: Path) -> Benchmark:
     Raises:
         InputError: The file is missing, damaged, or of another format or version.
     """
-    return read_record(Benchmark, path, schema=SCHEMA, command="quiver bench")
+    return parse_record(Benchmark, read_versioned(path, SCHEMA, command="quiver bench"), source=str(path))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RECORD)
 class Finished:
     """Finished rows of an interrupted run.
 
@@ -210,13 +212,14 @@ class FinishedRows:
         path = self._path(name)
         if not path.is_file():
             return None
-        found = read_record(Finished, path, schema=FINISHED_SCHEMA, command="quiver bench with --overwrite")
+        content = read_versioned(path, FINISHED_SCHEMA, command="quiver bench with --overwrite")
+        found = parse_record(Finished, content, source=str(path))
         return found.cases if found.key == key else None
 
     def save(self, name: str, key: str, cases: Mapping[str, tuple[Row, ...]]) -> None:
         """Write the rows of a finished measurement, atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._path(name), encode(Finished(key, cases), FINISHED_SCHEMA))
+        write_json(self._path(name), {"schema": FINISHED_SCHEMA, **asdict(Finished(key, cases))})
 
     def remove(self, name: str) -> None:
         """Delete a saved measurement."""

@@ -67,8 +67,8 @@ from quiver.eval.bench.training_backends import (
 from quiver.eval.report.render import Report, Section
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.loading import default_device
-from quiver.retrieval.training.rules import LOSSES
-from quiver.retrieval.training.start import require_extra
+from quiver.retrieval.training.model import require_extra
+from quiver.retrieval.training.recipe import LOSSES_BY_KIND
 from quiver.retrieval.utils import Advance, progress_bar
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def make_batches(
     for query, documents in found:
         if len(documents) < workload.per_row:
             raise InputError(f"{workload.name}: a row needs {workload.per_row} documents, and the corpus has too few")
-        row: Row = {"query": query} | {f"document_{place}": text for place, text in enumerate(documents, start=1)}
+        row: Row = {"query": query} | {f"document_{position}": text for position, text in enumerate(documents, start=1)}
         rows.append(row | ({"scores": [generator.uniform(-3, 9) for _ in documents]} if scored else {}))
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
@@ -245,18 +245,18 @@ def bench_training(
         if settings.memory:
             cases, failed = with_memory(cases, [_memory_run(plan, initial, settings) for plan in plans], progress=progress)
             not_run += failed
-        facts: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
-        return recording.benchmark(facts=facts, cases=cases, not_run=not_run, device=default_device())
+        metadata: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
+        return recording.benchmark(metadata=metadata, cases=cases, not_run=not_run, device=default_device())
 
 
 def _check_settings(settings: Settings) -> None:
     if settings.rounds < 1:
         raise ValueError(f"rounds must be >= 1, got {settings.rounds}")
     for kind, loss in settings.losses.items():
-        if kind not in LOSSES:
-            raise InputError(f"kind must be one of {', '.join(LOSSES)}, got {kind!r}")
-        if loss not in LOSSES[kind]:
-            raise InputError(f"the loss of a {kind} model must be one of {', '.join(LOSSES[kind])}, got {loss!r}")
+        if kind not in LOSSES_BY_KIND:
+            raise InputError(f"kind must be one of {', '.join(LOSSES_BY_KIND)}, got {kind!r}")
+        if loss not in LOSSES_BY_KIND[kind]:
+            raise InputError(f"the loss of a {kind} model must be one of {', '.join(LOSSES_BY_KIND[kind])}, got {loss!r}")
 
 
 def _plan(kind: str, workload: Workload, tokenizer: Tokenizer, settings: Settings, source: Source, compared: bool) -> _Plan:
@@ -298,7 +298,7 @@ def _time_case(plan: _Plan, initial: InitialModel, settings: Settings, advance: 
         name=plan.name,
         title=f"{plan.name} ({recipe.loss.name}): {len(timed[0])} rows of a query and {documents},"
         f" {median(tokens):,.0f} tokens per step{f', {padded[0]:,.0f} with padding' if padded else ''}",
-        facts={
+        metadata={
             "workload": plan.workload.name,
             "kind": plan.kind,
             "loss": recipe.loss.name,
@@ -401,7 +401,8 @@ def draw(benchmark: Benchmark) -> Drawing:
 def _conditions(benchmark: Benchmark) -> str:
     dropout = "with the checkpoint's dropout, so that losses are not compared" if benchmark.settings["dropout"] else "without dropout"
     return (
-        f"{benchmark.facts['family']}, {float(benchmark.facts['parameters'] or 0) / 1e6:,.1f} million parameters in the encoder, float32,"
+        f"{benchmark.metadata['family']}, {float(benchmark.metadata['parameters'] or 0) / 1e6:,.1f} million "
+        f"parameters in the encoder, float32,"
         f" {dropout}. {benchmark.settings['rounds']} steps of each backend in one process, in turns, every other round in reverse; a first"
         " step is not counted. A step is tokenizing, forward, backward, clipping and update. The baseline is the library's own"
         " model on transformers' encoder (sdpa), with the same initial weights, batches and optimizer. Padding and query expansion are not"

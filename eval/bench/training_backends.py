@@ -13,14 +13,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from quiver.encoder import Encoder, Tokenizer, init_weights, load_encoder, save_encoder
+from quiver.encoder import Encoder, PackedBatch, Tokenizer, init_weights, load_encoder, save_encoder
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.presets import preset
 from quiver.eval.bench.results import OWN
 from quiver.retrieval.models.loading import default_device, read_model_folder
-from quiver.retrieval.training.sections import ColBERTSection, DataSection, LossSection, ModelSection, Recipe, TrainingSection
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.dataloader import TEXTS, Collator
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import ColBERTSection, DataSection, LossSection, ModelSection, Recipe, TrainingSection
 
 Row: TypeAlias = dict[str, Any]
 """A training row: ``query``, ``document_1``, ..., and ``scores`` if the loss needs a teacher."""
@@ -111,17 +112,23 @@ class Backend:
     """A model that is trained one step at a time.
 
     Args:
-        model: The library's model.
-        loss: Loss module around the model.
-        collate: Converts rows to the tensors that the loss reads.
+        model: The module that is trained.
+        loss: Loss of a batch.
+        collate: Converts rows to a batch.
         recipe: Recipe with the settings of the optimizer and gradient clipping.
         steps: Steps of the whole run, for the schedule.
     """
 
     def __init__(
-        self, model: nn.Module, loss: nn.Module, collate: Callable[[Sequence[Row]], dict[str, Any]], recipe: Recipe, *, steps: int
+        self,
+        model: nn.Module,
+        loss: Callable[[Mapping[str, Any]], Tensor],
+        collate: Callable[[Sequence[Row]], dict[str, Any]],
+        recipe: Recipe,
+        *,
+        steps: int,
     ) -> None:
-        from quiver.retrieval.training.loop.optimization import make_optimizer
+        from quiver.retrieval.training.state import make_optimizer
 
         self._model = model.train()
         self._loss = loss
@@ -132,8 +139,8 @@ class Backend:
     def step(self, rows: Sequence[Row]) -> float:
         """Train on a batch and return its loss, when the device has finished."""
         device = next(self._model.parameters()).device
-        batch = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in self._collate(rows).items()}
-        loss: Tensor = self._loss(columns_of(batch), batch.get("label"))
+        batch = {key: value.to(device) if isinstance(value, Tensor | PackedBatch) else value for key, value in self._collate(rows).items()}
+        loss = self._loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
         self._optimizer.step()
@@ -143,11 +150,24 @@ class Backend:
 
     def lengths(self, rows: Sequence[Row]) -> list[int]:
         """Tokens of each text of a batch, without padding."""
-        return [length for column in columns_of(self._collate(rows)) for length in column["attention_mask"].sum(dim=1).tolist()]
+        batch = self._collate(rows)
+        if isinstance(packed := batch.get(TEXTS), PackedBatch):
+            return list(packed.key_lengths or packed.lengths)
+        return [length for column in columns_of(batch) for length in column["attention_mask"].sum(dim=1).tolist()]
 
     def padded_tokens(self, rows: Sequence[Row]) -> int:
-        """Tokens of a batch, padding included."""
+        """Tokens of a padded batch of a library, padding included."""
         return sum(column["input_ids"].numel() for column in columns_of(self._collate(rows)))
+
+
+def library_loss(loss: nn.Module) -> Callable[[Mapping[str, Any]], Tensor]:
+    """Return a loss of sentence-transformers or PyLate as a function of a batch of the library's collator."""
+
+    def compute(batch: Mapping[str, Any]) -> Tensor:
+        value: Tensor = loss(columns_of(batch), batch.get("label"))
+        return value
+
+    return compute
 
 
 def columns_of(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -203,10 +223,11 @@ def load_backend(name: str, recipe: Recipe, initial: InitialModel, *, steps: int
         steps: Steps of the whole run.
     """
     if name == OWN:
-        from quiver.retrieval.training.student.build import build_student
+        from quiver.retrieval.training.losses import RetrievalLoss
 
-        student = build_student(recipe, build_model(recipe, []))
-        return Backend(student.library, student.loss, student.collator, recipe, steps=steps)
+        model = build_model(recipe, [])
+        loss = RetrievalLoss(recipe, model)
+        return Backend(loss.model, loss, Collator(model, merge_documents=recipe.loss.name == "distillation"), recipe, steps=steps)
     load = _load_sentence_transformers if recipe.kind == "dense" else _load_pylate
     return load(recipe, initial, steps=steps)
 
@@ -216,20 +237,20 @@ def _load_sentence_transformers(recipe: Recipe, initial: InitialModel, *, steps:
     from sentence_transformers.data_collator import SentenceTransformerDataCollator
     from sentence_transformers.models import Normalize, Pooling, Transformer
 
-    from quiver.retrieval.training.student.losses import LOSSES
+    from quiver.retrieval.training.losses import LOSSES
 
     first = Transformer(str(initial.encoder), max_seq_length=recipe.model.max_length, model_args={"attn_implementation": "sdpa"})
     pooling = Pooling(first.get_word_embedding_dimension(), pooling_mode="mean")
     model = SentenceTransformer(modules=[first, pooling, Normalize()], similarity_fn_name="cosine", device=default_device())
     collator = SentenceTransformerDataCollator(tokenize_fn=model.tokenize)
-    return Backend(model, LOSSES[recipe.loss.name](model, recipe.loss), collator, recipe, steps=steps)
+    return Backend(model, library_loss(LOSSES[recipe.loss.name](model, recipe.loss)), collator, recipe, steps=steps)
 
 
 def _load_pylate(recipe: Recipe, initial: InitialModel, *, steps: int) -> Backend:
     from pylate.models import ColBERT
     from pylate.utils import ColBERTCollator
 
-    from quiver.retrieval.training.student.losses import LOSSES
+    from quiver.retrieval.training.losses import LOSSES
 
     section = recipe.model.colbert or ColBERTSection()
     model = ColBERT(
@@ -244,7 +265,7 @@ def _load_pylate(recipe: Recipe, initial: InitialModel, *, steps: int) -> Backen
         batch: dict[str, Any] = collator([_with_document_list(row) for row in rows] if recipe.loss.name == "distillation" else rows)
         return batch
 
-    return Backend(model, LOSSES[recipe.loss.name](model, recipe.loss), collate, recipe, steps=steps)
+    return Backend(model, library_loss(LOSSES[recipe.loss.name](model, recipe.loss)), collate, recipe, steps=steps)
 
 
 def _with_document_list(row: Row) -> Row:

@@ -69,13 +69,15 @@ def download(url: str, target: Path, *, md5: str, advance: Advance) -> None:
                 break
             logger.info("%s: the connection broke at %d bytes (attempt %d)", url, _size(part), attempt)
         else:
-            raise InputError(f"{url}: the connection broke {ATTEMPTS} times, last at {_size(part):,} bytes; the same command goes on")
+            raise InputError(
+                f"{url}: the connection broke {ATTEMPTS} times, last at {_size(part):,} bytes; run the same command again to resume"
+            )
     except OSError as error:
         raise reason(error, url, part.parent) from error
     found = _md5(part)
     if found != md5:
         part.unlink()
-        raise InputError(f"{url}: corrupt download, its md5 is {found} and should be {md5}; nothing was kept, fetch it again")
+        raise InputError(f"{url}: corrupt download: md5 is {found}, expected {md5}. The file was deleted; download it again")
     part.replace(target)
 
 
@@ -105,7 +107,7 @@ def unpack(archive: Path, folder: Path, *, progress: bool) -> None:
                             advance(len(block))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         archive.unlink(missing_ok=True)
-        raise InputError(f"{archive.name}: not a sound zip archive ({error}); fetch it again") from error
+        raise InputError(f"{archive.name}: not a valid zip archive ({error}); download it again") from error
     except OSError as error:
         raise reason(error, archive.name, folder) from error
 
@@ -122,7 +124,7 @@ def check_room(folder: Path, wanted: int) -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < wanted:
-        raise InputError(f"{folder}: {wanted / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free; set QUIVER_CACHE to a larger disk")
+        raise InputError(f"{folder}: {wanted / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free; set QUIVER_CACHE to a larger disk")
 
 
 def reason(error: Exception, source: str, folder: Path) -> InputError:
@@ -139,9 +141,9 @@ def reason(error: Exception, source: str, folder: Path) -> InputError:
         return InputError(f"{source}: the server answered {error.code} {error.reason}")
     if isinstance(error, PermissionError):
         return InputError(f"{folder}: cannot be written (no permission); set QUIVER_CACHE to another folder")
-    told = error.reason if isinstance(error, URLError) else error
-    first = str(told).strip().partition("\n")[0] or type(error).__name__
-    return InputError(f"{source}: cannot be fetched ({first}); is there a network? Or fetch it elsewhere and copy the cache")
+    cause = error.reason if isinstance(error, URLError) else error
+    first = str(cause).strip().partition("\n")[0] or type(error).__name__
+    return InputError(f"{source}: download failed ({first}); check the network, or download on another machine and copy the cache")
 
 
 def _attempt(url: str, part: Path, advance: Advance) -> bool:
@@ -183,7 +185,7 @@ def _safe(archive: Path, member: zipfile.ZipInfo) -> Path:
     name = PurePosixPath(member.filename)
     linked = stat.S_ISLNK(member.external_attr >> 16)
     if name.is_absolute() or ".." in name.parts or "\\" in member.filename or ":" in member.filename or linked:
-        raise InputError(f"{archive.name}: the name {member.filename!r} leads out of the folder; not unpacked")
+        raise InputError(f"{archive.name}: member {member.filename!r} would be written outside the target folder; nothing was unpacked")
     return Path(*name.parts)
 
 
@@ -261,7 +263,7 @@ class Cache:
         try:
             return _read_record(path)
         except InputError as error:
-            _warn(f"{error}; taken for not fetched, and fetching the collection again puts it right")
+            _warn(f"{error}; ignoring this copy. Download the collection again to repair it")
             return None
 
     def fetch(self, source: Source, *, progress: bool = False) -> Record:
@@ -277,7 +279,8 @@ class Cache:
                 found = self._sound(source)
                 if found is None and is_offline():
                     raise InputError(
-                        f"{source.url}: not fetched, HF_HUB_OFFLINE is set; unset it, or copy {self.folder(source)} from elsewhere"
+                        f"{source.url}: cannot be downloaded because HF_HUB_OFFLINE is set; unset it, or copy "
+                        f"{self.folder(source)} from another machine"
                     )
                 return found or self._fetch(source, work, progress)
         except OSError as error:
@@ -332,11 +335,11 @@ class CachedCollection:
         folder = self.cache.folder(self.source)
         record = self.cache.record(self.source)
         if record is None:
-            raise InputError(f"{folder}: nothing was fetched there; run quiver collections fetch")
+            raise InputError(f"{folder}: the collection is not in the cache; run quiver collections fetch")
         for name, file in record.files.items():
             path = folder / name
             if not path.is_file() or path.stat().st_size != file.bytes:
-                raise InputError(f"{path}: not as it was fetched; run quiver collections fetch again, which puts it right")
+                raise InputError(f"{path}: missing or changed since the download; run quiver collections fetch to repair it")
         return self.source.load(folder, self.name, self.split)
 
     def __str__(self) -> str:
@@ -347,7 +350,7 @@ def _read_record(path: Path) -> Record:
     content = read_json(path)
     files = content.get("files")
     if not isinstance(content.get("url"), str) or not isinstance(content.get("revision"), str) or not isinstance(files, dict):
-        raise InputError(f"{path}: damaged; it must hold url, revision and files")
+        raise InputError(f"{path}: damaged; run quiver collections fetch again")
     for name, file in files.items():
         kinds = {key: type(value) for key, value in file.items()} if isinstance(file, dict) else None
         if kinds != {"bytes": int, "sha256": str}:

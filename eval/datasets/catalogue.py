@@ -36,12 +36,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quiver.eval.datasets.sources import HubTable, HubTables, Source, ZipArchive
-from quiver.retrieval.data.corpus import Columns
+from quiver.retrieval.data.corpus import FieldNames
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """Facts about a collection other than its texts; None if unknown.
+    """Description of a collection other than its texts; None if unknown.
 
     Attributes:
         licence: Licence of the data as stated by its publisher.
@@ -74,7 +74,7 @@ class Entry:
         split: Split of the published results.
         splits: All splits.
         sources: Name -> source; the first one is the default for downloads.
-        metadata: Facts about the collection; the revision is that of the first source.
+        metadata: Licence, sizes and group; the revision is that of the first source.
         exclude_self: Drop the document with the query's own id.
         use_title: Include titles in the text of the documents.
         note: Remark for readers who compare results.
@@ -232,7 +232,10 @@ def _forum_entry(forum: str, documents: int, queries: int, repository: str, revi
     archive = ZipArchive("beir/cqadupstack/zip", url, _CQADUPSTACK_MD5, _CQADUPSTACK_BYTES, f"cqadupstack/{forum}")
     sources: dict[str, Source] = {"zip": archive, "mteb": mteb_tables(f"{key}/mteb", repository, revision, ("test",))}
     metadata = Metadata("apache-2.0", archive.revision, url, documents, queries, "cqadupstack", len(_FORUMS), _CQADUPSTACK_BYTES)
-    note = "One of twelve forums, each with its own corpus; CQADupStack is their unweighted mean and counts once. One archive has them all."
+    note = (
+        "One of twelve forums, each with its own corpus; CQADupStack is their unweighted mean and counts once in "
+        "averages. One archive contains all of them."
+    )
     return Entry(key, f"cqadupstack-{forum}", "test", ("test",), sources, metadata, note=note)
 
 
@@ -271,8 +274,8 @@ def _mldr_entry(language: str, documents: int, queries: int) -> Entry:
         HubTable(_MLDR, (), "{split}", (f"qrels/qrels.{folder}-{{split}}.tsv",)),
         splits,
         {_MLDR: _MLDR_REVISION},
-        document_columns=Columns(("docid",)),
-        query_columns=Columns(("query_id",), "query"),
+        document_columns=FieldNames(("docid",)),
+        query_columns=FieldNames(("query_id",), "query"),
     )
     return Entry(
         key,
@@ -339,7 +342,7 @@ def _coir_codesearchnet(language: str, documents: int, queries: int) -> Entry:
         Metadata("mit", tables.revision, tables.url, documents, queries, "coir-codesearchnet", len(_CODE_LANGUAGES)),
         use_title=False,
         note="Code to comment: the query is a function, the documents are comments. One of six languages; CodeSearchNet in CoIR is their "
-        "mean. Titles are left away, as CoIR does. Not mteb/codesearchnet, which is comment to code among 1,000.",
+        "mean. Titles are left out, as in CoIR. Not mteb/codesearchnet, which is comment to code among 1,000.",
     )
 
 
@@ -355,7 +358,7 @@ def _stackoverflow() -> Entry:
         sources,
         Metadata("mit", tables.revision, tables.url, documents, queries),
         use_title=False,
-        note="Question to answer; many queries are longer than 512 tokens. Titles are left away, as CoIR does; mteb's StackOverflowQA puts "
+        note="Question to answer; many queries are longer than 512 tokens. Titles are left out, as in CoIR; mteb's StackOverflowQA puts "
         "them before the texts, and its numbers are not comparable.",
     )
 
@@ -432,6 +435,7 @@ def _nano_entry(name: str, repository: str, documents: int, queries: int, size: 
         ("train",),
         sources,
         Metadata("cc-by-4.0", tables.revision, tables.url, documents, queries, bytes=size),
-        note="A cut of the data set of that name in BEIR: a quick look, not a number to compare with BEIR's. The split is called train; "
+        note="A sample of the BEIR data set of the same name, for quick results that are not comparable with BEIR's. "
+        "The split is called train; "
         "nothing is trained on it.",
     )

@@ -22,20 +22,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Protocol
 
+import pyarrow
+import pyarrow.parquet as parquet
 import yaml
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json_lines
 from quiver.eval.datasets.cache import check_room, download, reason, unpack
 from quiver.retrieval.data.corpus import (
-    BEIR_COLUMNS,
+    BEIR_FIELDS,
     Collection,
-    Columns,
+    EntryPosition,
+    FieldNames,
     Judgement,
-    Place,
     assemble,
     key_of,
     load_collection,
@@ -60,7 +61,7 @@ GRADE_COLUMN = "score"
 _BATCH = 256
 
 
-def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[Place, Mapping[str, object]]]:
+def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[EntryPosition, Mapping[str, object]]]:
     """Read the rows of a table, in the order of its files.
 
     Args:
@@ -68,7 +69,7 @@ def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[P
         columns: Columns to read from Parquet; missing ones are ignored.
 
     Yields:
-        Place and content of each row.
+        EntryPosition and content of each row.
 
     Raises:
         InputError: A file is missing, empty, damaged or has another extension.
@@ -78,29 +79,29 @@ def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[P
             yield from _parquet_rows(file, columns)
         elif file.name.endswith((".jsonl", ".jsonl.gz")):
             for number, row in read_json_lines(file):
-                yield Place(file, number), row
+                yield EntryPosition(file, number), row
         else:
-            raise InputError(f"{file}: a table is read from .jsonl, .jsonl.gz or .parquet")
+            raise InputError(f"{file}: unsupported table format; use .jsonl, .jsonl.gz or .parquet")
 
 
-def table_documents(files: Sequence[Path], columns: Columns) -> Iterator[tuple[Place, Document]]:
+def table_documents(files: Sequence[Path], columns: FieldNames) -> Iterator[tuple[EntryPosition, Document]]:
     """Read the documents of a table, with their places.
 
     Raises:
         InputError: See `read_rows`; or a row is not a document (names file and row).
     """
-    for place, row in read_rows(files, (*columns.id, columns.text, columns.title)):
-        yield place, to_document(place, row, columns)
+    for position, row in read_rows(files, (*columns.id, columns.text, columns.title)):
+        yield position, to_document(position, row, columns)
 
 
-def table_queries(files: Sequence[Path], columns: Columns) -> Iterator[tuple[Place, Query]]:
+def table_queries(files: Sequence[Path], columns: FieldNames) -> Iterator[tuple[EntryPosition, Query]]:
     """Read the queries of a table, with their places.
 
     Raises:
         InputError: See `read_rows`; or a row is not a query (names file and row).
     """
-    for place, row in read_rows(files, (*columns.id, columns.text)):
-        yield place, to_query(place, row, columns)
+    for position, row in read_rows(files, (*columns.id, columns.text)):
+        yield position, to_query(position, row, columns)
 
 
 def table_judgements(files: Sequence[Path], *, graded: bool = True) -> Iterator[Judgement]:
@@ -117,20 +118,19 @@ def table_judgements(files: Sequence[Path], *, graded: bool = True) -> Iterator[
         if file.name.endswith((".tsv", ".tsv.gz")):
             yield from read_judgements(file)
             continue
-        for place, row in read_rows([file], (*QUERY_COLUMNS, *DOCUMENT_COLUMNS, GRADE_COLUMN)):
+        for position, row in read_rows([file], (*QUERY_COLUMNS, *DOCUMENT_COLUMNS, GRADE_COLUMN)):
             grade = row.get(GRADE_COLUMN) if graded else 1
-            yield to_judgement(place, _key(place, row, QUERY_COLUMNS), _key(place, row, DOCUMENT_COLUMNS), grade)
+            yield to_judgement(position, _key(position, row, QUERY_COLUMNS), _key(position, row, DOCUMENT_COLUMNS), grade)
 
 
-def _key(place: Place, row: Mapping[str, object], names: Sequence[str]) -> str:
+def _key(position: EntryPosition, row: Mapping[str, object], names: Sequence[str]) -> str:
     key = key_of(next((row[name] for name in names if name in row), None))
     if key is None:
-        raise InputError(f"{place}: '{names[0]}' (or '{names[1]}') must be a string or an integer")
+        raise InputError(f"{position}: '{names[0]}' (or '{names[1]}') must be a string or an integer")
     return key
 
 
-def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Place, Mapping[str, object]]]:
-    arrow, parquet = _pyarrow()
+def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[EntryPosition, Mapping[str, object]]]:
     if not file.is_file():
         raise InputError(f"{file}: cannot be read (no such file)")
     number = 0
@@ -140,22 +140,15 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Place, M
             for batch in table.iter_batches(batch_size=_BATCH, columns=there):
                 for row in batch.to_pylist():
                     number += 1
-                    yield Place(file, number), row
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: damaged Parquet after row {number} ({_first_line(error)}); fetch the file again") from error
+                    yield EntryPosition(file, number), row
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: damaged Parquet after row {number} ({_first_line(error)}); download the file again") from error
     if number == 0:
         raise InputError(f"{file}: the file is empty")
 
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
-
-
-def _pyarrow() -> tuple[ModuleType, ModuleType]:
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise InputError("reading Parquet needs pyarrow: pip install 'quiver-retrieval[eval]'") from error
 
 
 CARD = "README.md"
@@ -213,9 +206,9 @@ def table_files(table: HubTable, card: str, names: Sequence[str], *, required: b
     found = next(filter(None, ([name for name in sorted(names) if _matches_any(name, each)] for each in patterns)), [])
     if required and not found:
         wanted = f"{' or '.join(table.configs or table.files)}, split {table.split}"
-        raise InputError(f"{table.repository}: no files for {wanted}; the repository has {_shown(names)}")
+        raise InputError(f"{table.repository}: no files for {wanted}; files in the repository: {_shown(names)}")
     if unread := [name for name in found if not name.endswith(_READABLE)]:
-        raise InputError(f"{table.repository}: {unread[0]} is none of {', '.join(_READABLE)}")
+        raise InputError(f"{table.repository}: unsupported file {unread[0]}; supported formats: {', '.join(_READABLE)}")
     return found
 
 
@@ -268,7 +261,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _shown(names: Sequence[str]) -> str:
     shown = sorted(names)[:8]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "") or "none at all"
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "") or "(none)"
 
 
 Choose = Callable[[str, Sequence[str]], Sequence[str]]
@@ -312,7 +305,7 @@ def fetch_files(repository: str, revision: str | None, folder: Path, choose: Cho
     except errors as error:
         raise reason(error, shown, folder) from error
     if info.sha is None:
-        raise InputError(f"{repository}: the hub does not say which commit this is; fetch it again")
+        raise InputError(f"{repository}: the Hugging Face Hub returned no commit; download it again")
     _prune(folder, {CARD, *wanted})
     return info.sha
 
@@ -357,7 +350,7 @@ def _bars(shown: bool) -> Iterator[None]:
 
 
 class Source(Protocol):
-    """A place from which a collection can be downloaded."""
+    """A position from which a collection can be downloaded."""
 
     @property
     def unit(self) -> str:
@@ -466,8 +459,8 @@ class HubTables:
     judgements: HubTable
     splits: tuple[str, ...]
     revisions: Mapping[str, str] = field(default_factory=dict)
-    document_columns: Columns = BEIR_COLUMNS
-    query_columns: Columns = BEIR_COLUMNS
+    document_columns: FieldNames = BEIR_FIELDS
+    query_columns: FieldNames = BEIR_FIELDS
     graded: bool = True
 
     @property
@@ -498,10 +491,10 @@ class HubTables:
         del scratch
         commits = []
         for repository in self._repositories():
-            place = folder / _folder(repository)
-            place.mkdir(parents=True, exist_ok=True)
+            target = folder / _folder(repository)
+            target.mkdir(parents=True, exist_ok=True)
             choose = partial(self._choose, repository)
-            commits.append(fetch_files(repository, self.revisions.get(repository), place, choose, progress=progress))
+            commits.append(fetch_files(repository, self.revisions.get(repository), target, choose, progress=progress))
         return "+".join(commits)
 
     def load(self, folder: Path, name: str, split: str) -> Collection:

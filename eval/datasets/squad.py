@@ -40,7 +40,7 @@ def read_paragraphs(path: Path) -> Iterator[RawParagraph]:
         path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}``.
 
     Raises:
-        InputError: The file is missing or has another form; names the article and the paragraph.
+        InputError: The file is missing or malformed; names the article and the paragraph.
     """
     for article_number, article in enumerate(list_under(read_json(path), "data", f"{path}")):
         for number, paragraph in enumerate(list_under(article, "paragraphs", f"{path}: data[{article_number}]")):
@@ -103,7 +103,7 @@ def read_squad(path: Path) -> Squad:
         path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ...}]}]}]}``.
 
     Raises:
-        InputError: The file is missing or has another form, or an id occurs twice (names the article and the paragraph).
+        InputError: The file is missing or malformed, or an id occurs twice (names the article and the paragraph).
     """
     squad = Squad({}, {}, {})
     first: dict[str, str] = {}
@@ -116,11 +116,11 @@ def read_squad(path: Path) -> Squad:
             raise InputError(f"{paragraph.where}: two paragraphs would have the id {key!r}")
         for question, text in questions.items():
             if question in squad.queries:
-                raise InputError(f"{paragraph.where}: the question id {question!r} comes twice")
+                raise InputError(f"{paragraph.where}: the question id {question!r} occurs twice")
             squad.queries[question] = text
             squad.answers[question] = key
     if not squad.queries:
-        raise InputError(f"{path}: holds no question that has an answer")
+        raise InputError(f"{path}: contains no answerable question")
     return squad
 
 
@@ -143,7 +143,7 @@ def write_squad(squad: Squad, out: Path, *, qrels: Path | None = None) -> list[s
         {ALL: _lines((query, document, 1) for query, document in squad.answers.items())} if qrels is None else _taken_over(squad, qrels)
     )
     if (out / "corpus.jsonl").exists():
-        raise InputError(f"{out}: holds a collection already; remove it, or choose another --out")
+        raise InputError(f"{out}: already contains a collection; remove it, or choose another --out")
     try:
         (out / "qrels").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -160,21 +160,21 @@ def _answerable(paragraph: RawParagraph) -> dict[str, str]:
     found = [one for one in paragraph.questions if not is_impossible(one)]
     questions = {text_under(one, "id", paragraph.where): text_under(one, "question", paragraph.where) for one in found}
     if len(questions) < len(found):
-        raise InputError(f"{paragraph.where}: a question id comes twice")
+        raise InputError(f"{paragraph.where}: a question id occurs twice")
     return questions
 
 
 def _taken_over(squad: Squad, qrels: Path) -> dict[str, list[bytes]]:
     files = sorted(qrels.glob("*.tsv")) if qrels.is_dir() else []
     if not files:
-        raise InputError(f"{qrels}: no folder with <split>.tsv")
+        raise InputError(f"{qrels}: not a folder with <split>.tsv files")
     splits = {}
     for file in files:
         judgements = list(read_judgements(file))
         for judgement in judgements:
             for kind, key, known in (("question", judgement.query, squad.queries), ("paragraph", judgement.document, squad.documents)):
                 if key not in known:
-                    raise InputError(f"{judgement.place}: there is no {kind} {key!r}")
+                    raise InputError(f"{judgement.position}: unknown {kind} {key!r}")
         splits[file.stem] = _lines((judgement.query, judgement.document, judgement.grade) for judgement in judgements)
     return splits
 

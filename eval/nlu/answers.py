@@ -177,7 +177,7 @@ def score_answers(questions: Sequence[Question], predictions: Mapping[str, str],
         ValueError: A question has no answer and the definition has no such questions, or a prediction belongs to no question.
     """
     if unknown := sorted(predictions.keys() - {question.id for question in questions}):
-        raise ValueError(f"there is no question {unknown[0]!r}")
+        raise ValueError(f"prediction for unknown question {unknown[0]!r}")
     none = AnswerScore(0.0, 0.0)
     return {
         question.id: none
@@ -250,7 +250,7 @@ def answer_questions(
     finally:
         model.train(was_training)
     margin = no_answer_margin if may_have_none else torch.inf
-    return [_decided(best[place], margin) for place in range(len(questions))]
+    return [_decided(best[position], margin) for position in range(len(questions))]
 
 
 def _spans(model: SpanQA, batch: PackedBatch, windows: Sequence[Window], settings: WindowSettings) -> Iterator[tuple[Span | None, float]]:

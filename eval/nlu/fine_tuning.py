@@ -149,9 +149,9 @@ class Schedule:
             >>> sorted(schedule.members(1) + schedule.members(2)), len(schedule.members(2)), schedule.steps
             ([0, 1, 2], 1, 4)
         """
-        epoch, place = divmod(step - 1, self.per_epoch)
+        epoch, position = divmod(step - 1, self.per_epoch)
         order = np.random.default_rng([self.training.seed, epoch]).permutation(self.examples)
-        first = place * self.updates.batch_size
+        first = position * self.updates.batch_size
         return [int(member) for member in order[first : first + self.updates.batch_size]]
 
     def evaluation_due(self, step: int) -> bool:
@@ -303,13 +303,13 @@ def fine_tune(session: Session[Model, Example], first_model: Callable[[], Model]
         RunStoppedError: SIGTERM or SIGINT was received; the run was saved.
         InputError: The loss is not finite.
     """
-    schedule, place = session.schedule, session.checkpoints.path(step or 0)
-    model: Model = (session.task.open(place) if step else first_model()).to(session.device)
+    schedule, checkpoint = session.schedule, session.checkpoints.path(step or 0)
+    model: Model = (session.task.open(checkpoint) if step else first_model()).to(session.device)
     task = _TrainerTask(session, model, step or 0)
     progress, random_states = Progress(), None
     if step:
-        state = read_state(place / STATE)
-        progress = read_progress(state, place)
+        state = read_state(checkpoint / STATE)
+        progress = read_progress(state, checkpoint)
         random_states = state["random"]
         task.optimizer.load_state_dict(state["optimizer"])
     if step is not None:
@@ -346,7 +346,7 @@ class Prepared(Generic[Model, Example, Result]):
     Attributes:
         task: The task to learn.
         schedule: Steps and learning rates.
-        facts: Values that must be equal in a resumed session, as JSON: checksums of the data.
+        inputs: Values that must be equal in a resumed session, as JSON: checksums of the data and of the initial model.
         counts: Counts for the record, as JSON.
         first_model: Returns the initial model.
         finish: Scores the trained model and writes the results into the run folder.
@@ -354,7 +354,7 @@ class Prepared(Generic[Model, Example, Result]):
 
     task: Task[Model, Example]
     schedule: Schedule
-    facts: Mapping[str, Any]
+    inputs: Mapping[str, Any]
     counts: Mapping[str, Any]
     first_model: Callable[[], Model]
     finish: Callable[[Model], Result]
@@ -399,7 +399,7 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
         RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
     """
     if request.resume and request.overwrite:
-        raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
+        raise InputError("--resume and --overwrite exclude each other")
     out = request.out
     with preserve_rng_state(), keep_freed_memory(), exclusive_lock(out):
         if request.resume:
@@ -408,7 +408,7 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
         else:
             refuse_existing(out, overwrite=request.overwrite)
         prepared = prepare()
-        now = _identity(request, prepared.facts)
+        now = _identity(request, prepared.inputs)
         room: AbstractContextManager[None] = nullcontext() if request.resume else new_run(out)
         try:
             with room:
@@ -419,8 +419,8 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
                     (out / name).unlink(missing_ok=True)
 
 
-def _identity(request: Request, facts: Mapping[str, Any]) -> RunIdentity:
-    return RunIdentity(request.recipe, facts, describe_session(request.command, default_device()))
+def _identity(request: Request, inputs: Mapping[str, Any]) -> RunIdentity:
+    return RunIdentity(request.recipe, inputs, describe_session(request.command, default_device()))
 
 
 def _train(request: Request, prepared: Prepared[Model, Example, Result], now: RunIdentity) -> Result:
@@ -431,7 +431,7 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Ru
         warn_of_changes(out, now)
         step = checkpoints.newest() or 0
         RunLog(out / LOG).cut(step)
-        logger.info("%s: going on from update %d", out, step)
+        logger.info("%s: resuming from update %d", out, step)
     now.write(out)
     session = Session(prepared.task, prepared.schedule, out, checkpoints, default_device(), request.progress)
     progress, last = fine_tune(session, prepared.first_model, step=step)
@@ -453,7 +453,7 @@ def _best(session: Session[Model, Example], progress: Progress) -> Model:
     """Load the best model from its checkpoint."""
     best = progress.best_step or 0
     if not session.checkpoints.sound([best]):
-        raise InputError(f"{session.checkpoints.path(best)}: the best checkpoint is damaged or gone; train again with --overwrite")
+        raise InputError(f"{session.checkpoints.path(best)}: the best checkpoint is damaged or missing; train again with --overwrite")
     model: Model = session.task.open(session.checkpoints.path(best)).to(session.device)
     return model
 

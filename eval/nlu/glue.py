@@ -62,7 +62,7 @@ def train_glue(
         RunStoppedError: See `train_glue_task`.
     """
     if resume and overwrite:
-        raise InputError("--resume goes on with runs and --overwrite replaces them; give one of them")
+        raise InputError("--resume and --overwrite exclude each other")
     chosen = _chosen(recipe, out, tasks)
     for task in chosen:
         if not resume:
@@ -86,12 +86,12 @@ def train_glue(
 
 def _chosen(recipe: GlueRecipe, out: Path, tasks: Collection[TaskName]) -> list[TaskName]:
     if unknown := [task for task in tasks if task not in recipe.trained]:
-        raise InputError(f"--task {unknown[0]}: the recipe trains {', '.join(recipe.trained)}")
+        raise InputError(f"--task {unknown[0]}: not in the recipe, which trains {', '.join(recipe.trained)}")
     chosen = [task for task in recipe.trained if not tasks or task in tasks]
     waiting = [task for task in chosen if task in recipe.model.from_mnli]
     if waiting and MNLI not in chosen and not finished(out / MNLI):
         raise InputError(
-            f"{out / MNLI}: {', '.join(waiting)} start from the model of MNLI, which is not there; train it too, or set model.from_mnli=[]"
+            f"{out / MNLI}: missing. {', '.join(waiting)} start from the model trained on MNLI; train MNLI too, or set model.from_mnli=[]"
         )
     return chosen
 
@@ -103,9 +103,11 @@ def _start(recipe: GlueRecipe, out: Path, task: TaskName) -> Start:
 def _refuse_other_recipe(recipe: GlueRecipe, out: Path, task: TaskName) -> None:
     """Raise an error if a complete run used other recipe settings, so that its score must not be averaged with the others."""
     changes = recipe_changes(read_json(out / task / RECORD)["recipe"], run_recipe(recipe, task))
-    told = [f"{path} was {was!r}, is {value!r}" for path, was, value in changes if path not in WITHOUT_WEIGHT]
-    if told:
-        raise InputError(f"{out / task}: complete, but by another recipe; {'; '.join(told)}; choose another --out, or --overwrite")
+    differences = [f"{path} was {was!r}, is {value!r}" for path, was, value in changes if path not in WITHOUT_WEIGHT]
+    if differences:
+        raise InputError(
+            f"{out / task}: holds a complete run of another recipe ({'; '.join(differences)}); choose another --out, or add --overwrite"
+        )
 
 
 SCHEMA = "quiver-glue/1"
@@ -172,15 +174,15 @@ def gather_results(folder: Path) -> GlueResults:
     """
     records = {task: read_json(folder / task / RECORD) for task in TASKS if (folder / task / RECORD).is_file()}
     if not records:
-        raise InputError(f"{folder}: holds no run of quiver glue that is complete")
+        raise InputError(f"{folder}: contains no complete run of quiver glue")
     try:
         names = {(record["recipe"]["name"], record["recipe"]["model"]["init"]) for record in records.values()}
         runs = {task: _run(record, task, str(folder / task / RECORD)) for task, record in records.items()}
     except (KeyError, TypeError) as error:
-        raise InputError(f"{folder}: a {RECORD} in it is damaged ({error} is missing or of another kind)") from error
+        raise InputError(f"{folder}: one of its {RECORD} files is damaged (the field {error} is missing or has a wrong type)") from error
     if len(names) > 1:
-        told = ", ".join(f"{model} ({name})" for name, model in sorted(names))
-        raise InputError(f"{folder}: its tasks were trained from several models, {told}; give each a folder of its own")
+        sources = ", ".join(f"{model} ({name})" for name, model in sorted(names))
+        raise InputError(f"{folder}: contains runs of several models: {sources}; use one folder per model")
     [(name, model)] = names
     scores: dict[str, float | None] = {task: run.scores.score for task, run in runs.items()}
     return GlueResults(name, model, average(scores, list(TASKS)), runs)
@@ -207,7 +209,7 @@ def write_results(folder: Path, results: GlueResults) -> None:
     write_json(folder / RESULTS, {"schema": SCHEMA, **asdict(results)})
 
 
-REPORT_TITLE = "GLUE beside the ModernBERT paper"
+REPORT_TITLE = "GLUE: comparison with the ModernBERT paper"
 
 REPORT_NOTES = (
     "Points: Matthews' correlation for CoLA, Spearman's for STS-B, accuracy for the others; MNLI is the matched half. Published rows:"

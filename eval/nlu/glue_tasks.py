@@ -135,8 +135,8 @@ def read_split(source: str, task: GlueTask, split: str, *, limit: int | None = N
             invalid label (names file and row).
     """
     digest, examples = hashlib.sha256(), []
-    for place, row in islice(_rows(source, task, split), limit):
-        example = _example(place, row, task)
+    for where, row in islice(_rows(source, task, split), limit):
+        example = _example(where, row, task)
         examples.append(example)
         digest.update(json.dumps([example.texts, example.label]).encode() + b"\n")
     return GlueSplit(examples, digest.hexdigest())
@@ -156,37 +156,39 @@ def _files(folder: Path, task: GlueTask, split: str) -> list[Path]:
     inside = folder / task.name
     if not inside.is_dir():
         found = [name for name in TASKS if (folder / name).is_dir()]
-        raise InputError(f"{folder}: no folder {task.name!r} in it; its tasks are {', '.join(found) or 'none'}, its layout nyu-mll/glue's")
+        raise InputError(f"{folder}: no folder {task.name!r}; expected the layout of nyu-mll/glue, found {', '.join(found) or 'none'}")
     files = sorted(inside.glob(f"{split}-*-of-*.parquet"))
     if not files:
         splits = sorted({path.name.partition("-")[0] for path in inside.glob("*-*-of-*.parquet")})
         raise InputError(f"{inside}: no {split}-00000-of-00001.parquet; its splits are {', '.join(splits) or 'none'}")
     parts = int(files[0].stem.rpartition("-of-")[2])
     if len(files) != parts:
-        raise InputError(f"{inside}: {len(files)} of the {parts} files of {split} are there; fetch the others")
+        raise InputError(f"{inside}: found {len(files)} of the {parts} files of {split}; download the others")
     return files
 
 
-def _example(place: str, row: Mapping[str, object], task: GlueTask) -> GlueExample:
+def _example(where: str, row: Mapping[str, object], task: GlueTask) -> GlueExample:
     texts = [row.get(column) for column in task.columns]
     for column, text in zip(task.columns, texts, strict=True):
         if not isinstance(text, str):
-            raise InputError(f"{place}: {task.title} needs the text {column!r}, which is {_shown(text)}; is this another task's file?")
+            raise InputError(
+                f"{where}: column {column!r} of {task.title} must be a string, got {_shown(text)}; is this the file of another task?"
+            )
     index = row.get("idx")
     if not isinstance(index, int):
-        raise InputError(f"{place}: 'idx' must be a whole number, got {_shown(index)}")
-    return GlueExample(index, tuple(str(text) for text in texts), _label(place, row.get("label"), task))
+        raise InputError(f"{where}: 'idx' must be a whole number, got {_shown(index)}")
+    return GlueExample(index, tuple(str(text) for text in texts), _label(where, row.get("label"), task))
 
 
-def _label(place: str, label: object, task: GlueTask) -> float:
+def _label(where: str, label: object, task: GlueTask) -> float:
     if label == HIDDEN:
-        raise InputError(f"{place}: the label is {HIDDEN}, so it is hidden, as in GLUE's test splits; score on {task.held_out!r}")
+        raise InputError(f"{where}: the label is {HIDDEN}, so it is hidden, as in GLUE's test splits; score on {task.held_out!r}")
     if isinstance(label, bool) or not isinstance(label, int | float) or not math.isfinite(label):
-        raise InputError(f"{place}: 'label' must be a number, got {_shown(label)}")
+        raise InputError(f"{where}: 'label' must be a number, got {_shown(label)}")
     low, high = SIMILARITY if task.is_regression else (0, len(task.labels) - 1)
     if not low <= label <= high or not (task.is_regression or float(label).is_integer()):
         kind = "number" if task.is_regression else "whole number"
-        raise InputError(f"{place}: a label of {task.title} is a {kind} from {low:g} to {high:g}, got {label:g}")
+        raise InputError(f"{where}: a label of {task.title} is a {kind} from {low:g} to {high:g}, got {label:g}")
     return float(label)
 
 

@@ -68,7 +68,7 @@ def open_glue_model(
     opened = load_head(SequenceClassifier, folder, num_labels=len(task.labels) or 1, pooling=pooling, new_head_seed=seed)
     family = opened.encoder.config.family
     if opened.pooling != "cls" and family not in SHARED_TRANSFORM:
-        raise InputError(f"model.pooling: a {family} classifies by its first token; set it to cls")
+        raise InputError(f"model.pooling: must be cls for the family {family}, got {opened.pooling}")
     model = SequenceClassifier(
         opened.encoder,
         opened.num_labels,
@@ -101,7 +101,7 @@ def tokenise(texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, *, max_leng
         return tokenizer.encode([text for (text,) in texts], max_length=max_length)
     template = tokenizer.pair_template()
     room = max_length - len(template.before) - len(template.between) - len(template.behind)
-    first, second = (tokenizer.encode_bare([pair[place] for pair in texts]) for place in (0, 1))
+    first, second = (tokenizer.encode_bare([pair[position] for pair in texts]) for position in (0, 1))
     sequences = []
     for one, other in zip(first, second, strict=True):
         kept = lengths_kept(len(one), len(other), room=room)
@@ -292,9 +292,9 @@ def _prepared(recipe: GlueRecipe, task: GlueTask, start: Start, request: Request
         raise InputError(f"data.max_length: must be <= {positions}, the encoder's positions, got {recipe.data.max_length}")
     examples, scored = (_tokenised(part.examples, tokenizer, recipe.data.max_length) for part in (train, held_out))
     learnt = TextTask(examples, scored, task, tokenizer)
-    facts: dict[str, Any] = {"sha256": {"train": train.sha256, task.held_out: held_out.sha256}}
+    inputs: dict[str, Any] = {"sha256": {"train": train.sha256, task.held_out: held_out.sha256}}
     if start.trained_on is not None:
-        facts["start"] = {"task": start.trained_on, "sha256": file_sha256(Path(start.source) / WEIGHTS)}
+        inputs["start"] = {"task": start.trained_on, "sha256": file_sha256(Path(start.source) / WEIGHTS)}
 
     def finish(model: SequenceClassifier) -> TaskScores:
         return _scored(learnt, model, request.out)
@@ -302,7 +302,7 @@ def _prepared(recipe: GlueRecipe, task: GlueTask, start: Start, request: Request
     return Prepared(
         learnt,
         Schedule(updates, recipe.training, f"tasks.{task.name}", len(examples)),
-        facts,
+        inputs,
         {
             "examples": len(examples),
             "truncated": sum(one.truncated for one in examples),
@@ -327,8 +327,8 @@ def _tokenised(examples: Sequence[GlueExample], tokenizer: Tokenizer, max_length
 def _scored(learnt: TextTask, model: SequenceClassifier, out: Path) -> TaskScores:
     task, predictions = learnt.task, learnt.predicted(model)
     measures = learnt.measured(predictions)
-    told = predictions.tolist() if task.is_regression else [task.labels[label] for label in predictions.tolist()]
+    answers = predictions.tolist() if task.is_regression else [task.labels[label] for label in predictions.tolist()]
     scores = TaskScores(task.name, task.held_out, len(learnt.held_out), measures[task.measures[0]], measures)
-    write_json(out / PREDICTIONS, {str(one.source.index): said for one, said in zip(learnt.held_out, told, strict=True)})
+    write_json(out / PREDICTIONS, {str(one.source.index): answer for one, answer in zip(learnt.held_out, answers, strict=True)})
     write_json(out / RESULTS, {"schema": TASK_SCHEMA, **asdict(scores)})
     return scores

@@ -76,7 +76,7 @@ def _refuse_what_cannot_be_written(config: EncoderConfig) -> None:
     try:
         config_to_hf(config)
     except InputError as error:
-        remedy = "leave it out for this model, whose config.json has no such setting of its own"
+        remedy = "not supported by this model's config.json; omit it"
         raise InputError(f"model.attention_dropout: {remedy} ({error})") from error
 
 
@@ -99,7 +99,7 @@ def warn_of_token_types(model: SpanQA, tokenizer: Tokenizer, source: str) -> Non
     """Warn that a model was trained elsewhere with BERT's second token type for paragraphs, which Quiver does not use."""
     names = tokenizer.settings.get("model_input_names", [TYPES])
     if model.encoder.config.type_vocab_size > 1 and TYPES in names:
-        logger.warning("%s: was trained with two token types, of which the first is used here; its answers may be worse", source)
+        logger.warning("%s: was trained with two token types, but only the first is used here; its answers may be worse", source)
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _prepared(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWi
     windows = list(labelled_windows(sets.train, tokenizer, recipe.windows))
     with_answer = sum(one.start != NOWHERE for one in windows)
     if not with_answer:
-        raise InputError(f"{recipe.data.train}: no question has an answer that stands in a window; there is nothing to learn")
+        raise InputError(f"{recipe.data.train}: no window contains an answer, so there is nothing to train on")
     task = SpanTask(windows, sets, tokenizer, recipe)
 
     def finish(model: SpanQA) -> QaResults:
@@ -240,21 +240,21 @@ def read_sets(data: QaDataSection) -> QuestionSets:
     """
     train, test = _read(data.train, data.train_split, data)[: data.limit], _read(data.test, data.test_split, data)
     development = [] if data.development is None else _read(data.development, data.development_split, data)
-    _check_disjoint(test, train, f"{data.test}", "of the test are trained on too")
-    _check_disjoint(development, train, f"{data.development}", "of the development are trained on too")
-    _check_disjoint(test, development, f"{data.test}", "of the test are in the development too")
+    _check_disjoint(test, train, f"{data.test}", "test questions are also training questions")
+    _check_disjoint(development, train, f"{data.development}", "development questions are also training questions")
+    _check_disjoint(test, development, f"{data.test}", "test questions are also development questions")
     return QuestionSets(train, development, test)
 
 
 def _check_disjoint(some: Sequence[Question], others: Sequence[Question], where: str, complaint: str) -> None:
     if shared := {question.id for question in some} & {question.id for question in others}:
-        raise InputError(f"{where}: {len(shared)} questions {complaint}, {min(shared)!r} among them")
+        raise InputError(f"{where}: {len(shared)} {complaint}, for example {min(shared)!r}")
 
 
 def _read(path: str, split: str | None, data: QaDataSection) -> list[Question]:
     found = read_questions(Path(path), only=None if split is None else read_split(Path(split)))
     if found.misplaced:
-        logger.warning("%s: %d answers do not stand where the file says; nothing is trained on those", path, found.misplaced)
+        logger.warning("%s: %d answers are not at their stated position and are not used for training", path, found.misplaced)
     if data.official != "squad_v2":
         check_answerable(found.questions, where=path, official=data.official)
     return found.questions
@@ -268,4 +268,7 @@ def check_answerable(questions: Sequence[Question], *, where: str, official: str
     """
     without = next((question.id for question in questions if not question.answers), None)
     if without is not None:
-        raise InputError(f"{where}: question {without!r} has no answer, which {official} does not know; take squad_v2")
+        raise InputError(
+            f"{where}: question {without!r} has no answer, but {official} does not support unanswerable questions; set "
+            f"data.official: squad_v2"
+        )

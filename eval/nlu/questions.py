@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import Field, TextSchema
-from quiver.encoder.tokenizer import Pieces, Tokenizer
+from quiver.encoder.tokenizer import TextTokens, Tokenizer
 from quiver.eval.datasets.squad import is_impossible, list_under, read_paragraphs, text_under
 from quiver.retrieval.data.corpus import read_judgements
 
@@ -69,23 +69,23 @@ def read_questions(path: Path, *, only: Collection[str] | None = None) -> Questi
         only: Ids of the questions to return; None for all.
 
     Raises:
-        InputError: The file is missing or has another form, a question has no answer and is not marked as impossible, an id occurs twice,
+        InputError: The file is missing or malformed, a question has no answer and is not marked as impossible, an id occurs twice,
             or an id of ``only`` is missing; names the article and the paragraph.
     """
     wanted = None if only is None else set(only)
     questions: dict[str, Question] = {}
     for paragraph in read_paragraphs(path):
-        for place, raw in enumerate(paragraph.questions):
-            where = f"{paragraph.where}.qas[{place}]"
+        for position, raw in enumerate(paragraph.questions):
+            where = f"{paragraph.where}.qas[{position}]"
             question = _question(paragraph.context, raw, where)
             if question.id in questions:
-                raise InputError(f"{where}: the question id {question.id!r} comes twice")
+                raise InputError(f"{where}: the question id {question.id!r} occurs twice")
             questions[question.id] = question
     if not questions:
-        raise InputError(f"{path}: holds no questions")
+        raise InputError(f"{path}: contains no questions")
     if wanted is not None:
         if missing := sorted(wanted - questions.keys()):
-            raise InputError(f"{path}: holds no question {missing[0]!r}" + (f", and {len(missing) - 1} more" if missing[1:] else ""))
+            raise InputError(f"{path}: contains no question {missing[0]!r}" + (f", and {len(missing) - 1} more" if missing[1:] else ""))
         questions = {key: question for key, question in questions.items() if key in wanted}
     found = list(questions.values())
     return QuestionSet(found, sum(not stands(answer, question.context) for question in found for answer in question.answers))
@@ -113,7 +113,7 @@ def _question(context: str, raw: object, where: str) -> Question:
     impossible = is_impossible(raw)
     answers = () if impossible else tuple(_answer(one, where) for one in list_under(raw, "answers", where))
     if not answers and not impossible:
-        raise InputError(f'{where}: has no answers, and does not say "is_impossible": true')
+        raise InputError(f'{where}: has no answers and is not marked "is_impossible": true')
     return Question(key, text, context, answers)
 
 
@@ -207,8 +207,8 @@ def check_settings(settings: WindowSettings, tokenizer: Tokenizer, *, positions:
         )
     if room <= settings.overlap:
         raise InputError(
-            f"windows.overlap: must be < {room}, what a question of {settings.max_question_length} tokens and {special} special ones leave "
-            f"of {settings.max_length}; got {settings.overlap}"
+            f"windows.overlap: must be < {room} (max_length {settings.max_length} minus max_question_length "
+            f"{settings.max_question_length} and {special} special tokens), got {settings.overlap}"
         )
 
 
@@ -266,7 +266,7 @@ class _Cut:
     question: int
     head: list[int]
     behind: list[int]
-    pieces: Pieces
+    pieces: TextTokens
     room: int
     overlap: int
 

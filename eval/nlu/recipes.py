@@ -70,7 +70,7 @@ MNLI: TaskName = "mnli"
 
 
 class GlueModelSection(TextSchema):
-    """The encoder."""
+    """The encoder of a GLUE recipe."""
 
     init: NonBlank
     """Folder or hub id of an encoder with its tokenizer; of a sentence-transformers model, the encoder is used."""
@@ -81,7 +81,7 @@ class GlueModelSection(TextSchema):
 
 
 class GlueDataSection(TextSchema):
-    """The data. Paths are relative to the working directory."""
+    """The GLUE data of a recipe. Paths are relative to the working directory."""
 
     source: NonBlank
     """``hub://OWNER/NAME[@REVISION]``, or a folder with the same layout, see `quiver.eval.nlu.glue_tasks`."""
@@ -174,7 +174,7 @@ QA_KINDS = ("span_qa",)
 
 
 class QaModelSection(TextSchema):
-    """The encoder."""
+    """The encoder of a question answering recipe."""
 
     init: NonBlank
     """Folder or hub id of an encoder with its tokenizer, or of a span question answering model; of a sentence-transformers model, the
@@ -242,12 +242,12 @@ QA_RULES = (
     Rule(
         ("training.patience", "data.development"),
         lambda patience, development: patience is not None and development is None,
-        "needs data.development, whose scores it counts",
+        "requires data.development",
     ),
     Rule(
         ("data.development_split", "data.development"),
         lambda split, development: split is not None and development is None,
-        "needs data.development, of which it is a part",
+        "requires data.development",
     ),
 )
 

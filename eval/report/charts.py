@@ -179,7 +179,7 @@ def bar_chart(bars: Sequence[Bar], top: float) -> Drawing:
 
     Args:
         bars: At least one.
-        top: End of the axis, a fraction; charts with the same one can be compared.
+        top: End of the axis, a fraction; charts with the same end can be compared.
     """
     with style():
         height = 0.42 * len(bars) + 0.34
@@ -313,7 +313,7 @@ def _letters(places: Sequence[tuple[float, float]], box: tuple[float, float, flo
     taken = list(places)
     found = []
     for x, y in places:
-        free = (place for place in _rings(x, y) if _is_free(place, taken, box))
+        free = (position for position in _rings(x, y) if _is_free(position, taken, box))
         found.append(next(free, (x, y)))
         taken.append(found[-1])
     return found
@@ -326,9 +326,9 @@ def _rings(x: float, y: float) -> Iterator[tuple[float, float]]:
             yield x + distance * math.cos(angle), y + distance * math.sin(angle)
 
 
-def _is_free(place: tuple[float, float], taken: Sequence[tuple[float, float]], box: tuple[float, float, float, float]) -> bool:
-    inside = box[0] + 9 <= place[0] <= box[2] - 9 and box[1] + 9 <= place[1] <= box[3] - 9
-    return inside and all(math.dist(place, other) >= 17 for other in taken)
+def _is_free(position: tuple[float, float], taken: Sequence[tuple[float, float]], box: tuple[float, float, float, float]) -> bool:
+    inside = box[0] + 9 <= position[0] <= box[2] - 9 and box[1] + 9 <= position[1] <= box[3] - 9
+    return inside and all(math.dist(position, other) >= 17 for other in taken)
 
 
 def curve_chart(curve: Curve, last_step: float, resumed: Sequence[float] = ()) -> Drawing:
@@ -465,7 +465,7 @@ def _character_width(character: str) -> float:
 
 
 def visible(text: str) -> str:
-    r"""Replace the characters that act instead of being seen: controls, directional overrides, halves of surrogate pairs.
+    r"""Replace characters without a visible glyph: control characters, directional overrides, unpaired surrogates.
 
     Example:
         >>> visible("a\x00b\r\nc\u202ed")
@@ -487,7 +487,7 @@ def svg(drawing: Drawing, *, prefix: str, label: str = "", inline: bool = True) 
         drawing: The figure.
         prefix: Start of all ids in the element, unique in its page.
         label: Its content in words.
-        inline: Part of an HTML page, whose CSS variables it uses; otherwise a file of its own.
+        inline: Whether the SVG is part of an HTML page and uses its CSS variables; otherwise it is a stand-alone file.
     """
     buffer = io.StringIO()
     with style(), warnings.catch_warnings():

@@ -125,7 +125,7 @@ class _Side:
 
     def path(self, reference: FileReference | None, key: str) -> Path:
         if reference is None:
-            raise InputError(f"{self.folder}: {FILE} names no file with scores by query for {key}; run quiver evaluate again")
+            raise InputError(f"{self.folder}: {FILE} names no file with scores per query for {key}; run quiver evaluate again")
         return self.folder / reference.file
 
 
@@ -315,7 +315,7 @@ def check_comparison_target(out: str | Path) -> None:
         out: Output file, .md, .html or .tex; without a suffix it is Markdown.
 
     Raises:
-        InputError: The suffix is another, or the file cannot be written.
+        InputError: The suffix is not supported, or the file cannot be written.
     """
     check_format(Path(out))
 
@@ -328,7 +328,7 @@ def write_comparison(comparison: Comparison, out: str | Path) -> None:
         out: Output file, .md, .html or .tex; without a suffix it is Markdown.
 
     Raises:
-        InputError: The suffix is another, or the file cannot be written.
+        InputError: The suffix is not supported, or the file cannot be written.
     """
     write(comparison_report(comparison), Path(out))
 

@@ -2,12 +2,12 @@
 
 ``model-index`` is metadata in the README of a model, ``.eval_results`` are files for leaderboards, and mteb's files can be read by the
 tools for mteb. All name data sets by their id on the Hub if there is one; the latter two hold only collections that mteb has a task for.
-The revision that was scored may be of another copy of the data, such as BEIR's archive: it stands in arguments, notes and
+The revision that was scored may be of another copy of the data, such as BEIR's archive: it is recorded in arguments, notes and
 ``dataset_revision``, never as the revision of the data set on the Hub. mteb did not make the scores, so that ``mteb_version`` is null.
 
 A collection has a task only if texts and judgements are those of mteb. CoIR's sets have none, because mteb puts titles before the texts and
-CoIR leaves them out; nor has cosqa, because Quiver's has no duplicates, mteb's has, and the scores differ twofold. A score is
-not mteb's either if only one of the two drops the document with the query's own id: mteb does so for FiQA, FEVER and MS MARCO,
+CoIR leaves them out; cosqa has none either: mteb's version has duplicates, Quiver's has not, and the scores differ by a factor of 2. A
+score is not mteb's either if only one of the two drops the document with the query's own id: mteb does so for FiQA, FEVER and MS MARCO,
 BEIR, whose published numbers a collection's policy follows, does not.
 
 Sources: huggingface_hub's ``EvalResult`` and ``EvalResultEntry``; ``mteb.results.TaskResult`` and the task names, ids and units of mteb
@@ -197,7 +197,7 @@ def task_results(results: Results) -> Mapping[str, dict[str, object]]:
     known = [(collection, task) for collection in results.collections if (task := task_of(collection)) is not None]
     if not known:
         without = ", ".join(map(repr, without_task(results))) or "there are no collections"
-        raise InputError(f"mteb has no task for these collections, or scores them in another way: {without}")
+        raise InputError(f"mteb has no task for these collections, or uses another measure for them: {without}")
     by_task: dict[str, list[tuple[CollectionResult, Task]]] = {}
     for collection, task in known:
         by_task.setdefault(task.name, []).append((collection, task))
@@ -333,7 +333,7 @@ def render_eval_results(results: Results, *, source_url: str | None = None) -> s
     """
     known = [(collection, task) for collection in results.collections if (task := task_of(collection)) is not None]
     if not known:
-        raise InputError("none of the collections is a data set on the Hub, and this format can name no others")
+        raise InputError("none of the collections is a data set on the Hub, and this format supports only those")
     entries = [_entry(collection, task, results, source_url) for collection, task in known]
     return _dump(entries)
 

@@ -30,7 +30,7 @@ from quiver.eval.published import (
 )
 from quiver.eval.report.render import Cell, Report, Row, RowKind, Section, Table, check_format, write
 from quiver.eval.report.render import Column as TableColumn
-from quiver.eval.report.retrieval import ScoredRow, check_data, collections, label_systems, rows
+from quiver.eval.report.retrieval import ScoredRow, check_data, collections_by_key, label_systems, rows
 from quiver.eval.results import HEADLINE, CollectionResult, Results, read_results
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
@@ -85,7 +85,7 @@ class _Measured:
 
     rows: tuple[ScoredRow, ...]
     kinds: Mapping[str, Kind]
-    facts: Mapping[str, CollectionResult]
+    collections: Mapping[str, CollectionResult]
     against: str | None
 
     def of(self, *kinds: Kind) -> list[ScoredRow]:
@@ -95,9 +95,9 @@ class _Measured:
         """The collections of a row that belong to a column: one, or the parts of a group."""
         scored = [key for key in row.scores if HEADLINE in row.scores[key].measures]
         for split in column.splits:
-            found = [key for key in scored if self.facts[key].split == split]
-            named = [key for key in found if self.facts[key].name == column.data_set]
-            if keys := named or [key for key in found if self.facts[key].group == column.data_set]:
+            found = [key for key in scored if self.collections[key].split == split]
+            named = [key for key in found if self.collections[key].name == column.data_set]
+            if keys := named or [key for key in found if self.collections[key].group == column.data_set]:
                 return keys
         return []
 
@@ -105,9 +105,9 @@ class _Measured:
         """The score as a fraction; None if the collection, or a part of the group, was not measured."""
         parts = []
         for key in self.keys(row, column):
-            facts, value = self.facts[key], row.scores[key].measures[HEADLINE]
-            alone = facts.name == column.data_set
-            parts.append(replace(facts.part(value), group=None, group_size=1) if alone else facts.part(value))
+            collection, value = self.collections[key], row.scores[key].measures[HEADLINE]
+            alone = collection.name == column.data_set
+            parts.append(replace(collection.part(value), group=None, group_size=1) if alone else collection.part(value))
         return next(iter(data_sets(parts).values()), None)
 
     def in_domain(self, row: ScoredRow, column: Column) -> bool:
@@ -164,7 +164,9 @@ def shown(line: Line, cell: float | None) -> str:
 
 
 def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> list[Layout]:
-    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always, and the stand-ins.
+    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always.
+
+    A further table has collections that stand in for those of the paper, such as cosqa for CodeSearchNet.
 
     Args:
         results: Results of one or more systems.
@@ -181,7 +183,7 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> 
     named = label_systems(results)
     kinds: dict[str, Kind] = {label: result.system.kind for label, result in named}
     lines = rows(named)
-    measured = _Measured(tuple(lines), {row.label: kinds.get(row.label, "bm25") for row in lines}, collections(results), against)
+    measured = _Measured(tuple(lines), {row.label: kinds.get(row.label, "bm25") for row in lines}, collections_by_key(results), against)
     _check_placed(measured, [label for label, _ in named])
     layouts = [
         _beir(measured, paper, kind)
@@ -265,7 +267,7 @@ def _overview_cells(measured: _Measured, row: ScoredRow) -> tuple[dict[str, floa
         cells[f"{prefix} MLDR {_domain(measured, row, LONG_TEXT)}"] = _points(measured.score(row, LONG_TEXT))
     for column in (LONG_TEXT, *CODE):
         keys = measured.keys(row, column)
-        sizes = {1 if measured.facts[key].name == column.data_set else measured.facts[key].group_size for key in keys}
+        sizes = {1 if measured.collections[key].name == column.data_set else measured.collections[key].group_size for key in keys}
         counts += [f"{column.title} {len(keys)} of {size}" for size in sizes]
     cells |= {column.title: _points(measured.score(row, column)) for column in CODE}
     return cells, counts
@@ -311,8 +313,8 @@ def _domain(measured: _Measured, row: ScoredRow, column: Column) -> str:
 
 
 def _about(measured: _Measured, used: Sequence[str], absent: Sequence[str]) -> Iterator[str]:
-    if local := [key for key in dict.fromkeys(used) if measured.facts[key].revision is None]:
-        sized = ", ".join(f"{key} ({measured.facts[key].documents:,} documents)" for key in local)
+    if local := [key for key in dict.fromkeys(used) if measured.collections[key].revision is None]:
+        sized = ", ".join(f"{key} ({measured.collections[key].documents:,} documents)" for key in local)
         yield f"Measured on local folders, matched by name, of unknown revision: {sized}."
     if absent:
         yield f"Measured on none of these collections: {', '.join(absent)}."

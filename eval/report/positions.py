@@ -74,8 +74,8 @@ def write_position_plot(old: Path, new: Path, path: Path) -> None:
         figure = new_figure(10.0, 3.6, layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for axes, table, projected in zip(panels, tables, principal_components(*tables), strict=True):
-            for place, values in enumerate(projected.T):
-                axes.plot(values.numpy(), color=PALETTE[place + 1], linewidth=1.0, label=f"component {place + 1}")
+            for position, values in enumerate(projected.T):
+                axes.plot(values.numpy(), color=PALETTE[position + 1], linewidth=1.0, label=f"component {position + 1}")
             axes.set_title(f"{len(table):,} positions", fontsize=10)
             axes.set_xlabel("position p")
         panels[0].set_ylabel("EMB(p), principal components of the old table")

@@ -2,9 +2,9 @@
 
 A report is a function from its data to blocks without any markup, so that it says the same in every format.
 
-An HTML page needs nothing but itself: no request, no font, no library. The texts in it come from models, data and command lines, so
-everything is escaped, nothing but the page's own script may run (its checksum is in the content security policy), and characters that
-cannot be seen or that change the direction of writing are shown as signs.
+An HTML page is self-contained: it makes no requests and loads no fonts or libraries. The texts in it come from models, data and command
+lines, so everything is escaped, nothing but the page's own script may run (its checksum is in the content security policy), and characters
+that cannot be seen or that change the direction of writing are shown as signs.
 
 LaTeX holds the tables alone. They compile with booktabs and graphicx and are ASCII: letters with one accent and the signs of `SPECIAL` are
 commands, any other character beyond ASCII is printed as its number, such as ``[U+4E2D]``, and characters that cannot be seen are left out.
@@ -82,12 +82,12 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Properties:
     """A list of names with values.
 
     Attributes:
         values: Name -> value.
-        layout: In HTML: ``wide`` puts short facts in one line, ``rules`` leaves room for long sentences, ``list`` is compact.
+        layout: In HTML: ``wide`` puts short values in one line, ``rules`` leaves room for long sentences, ``list`` is compact.
     """
 
     values: Mapping[str, str]
@@ -226,7 +226,7 @@ class Excerpt:
     """A document that an example shows.
 
     Attributes:
-        marks: Short facts about it, such as its rank and grade.
+        marks: Short labels of it, such as its rank and grade.
         id: Id of the document.
         text: Beginning of the document; may be empty.
         matches: (query token, document token, similarity) of a late-interaction model.
@@ -240,12 +240,12 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Example:
-    """A query beside the documents that were found and wanted.
+    """A query with the documents that were found and those that are relevant.
 
     Attributes:
         id: Id of the query.
         text: The query.
-        marks: Short facts about it, such as its score.
+        marks: Short labels of it, such as its score.
         sides: Heading -> documents.
     """
 
@@ -300,7 +300,7 @@ class Section:
     key: Key | None = None
 
 
-Block: TypeAlias = Paragraph | Code | Facts | Table | Figure | Gallery | Examples | Details | Section
+Block: TypeAlias = Paragraph | Code | Properties | Table | Figure | Gallery | Examples | Details | Section
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ def table(columns: Iterable[Column | str], rows: Iterable[Sequence[Cell | str]],
 
 
 def number(text: str) -> float | None:
-    """Read the number that a cell prints; None where it prints something else.
+    """Read the number that a cell prints; None if it prints something else.
 
     Example:
         >>> number("1,250.5"), number("+3.1"), number("n/a")
@@ -397,7 +397,7 @@ def _markdown(block: Block, level: int) -> Iterator[str]:
         case Code():
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
             yield f"{fence}sh\n{block.text}\n{fence}"
-        case Facts():
+        case Properties():
             yield markdown_table(["", ""], [[escape(name), escape(value)] for name, value in block.values.items()])
         case Table():
             yield _markdown_block_table(block)
@@ -730,13 +730,13 @@ def check_format(path: Path, suffixes: Iterable[str] = tuple(RENDERERS)) -> str:
 
     Args:
         path: The file.
-        suffixes: Formats that there are; the first is that of a file without a suffix.
+        suffixes: Suffixes of the supported formats; the first is the default for a file without a suffix.
 
     Returns:
         The suffix of its format.
 
     Raises:
-        InputError: The suffix is another, or the file cannot be written.
+        InputError: The suffix is not supported, or the file cannot be written.
     """
     known = list(suffixes)
     check_target(path)

@@ -27,10 +27,10 @@ from quiver.eval.report.render import (
     Example,
     Examples,
     Excerpt,
-    Facts,
     Figure,
     Gallery,
     Paragraph,
+    Properties,
     Report,
     Row,
     Section,
@@ -128,10 +128,10 @@ def differently_scored(one: CollectionResult, other: CollectionResult) -> Iterat
             yield name, getattr(one, name), getattr(other, name)
 
 
-def collections(results: Sequence[Results]) -> dict[str, CollectionResult]:
-    """Collection with split -> its facts, in the order of the results.
+def collections_by_key(results: Sequence[Results]) -> dict[str, CollectionResult]:
+    """Collection with split -> its result, in the order of the results.
 
-    If several results are of the same data, the first one that knows its revision and group counts.
+    If several results are of the same data, the first one with a known revision and group is used.
     """
     found: dict[str, CollectionResult] = {}
     for result in results:
@@ -214,32 +214,32 @@ def _add(found: dict[str, dict[str, Score]], label: str, key: str, score: Score)
         scores[key] = score
 
 
-def row_data_sets(row: ScoredRow, facts: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> dict[str, float | None]:
+def row_data_sets(row: ScoredRow, collections: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> dict[str, float | None]:
     """Data set -> score of a row, for all data sets of a table. A group of collections is one; None if the row lacks a part of it.
 
     Args:
         row: A row.
-        facts: Return value of `collections`.
+        collections: Return value of `collections_by_key`.
         measure: Measure to take.
     """
     values = {key: score.measures.get(measure) for key, score in row.scores.items()}
-    return data_sets(collection.part(values.get(key)) for key, collection in facts.items())
+    return data_sets(collection.part(values.get(key)) for key, collection in collections.items())
 
 
-def members(facts: Iterable[CollectionResult]) -> dict[str, list[str]]:
+def members(collections: Iterable[CollectionResult]) -> dict[str, list[str]]:
     """Data set of a table -> keys of its collections, see `quiver.eval.metrics.grouped`."""
-    return {name: [part.key for part in parts] for name, parts in grouped(collection.part() for collection in facts).items()}
+    return {name: [part.key for part in parts] for name, parts in grouped(collection.part() for collection in collections).items()}
 
 
-def row_average(row: ScoredRow, facts: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> Average:
+def row_average(row: ScoredRow, collections: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> Average:
     """Mean of a row over all data sets of a table; None if one of them is missing.
 
     Args:
         row: A row.
-        facts: Return value of `collections`.
+        collections: Return value of `collections_by_key`.
         measure: Measure to take.
     """
-    scores = row_data_sets(row, facts, measure=measure)
+    scores = row_data_sets(row, collections, measure=measure)
     return average(scores, list(scores))
 
 
@@ -287,7 +287,7 @@ class _Content:
 
     named: Named
     rows: Sequence[ScoredRow]
-    facts: Mapping[str, CollectionResult]
+    collections: Mapping[str, CollectionResult]
     members: Mapping[str, Sequence[str]]
     keys: Mapping[str, Key]
     links: Mapping[tuple[str, str], str]
@@ -298,9 +298,9 @@ class _Content:
 
     def heading(self, name: str) -> tuple[str, str]:
         """A data set with its split, or with the number of parts that it is the mean of."""
-        if name in self.facts:
-            return self.facts[name].name, self.facts[name].split
-        return name, f"mean of {self.facts[self.members[name][0]].group_size}"
+        if name in self.collections:
+            return self.collections[name].name, self.collections[name].split
+        return name, f"mean of {self.collections[self.members[name][0]].group_size}"
 
 
 def results_report(results: Sequence[Results], *, title: str = "Retrieval results") -> Report:
@@ -319,8 +319,12 @@ def results_report(results: Sequence[Results], *, title: str = "Retrieval result
         Section("nDCG@10", tuple(_scores(content)), "scores"),
         Section("Bars with intervals", tuple(_charts(content)), "charts"),
         _latency(content),
-        Section("Collections", tuple(_collection(content, place, key) for place, key in enumerate(content.facts, start=1)), "collections"),
-        Section("Protocol", (Facts(protocol(results), "rules"), conditions_table(content.scored)), "protocol"),
+        Section(
+            "Collections",
+            tuple(_collection(content, position, key) for position, key in enumerate(content.collections, start=1)),
+            "collections",
+        ),
+        Section("Protocol", (Properties(protocol(results), "rules"), conditions_table(content.scored)), "protocol"),
         Section(
             "Indexes",
             (
@@ -342,7 +346,7 @@ def results_report(results: Sequence[Results], *, title: str = "Retrieval result
         ),
         Section(
             "Systems and commands",
-            tuple(_system(content, place, label, result) for place, (label, result) in enumerate(content.named, start=1)),
+            tuple(_system(content, position, label, result) for position, (label, result) in enumerate(content.named, start=1)),
             "systems",
         ),
     )
@@ -353,9 +357,11 @@ def _lead(content: _Content, results: Sequence[Results]) -> str:
     days = sorted({result.provenance.date[:10] for result in results})
     dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     systems = _counted(len(content.keys), "system", "systems")
-    scored = _counted(len(content.facts), "collection", "collections")
+    scored = _counted(len(content.collections), "collection", "collections")
     grouping = (
-        f", which make {_counted(len(content.members), 'data set', 'data sets')}" if len(content.facts) != len(content.members) else ""
+        f", which make {_counted(len(content.members), 'data set', 'data sets')}"
+        if len(content.collections) != len(content.members)
+        else ""
     )
     return f"{systems} on {scored}{grouping}. Evaluated {dates}."
 
@@ -394,7 +400,7 @@ def latex_report(results: Sequence[Results]) -> tuple[Report, list[str]]:
     content = _content(results)
     rules = protocol(results)
     caption = " ".join(rules[about] for about in CAPTIONED if about in rules)
-    comments = [f"{each.key}: revision {each.revision or 'none'}, sha256 {each.data_sha256}" for each in content.facts.values()]
+    comments = [f"{each.key}: revision {each.revision or 'none'}, sha256 {each.data_sha256}" for each in content.collections.values()]
     comments += [f"{label}: {result.provenance.command or 'made without a command line'}" for label, result in content.named]
     return Report("Retrieval results", (_headline(content, f"{LABELS[HEADLINE]} in points", caption),)), comments
 
@@ -403,8 +409,8 @@ def _content(results: Sequence[Results]) -> _Content:
     check_data(results)
     named = label_systems(results)
     scored = rows(named)
-    facts = collections([result for _, result in named])
-    return _Content(named, scored, facts, members(facts.values()), _keys(scored, named), _links(named))
+    collections = collections_by_key([result for _, result in named])
+    return _Content(named, scored, collections, members(collections.values()), _keys(scored, named), _links(named))
 
 
 def _keys(scored: Sequence[ScoredRow], named: Named) -> dict[str, Key]:
@@ -413,30 +419,30 @@ def _keys(scored: Sequence[ScoredRow], named: Named) -> dict[str, Key]:
     grey |= {baseline.name for _, result in named for collection in result.collections for baseline in collection.baselines}
     labels = dict.fromkeys([*(row.label for row in scored), *(label for label, _ in named)])  # a system without collections has no row
     coloured = [label for label in labels if label not in grey]
-    colours = {label: place % COLOURS + 1 for place, label in enumerate(coloured)}
-    return {label: Key(letters(place), colours.get(label, 0), label) for place, label in enumerate(labels)}
+    colours = {label: position % COLOURS + 1 for position, label in enumerate(coloured)}
+    return {label: Key(letters(position), colours.get(label, 0), label) for position, label in enumerate(labels)}
 
 
-def letters(place: int) -> str:
+def letters(position: int) -> str:
     """The letter of the system at a position, from 0.
 
     Example:
-        >>> [letters(place) for place in (0, 25, 26)]
+        >>> [letters(position) for position in (0, 25, 26)]
         ['A', 'Z', 'AA']
     """
-    return chr(ord("A") + place) if place < 26 else letters(place // 26 - 1) + chr(ord("A") + place % 26)
+    return chr(ord("A") + position) if position < 26 else letters(position // 26 - 1) + chr(ord("A") + position % 26)
 
 
 def _links(named: Named) -> dict[tuple[str, str], str]:
     """Row and collection -> section with the command of the score; for a baseline, that of the first result that has it."""
     links: dict[tuple[str, str], str] = {}
-    for place, (label, result) in enumerate(named, start=1):
+    for position, (label, result) in enumerate(named, start=1):
         for collection in result.collections:
-            links[label, collection.key] = f"result-{place}"
-    for place, (_, result) in enumerate(named, start=1):
+            links[label, collection.key] = f"result-{position}"
+    for position, (_, result) in enumerate(named, start=1):
         for collection in result.collections:
             for baseline in collection.baselines:
-                links.setdefault((baseline.name, collection.key), f"result-{place}")
+                links.setdefault((baseline.name, collection.key), f"result-{position}")
     return links
 
 
@@ -452,7 +458,7 @@ def _scores(content: _Content) -> Iterator[Block]:
     )
     yield _headline(content, "nDCG@10 of systems on data sets", "")
     for group, keys in content.members.items():
-        if group not in content.facts:
+        if group not in content.collections:
             yield Details(f"The parts of {group}, which counts once, as their mean", (_parts_table(content, group, keys),))
 
 
@@ -460,7 +466,7 @@ def _headline(content: _Content, name: str, caption: str) -> Table:
     systems = {label for label, _ in content.named}
     lines = []
     for row in content.rows:
-        sets, average = row_data_sets(row, content.facts), row_average(row, content.facts)
+        sets, average = row_data_sets(row, content.collections), row_average(row, content.collections)
         mean = Cell(points(average.value), average.value, f"{average.known} of {average.members}")
         cells = [_set_cell(content, row, each, sets.get(each)) for each in content.members]
         lines.append(Row((_system_cell(content.keys[row.label]), mean, *cells), group="systems" if row.label in systems else "baselines"))
@@ -469,10 +475,10 @@ def _headline(content: _Content, name: str, caption: str) -> Table:
 
 
 def _set_cell(content: _Content, row: ScoredRow, name: str, value: float | None) -> Cell:
-    if name in content.facts:
+    if name in content.collections:
         return _score_cell(content, row.label, name, row.scores.get(name))
     known = [key for key in content.members[name] if key in row.scores]
-    note = "" if value is not None or not known else f"{len(known)} of {content.facts[known[0]].group_size}"
+    note = "" if value is not None or not known else f"{len(known)} of {content.collections[known[0]].group_size}"
     return Cell(points(value), value, note)
 
 
@@ -504,7 +510,7 @@ def _charts(content: _Content) -> Iterator[Block]:
     yield Paragraph("nDCG@10 in points, all charts on one scale. The line on a bar is its interval; a mean over a group has none.")
     yield Gallery(tuple(_bar_figures(content, content.members, top)))
     for group, keys in content.members.items():
-        if group not in content.facts:
+        if group not in content.collections:
             yield Details(f"The parts of {group}", (Gallery(tuple(_bar_figures(content, keys, top))),))
 
 
@@ -513,14 +519,14 @@ def _bar_figures(content: _Content, names: Iterable[str], top: float) -> Iterato
         bars = list(_bars(content, name))
         if bars:
             title, note = content.heading(name)
-            told = ", ".join(f"{bar.key.label} {points(bar.value)}" for bar in bars)
-            yield Figure(title, partial(bar_chart, bars, top), f"nDCG@10 on {title}: {told}", note)
+            values = ", ".join(f"{bar.key.label} {points(bar.value)}" for bar in bars)
+            yield Figure(title, partial(bar_chart, bars, top), f"nDCG@10 on {title}: {values}", note)
 
 
 def _bars(content: _Content, name: str) -> Iterator[Bar]:
     for row in content.rows:
         score = row.scores.get(name)
-        value = row_data_sets(row, content.facts).get(name) if score is None else score.measures.get(HEADLINE)
+        value = row_data_sets(row, content.collections).get(name) if score is None else score.measures.get(HEADLINE)
         ends = (None, None) if score is None else (score.interval.low, score.interval.high)
         if value is not None:
             yield Bar(content.keys[row.label], value, *ends)
@@ -551,8 +557,8 @@ def _latency_blocks(content: _Content, timed: Mapping[str, Sequence[Dot]], measu
     def drawn(names: Iterable[str]) -> Iterator[Figure]:
         for name in names:
             title, note = content.heading(name)
-            told = ", ".join(f"{dot.key.label} {points(dot.value)} at {dot.milliseconds:.3g}" for dot in timed[name])
-            alt = f"{label} over milliseconds per query on {title}: {told}"
+            values = ", ".join(f"{dot.key.label} {points(dot.value)} at {dot.milliseconds:.3g}" for dot in timed[name])
+            alt = f"{label} over milliseconds per query on {title}: {values}"
             yield Figure(title, partial(latency_chart, timed[name], limits, label), alt, note)
 
     how = "The horizontal axis is the search time per query without encoding, all queries in one call. All charts share their axes."
@@ -562,15 +568,15 @@ def _latency_blocks(content: _Content, timed: Mapping[str, Sequence[Dot]], measu
         )
     else:
         yield Paragraph(f"No index was approximate, so the charts show nDCG@10 instead of recall. {how}")
-    homes = {key: group for group, keys in content.members.items() if group not in content.facts for key in keys}
+    homes = {key: group for group, keys in content.members.items() if group not in content.collections for key in keys}
     keys = tuple(key for key in content.keys.values() if any(dot.key == key for dot in every))
     yield Gallery(tuple(drawn(name for name in timed if name not in homes)), keys)
     for group in dict.fromkeys(homes[name] for name in timed if name in homes):
         yield Details(f"The parts of {group}", (Gallery(tuple(drawn(name for name in timed if homes.get(name) == group))),))
 
 
-def _collection(content: _Content, place: int, key: str) -> Section:
-    facts = content.facts[key]
+def _collection(content: _Content, position: int, key: str) -> Section:
+    result = content.collections[key]
     measured = [row for row in content.rows if key in row.scores]
     columns = (SYSTEM, *(Column(label, ranked=True) for label in LABELS.values()), Column("Judged@10", "percent"))
     lines = tuple(Row(_measures(content, row.label, key, row.scores[key])) for row in measured)
@@ -583,17 +589,17 @@ def _collection(content: _Content, place: int, key: str) -> Section:
         for system, each in content.scored
         if each.key == key and each.worst
     ]
-    told = {
-        "Documents": f"{facts.documents:,}",
-        "Judged queries": f"{facts.queries:,}",
-        "Judgements": f"{facts.judgements:,}",
-        "Part of": facts.group or "",
-        "Licence": facts.licence or "not known",
-        "Revision": facts.revision or "none, a local folder",
-        "Data sha256": facts.data_sha256,
+    properties = {
+        "Documents": f"{result.documents:,}",
+        "Judged queries": f"{result.queries:,}",
+        "Judgements": f"{result.judgements:,}",
+        "Part of": result.group or "",
+        "Licence": result.licence or "not known",
+        "Revision": result.revision or "none, a local folder",
+        "Data sha256": result.data_sha256,
     }
-    shown = Facts({name: fact for name, fact in told.items() if fact}, "wide")
-    return Section(facts.name, (shown, Table(f"Measures on {key}", columns, lines), *worst), f"collection-{place}", facts.split)
+    shown = Properties({name: value for name, value in properties.items() if value}, "wide")
+    return Section(result.name, (shown, Table(f"Measures on {key}", columns, lines), *worst), f"collection-{position}", result.split)
 
 
 def _measures(content: _Content, label: str, key: str, score: Score) -> tuple[Cell, ...]:
@@ -627,12 +633,12 @@ def _excerpt(document: ShownDocument, k: int) -> Excerpt:
     return Excerpt(tuple(marks), document.id, document.text, matches)
 
 
-def _system(content: _Content, place: int, label: str, result: Results) -> Section:
+def _system(content: _Content, position: int, label: str, result: Results) -> Section:
     command = result.provenance.command
     how = Paragraph("Made by a call of the library, without a command line.") if command is None else Code(command)
     files = files_table(result)
     folded = [] if files is None else [Details(files.name, (files,))]
-    return Section(label, (how, Facts(system_facts(result)), *folded), f"result-{place}", key=content.keys[label])
+    return Section(label, (how, Properties(system_properties(result)), *folded), f"result-{position}", key=content.keys[label])
 
 
 def conditions_table(scored: Sequence[tuple[Key, CollectionResult]]) -> Table:
@@ -734,7 +740,7 @@ def _count(number: int, *, of: int | None = None) -> Cell:
 
 
 def protocol(results: Sequence[Results]) -> dict[str, str]:
-    """How the numbers of a report were made, in sentences: topic -> rule. A comparison with another tool's score needs these rules.
+    """Rules by which the numbers of a report were computed: topic -> sentences. A comparison with another tool's score needs these rules.
 
     Args:
         results: All results of the report.
@@ -761,10 +767,10 @@ def protocol(results: Sequence[Results]) -> dict[str, str]:
     return {about: rule for about, rule in rules.items() if rule}
 
 
-def system_facts(result: Results) -> dict[str, str]:
+def system_properties(result: Results) -> dict[str, str]:
     """The fields of a system and its machine; unknown ones are left out."""
     system, origin = result.system, result.provenance
-    facts = {
+    properties = {
         "Source": system.source,
         "Kind": system.kind,
         "Run by": system.library,
@@ -782,7 +788,7 @@ def system_facts(result: Results) -> dict[str, str]:
         "Threads": origin.threads,
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(origin.versions.items())),
     }
-    return {name: str(fact) for name, fact in facts.items() if fact not in (None, "")}
+    return {name: str(value) for name, value in properties.items() if value not in (None, "")}
 
 
 def _search_rule(scored: Sequence[CollectionResult]) -> str:
@@ -823,10 +829,10 @@ def _truncation_rule(scored: Sequence[CollectionResult]) -> str:
 
 def _domain_rule(scored: Sequence[CollectionResult]) -> str:
     inside = _names(collection for collection in scored if collection.in_domain)
-    told = (
+    stated = (
         f"Some systems were trained on the training data of {inside}; the table says which" if inside else "No system was trained on them"
     )
-    return f"{told}. This is what the caller of the evaluation stated; it cannot be checked."
+    return f"{stated}. This is what the caller of the evaluation stated; it cannot be checked."
 
 
 def _settings(parameters: Mapping[str, object]) -> str:

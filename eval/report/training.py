@@ -45,10 +45,10 @@ from quiver.eval.report.render import (
     Block,
     Code,
     Column,
-    Facts,
     Figure,
     Gallery,
     Paragraph,
+    Properties,
     Report,
     Section,
     Span,
@@ -146,7 +146,7 @@ class TrainingRun:
 
     @property
     def best(self) -> tuple[int, float, float] | None:
-        """The best development score; the first one of equals."""
+        """The best development score; ties go to the earliest."""
         return max(self.development, key=lambda scored: scored[1], default=None)
 
 
@@ -154,7 +154,7 @@ def write_training_report(folder: str | Path) -> Path:
     """Write ``report.md`` and ``report.html`` of a run into its folder, replacing existing ones.
 
     Args:
-        folder: Output folder of ``quiver train`` or ``quiver pretrain``; the run may still be going on.
+        folder: Output folder of ``quiver train`` or ``quiver pretrain``; the run may be unfinished.
 
     Returns:
         The HTML file; without jinja2 and matplotlib the Markdown file.
@@ -174,24 +174,24 @@ def read_run(folder: str | Path) -> TrainingRun:
     Raises:
         InputError: The folder holds neither a record nor a recipe, or a file is damaged.
     """
-    place = Path(folder)
-    finished = (place / RECORD).is_file()
-    if not finished and not (place / RECIPE).is_file():
-        raise InputError(f"{place}: not a training run, it holds neither {RECORD} nor {RECIPE}; give the --out of quiver train or pretrain")
-    record = next((read_json(file) for name in (RECORD, BEGUN) if (file := place / name).is_file()), {})
+    path = Path(folder)
+    finished = (path / RECORD).is_file()
+    if not finished and not (path / RECIPE).is_file():
+        raise InputError(f"{path}: not a training run, it holds neither {RECORD} nor {RECIPE}; give the --out of quiver train or pretrain")
+    record = next((read_json(file) for name in (RECORD, BEGUN) if (file := path / name).is_file()), {})
     try:
         if record.get("schema") == pretraining_folder.SCHEMA:
-            return _pretraining(place, record, finished=finished)
-        return _finished(record) if finished else _unfinished(place, record)
+            return _pretraining(path, record, finished=finished)
+        return _finished(record) if finished else _unfinished(path, record)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{place / RECORD if finished else place}: not the record of a run of this version ({type(error).__name__}: {error})"
+            f"{path / RECORD if finished else path}: not the record of a run of this version ({type(error).__name__}: {error})"
         ) from error
 
 
-def _unfinished(place: Path, begun: Mapping[str, Any]) -> TrainingRun:
-    lines = read_log(place / LOG) if (place / LOG).is_file() else []
-    recipe = read_json(place / RECIPE)
+def _unfinished(path: Path, begun: Mapping[str, Any]) -> TrainingRun:
+    lines = read_log(path / LOG) if (path / LOG).is_file() else []
+    recipe = read_json(path / RECIPE)
     return TrainingRun(
         title=f"Training run: {recipe['name']}",
         recipe=recipe,
@@ -224,9 +224,9 @@ def _finished(record: Mapping[str, Any]) -> TrainingRun:
     )
 
 
-def _pretraining(place: Path, record: Mapping[str, Any], *, finished: bool) -> TrainingRun:
-    result: Mapping[str, Any] = record["result"] if finished else {"resumed_at": [], "curves": pretraining_curves(place)}
-    recipe = _by_name(record["recipe"] if finished else read_json(place / RECIPE))
+def _pretraining(path: Path, record: Mapping[str, Any], *, finished: bool) -> TrainingRun:
+    result: Mapping[str, Any] = record["result"] if finished else {"resumed_at": [], "curves": pretraining_curves(path)}
+    recipe = _by_name(record["recipe"] if finished else read_json(path / RECIPE))
     keys = (*PRETRAINING_CURVES, "tokens")
     return TrainingRun(
         title=f"Pretraining run: {recipe['name']}",
@@ -277,16 +277,16 @@ def training_report(run: TrainingRun) -> Report:
 
 
 def _sections(run: TrainingRun) -> Iterator[Section]:
-    yield Section("Summary", (Facts(summary(run), "wide"),), "summary")
+    yield Section("Summary", (Properties(summary(run), "wide"),), "summary")
     if figures := tuple(_curves(run)):
         resumed = " A dashed line marks a step at which the run was resumed." if run.resumed else ""
-        told = f"All charts share the axis of updates. For a noisy metric, the strong line is a running mean.{resumed}"
-        yield Section("Curves", (Paragraph(told), Gallery(figures)), "curves")
+        note = f"All charts share the axis of updates. For a noisy metric, the strong line is a running mean.{resumed}"
+        yield Section("Curves", (Paragraph(note), Gallery(figures)), "curves")
     if run.development:
         yield Section("Development", tuple(_development(run)), "development")
     if (log := log_table(run)).rows:
-        told = "The first logged step, the last one, and others evenly between them."
-        yield Section("Log", (Paragraph(told), log), "log")
+        note = "The first logged step, the last one, and others evenly between them."
+        yield Section("Log", (Paragraph(note), log), "log")
     yield Section("Settings", tuple(_listed(settings(run))), "settings")
     if origins := _listed(origin(run)):
         yield Section("Data and versions", tuple(origins), "origin")
@@ -295,7 +295,7 @@ def _sections(run: TrainingRun) -> Iterator[Section]:
 
 
 def _listed(parts: Mapping[str, Mapping[str, str]]) -> list[Section]:
-    return [Section(name, (Facts(values),)) for name, values in parts.items()]
+    return [Section(name, (Properties(values),)) for name, values in parts.items()]
 
 
 def _curves(run: TrainingRun) -> Iterator[Figure]:
@@ -327,7 +327,7 @@ def log_table(run: TrainingRun) -> Table:
             by_step.setdefault(int(step), {})[key] = value
     steps = sorted(by_step)
     if len(steps) > LINES:
-        steps = [steps[round(place * (len(steps) - 1) / (LINES - 1))] for place in range(LINES)]
+        steps = [steps[round(position * (len(steps) - 1) / (LINES - 1))] for position in range(LINES)]
     rows = [[f"{step:,}", *(_figure(by_step[step].get(key)) for key in run.titles)] for step in steps]
     return table((Column("Step"), *map(Column, run.titles.values())), rows, name="Steps of the log")
 
@@ -339,12 +339,12 @@ def _figure(value: float | None) -> str:
 
 
 def summary(run: TrainingRun) -> dict[str, str]:
-    """The most important facts; unknown ones are left out."""
-    facts = _pretraining_facts(run) if "held_out_loss" in run.titles else _training_facts(run)
-    return {name: fact for name, fact in facts.items() if fact}
+    """The most important properties of a run; unknown ones are left out."""
+    properties = _pretraining_properties(run) if "held_out_loss" in run.titles else _training_properties(run)
+    return {name: value for name, value in properties.items() if value}
 
 
-def _training_facts(run: TrainingRun) -> dict[str, str]:
+def _training_properties(run: TrainingRun) -> dict[str, str]:
     losses = [value for _, value in run.curves["loss"]]
     return {
         "Updates": f"{run.last_step:,}",
@@ -377,7 +377,7 @@ def _weights(kept: Sequence[int]) -> str:
     return f"the mean of steps {steps}" if len(kept) > 1 else f"step {steps}"
 
 
-def _pretraining_facts(run: TrainingRun) -> dict[str, str]:
+def _pretraining_properties(run: TrainingRun) -> dict[str, str]:
     found = {key: [value for _, value in values] for key, values in run.curves.items()}
     return {
         "Updates": f"{run.last_step:,}",
@@ -430,7 +430,7 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
-    first = next((place for place, (number, _) in enumerate(parts) if number), 2)
+    first = next((position for position, (number, _) in enumerate(parts) if number), 2)
     return " ".join(f"{number:,} {unit}" for number, unit in parts[first:])
 
 
@@ -537,9 +537,9 @@ def sweep_report(sweep: Sweep, folder: Path) -> Report:
             Section(f"The best: {show_settings(sweep.best.settings) or 'the recipe'}", tuple(_best(sweep, sweep.best, folder)), "best")
         )
     if scored := [candidate for candidate in sweep.candidates if candidate.scores]:
-        told = ", ".join(f"{show_settings(each.settings) or 'the recipe'} {points(each.mean)}" for each in scored)
+        values = ", ".join(f"{show_settings(each.settings) or 'the recipe'} {points(each.mean)}" for each in scored)
         blocks.append(
-            Figure("nDCG@10 of the candidates", partial(sweep_chart, sweep, scored), f"nDCG@10 of the candidates: {told}", file=PLOT)
+            Figure("nDCG@10 of the candidates", partial(sweep_chart, sweep, scored), f"nDCG@10 of the candidates: {values}", file=PLOT)
         )
     if failed := [[run.folder, run.error or ""] for run in sweep.runs if run.error is not None]:
         errors = table((Column("Run", numeric=False), Column("Error", numeric=False)), failed, name="Failed runs")
@@ -591,11 +591,11 @@ def _candidates(sweep: Sweep) -> Table:
     columns = [Column("Rank", numeric=False), *(Column(labels[path], numeric=False) for path in axes), Column("nDCG@10", ranked=True)]
     columns += [Column("Deviation"), Column("By seed", numeric=False)] if seeds else []
     rows = []
-    for place, candidate in enumerate(sweep.candidates, start=1):
+    for position, candidate in enumerate(sweep.candidates, start=1):
         cells = [points(candidate.mean)]
         if seeds:
             cells += [points(candidate.deviation), " ".join(map(points, candidate.scores))]
-        rank = str(place) if not candidate.missing else "incomplete"
+        rank = str(position) if not candidate.missing else "incomplete"
         rows.append([rank, *(show_value(candidate.settings[path]) for path in axes), *cells])
     return table(columns, rows, name="Candidates")
 
@@ -624,8 +624,8 @@ def _line_chart(sweep: Sweep, scored: Sequence[Candidate]) -> Drawing:
         legend = 0.2 * len(groups) if any(groups) else 0.0
         figure = new_figure(WIDTH, 2.9 + legend, layout="constrained")
         axes = figure.add_subplot()
-        for place, (label, members) in enumerate(groups.items()):
-            colour = PALETTE[1 + place % (len(PALETTE) - 1)]
+        for position, (label, members) in enumerate(groups.items()):
+            colour = PALETTE[1 + position % (len(PALETTE) - 1)]
             ordered = sorted(members, key=lambda each: _rate(each.settings))
             means = [(_rate(each.settings), 100 * (each.mean or 0.0)) for each in ordered]
             shown = fit(visible(label), 280, 8) or None

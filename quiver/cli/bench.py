@@ -8,24 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from quiver.cli.output import (
-    CacheOption,
-    JsonOption,
-    NoCacheOption,
-    OverwriteOption,
-    ProgressOption,
-    command_line,
-    help_alone,
-    print_json,
-    print_table,
-    say,
-    show_progress,
-    vector_cache,
-)
+from quiver.cli import options
+from quiver.cli.output import command_line, help_alone, print_json, print_table, say, show_progress, vector_cache
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,24 +51,29 @@ TEXTS = 500
 # Folder with the vectors of a collection while they are measured, inside the work folder.
 _VECTORS = "vectors"
 
-OutOption = typer.Option("--out", "-o", help=f"Output folder for {RESULTS}, {REPORT}, {PAGE} and {PLOT} (and .svg).")
-NoBaselinesOption = typer.Option("--no-baselines", help="Measure Quiver alone.")
-ThreadsOption = typer.Option(min=1, help="Threads on a CPU. Default: torch's.")
-MemoryOption = typer.Option("--memory", help="Measure peak memory too, in a fresh process per backend and case.")
+BenchOut: TypeAlias = Annotated[
+    Path | None, typer.Option("--out", "-o", help=f"Folder to write: {RESULTS}, {REPORT}, {PAGE}, {PLOT}, plot.svg.")
+]
+NoBaselines: TypeAlias = Annotated[bool, typer.Option("--no-baselines", help="Measure Quiver alone.")]
+PeakMemory: TypeAlias = Annotated[
+    bool, typer.Option("--peak-memory", help="Measure peak memory too, in a fresh process per backend and case.")
+]
 
 
 @app.command("encoder")
 def encoder(
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Preset (modernbert-base, ...; random weights), folder or Hugging Face Hub id.")
+        str, typer.Option("--model", "-m", help="Folder or hub id of the model, or a preset with random weights, such as modernbert-base.")
     ],
     data: Annotated[
         Path | None,
         typer.Option("--data", "-d", help="Texts to encode with a bi-encoder instead of token ids: BEIR folder or .jsonl[.gz] file."),
     ] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help=f"Set of the ModernBERT paper: {', '.join(SETS)}; repeatable.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help=f"Document set of the ModernBERT paper: {', '.join(SETS)}. Repeatable.")
+    ] = None,
     lengths: Annotated[
-        list[str] | None, typer.Option("--lengths", help="Document lengths in tokens, such as 512x8, 512x2+32x14, 4096+2500; repeatable.")
+        list[str] | None, typer.Option("--lengths", help="Document lengths in tokens, such as 512x8, 512x2+32x14, 4096+2500. Repeatable.")
     ] = None,
     table: Annotated[str, typer.Option(help="Cases without --set and --lengths: paper (four sets) or cpu (six small cases).")] = "paper",
     docs: Annotated[
@@ -91,17 +84,17 @@ def encoder(
         list[str] | None,
         typer.Option(
             "--backend",
-            help=f"Backend to time beside quiver: {', '.join(BACKENDS)}; with --data {', '.join(TEXT_BACKENDS)}."
+            help=f"Backend to compare with Quiver: {', '.join(BACKENDS)}; with --data {', '.join(TEXT_BACKENDS)}."
             " Repeatable. Default: other libraries that can run.",
         ),
     ] = None,
-    no_baselines: Annotated[bool, NoBaselinesOption] = False,
+    no_baselines: NoBaselines = False,
     train: Annotated[bool, typer.Option("--train", help="Time forward and backward passes instead of inference.")] = False,
     dtype: Annotated[str, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str | None, typer.Option(help="Device: cpu or cuda. Default: cuda if available.")] = None,
-    threads: Annotated[int | None, ThreadsOption] = None,
+    threads: options.Threads = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed rounds.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for weights and token ids.")] = 42,
+    seed: options.Seed = 42,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Documents per batch, the same for every backend.")] = None,
     batch_tokens: Annotated[
         int | None,
@@ -110,21 +103,22 @@ def encoder(
             help="Average tokens per batch instead of --batch-size. Default: 8,192, on a GPU 131,072.",
         ),
     ] = None,
-    memory: Annotated[bool, MemoryOption] = False,
+    memory: PeakMemory = False,
     largest_batch: Annotated[
         bool, typer.Option("--largest-batch", help="Search for the largest batch that fits, for cases of one length.")
     ] = False,
     memory_gib: Annotated[
         float | None, typer.Option(min=0.001, help="Memory that the largest batch must fit into, in GiB. Default: the whole GPU.")
     ] = None,
-    out: Annotated[Path | None, OutOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    out: BenchOut = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Time an encoder beside other libraries that run the same weights: tokens per second, memory, largest batch.
 
-    Examples: quiver bench encoder --model modernbert-base --table cpu --threads 2 --memory --out bench;
+    Examples: quiver bench encoder --model modernbert-base --table cpu --threads 2 --peak-memory --out bench
+
     quiver bench encoder --model MODEL --data data/scifact --docs 500
     """
     from quiver.eval.bench import encoder as subject
@@ -168,34 +162,37 @@ def encoder(
 
 @app.command("training")
 def training(
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder, Hugging Face Hub id, or preset (ettin-17m, ...; random weights).")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Folder or hub id of the model, or a preset with random weights, such as ettin-17m.")
+    ],
     workloads: Annotated[
         list[str] | None,
-        typer.Option("--workload", help=f"Batches: {', '.join(WORKLOADS)}; repeatable. Default: msmarco."),
+        typer.Option("--workload", help=f"Lengths of the training texts: {', '.join(WORKLOADS)}. Repeatable. Default: msmarco."),
     ] = None,
     kinds: Annotated[
-        list[str] | None, typer.Option("--kind", help=f"Kind of model: {', '.join(KINDS)}; repeatable. Default: both.")
+        list[str] | None, typer.Option("--kind", help=f"Kind of model: {', '.join(KINDS)}. Repeatable. Default: both.")
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help="Loss of a single --kind, as in recipes. Default: mnrl, and contrastive for a ColBERT.")
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", "-d", help="BEIR folder whose texts are used instead of synthetic ones.")] = None,
-    split: Annotated[str, typer.Option(help="Split of the judgements of --data.")] = "train",
-    no_baselines: Annotated[bool, NoBaselinesOption] = False,
-    threads: Annotated[int | None, ThreadsOption] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each backend.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for texts, rows and initial weights.")] = 42,
+    split: options.Split = "train",
+    no_baselines: NoBaselines = False,
+    threads: options.Threads = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timed steps per backend.")] = 5,
+    seed: options.Seed = 42,
     batch_size: Annotated[int | None, typer.Option(min=2, help="Rows per batch. Default: 32, and 4 for long texts.")] = None,
     dropout: Annotated[bool, typer.Option("--dropout", help="Use the checkpoint's dropout; losses are then not compared.")] = False,
-    memory: Annotated[bool, MemoryOption] = False,
-    out: Annotated[Path | None, OutOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    memory: PeakMemory = False,
+    out: BenchOut = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Time training steps beside plain sentence-transformers and PyLate, with the same weights and batches, and compare losses.
 
-    Examples: quiver bench training --model sentence-transformers/all-MiniLM-L6-v2 --threads 2 --memory --out bench-training;
+    Examples: quiver bench training --model sentence-transformers/all-MiniLM-L6-v2 --threads 2 --peak-memory --out bench-training
+
     quiver bench training --model ettin-17m --workload long --data data/designdocs_long
     """
     from quiver.eval.bench import training as subject
@@ -229,62 +226,66 @@ def training(
 @app.command("index")
 def index(
     data: Annotated[
-        Path, typer.Argument(help="BEIR folder, or folder of vectors: documents.npy, queries.npy and, for a ColBERT, their lengths.")
+        Path,
+        typer.Argument(
+            help="BEIR folder, or folder of vectors: documents.npy and queries.npy; for ColBERT also lengths.npy and query_lengths.npy."
+        ),
     ],
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Model that encodes a BEIR folder: folder or Hugging Face Hub id of a bi-encoder or a ColBERT."),
+        typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT model that encodes a BEIR folder."),
     ] = None,
-    split: Annotated[str, typer.Option(help="Split of the relevance judgements.")] = "test",
+    split: options.Split = "test",
     limit_docs: Annotated[int | None, typer.Option(min=1, help="Use only the first documents, and the queries about them.")] = None,
     limit_queries: Annotated[int, typer.Option(min=1, help="Use only the first queries.")] = 200,
-    cache: Annotated[Path | None, CacheOption] = None,
-    no_cache: Annotated[bool, NoCacheOption] = False,
+    cache: options.Cache = None,
+    no_cache: options.NoCache = False,
     synthetic: Annotated[
         int | None,
         typer.Option(min=1, help="Number of documents to index, noisy copies beyond the existing ones; measures latency and size only."),
     ] = None,
     engines: Annotated[
         list[str] | None,
-        typer.Option("--engine", help="Quiver engine NAME:key=value,..., such as ivf-tokens:bits=3; repeatable. Default: auto and exact."),
+        typer.Option("--engine", help=f"{options.ENGINE} Repeatable. Default: auto and exact."),
     ] = None,
     efforts: Annotated[
         list[str] | None,
         typer.Option(
             "--effort",
-            help="Search effort: exact, balanced, fast, or parameters such as nprobe=8,candidates=50; repeatable. Default: balanced.",
+            help=f"Search effort: {options.EFFORT} such as nprobe=8,k_factor=2. Repeatable. Default: balanced.",
         ),
     ] = None,
     shares: Annotated[
         list[float] | None,
-        typer.Option("--filter-share", help="Search also with a filter that matches this share of documents, such as 0.01; repeatable."),
+        typer.Option("--filter-share", help="Search also with a filter that matches this share of documents, such as 0.01. Repeatable."),
     ] = None,
     baselines: Annotated[
         list[str] | None,
         typer.Option(
-            "--baseline", help=f"Index library to compare: {', '.join(BASELINES)}, or faiss:FACTORY; repeatable. Default: all of the kind."
+            "--baseline", help=f"Index library to compare: {', '.join(BASELINES)}, or faiss:FACTORY. Repeatable. Default: all of the kind."
         ),
     ] = None,
-    no_baselines: Annotated[bool, NoBaselinesOption] = False,
-    k: Annotated[int, typer.Option("-k", min=1, help="Hits per query of the timed searches.")] = 10,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed passes over all queries.")] = 3,
+    no_baselines: NoBaselines = False,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timed passes over all queries.")] = 3,
     threads: Annotated[
         int, typer.Option(min=1, help="Largest number of threads: throughput is measured with 1, 2, 4, ... threads; builds use all.")
     ] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for the noise of --synthetic.")] = 0,
+    seed: options.Seed = 0,
     timeout: Annotated[
-        float, typer.Option(min=0.01, help="Time limit of one build or one pass over the queries, in minutes; slower systems are left out.")
-    ] = 120.0,
-    out: Annotated[Path | None, OutOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+        float, typer.Option(min=0.01, help="Time limit of one build or one pass over the queries, in seconds; slower systems are left out.")
+    ] = 7200.0,
+    out: BenchOut = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Measure indexes beside other libraries on the same vectors: recall against exact search, latency, size, build cost, memory.
 
     An interrupted run resumes with the unfinished systems when the command is repeated with the same --out.
 
-    Examples: quiver bench index data/scifact --model MODEL --engine auto --engine exact --effort balanced --effort fast --out bench-index;
+    Examples: quiver bench index data/scifact --model MODEL --engine auto --engine exact --effort balanced --effort fast --out bench-index
+
     quiver bench index vectors --engine ivf-tokens:bits=4 --engine ivf-tokens:bits=3 --baseline fast-plaid --threads 2 --out bench-index
     """
     from quiver.eval.bench import index as subject
@@ -310,7 +311,7 @@ def index(
                 name=data.resolve().name,
                 model=model,
                 command=command_line(),
-                running=subject.Running(progress=shown, timeout=60 * timeout),
+                running=subject.Running(progress=shown, timeout=timeout),
             )
         finally:
             # As large as the collection, and written again from the cache of vectors when the command is repeated.
@@ -377,12 +378,12 @@ def _workloads(sets: list[str], lengths: list[str], table: str, docs: int | None
 
 def _losses(kinds: list[str], loss: str | None) -> dict[str, str]:
     """Kind -> loss: the first of each kind unless one is named."""
-    from quiver.retrieval.training.rules import LOSSES
+    from quiver.retrieval.training.recipe import LOSSES_BY_KIND
 
-    if unknown := [kind for kind in kinds if kind not in LOSSES]:
-        raise InputError(f"--kind must be one of {', '.join(LOSSES)}, got {unknown[0]!r}")
+    if unknown := [kind for kind in kinds if kind not in LOSSES_BY_KIND]:
+        raise InputError(f"--kind must be one of {', '.join(LOSSES_BY_KIND)}, got {unknown[0]!r}")
     if loss is None:
-        return {kind: LOSSES[kind][0] for kind in kinds}
+        return {kind: LOSSES_BY_KIND[kind][0] for kind in kinds}
     if len(set(kinds)) > 1:
         raise InputError("--loss needs a single kind of model; add --kind dense or --kind colbert")
     return {kinds[0]: loss}

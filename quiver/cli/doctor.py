@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from quiver.cli.output import JsonOption, help_alone, print_json, print_table, quiver_version, say
+from quiver.cli import options
+from quiver.cli.output import help_alone, print_json, print_table, quiver_version, say
 from quiver.retrieval.utils import installed_version, parse_size
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ PACKAGES = {
 }
 
 
-def doctor(as_json: Annotated[bool, JsonOption] = False) -> None:
+def doctor(as_json: options.Json = False) -> None:
     """Show versions, devices, threads and the attention backend, and run a small encoder on every device.
 
     Example: quiver doctor --json
@@ -140,7 +141,7 @@ def _check() -> dict[str, Any]:
     import torch
 
     from quiver.encoder import EncoderConfig, pack_ids
-    from quiver.encoder.cpu.fast_blocks import inference_is_supported
+    from quiver.encoder.cpu.blocks import inference_is_supported
     from quiver.encoder.model import Encoder, init_weights
 
     config = EncoderConfig.modernbert(
@@ -157,9 +158,12 @@ def _check() -> dict[str, Any]:
     return {"finite": finite, "devices run": len(states), "blocks (cpu, fp32)": "compiled" if fuses else "torch"}
 
 
-@cache_app.command("info", epilog="Example: quiver cache info")
-def cache_info(as_json: Annotated[bool, JsonOption] = False) -> None:
-    """Show the folder, the size and the size limit (QUIVER_CACHE_LIMIT) of the cache."""
+@cache_app.command("info")
+def cache_info(as_json: options.Json = False) -> None:
+    """Show the folder, the size and the size limit (QUIVER_CACHE_LIMIT) of the cache.
+
+    Example: quiver cache info
+    """
     from quiver.encoder.files import cache_folder
     from quiver.retrieval.cache import COLLECTIONS, LIMIT, VECTORS, WORDS, cache_entries, cache_limit
 
@@ -179,12 +183,15 @@ def cache_info(as_json: Annotated[bool, JsonOption] = False) -> None:
     say(f"size limit of vectors and words: {allowed} ({LIMIT}); collections are kept until you delete them")
 
 
-@cache_app.command("prune", epilog="Example: quiver cache prune --size 5GB")
+@cache_app.command("prune")
 def cache_prune(
     size: Annotated[str | None, typer.Option("--size", help="Size to prune to, such as 5GB. Default: QUIVER_CACHE_LIMIT, or 20GB.")] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Remove the least recently used vectors and words. Entries used within the last day are kept."""
+    """Remove the least recently used vectors and words. Entries used within the last day are kept.
+
+    Example: quiver cache prune --size 5GB
+    """
     from quiver.retrieval.cache import VECTORS, WORDS, cache_entries, cache_limit, prune_cache
 
     limit = cache_limit() if size is None else parse_size(size, "--size")

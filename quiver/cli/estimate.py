@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from quiver.cli.output import (
-    EngineOption,
-    JsonOption,
-    MemoryOption,
-    ProgressOption,
-    parse_memory,
-    print_json,
-    print_table,
-    say,
-    show_progress,
-)
+from quiver.cli import options
+from quiver.cli.output import parse_memory, print_json, print_table, say, show_progress
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
@@ -29,25 +19,12 @@ from quiver.retrieval.utils import parse_size
 if TYPE_CHECKING:
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
-    from quiver.retrieval.planning import Corpus, ModelSize, Plan, Rates
+    from quiver.retrieval.planning import CorpusStatistics, ModelSize, Plan, Rates
     from quiver.retrieval.records import Document
 
+Collection: TypeAlias = Literal["msmarco", "beir", "billion"]
+
 BILLION, PASSAGE = 1_000_000_000, "msmarco"
-
-
-class Collection(str, Enum):
-    """Collections whose statistics are known."""
-
-    MSMARCO = "msmarco"
-    BEIR = "beir"
-    BILLION = "billion"
-
-
-class ModelKind(str, Enum):
-    """Kinds of models."""
-
-    DENSE = "dense"
-    COLBERT = "colbert"
 
 
 @dataclass(frozen=True)
@@ -57,17 +34,6 @@ class _Loaded:
     size: ModelSize
     config: EncoderConfig
     model: BiEncoder | ColBERT | None
-
-
-class Gpu(str, Enum):
-    """GPUs with known arithmetic throughput."""
-
-    H200 = "h200"
-    H100 = "h100"
-    A100 = "a100"
-    L40S = "l40s"
-    L4 = "l4"
-    RTX4090 = "rtx4090"
 
 
 def estimate(
@@ -80,22 +46,23 @@ def estimate(
         ),
     ] = None,
     sample: Annotated[
-        Path | None, typer.Option("--sample", help="Corpus with typical texts, to count tokens and bytes per document in.")
+        Path | None, typer.Option("--sample", help="CorpusStatistics with typical texts, to count tokens and bytes per document in.")
     ] = None,
     words: Annotated[
         float | None, typer.Option("--words", min=1, help="Mean number of words per document. Default: that of MS MARCO passages.")
     ] = None,
     kind: Annotated[
-        ModelKind, typer.Option("--kind", help="Kind of model that a preset becomes: dense (a vector per text) or colbert (per token).")
-    ] = ModelKind.DENSE,
+        Literal["dense", "colbert"],
+        typer.Option("--kind", help="Model that a preset becomes: dense (one vector per text) or colbert (one per token)."),
+    ] = "dense",
     dim: Annotated[
         int | None, typer.Option("--dim", min=1, help="Vector width, for presets. Default: the encoder's, or 128 for ColBERT.")
     ] = None,
     length: Annotated[
         int | None, typer.Option("--length", min=3, help="Longest document in tokens, for presets. Default: 512, or 180 for ColBERT.")
     ] = None,
-    engine: Annotated[str, EngineOption] = "auto",
-    text: Annotated[bool, typer.Option("--text/--no-text", help="Store the texts in the index, so that search can show them.")] = True,
+    engine: options.Engine = "auto",
+    text: options.StoreText = True,
     rates: Annotated[
         list[Path] | None,
         typer.Option("--rates", help="Measured rates: output of quiver bench encoder --json or quiver bench index --json. Repeatable."),
@@ -103,29 +70,29 @@ def estimate(
     measured: Annotated[bool, typer.Option("--measure", help="Measure the rates of this machine on --sample.")] = False,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Duration of --measure, in seconds.")] = 10.0,
     gpu: Annotated[
-        Gpu | None,
+        Literal["h200", "h100", "a100", "l40s", "l4", "rtx4090"] | None,
         typer.Option(
             "--gpu", help="GPU to estimate the encoding rate of, from its arithmetic throughput; less accurate than measured rates."
         ),
     ] = None,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of devices that encode in parallel.")] = 1,
     price: Annotated[float | None, typer.Option("--price-per-gpu-hour", min=0, help="Price per hour of a device that encodes.")] = None,
-    memory: Annotated[str, MemoryOption] = "2GB",
+    memory: options.BuildMemory = "2GB",
     search_memory: Annotated[str, typer.Option("--search-memory", help="Memory of a machine that searches, such as 64GB.")] = "64GB",
-    explain: Annotated[bool, typer.Option("--explain", help="Print the formulas.")] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    formulas: Annotated[bool, typer.Option("--formulas", help="Print the formulas.")] = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Estimate tokens, hours, disk, memory, shards and cost of an index.
 
     Examples: quiver estimate --docs 8.8e6 --model MODEL --sample data/scifact --measure
 
-    quiver estimate --preset-collection msmarco --model modernbert-base --kind colbert --gpu h100 --price-per-gpu-hour 2.5 --explain
+    quiver estimate --preset-collection msmarco --model modernbert-base --kind colbert --gpu h100 --price-per-gpu-hour 2.5 --formulas
     """
     from quiver.retrieval.index.engines import engine_name, parse_engine
     from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, measure, read_rates
 
-    loaded = _load(model, kind.value, dim, length)
+    loaded = _load(model, kind, dim, length)
     if measured and sample is None:
         raise InputError("--measure needs real texts; pass --sample CORPUS")
     texts, count = _sampled(sample) if sample is not None else ([], 0)
@@ -143,13 +110,13 @@ def estimate(
                 known[chosen] = measure(loaded.model, texts, name=chosen, settings=spec.settings, seconds=seconds, progress=bars)
             found = known[chosen].filled(found)
         if gpu is not None:
-            found = found.filled(estimated(loaded.config, gpu.value, tokens=corpus.tokens))
+            found = found.filled(estimated(loaded.config, gpu, tokens=corpus.tokens))
         plans[name] = make_plan(corpus, loaded.size, machine, found, engine=spec.name, settings=spec.settings, texts=text)
     if as_json:
         print_json({"plans": {name: each.to_json() for name, each in plans.items()}, "formulas": FORMULAS})
         return
     _print(plans)
-    if explain:
+    if formulas:
         print_table("Formulas", ("figure", "formula"), list(FORMULAS.items()))
 
 
@@ -187,7 +154,7 @@ def _corpora(
     collection: Collection | None,
     sampled: tuple[Path | None, Sequence[Document], int],
     words: float | None,
-) -> dict[str, Corpus]:
+) -> dict[str, CorpusStatistics]:
     """Corpora to estimate, by name."""
     from quiver.retrieval.planning import TEXTS, from_sample, from_words, text_lengths
 
@@ -211,7 +178,7 @@ def _corpora(
     return {f"{documents:,} documents": from_words(documents, mean, length=cut, source=f"{mean:g} words a document")}
 
 
-def _collections(collection: Collection, cut: int) -> dict[str, Corpus]:
+def _collections(collection: Collection, cut: int) -> dict[str, CorpusStatistics]:
     """Published collections, from the document counts of the registry and the words per document of the BEIR paper."""
     from quiver.eval.datasets.catalogue import beir
     from quiver.retrieval.planning import TEXTS, from_words
@@ -220,9 +187,9 @@ def _collections(collection: Collection, cut: int) -> dict[str, Corpus]:
     for entry in beir():
         name = entry.metadata.group or entry.name
         counts[name] = counts.get(name, 0) + (entry.metadata.documents or 0)
-    if collection is Collection.BILLION:
+    if collection == "billion":
         return {"a billion passages": from_words(BILLION, TEXTS[PASSAGE], length=cut, source="words of MS MARCO's passages")}
-    chosen = [PASSAGE] if collection is Collection.MSMARCO else list(counts)
+    chosen = [PASSAGE] if collection == "msmarco" else list(counts)
     return {name: from_words(counts[name], TEXTS[name], length=cut, source="BEIR, Table 1") for name in chosen}
 
 

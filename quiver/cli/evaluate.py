@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from quiver.cli.output import (
-    AddressOption,
-    CacheOption,
-    EngineOption,
-    ExecutorOption,
-    Int8Option,
-    JsonOption,
-    NoCacheOption,
-    OverwriteOption,
-    ProgressOption,
-    WorkersOption,
-    command_line,
-    help_alone,
-    print_json,
-    print_table,
-    say,
-    show_progress,
-    vector_cache,
-)
+from quiver.cli import options
+from quiver.cli.output import command_line, help_alone, print_json, print_table, say, show_progress, vector_cache
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,28 +23,6 @@ if TYPE_CHECKING:
     from quiver.eval.results import CollectionResult, Results
 
 _CODE_LINES = 8  # lines of a found function that quickstart prints
-
-
-class Library(str, Enum):
-    """Libraries that run a model."""
-
-    QUIVER = "quiver"
-    SENTENCE_TRANSFORMERS = "sentence-transformers"
-    PYLATE = "pylate"
-
-
-class Layout(str, Enum):
-    """Layouts of a report."""
-
-    RESULTS = "results"
-    PAPER = "paper"
-
-
-class Card(str, Enum):
-    """Kinds of metadata on the Hugging Face Hub."""
-
-    MODEL_INDEX = "model-index"
-    EVAL_RESULTS = "eval-results"
 
 
 class _FoldersFirst(TyperGroup):
@@ -84,24 +44,20 @@ report_app = typer.Typer(
 )
 collections_app = typer.Typer(invoke_without_command=True, callback=help_alone, help="List and download published collections.")
 
-FoldersArgument = typer.Argument(help="Results folders of quiver evaluate.")
-FolderArgument = typer.Argument(help="Results folder of quiver evaluate.")
-NamesArgument = typer.Argument(help="Collections, groups or families: beir/scifact, beir/cqadupstack, beir. Default: all.")
-
 
 def quickstart(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: data, models, index and report.")] = Path("quickstart"),
     packages: Annotated[
-        list[str] | None, typer.Option("--packages", help="Installed package to take further functions from. Repeatable.")
+        list[str] | None, typer.Option("--package", help="Installed package to take further functions from. Repeatable.")
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Recipe settings to change, written section.setting=value.")] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    overrides: options.Overrides = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Train a small code search model on Python's standard library and evaluate it, in a few minutes and without downloads.
 
-    Example: quiver quickstart --packages numpy --packages rich --out quickstart
+    Example: quiver quickstart --package numpy --package rich --out quickstart
     """
     from quiver.eval.quickstart import quickstart as run_quickstart
 
@@ -173,29 +129,27 @@ def evaluate(
         str | None,
         typer.Option("--split", help="Split of the relevance judgements. Default: the split of the published results, otherwise test."),
     ] = None,
-    engine: Annotated[str, EngineOption] = "exact",
-    effort: Annotated[
-        str,
-        typer.Option("--effort", help="Search effort: exact, balanced or fast, or search parameters such as nprobe=8,k_factor=2."),
-    ] = "balanced",
-    int8: Annotated[bool, Int8Option] = False,
+    engine: options.Engine = "exact",
+    effort: options.Effort = None,
+    int8: options.Int8 = False,
     library: Annotated[
-        Library, typer.Option("--library", help="Library that runs the model: quiver, sentence-transformers or pylate.")
-    ] = Library.QUIVER,
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of documents to retrieve per query.")] = 1000,
+        Literal["quiver", "sentence-transformers", "pylate"],
+        typer.Option("--library", help="Library that runs the model: quiver, sentence-transformers or pylate."),
+    ] = "quiver",
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 1000,
     bm25: Annotated[bool, typer.Option("--bm25/--no-bm25", help="Evaluate BM25 as a baseline.")] = True,
     in_domain: Annotated[
         list[str] | None, typer.Option("--in-domain", help="Collection the model was trained on, reported apart. Repeatable.")
     ] = None,
-    cache: Annotated[Path | None, CacheOption] = None,
-    no_cache: Annotated[bool, NoCacheOption] = False,
-    executor: Annotated[str, ExecutorOption] = "local",
-    workers: Annotated[int | None, WorkersOption] = None,
-    address: Annotated[str | None, AddressOption] = None,
+    cache: options.Cache = None,
+    no_cache: options.NoCache = False,
+    executor: options.Executor = "local",
+    workers: options.Workers = None,
+    address: options.Address = None,
     offline: Annotated[bool, typer.Option("--offline", help="Work offline; list missing files instead of downloading them.")] = False,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Evaluate a model on collections. Repeat the command to resume an interrupted evaluation.
 
@@ -214,10 +168,10 @@ def evaluate(
         out=out,
         k=k,
         engine=engine,
-        effort=parse_effort(effort),
+        effort=parse_effort(effort or "balanced"),
         baselines=("bm25",) if bm25 else (),
         in_domain=in_domain or (),
-        library=library.value,
+        library=library,
         precision="int8" if int8 else "float",
         cache=vector_cache(cache, no_cache),
         executor=open_executor(executor, workers=workers, address=address),
@@ -254,25 +208,26 @@ def _print_collection(results: Results, collection: CollectionResult) -> None:
         say(f"recall of the index {collection.index.kind} against exact search: {shares}")
 
 
-@report_app.command(
-    "write", epilog="Example: quiver report write results/a results/b --layout paper --against ModernBERT-base --out table7.tex"
-)
+@report_app.command("write")
 def report_write(
-    folders: Annotated[list[Path], FoldersArgument],
+    folders: options.ResultsFolders,
     out: Annotated[Path, typer.Option("--out", "-o", help="Report file to write; .md, .html or .tex.")],
     layout: Annotated[
-        Layout, typer.Option("--layout", help="Table layout: Quiver's, or that of the ModernBERT paper with its rows.")
-    ] = Layout.RESULTS,
+        Literal["results", "paper"], typer.Option("--layout", help="Table layout: Quiver's, or that of the ModernBERT paper with its rows.")
+    ] = "results",
     against: Annotated[
         str | None,
         typer.Option("--against", help="Row of the paper to show differences from, such as ModernBERT-base, with --layout paper."),
     ] = None,
 ) -> None:
-    """Write a report on the results of one or more systems."""
+    """Write a report on the results of one or more systems.
+
+    Example: quiver report write results/a results/b --layout paper --against ModernBERT-base --out table7.tex
+    """
     from quiver.eval.report.paper import write_paper
     from quiver.eval.report.retrieval import write_report
 
-    if layout is Layout.PAPER:
+    if layout == "paper":
         write_paper(folders, out, against=against)
     elif against is not None:
         raise InputError("--against names a row of the paper and needs --layout paper")
@@ -281,7 +236,7 @@ def report_write(
     say(f"report: {out}")
 
 
-@report_app.command("compare", epilog="Example: quiver report compare results/a results/b --out comparison.md")
+@report_app.command("compare")
 def report_compare(
     baseline: Annotated[str, typer.Argument(help="Results folder of the baseline, or bm25 for the BM25 baseline in each results folder.")],
     systems: Annotated[list[Path], typer.Argument(help="Results folders to compare with the baseline.")],
@@ -291,9 +246,12 @@ def report_compare(
             "--out", "-o", help="Report file (.md, .html or .tex), with all measures, p values and the queries that changed most."
         ),
     ] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Test which differences are significant, by paired tests over the queries with correction for multiple tests."""
+    """Test which differences are significant, by paired tests over the queries with correction for multiple tests.
+
+    Example: quiver report compare results/a results/b --out comparison.md
+    """
     from quiver.eval.report.compare import check_comparison_target, compare_results, write_comparison
 
     if out is not None:
@@ -330,27 +288,37 @@ def _print_comparison(comparison: Comparison) -> None:
         say(f"not compared: {each.collection}, because {each.lacks} was not evaluated on it")
 
 
-@report_app.command("card", epilog="Example: quiver report card results/a --out model-index.yaml")
+@report_app.command("card")
 def report_card(
-    folder: Annotated[Path, FolderArgument],
+    folder: options.ResultsFolder,
     out: Annotated[Path, typer.Option("--out", "-o", help="YAML file to write; a file with other content is not overwritten.")],
-    kind: Annotated[
-        Card, typer.Option("--kind", help="model-index: metadata to copy into a model card; eval-results: a file for .eval_results/.")
-    ] = Card.MODEL_INDEX,
+    layout: Annotated[
+        Literal["model-index", "eval-results"],
+        typer.Option(
+            "--layout",
+            help="Layout to write: model-index, to copy into a model card, or eval-results, a file for the folder .eval_results/.",
+        ),
+    ] = "model-index",
 ) -> None:
-    """Write results as model metadata for the Hugging Face Hub."""
+    """Write results as model metadata for the Hugging Face Hub.
+
+    Example: quiver report card results/a --out model-index.yaml
+    """
     from quiver.eval.report.hub import write_card
 
-    write_card(folder, out, kind=kind.value)
+    write_card(folder, out, kind=layout)
     say(f"metadata: {out}")
 
 
-@report_app.command("mteb", epilog="Example: quiver report mteb results/a --out mteb-results/model/revision")
+@report_app.command("mteb")
 def report_mteb(
-    folder: Annotated[Path, FolderArgument],
+    folder: options.ResultsFolder,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: one file per task.")],
 ) -> None:
-    """Write results in the file format of mteb."""
+    """Write results in the file format of mteb.
+
+    Example: quiver report mteb results/a --out mteb-results/model/revision
+    """
     from quiver.eval.report.hub import write_mteb
 
     files, without = write_mteb(folder, out)
@@ -359,22 +327,28 @@ def report_mteb(
         say(f"left out, because mteb has no such task or uses another measure: {', '.join(map(repr, without))}")
 
 
-@report_app.command("training", epilog="Example: quiver report training runs/mine")
+@report_app.command("training")
 def report_training(
     folder: Annotated[Path, typer.Argument(help="Run folder of quiver train or quiver pretrain, finished or not.")],
 ) -> None:
-    """Write the report of a training run into its folder: curves, settings, data, versions."""
+    """Write the report of a training run into its folder: curves, settings, data, versions.
+
+    Example: quiver report training runs/mine
+    """
     from quiver.eval.report.training import write_training_report
 
     say(f"report: {write_training_report(folder)}")
 
 
-@collections_app.command("list", epilog="Example: quiver collections list beir")
+@collections_app.command("list")
 def collections_list(
-    names: Annotated[list[str] | None, NamesArgument] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    names: options.CollectionNames = None,
+    as_json: options.Json = False,
 ) -> None:
-    """List the collections that can be evaluated by name."""
+    """List the collections that can be evaluated by name.
+
+    Example: quiver collections list beir
+    """
     from quiver.eval.benchmark import held
     from quiver.eval.datasets.cache import Cache
 
@@ -397,12 +371,15 @@ def collections_list(
     print_table(f"{len(entries)} collections; cache: {cache.root}", header, rows)
 
 
-@collections_app.command("show", epilog="Example: quiver collections show beir/webis-touche2020")
+@collections_app.command("show")
 def collections_show(
     name: Annotated[str, typer.Argument(help="Collection, such as beir/scifact.")],
-    as_json: Annotated[bool, JsonOption] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Show the size, licence, split and sources of a collection."""
+    """Show the size, licence, split and sources of a collection.
+
+    Example: quiver collections show beir/webis-touche2020
+    """
     from quiver.eval.benchmark import require
     from quiver.eval.datasets.cache import Cache
 
@@ -432,15 +409,18 @@ def collections_show(
         print_table(entry.key, ("", "value"), rows)
 
 
-@collections_app.command("fetch", epilog="Example: quiver collections fetch beir/scifact nanobeir")
+@collections_app.command("fetch")
 def collections_fetch(
     names: Annotated[list[str], typer.Argument(help="Collections, groups or families.")],
     source: Annotated[
         str | None, typer.Option("--from", help="Source to download from, as listed by quiver collections show. Default: the first.")
     ] = None,
-    progress: Annotated[bool | None, ProgressOption] = None,
+    progress: options.Progress = None,
 ) -> None:
-    """Download collections into the cache. Collections that are cached already are verified against their checksums."""
+    """Download collections into the cache. Collections that are cached already are verified against their checksums.
+
+    Example: quiver collections fetch beir/scifact nanobeir
+    """
     from quiver.eval.datasets.cache import Cache
 
     cache, entries = Cache.usual(), _entries(names)
@@ -456,12 +436,15 @@ def collections_fetch(
         say(f"{entry.key}: {cache.folder(chosen)}, {_size(record.bytes)}, {record.revision}")
 
 
-@collections_app.command("missing", epilog="Example: quiver collections missing beir")
+@collections_app.command("missing")
 def collections_missing(
-    names: Annotated[list[str] | None, NamesArgument] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    names: options.CollectionNames = None,
+    as_json: options.Json = False,
 ) -> None:
-    """List the collections that are not in the cache, and the command that downloads them."""
+    """List the collections that are not in the cache, and the command that downloads them.
+
+    Example: quiver collections missing beir
+    """
     from quiver.eval.benchmark import missing, shortest
     from quiver.eval.datasets.cache import Cache
 
@@ -480,7 +463,7 @@ def collections_missing(
     say(f"quiver collections fetch {' '.join(shortest(absent))}")
 
 
-@collections_app.command("squad", epilog="Example: quiver collections squad KorQuAD_v1.0_dev.json --out data/korquad")
+@collections_app.command("squad")
 def collections_squad(
     file: Annotated[Path, typer.Argument(help="Question answering data in SQuAD's JSON format, such as KorQuAD.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="BEIR folder to write.")],
@@ -489,7 +472,10 @@ def collections_squad(
         typer.Option("--qrels", help="Folder of relevance judgements SPLIT.tsv to use. Default: one split, test, with all questions."),
     ] = None,
 ) -> None:
-    """Make a collection from question answering data: the relevant document of a question is its paragraph."""
+    """Make a collection from question answering data: the relevant document of a question is its paragraph.
+
+    Example: quiver collections squad KorQuAD_v1.0_dev.json --out data/korquad
+    """
     from quiver.eval.datasets.squad import read_squad, write_squad
 
     found = read_squad(file)

@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from quiver.cli.output import (
-    AddressOption,
-    EngineOption,
-    ExecutorOption,
-    GenerationOption,
-    Int8Option,
-    JsonOption,
-    MemoryOption,
-    OverwriteOption,
-    ProgressOption,
-    ThreadsOption,
-    TitleOption,
-    VerifyOption,
-    WorkersOption,
-    help_alone,
-    parse_memory,
-    print_json,
-    print_table,
-    say,
-    show_progress,
-)
+from quiver.cli import options
+from quiver.cli.output import help_alone, parse_memory, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.utils import parse_duration
 
@@ -39,53 +19,41 @@ if TYPE_CHECKING:
     from quiver.retrieval.index.engines import Setting
     from quiver.retrieval.index.recall_table import GridPoint
     from quiver.retrieval.index.repair import RepairReport
-    from quiver.retrieval.models.biencoder import BiEncoder
-    from quiver.retrieval.models.colbert import ColBERT
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build, change and inspect indexes.")
 
-FolderArgument = typer.Argument(help="Index folder.")
-CorpusArgument = typer.Argument(help="Corpus: a folder with corpus.jsonl[.gz], or such a file.")
-ModelOption = typer.Option("--model", "-m", help="Folder or hub id of the model. Default: the model that built the index.")
-WaitOption = typer.Option("--wait", help="Time to wait until another process has finished writing to the index, such as 30s or 5m.")
 
-
-class VectorFormat(str, Enum):
-    """File format of exported vectors."""
-
-    NPY = "npy"
-    SAFETENSORS = "safetensors"
-
-
-@app.command("build", epilog="Example: quiver index build data/scifact --model MODEL --out indexes/scifact")
+@app.command("build")
 def build(
-    corpus: Annotated[Path, CorpusArgument],
+    corpus: options.CorpusPath,
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT model.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Index folder to write.")],
-    engine: Annotated[str, EngineOption] = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
-    memory: Annotated[str, MemoryOption] = "2GB",
-    int8: Annotated[bool, Int8Option] = False,
-    title: Annotated[bool, TitleOption] = True,
-    text: Annotated[bool, typer.Option("--text/--no-text", help="Store the texts in the index, so that search can show them.")] = True,
+    engine: options.Engine = "auto",
+    seed: options.Seed = 0,
+    memory: options.BuildMemory = "2GB",
+    int8: options.Int8 = False,
+    title: options.Title = True,
+    text: options.StoreText = True,
     field: Annotated[
         list[str] | None,
         typer.Option("--field", help="Metadata field to filter by, such as year or author.name. Repeatable. Default: all fields."),
     ] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Measure recall and latency after the build.")] = True,
-    executor: Annotated[str, ExecutorOption] = "local",
-    workers: Annotated[int | None, WorkersOption] = None,
-    address: Annotated[str | None, AddressOption] = None,
-    threads: Annotated[int | None, ThreadsOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    wait: Annotated[str, WaitOption] = "0s",
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    executor: options.Executor = "local",
+    workers: options.Workers = None,
+    address: options.Address = None,
+    threads: options.Threads = None,
+    overwrite: options.Overwrite = False,
+    wait: options.Wait = "0s",
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Encode a corpus and index it. Repeat the command to resume an interrupted build.
 
     Encoding can be distributed over processes (--workers 4) or a Ray cluster (--executor ray --address HOST:6379), whose nodes need
     Quiver, the model and the index folder under the same paths. The index has the same bytes as one built by a single process.
+
+    Example: quiver index build data/scifact --model MODEL --out indexes/scifact
     """
     from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.index import BuildOptions, build_index
@@ -101,21 +69,25 @@ def build(
     _describe(index, as_json)
 
 
-@app.command("add", epilog="Example: quiver index add indexes/scifact more.jsonl")
+@app.command("add")
 def add(
-    folder: Annotated[Path, FolderArgument],
-    corpus: Annotated[Path, CorpusArgument],
-    model: Annotated[str | None, ModelOption] = None,
+    folder: options.IndexFolder,
+    corpus: options.CorpusPath,
+    model: options.IndexModel = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace documents that have the same id.")] = False,
-    memory: Annotated[str, MemoryOption] = "2GB",
-    wait: Annotated[str, WaitOption] = "0s",
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    memory: options.BuildMemory = "2GB",
+    wait: options.Wait = "0s",
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Add documents to an index. Repeat the command to resume an interrupted addition."""
-    from quiver.retrieval.index import add_documents, open_index
+    """Add documents to an index. Repeat the command to resume an interrupted addition.
 
-    loaded = model_of(open_index(folder), model)
+    Example: quiver index add indexes/scifact more.jsonl
+    """
+    from quiver.retrieval.index import add_documents, open_index
+    from quiver.retrieval.models.loading import load_index_model
+
+    loaded = load_index_model(open_index(folder).manifest.model, model)
     index = add_documents(
         folder,
         corpus,
@@ -128,15 +100,18 @@ def add(
     _describe(index, as_json)
 
 
-@app.command("delete", epilog="Example: quiver index delete indexes/scifact 4983 31715818")
+@app.command("delete")
 def delete(
-    folder: Annotated[Path, FolderArgument],
+    folder: options.IndexFolder,
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of the documents to delete.")] = None,
-    file: Annotated[Path | None, typer.Option("--ids", help="File of document ids, one per line.")] = None,
-    wait: Annotated[str, WaitOption] = "0s",
-    as_json: Annotated[bool, JsonOption] = False,
+    file: options.DocumentIds = None,
+    wait: options.Wait = "0s",
+    as_json: options.Json = False,
 ) -> None:
-    """Delete documents. Their space is freed by quiver index compact."""
+    """Delete documents. Their space is freed by quiver index compact.
+
+    Example: quiver index delete indexes/scifact 4983 31715818
+    """
     from quiver.retrieval.index import delete_documents
 
     wanted = [*(ids or []), *([] if file is None else read_ids(file))]
@@ -145,46 +120,52 @@ def delete(
     _describe(delete_documents(folder, wanted, wait=parse_duration(wait)), as_json)
 
 
-@app.command("compact", epilog="Example: quiver index compact indexes/scifact")
+@app.command("compact")
 def compact(
-    folder: Annotated[Path, FolderArgument],
-    memory: Annotated[str, MemoryOption] = "2GB",
-    wait: Annotated[str, WaitOption] = "0s",
-    as_json: Annotated[bool, JsonOption] = False,
+    folder: options.IndexFolder,
+    memory: options.BuildMemory = "2GB",
+    wait: options.Wait = "0s",
+    as_json: options.Json = False,
 ) -> None:
-    """Merge segments and remove deleted documents, without encoding anything again."""
+    """Merge segments and remove deleted documents, without encoding anything again.
+
+    Example: quiver index compact indexes/scifact
+    """
     from quiver.retrieval.index import compact_index
 
     _describe(compact_index(folder, memory=parse_memory(memory), wait=parse_duration(wait)), as_json)
 
 
-@app.command("calibrate", epilog="Example: quiver index calibrate indexes/scifact --queries queries.jsonl -k 10")
+@app.command("calibrate")
 def calibrate(
-    folder: Annotated[Path, FolderArgument],
+    folder: options.IndexFolder,
     queries: Annotated[
         Path | None, typer.Option("--queries", help="File of real queries, .jsonl[.gz] or .tsv. Default: queries made from documents.")
     ] = None,
-    model: Annotated[str | None, ModelOption] = None,
+    model: options.IndexModel = None,
     ks: Annotated[list[int] | None, typer.Option("-k", min=1, help="Number of results per query. Repeatable. Default: 10 and 100.")] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Largest number of queries to search.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
-    wait: Annotated[str, WaitOption] = "0s",
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    seed: options.Seed = 0,
+    wait: options.Wait = "0s",
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Measure recall and latency of search parameters from cheap to exhaustive. Searches then choose among them.
 
     quiver search --effort balanced, the default, uses the fastest parameters with a recall of 0.95, --effort fast those with 0.90,
     --effort exact searches exhaustively; --target-recall uses the fastest that reach another recall.
+
+    Example: quiver index calibrate indexes/scifact --queries queries.jsonl -k 10
     """
     from quiver.retrieval.data.corpus import read_queries
     from quiver.retrieval.index import calibrate_index, open_index
     from quiver.retrieval.index.calibration import HITS, LEAST_HITS
+    from quiver.retrieval.models.loading import load_index_model
 
     wanted, texts, loaded = ks or HITS, None, None
     if queries is not None:
         texts = [query.text for query in read_queries(queries)]
-        loaded = model_of(open_index(folder), model)
+        loaded = load_index_model(open_index(folder).manifest.model, model)
     elif model is not None:
         raise InputError("--model encodes the queries of --queries; pass --queries FILE too, or leave --model out")
     elif min(wanted) < LEAST_HITS:
@@ -197,9 +178,12 @@ def calibrate(
         _print_calibration(index)
 
 
-@app.command("check", epilog="Example: quiver index check indexes/scifact")
-def check(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, JsonOption] = False) -> None:
-    """Read every file and verify its checksum. Exit status 1 if the index is damaged."""
+@app.command("check")
+def check(folder: options.IndexFolder, as_json: options.Json = False) -> None:
+    """Read every file and verify its checksum. Exit status 1 if the index is damaged.
+
+    Example: quiver index check indexes/scifact
+    """
     from quiver.retrieval.index import check_index
 
     report = check_index(folder)
@@ -222,16 +206,18 @@ def check(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, Json
         raise typer.Exit(1)
 
 
-@app.command("repair", epilog="Example: quiver index repair indexes/scifact --dry-run")
+@app.command("repair")
 def repair(
-    folder: Annotated[Path, FolderArgument],
+    folder: options.IndexFolder,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be kept and lost.")] = False,
-    wait: Annotated[str, WaitOption] = "0s",
-    as_json: Annotated[bool, JsonOption] = False,
+    wait: options.Wait = "0s",
+    as_json: options.Json = False,
 ) -> None:
     """Repair a damaged index: keep everything that is intact, and list what is lost.
 
     Damaged files are moved to the folder quarantine/ inside the index. Nothing is deleted.
+
+    Example: quiver index repair indexes/scifact --dry-run
     """
     from quiver.retrieval.index import repair_index
 
@@ -271,32 +257,31 @@ def _repaired(folder: Path, report: RepairReport) -> Iterator[str]:
         yield f"{len(report.quarantined)} files and folders are in {report.quarantined[0].parent}; delete it when you no longer need them"
 
 
-@app.command("info", epilog="Example: quiver index info indexes/scifact --json")
+@app.command("info")
 def info(
-    folder: Annotated[Path, FolderArgument],
-    generation: Annotated[int | None, GenerationOption] = None,
-    verify: Annotated[bool, VerifyOption] = True,
-    as_json: Annotated[bool, JsonOption] = False,
+    folder: options.IndexFolder,
+    generation: options.Generation = None,
+    verify: options.Verify = True,
+    as_json: options.Json = False,
 ) -> None:
-    """Show the size, settings, model, fields and presets of an index."""
+    """Show the size, settings, model, fields and presets of an index.
+
+    Example: quiver index info indexes/scifact --json
+    """
     from quiver.retrieval.index import open_index
 
     _describe(open_index(folder, generation=generation, verify=verify), as_json)
 
 
-@app.command(
-    "export",
-    epilog="Examples: quiver index export indexes/scifact --out exported --vectors safetensors\n\n"
-    "quiver index export indexes/scifact --to lancedb://stores/lance --collection scifact",
-)
+@app.command("export")
 def export(
-    folder: Annotated[Path, FolderArgument],
+    folder: options.IndexFolder,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write; must be new or empty.")] = None,
-    vectors: Annotated[VectorFormat, typer.Option("--vectors", help="File format of the vectors in --out.")] = VectorFormat.NPY,
-    to: Annotated[
+    vectors: Annotated[Literal["npy", "safetensors"], typer.Option("--vectors", help="File format of the vectors in --out.")] = "npy",
+    store: Annotated[
         str | None,
         typer.Option(
-            "--to",
+            "--store",
             help="Store to write to: qdrant://FOLDER, qdrant://http://HOST:6333 (API key in QDRANT_API_KEY) or lancedb://FOLDER. Documents"
             " of this generation that the store already holds are not sent again.",
         ),
@@ -305,65 +290,41 @@ def export(
         str | None,
         typer.Option("--collection", help="Name of the collection or table in the store. Default: the name of the index folder."),
     ] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    verify: Annotated[bool, VerifyOption] = True,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    overwrite: options.Overwrite = False,
+    verify: options.Verify = True,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Export documents and vectors to files (JSON lines and arrays), or to Qdrant or LanceDB.
 
     An index without stored texts exports ids only.
+
+    Examples: quiver index export indexes/scifact --out exported --vectors safetensors
+
+    quiver index export indexes/scifact --store lancedb://stores/lance --collection scifact
     """
     from quiver.retrieval.index import open_index
     from quiver.retrieval.index.export import export_index
     from quiver.retrieval.integrations import export_to
 
-    if (out is None) == (to is None):
-        raise InputError("pass either --out FOLDER, for files, or --to STORE")
+    if (out is None) == (store is None):
+        raise InputError("pass either --out FOLDER, for files, or --store STORE")
     shown = show_progress(progress)
-    if to is not None:
-        stored = export_to(open_index(folder, verify=verify), to, collection=collection, overwrite=overwrite, progress=shown)
+    if store is not None:
+        stored = export_to(open_index(folder, verify=verify), store, collection=collection, overwrite=overwrite, progress=shown)
         if as_json:
             print_json(dataclasses.asdict(stored))
         else:
-            say(f"{to}: {stored.documents:,} documents in {stored.collection}, {stored.written:,} of them newly written")
+            say(f"{store}: {stored.documents:,} documents in {stored.collection}, {stored.written:,} of them newly written")
         return
     if collection is not None or overwrite:
-        raise InputError("--collection and --overwrite apply only to --to; --out must be a new folder")
-    described = export_index(open_index(folder, verify=verify), Path(out or ""), vectors=vectors.value, progress=shown)
+        raise InputError("--collection and --overwrite apply only to --store; --out must be a new folder")
+    described = export_index(open_index(folder, verify=verify), Path(out or ""), vectors=vectors, progress=shown)
     if as_json:
         print_json({"folder": str(out), **described})
         return
     count = described["arrays"]["vectors"][0]
     say(f"{out}: {described['documents']:,} documents, {count:,} vectors in {', '.join(described['files'])}")
-
-
-def read_ids(path: Path) -> list[str]:
-    """Read document ids from a file, one per line.
-
-    Raises:
-        InputError: The file cannot be read, or is empty.
-    """
-    from quiver.encoder.files import read_lines
-
-    return [line.strip() for _, line in read_lines(path)]
-
-
-def model_of(index: Index, name: str | None) -> BiEncoder | ColBERT:
-    """Load the model of an index: the named one, or the one that built the index.
-
-    Raises:
-        InputError: The model cannot be loaded.
-    """
-    from quiver.retrieval.models.loading import load_model
-
-    card = index.manifest.model
-    if name is not None:
-        return load_model(name, precision=card.precision)
-    try:
-        return load_model(card.source, precision=card.precision)
-    except InputError as error:
-        raise InputError(f"{error}; the index was built with that model: pass --model if it has moved") from error
 
 
 def _names(paths: tuple[Path, ...]) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from quiver.cli.output import JsonOption, OverwriteOption, RevisionOption, print_json, say
+from quiver.cli import options
+from quiver.cli.output import print_json, say
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
@@ -18,15 +18,8 @@ if TYPE_CHECKING:
     from quiver.encoder import Encoder, MaskedLM
     from quiver.retrieval.models.export.export import ModelScores
 
-
-class Layout(str, Enum):
-    """Library to export for."""
-
-    SENTENCE_TRANSFORMERS = "sentence-transformers"
-    PYLATE = "pylate"
-    HF = "hf"
-    STANFORD = "stanford"
-    ONNX = "onnx"
+Layout: TypeAlias = Literal["sentence-transformers", "pylate", "hf", "stanford", "onnx"]
+"""Libraries to export for."""
 
 
 def export(
@@ -41,7 +34,7 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write. Its name becomes the model name in the model card.")],
-    run: Annotated[Path | None, typer.Option("--run", help="Run folder of the training, with run.json, for the model card.")] = None,
+    run: Annotated[Path | None, typer.Option("--run-folder", help="Run folder of the training, with run.json, for the model card.")] = None,
     results: Annotated[
         list[Path] | None,
         typer.Option("--results", help="Results folder of quiver evaluate, for the scores in the model card. Repeatable."),
@@ -49,20 +42,20 @@ def export(
     language: Annotated[
         list[str] | None, typer.Option("--language", help="Language for the model card, as an ISO 639 code such as en. Repeatable.")
     ] = None,
-    revision: Annotated[str | None, RevisionOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    as_json: Annotated[bool, JsonOption] = False,
+    revision: options.Revision = None,
+    overwrite: options.Overwrite = False,
+    as_json: options.Json = False,
 ) -> None:
     """Export a model in the layout of another library, with the same vectors and a model card.
 
-    Example: quiver export runs/mine/model --layout sentence-transformers --out my-model --run runs/mine --results results/mine
+    Example: quiver export runs/mine/model --layout sentence-transformers --out my-model --run-folder runs/mine --results results/mine
     """
     from quiver.retrieval.models.export.export import export_model
 
     exported = export_model(
         model,
         out,
-        layout=layout.value,
+        layout=layout,
         revision=revision,
         run=run,
         scores=[_scores(folder) for folder in results or []],
@@ -104,8 +97,8 @@ def enlarge(
         str,
         typer.Option("--to", help=f"Architecture of the larger encoder: a config.json, or the sizes of a preset: {', '.join(PRESETS)}."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")],
-    revision: Annotated[str | None, RevisionOption] = None,
+    out: options.ModelOut,
+    revision: options.Revision = None,
     shared: Annotated[
         bool,
         typer.Option(
@@ -113,8 +106,8 @@ def enlarge(
             help="Divide weights among the copies of a column, so that outputs stay close; or copy them as published.",
         ),
     ] = True,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    as_json: Annotated[bool, JsonOption] = False,
+    overwrite: options.Overwrite = False,
+    as_json: options.Json = False,
 ) -> None:
     """Initialize a larger encoder by tiling the weights of a smaller one from the centre, to continue pretraining.
 
@@ -195,9 +188,9 @@ def extend_positions(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Figure of the old and new position embeddings to write; .svg or .png.")
     ] = None,
-    revision: Annotated[str | None, RevisionOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    as_json: Annotated[bool, JsonOption] = False,
+    revision: options.Revision = None,
+    overwrite: options.Overwrite = False,
+    as_json: options.Json = False,
 ) -> None:
     """Interpolate the absolute position embeddings of a model, so that it accepts longer texts.
 

@@ -5,23 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from quiver.cli.output import (
-    JsonOption,
-    OverwriteOption,
-    ProgressOption,
-    ResumeOption,
-    command_line,
-    help_alone,
-    print_json,
-    print_table,
-    say,
-    show_progress,
-)
-from quiver.cli.train import OverridesArgument, report_stopped
+from quiver.cli import options
+from quiver.cli.output import command_line, help_alone, print_json, print_table, say, show_progress
+from quiver.cli.train import report_stopped
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,17 +39,16 @@ class Task(str, Enum):
 def glue(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: glue_base, glue_large.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: a folder per task, results.json, report.md, report.html.")],
-    overrides: Annotated[list[str] | None, OverridesArgument] = None,
+    overrides: options.Overrides = None,
     task: Annotated[list[Task] | None, typer.Option("--task", help="Task to train. Repeatable. Default: all tasks.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Skip finished tasks and resume unfinished ones.")] = False,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Fine-tune a model on each GLUE task and compare its scores with those of the ModernBERT paper.
 
-    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
-    uninterrupted run.
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
 
     Example: quiver glue glue_base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
     """
@@ -98,28 +87,19 @@ def _print_glue(results: GlueResults, out: Path) -> None:
     print_table(str(out), ("task", "score", "measures", "updates"), rows)
 
 
-class OfficialScores(str, Enum):
-    """Official evaluation scripts."""
-
-    SQUAD_V1 = "squad_v1"
-    SQUAD_V2 = "squad_v2"
-    KORQUAD_V1 = "korquad_v1"
-
-
 @qa_app.command("train")
 def qa_train(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: qa_korquad_512, qa_korquad_1024.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: model/, run.json, results.json, predictions.json, ...")],
-    overrides: Annotated[list[str] | None, OverridesArgument] = None,
-    resume: Annotated[bool, ResumeOption] = False,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    overrides: options.Overrides = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Train a model that answers questions with spans of a text, and evaluate it on the recipe's test data.
 
-    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
-    uninterrupted run.
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
 
     Example: quiver qa train qa_korquad_512 --out runs/qa-512 model.init=klue/bert-base
     """
@@ -144,7 +124,10 @@ def qa_train(
 def qa_evaluate(
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a model that answers with spans.")],
     data: Annotated[Path, typer.Option("--data", "-d", help="Questions in SQuAD's JSON format: SQuAD 1.1 and 2.0, KorQuAD 1.0.")],
-    official: Annotated[OfficialScores, typer.Option("--official", help="Official evaluation script that defines the scores.")],
+    official: Annotated[
+        Literal["squad_v1", "squad_v2", "korquad_v1"],
+        typer.Option("--official", help="Official evaluation script that defines the scores."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: results.json, predictions.json.")],
     only: Annotated[
         Path | None, typer.Option("--only", help="Relevance judgements (.tsv): evaluate only their questions. Default: all questions.")
@@ -156,9 +139,9 @@ def qa_evaluate(
     max_question_length: Annotated[int, typer.Option(help="Length that questions are truncated to, in tokens.")] = 64,
     max_answer_length: Annotated[int, typer.Option(help="Length of the longest answer, in tokens; at most --overlap.")] = 30,
     no_answer_margin: Annotated[float, typer.Option(help="For squad_v2: margin by which no answer must outscore the best span.")] = 0.0,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Evaluate a model by exact match and F1, as the official evaluation script defines them.
 
@@ -172,9 +155,9 @@ def qa_evaluate(
     if (out / RESULTS).exists() and not overwrite:
         raise InputError(f"{out / RESULTS}: already exists; choose another --out, or pass --overwrite")
     questions = read_questions(data, only=None if only is None else read_split(only)).questions
-    may_have_none = official is OfficialScores.SQUAD_V2
+    may_have_none = official == "squad_v2"
     if not may_have_none:
-        check_answerable(questions, where=str(data), official=official.value)
+        check_answerable(questions, where=str(data), official=official)
     opened, tokenizer = open_span_qa(model, seed=None)
     warn_of_token_types(opened, tokenizer, model)
     positions = opened.encoder.config.max_positions
@@ -190,7 +173,7 @@ def qa_evaluate(
     predictions = answer_questions(
         opened, tokenizer, questions, settings, may_have_none=may_have_none, no_answer_margin=no_answer_margin, progress=bars
     )
-    results = score_predictions(questions, predictions, tokenizer, official.value)
+    results = score_predictions(questions, predictions, tokenizer, official)
     made_with = {"model": model, "data": str(data), "split": None if only is None else str(only), "settings": settings.model_dump()}
     write_qa_results(out, results, answer_texts(questions, predictions), made_with=made_with)
     if as_json:

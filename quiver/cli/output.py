@@ -1,4 +1,4 @@
-"""Options that several commands share, and what commands print: tables, JSON, errors in one line.
+"""What commands print (tables, JSON, errors in one line), and how they read the values of shared options.
 
 Nothing here imports torch, faiss or numba: this module is loaded by every command, also for ``--help``.
 """
@@ -27,29 +27,6 @@ _MAX_LABELS = 2  # leading text columns that are repeated in each part of a tabl
 _FOLDED = 24  # narrowest width of a text column
 _LEAST_MEMORY = 16 << 20
 
-JsonOption = typer.Option("--json", help="Print JSON instead of tables.")
-OverwriteOption = typer.Option("--overwrite", help="Overwrite the output folder.")
-Int8Option = typer.Option("--int8", help="Quantize the weights to int8: about 2x faster on CPUs with VNNI, 1.5x on others.")
-VerifyOption = typer.Option("--verify/--no-verify", help="Verify the checksum of each block of an index when it is first read.")
-GenerationOption = typer.Option("--generation", help="Number of the index generation to open. Default: the newest.")
-CacheOption = typer.Option("--cache", help="Cache folder for vectors. Default: the user's cache folder (quiver cache info shows it).")
-NoCacheOption = typer.Option("--no-cache", help="Do not cache vectors.")
-ProgressOption = typer.Option("--progress/--no-progress", help="Show progress bars on standard error. Default: only on a terminal.")
-ResumeOption = typer.Option("--resume", help="Resume the unfinished run in --out.")
-RevisionOption = typer.Option("--revision", help="Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")
-TitleOption = typer.Option("--title/--no-title", help="Prepend the title to the text of each document.")
-EngineOption = typer.Option(
-    "--engine",
-    help="Index engine with settings: auto, exact, or NAME:key=value,key=value such as ivf-dense:nlist=1024,bits=16.",
-)
-MemoryOption = typer.Option("--memory", help="Memory for building the index, in addition to the model, such as 2GB.")
-ExecutorOption = typer.Option("--executor", help="Where texts are encoded: local (this machine) or ray (a Ray cluster).")
-WorkersOption = typer.Option("--workers", min=1, help="Number of worker processes. Default: local: this process only; ray: as many as fit.")
-AddressOption = typer.Option(
-    "--address", help="Address of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto. Default: start Ray on this machine."
-)
-ThreadsOption = typer.Option("--threads", min=1, help="Threads per worker. Default: the processor's threads, divided among the workers.")
-
 
 def vector_cache(cache: Path | None, no_cache: bool) -> Path | None:
     """Cache folder for vectors that ``--cache`` and ``--no-cache`` ask for; None for no cache.
@@ -74,6 +51,17 @@ def parse_memory(text: str) -> int:
     if size < _LEAST_MEMORY:
         raise InputError(f"--memory {text} is {size:,} bytes; building an index needs at least 16 MB: write 500MB or 2GB")
     return size
+
+
+def read_ids(path: Path) -> list[str]:
+    """Read document ids from a file, one per line.
+
+    Raises:
+        InputError: The file cannot be read, or is empty.
+    """
+    from quiver.encoder.files import read_lines
+
+    return [line.strip() for _, line in read_lines(path)]
 
 
 def say_error(message: str) -> None:

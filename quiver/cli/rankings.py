@@ -8,26 +8,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from quiver.cli.index import model_of
 from quiver.cli.output import short_names
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder, check_target
 from quiver.retrieval.data.corpus import ranked, read_queries
 from quiver.retrieval.index import DamagedIndexError, Filter, Index, open_index
-from quiver.retrieval.index.engines import Preset, Setting
+from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.files import LostTextError
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.loading import load_index_model, load_model
 from quiver.retrieval.records import Metadata, Missing, Query, Run
 from quiver.retrieval.search import bm25
-from quiver.retrieval.search.explain import Explanation, TokenMatch, explain, explain_texts
+from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, explain, explain_texts
 from quiver.retrieval.search.search import (
+    CandidateScorer,
     Fusion,
     IndexScorer,
     RankingSystem,
-    Scorer,
     TextScorer,
     check_fusible,
     search,
@@ -77,7 +76,7 @@ class SecondStage:
     """
 
     name: str
-    scorer: Scorer
+    scorer: CandidateScorer
     explain: Explain
 
 
@@ -87,13 +86,13 @@ class Choices:
 
     Attributes:
         filter: Condition on the documents; None for all documents.
-        effort: Preset of search parameters.
+        effort: Preset, or search parameters.
         target_recall: Use the fastest search parameters measured to reach this recall; None to use ``effort``.
         progress: Show progress bars.
     """
 
     filter: Filter | None
-    effort: Preset
+    effort: str | Mapping[str, Setting]
     target_recall: float | None
     progress: bool
 
@@ -187,7 +186,7 @@ class Opened:
 
         def system(queries: Sequence[Query], k: int) -> Run:
             target = choices.target_recall
-            self.efforts[name] = index.presets(k)[choices.effort] if target is None else index.search_params_for(target, k)
+            self.efforts[name] = index.search_params_for(target, k) if target is not None else _search_params(index, choices.effort, k)
             found = search(searched, model, queries, k, filter=choices.filter, effort=self.efforts[name], progress=choices.progress)
             self.missing = found.missing or self.missing
             return found.run
@@ -224,7 +223,7 @@ class Opened:
     def _model_of(self, index: Index) -> BiEncoder | ColBERT:
         wanted = index.manifest.model.fingerprint
         if wanted not in self._models:
-            loaded = model_of(index, self._model if index is self._first else None)
+            loaded = load_index_model(index.manifest.model, self._model if index is self._first else None)
             index.check_model(loaded.card)
             self._models[wanted] = loaded
         return self._models[wanted]
@@ -235,6 +234,13 @@ class Opened:
             return {each.document: each for each in found}
 
         return explained
+
+
+def _search_params(index: Index, effort: str | Mapping[str, Setting], k: int) -> Mapping[str, Setting]:
+    """Search parameters of an effort. A preset gives only those that it sets."""
+    if not isinstance(effort, str):
+        return effort
+    return next(params for name, params in index.presets(k).items() if name == effort)
 
 
 def _explain_index(index: Index, model: BiEncoder | ColBERT) -> Explain:
@@ -260,7 +266,7 @@ class Found:
 
     Attributes:
         run: The final ranking.
-        lists: Ranking -> its documents, where several rankings were fused.
+        lists: Name of each fused ranking -> its run; empty without fusion.
         candidates: The ranking before re-ranking; None without re-ranking.
     """
 
@@ -409,7 +415,7 @@ def explanation_json(explained: Mapping[str, Explained]) -> dict[str, object]:
     return content
 
 
-def _match_json(match: TokenMatch) -> dict[str, object]:
+def _match_json(match: QueryTokenMatch) -> dict[str, object]:
     return {
         "query_token": match.query.name,
         "query_span": match.query.span,

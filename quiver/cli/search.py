@@ -7,9 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from rich.console import Console, RenderableType
@@ -17,19 +16,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from quiver.cli.index import ModelOption, read_ids
-from quiver.cli.output import (
-    AddressOption,
-    GenerationOption,
-    JsonOption,
-    ProgressOption,
-    VerifyOption,
-    print_json,
-    print_table,
-    say,
-    say_error,
-    show_progress,
-)
+from quiver.cli import options
+from quiver.cli.output import print_json, print_table, read_ids, say, say_error, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.utils import parse_size
 
@@ -38,7 +26,7 @@ if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
     from quiver.retrieval.records import Missing, Query, Run
     from quiver.retrieval.search.bm25 import WordScore
-    from quiver.retrieval.search.explain import Explanation, TokenMatch
+    from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
 
 logger = logging.getLogger(__name__)
 
@@ -48,34 +36,15 @@ _CONTEXT = 24  # characters of them before the first matched token
 # Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid.
 _NOT_SHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 
-
-class Effort(str, Enum):
-    """Presets of search parameters."""
-
-    EXACT = "exact"
-    BALANCED = "balanced"
-    FAST = "fast"
-
-
-class Method(str, Enum):
-    """Fusion methods."""
-
-    RRF = "rrf"
-    WEIGHTED = "weighted"
-
-
-class Normalize(str, Enum):
-    """Normalizations of scores for weighted fusion."""
-
-    MIN_MAX = "min-max"
-    Z_SCORE = "z-score"
+Method: TypeAlias = Literal["rrf", "weighted"]
+Normalize: TypeAlias = Literal["min-max", "z-score"]
 
 
 def search(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Index folder.")],
+    folder: options.IndexFolder,
     text: Annotated[str | None, typer.Argument(help="Query text.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query; at most the size of the index.")] = 10,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
     queries: Annotated[
         Path | None, typer.Option("--queries", help="File of queries, .jsonl[.gz] or .tsv, instead of a query text.")
     ] = None,
@@ -88,17 +57,8 @@ def search(
             " and values that contain spaces or operators in double quotes: --filter 'city=\"New York\"'.",
         ),
     ] = None,
-    ids: Annotated[
-        Path | None, typer.Option("--ids", help="File of document ids, one per line; only these documents are searched.")
-    ] = None,
-    effort: Annotated[
-        Effort | None,
-        typer.Option(
-            "--effort",
-            help="Search effort: exact (exhaustive), balanced (fastest parameters with a measured recall of 0.95) or fast (0.90)."
-            " Default: balanced. Without calibration, balanced and fast depend on the size of the index.",
-        ),
-    ] = None,
+    ids: options.DocumentIds = None,
+    effort: options.Effort = None,
     target_recall: Annotated[
         float | None,
         typer.Option("--target-recall", help="Target recall, such as 0.95: use the fastest parameters measured to reach it."),
@@ -126,7 +86,7 @@ def search(
         int, typer.Option("--candidates", min=1, help="Candidates that each ranking contributes to fusion and re-ranking.")
     ] = 100,
     explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words of each document matched the query.")] = False,
-    model: Annotated[str | None, ModelOption] = None,
+    model: options.IndexModel = None,
     shards: Annotated[int | None, typer.Option("--shards", min=1, help="Number of Ray actors to distribute the index over.")] = None,
     shard_memory: Annotated[
         str | None,
@@ -136,11 +96,11 @@ def search(
         int | None,
         typer.Option("--replicas", min=1, help="Replicas per shard; with 2, searches survive the loss of an actor. Default: 1."),
     ] = None,
-    address: Annotated[str | None, AddressOption] = None,
-    generation: Annotated[int | None, GenerationOption] = None,
-    verify: Annotated[bool, VerifyOption] = True,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    address: options.Address = None,
+    generation: options.Generation = None,
+    verify: options.Verify = True,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Search an index with one query text or a file of queries.
 
@@ -161,15 +121,16 @@ def search(
     from quiver.cli import rankings
     from quiver.retrieval.data.corpus import write_run
     from quiver.retrieval.index import Filter
+    from quiver.retrieval.index.engines import parse_effort
 
     condition = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
-    how = rankings.make_fusion(fuse or [], fusion and fusion.value, weights, normalize and normalize.value)
+    how = rankings.make_fusion(fuse or [], fusion, weights, normalize)
     asked = rankings.read_asked(text, queries)
     _check_queries(asked, queries)
     sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
     opened = rankings.Opened(folder, model=model, generation=generation, verify=verify, sharded=sharded)
     stage = None if rerank is None else opened.second_stage(rerank)
-    choices = rankings.Choices(condition, (effort or Effort.BALANCED).value, target_recall, show_progress(progress))
+    choices = rankings.Choices(condition, parse_effort(effort or "balanced"), target_recall, show_progress(progress))
     sources = rankings.open_sources(opened, [str(folder), *(fuse or [])], how, choices)
     if run is not None:
         rankings.check_run(run, asked, opened.indexes)
@@ -206,7 +167,7 @@ def _check_queries(asked: Sequence[Query], file: Path | None) -> None:
         raise InputError("the query is blank; pass a text to search for" if file is None else f"{file}: query '{blank.id}' is blank")
 
 
-def _check_effort(effort: Effort | None, target_recall: float | None) -> None:
+def _check_effort(effort: str | None, target_recall: float | None) -> None:
     if target_recall is None:
         return
     if effort is not None:
@@ -220,7 +181,7 @@ def _check_fusion(fuse: Sequence[str], method: Method | None, weights: str | Non
         raise InputError("--fusion, --weights and --normalize need a second ranking; add --fuse bm25 or --fuse INDEX")
     if len(set(fuse)) < len(fuse):
         raise InputError(f"--fuse {max(fuse, key=fuse.count)} is repeated; set its weight with --weights instead")
-    if normalize and method is not Method.WEIGHTED:
+    if normalize and method != "weighted":
         raise InputError("--normalize applies only to --fusion weighted")
 
 
@@ -228,7 +189,7 @@ def _check_fusion(fuse: Sequence[str], method: Method | None, weights: str | Non
 def _sharded(
     folder: Path, shards: int | None, memory: str | None, replicas: int | None, address: str | None, *, verify: bool
 ) -> Iterator[ShardedIndex | None]:
-    """Distribute the index over Ray actors; None where no option asks for it.
+    """Distribute the index over Ray actors; None if no option asks for it.
 
     Raises:
         InputError: The options do not go together, Ray is not available, or the index does not fit or cannot be opened.
@@ -324,7 +285,7 @@ def explanation_view(query: str, explained: Mapping[str, Explained]) -> list[Ren
     return shown
 
 
-def _passage(text: str, matches: Sequence[TokenMatch]) -> Text:
+def _passage(text: str, matches: Sequence[QueryTokenMatch]) -> Text:
     """The part of a text with the most matches, with matched tokens in colour."""
     # Matches of special and expansion tokens are in the table only; in the text they would colour nearly everything.
     met: dict[tuple[int, int], list[float]] = {}
@@ -354,7 +315,7 @@ def _gain(met: Mapping[tuple[int, int], Sequence[float]], start: int) -> float:
 
 def _matches_table(source: str, query: str, why: Explanation) -> Table:
     table = _table(source, ("query token", "matched", "similarity"))
-    others: list[TokenMatch] = []
+    others: list[QueryTokenMatch] = []
     for match in why.matches:
         if match.query.span is None:
             others.append(match)
@@ -371,7 +332,7 @@ def _matches_table(source: str, query: str, why: Explanation) -> Table:
     return table
 
 
-def _met(match: TokenMatch, text: str) -> str:
+def _met(match: QueryTokenMatch, text: str) -> str:
     """The matched token as written in the text, or its name in the vocabulary."""
     span = match.document.span
     return match.document.name if span is None else _NOT_SHOWN.sub(" ", text[slice(*span)]).strip() or match.document.name

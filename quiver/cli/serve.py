@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from quiver.cli.index import ModelOption
-from quiver.cli.output import JsonOption, VerifyOption, print_json, say, short_names
+from quiver.cli import options
+from quiver.cli.output import print_json, say, short_names
 from quiver.encoder.errors import InputError
 from quiver.retrieval.utils import parse_size
 
@@ -26,7 +26,7 @@ def serve(
     fuse: Annotated[
         list[str] | None, typer.Option("--fuse", help="bm25: also serve BM25 over the texts of the first index, alone or for fusion.")
     ] = None,
-    model: Annotated[str | None, ModelOption] = None,
+    model: options.IndexModel = None,
     host: Annotated[str, typer.Option("--host", help="Network interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8080,
     token_file: Annotated[
@@ -77,8 +77,8 @@ def serve(
     drain: Annotated[
         float, typer.Option("--drain", min=1, help="Grace period for running requests after --drain-delay, in seconds.")
     ] = 30.0,
-    verify: Annotated[bool, VerifyOption] = True,
-    as_json: Annotated[bool, JsonOption] = False,
+    verify: options.Verify = True,
+    as_json: options.Json = False,
 ) -> None:
     """Serve indexes over HTTP, with a search page, until SIGTERM or Ctrl-C.
 

@@ -5,32 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from quiver.cli.output import (
-    AddressOption,
-    CacheOption,
-    ExecutorOption,
-    Int8Option,
-    JsonOption,
-    NoCacheOption,
-    OverwriteOption,
-    ProgressOption,
-    ResumeOption,
-    TitleOption,
-    WorkersOption,
-    command_line,
-    print_json,
-    print_table,
-    say,
-    say_error,
-    show_progress,
-    vector_cache,
-)
+from quiver.cli import options
+from quiver.cli.output import command_line, print_json, print_table, say, say_error, show_progress, vector_cache
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,37 +19,13 @@ if TYPE_CHECKING:
     from quiver.retrieval.index import Index
     from quiver.retrieval.records import Executor
     from quiver.retrieval.training.mining.negatives import MiningSystem
-    from quiver.retrieval.training.mining.teachers import Ensemble, Teacher
+    from quiver.retrieval.training.mining.teacher_scores import Ensemble, Teacher
     from quiver.retrieval.training.mining.texts import BeirSource, PairSource
-    from quiver.retrieval.training.sections import Recipe
+    from quiver.retrieval.training.recipe import Recipe
     from quiver.retrieval.training.sweep import Sweep
 
 DOCUMENT_FIELDS = {"texts": ["positive", "negatives"], "ids": ["document_ids"]}
 """Default fields of the documents of a row, by format: as ``quiver mine`` writes them."""
-
-OverridesArgument = typer.Argument(help="Recipe settings to change, written section.setting=value.")
-RunFolderOption = typer.Option("--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md.")
-
-
-class Choice(str, Enum):
-    """How negatives are chosen among the candidates."""
-
-    TOP = "top"
-    RANDOM = "random"
-
-
-class Format(str, Enum):
-    """Whether rows hold texts or ids of texts."""
-
-    TEXTS = "texts"
-    IDS = "ids"
-
-
-class Normalizer(str, Enum):
-    """How the scores of a row are normalized."""
-
-    NONE = "none"
-    MINMAX = "minmax"
 
 
 def is_main_process() -> bool:
@@ -77,7 +34,7 @@ def is_main_process() -> bool:
 
 
 def report_stopped(stopped: Exception, *, resume: bool, overwrite: bool = False) -> NoReturn:
-    """Say how to resume a run that a signal stopped, and exit.
+    """Print how to resume a run that a signal stopped, and exit.
 
     Raises:
         typer.Exit: With status 1.
@@ -90,17 +47,18 @@ def report_stopped(stopped: Exception, *, resume: bool, overwrite: bool = False)
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe file (.yaml, .json), or the name of a shipped recipe.")],
-    out: Annotated[Path, RunFolderOption],
-    overrides: Annotated[list[str] | None, OverridesArgument] = None,
-    resume: Annotated[bool, ResumeOption] = False,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    out: options.RunOut,
+    overrides: options.Overrides = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Train a retriever from a recipe.
 
-    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
-    uninterrupted run. For several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
+
+    For several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
 
     Example: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
     """
@@ -147,20 +105,21 @@ def _print_run(record: dict[str, Any], out: Path, report: Path) -> None:
 
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: pretrain_small, pretrain_base, ...")],
-    out: Annotated[Path, RunFolderOption],
-    overrides: Annotated[list[str] | None, OverridesArgument] = None,
-    resume: Annotated[bool, ResumeOption] = False,
+    out: options.RunOut,
+    overrides: options.Overrides = None,
+    resume: options.Resume = False,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Only train the tokenizer and tokenize the corpus, in one process; --resume then trains.")
     ] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Pretrain an encoder by masked language modelling, in one or more phases.
 
-    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
-    uninterrupted run. For several processes: torchrun --no-python --nproc-per-node 8 quiver pretrain ...; for a large corpus run
-    --prepare first, without torchrun.
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
+
+    For several processes: torchrun --no-python --nproc-per-node 8 quiver pretrain ... Tokenize a large corpus with --prepare first, without
+    torchrun.
 
     Example: quiver pretrain pretrain_small --out runs/small phases.0.tokens=500000
     """
@@ -209,9 +168,9 @@ def sweep(
             help="section.setting=value,value to sweep over; section.setting=value for all runs. Default: the paper's learning rates."
         ),
     ] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Train a recipe with every combination of some settings and select the best on its development collection.
 
@@ -238,12 +197,12 @@ def sweep(
     def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
         training_run.train(recipe, out, resume=resume, progress=bars, command=command_line(), scorer=scorer, data_folder=data_folder)
 
-    def report(sweep: Sweep) -> None:
+    def write_report(sweep: Sweep) -> None:
         write_sweep_report(sweep, out)
 
-    tell = (lambda line: typer.echo(line, err=True)) if bars else lambda line: None
+    report = (lambda line: typer.echo(line, err=True)) if bars else lambda line: None
     try:
-        found = run_sweep(grid, out, train=train, overwrite=overwrite, command=command_line(), tell=tell, changed=report)
+        found = run_sweep(grid, out, train=train, overwrite=overwrite, command=command_line(), report=report, changed=write_report)
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=True, overwrite=overwrite)
     if as_json:
@@ -282,7 +241,7 @@ def _print_sweep(sweep: Sweep, out: Path) -> None:
 
 def validate(
     recipes: Annotated[list[str], typer.Argument(help="Recipe files, or names of shipped recipes.")],
-    as_json: Annotated[bool, JsonOption] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Check recipes of any kind without training, and list all their problems.
 
@@ -320,15 +279,15 @@ def _load_recipe(name: str) -> object:
 
 def average_checkpoints(
     models: Annotated[list[str], typer.Argument(help="Model folders or hub ids; a checkpoint of a run is a model folder.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")],
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    as_json: Annotated[bool, JsonOption] = False,
+    out: options.ModelOut,
+    overwrite: options.Overwrite = False,
+    as_json: options.Json = False,
 ) -> None:
     """Average the weights of models that have the same architecture, tokenizer and settings.
 
     Example: quiver average-checkpoints runs/mine/checkpoints/step-000400 runs/mine/checkpoints/step-000500 --out runs/averaged
     """
-    from quiver.retrieval.training.loop.state import write_average
+    from quiver.retrieval.training.state import write_average
 
     card = write_average(models, out, overwrite=overwrite)
     if as_json:
@@ -341,7 +300,7 @@ def mine(
     data: Annotated[
         list[str], typer.Argument(help="BEIR folder; or files of pairs (.jsonl[.gz], .parquet), folders of such files, or hub:// sources.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    out: options.Out,
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="Model to search with: a bi-encoder, a ColBERT model or bm25. Default: the model of --index."),
@@ -350,14 +309,16 @@ def mine(
     corpus: Annotated[
         Path | None, typer.Option(help="Additional documents to search when mining for pairs: a corpus.jsonl[.gz] or its folder.")
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Split of the relevance judgements of a BEIR folder.")] = "train",
-    query_field: Annotated[str, typer.Option(help="Field of the query in pairs.")] = "query",
-    positive_field: Annotated[str, typer.Option(help="Field of the positive, or of a list of positives, in pairs.")] = "positive",
+    split: options.Split = "train",
+    query_field: Annotated[str, typer.Option(help="Name of the field with the query of a pair.")] = "query",
+    positive_field: Annotated[
+        str, typer.Option(help="Name of the field with the positive of a pair, or a list of positives.")
+    ] = "positive",
     negatives: Annotated[int, typer.Option("--negatives", "-n", min=1, help="Number of hard negatives per query.")] = 7,
     ranks: Annotated[
         str, typer.Option(help="Range of ranks to take negatives from; positives and duplicates of them are not ranked.")
     ] = "1-200",
-    choose: Annotated[Choice, typer.Option(help="Take the best candidates within --ranks, or random ones.")] = Choice.TOP,
+    choose: Annotated[Literal["top", "random"], typer.Option(help="Take the best candidates within --ranks, or random ones.")] = "top",
     margins: Annotated[
         list[str] | None,
         typer.Option(
@@ -366,22 +327,22 @@ def mine(
             " max-score=VALUE; none for no limit. Repeatable. Default: perc-pos=0.95.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed, for --choose random.")] = 42,
+    seed: options.Seed = 42,
     form: Annotated[
-        Format, typer.Option("--format", help="Write rows of texts, or rows of ids with the texts in files of their own.")
-    ] = Format.TEXTS,
+        Literal["texts", "ids"], typer.Option("--format", help="Write rows of texts, or rows of ids with the texts in files of their own.")
+    ] = "texts",
     suspects: Annotated[int, typer.Option(min=0, help="Number of suspected false negatives to list per query.")] = 5,
     limit: Annotated[int | None, typer.Option(min=1, help="Number of queries to mine for, from the first. Default: all.")] = None,
-    title: Annotated[bool, TitleOption] = True,
-    int8: Annotated[bool, Int8Option] = False,
-    cache: Annotated[Path | None, CacheOption] = None,
-    no_cache: Annotated[bool, NoCacheOption] = False,
-    executor: Annotated[str, ExecutorOption] = "local",
-    workers: Annotated[int | None, WorkersOption] = None,
-    address: Annotated[str | None, AddressOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+    title: options.Title = True,
+    int8: options.Int8 = False,
+    cache: options.Cache = None,
+    no_cache: options.NoCache = False,
+    executor: options.Executor = "local",
+    workers: options.Workers = None,
+    address: options.Address = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Mine hard negatives with a model, an index or BM25. Repeat the command to resume an interrupted run.
 
@@ -398,7 +359,7 @@ def mine(
         negatives=negatives,
         ranks=parse_ranks(ranks),
         margins=(PERC_POS,) if margins is None else parse_margins(margins),
-        choice=choose.value,
+        choice=choose,
         seed=seed,
     )
     source = _pairs(data, split=split, query_field=query_field, positive_field=positive_field, corpus=corpus, use_title=title)
@@ -413,7 +374,7 @@ def mine(
         replace(searched, executor=open_executor(executor, workers=workers, address=address)),
         out,
         rules=rules,
-        output=Output(ids=form is Format.IDS, suspects=suspects, limit=limit),
+        output=Output(ids=form == "ids", suspects=suspects, limit=limit),
         overwrite=overwrite,
         progress=show_progress(progress),
         command=command_line(),
@@ -421,7 +382,7 @@ def mine(
     if as_json:
         print_json(record)
         return
-    _print_mined(record, out, negatives, ids=form is Format.IDS)
+    _print_mined(record, out, negatives, ids=form == "ids")
 
 
 def _pairs(
@@ -492,22 +453,25 @@ def teacher_scores(
             "--teacher", "-t", help="Teacher model: folder or hub id of a cross-encoder, a bi-encoder or a ColBERT model. Repeatable."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    out: options.Out,
     form: Annotated[
-        Format, typer.Option("--format", help="Format of the rows: texts, or ids of texts in --queries and --documents.")
-    ] = Format.TEXTS,
-    query_field: Annotated[str | None, typer.Option(help="Field of the query. Default: query; with --format ids query_id.")] = None,
+        Literal["texts", "ids"], typer.Option("--format", help="Format of the rows: texts, or ids of texts in --queries and --documents.")
+    ] = "texts",
+    query_field: Annotated[
+        str | None, typer.Option(help="Name of the field with the query. Default: query; with --format ids query_id.")
+    ] = None,
     document_fields: Annotated[
         list[str] | None,
         typer.Option(
-            "--document-field", help="Field of documents. Repeatable. Default: positive and negatives; with --format ids document_ids."
+            "--document-field",
+            help="Field with documents of a row. Repeatable. Default: positive and negatives; with --format ids document_ids.",
         ),
     ] = None,
     queries: Annotated[str | None, typer.Option("--queries", help="Source of the query texts, with --format ids.")] = None,
     documents: Annotated[str | None, typer.Option("--documents", help="Source of the document texts, with --format ids.")] = None,
-    query_id_field: Annotated[str, typer.Option(help="Field of the id in --queries.")] = "query_id",
-    document_id_field: Annotated[str, typer.Option(help="Field of the id in --documents.")] = "document_id",
-    text_field: Annotated[str, typer.Option(help="Field of the text in --queries and --documents.")] = "text",
+    query_id_field: Annotated[str, typer.Option(help="Name of the field with the id in --queries.")] = "query_id",
+    document_id_field: Annotated[str, typer.Option(help="Name of the field with the id in --documents.")] = "document_id",
+    text_field: Annotated[str, typer.Option(help="Name of the field with the text in --queries and --documents.")] = "text",
     weights: Annotated[
         list[float] | None,
         typer.Option(
@@ -517,17 +481,17 @@ def teacher_scores(
         ),
     ] = None,
     normalize: Annotated[
-        Normalizer, typer.Option("--normalize", help="Normalization of the scores of a row: none, or minmax to 0..1.")
-    ] = Normalizer.NONE,
-    int8: Annotated[bool, Int8Option] = False,
-    cache: Annotated[Path | None, CacheOption] = None,
-    no_cache: Annotated[bool, NoCacheOption] = False,
-    executor: Annotated[str, ExecutorOption] = "local",
-    workers: Annotated[int | None, WorkersOption] = None,
-    address: Annotated[str | None, AddressOption] = None,
-    overwrite: Annotated[bool, OverwriteOption] = False,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
+        Literal["none", "minmax"], typer.Option("--normalize", help="Normalization of the scores of a row: none, or minmax to 0..1.")
+    ] = "none",
+    int8: options.Int8 = False,
+    cache: options.Cache = None,
+    no_cache: options.NoCache = False,
+    executor: options.Executor = "local",
+    workers: options.Workers = None,
+    address: options.Address = None,
+    overwrite: options.Overwrite = False,
+    progress: options.Progress = None,
+    as_json: options.Json = False,
 ) -> None:
     """Score the documents of training rows with one or more teachers, for distillation. Repeat the command to resume an interrupted run.
 
@@ -539,14 +503,14 @@ def teacher_scores(
     """
     from quiver.encoder.schema import parse
     from quiver.retrieval.cluster import open_executor
-    from quiver.retrieval.training.mining.scoring import score_rows
-    from quiver.retrieval.training.sections import DataSection
+    from quiver.retrieval.training.mining.teacher_scores import score_rows
+    from quiver.retrieval.training.recipe import DataSection
 
     fields = {
         "train": tuple(data),
-        "format": form.value,
-        "query_field": query_field or ("query" if form is Format.TEXTS else "query_id"),
-        "document_fields": tuple(document_fields or DOCUMENT_FIELDS[form.value]),
+        "format": form,
+        "query_field": query_field or ("query" if form == "texts" else "query_id"),
+        "document_fields": tuple(document_fields or DOCUMENT_FIELDS[form]),
         "queries": queries,
         "documents": documents,
         "query_id_field": query_id_field,
@@ -559,7 +523,7 @@ def teacher_scores(
         section,
         _teacher(teachers, weights, precision="int8" if int8 else "float", executor=encoding),
         out,
-        normalize=normalize.value,
+        normalize=normalize,
         cache=vector_cache(cache, no_cache),
         overwrite=overwrite,
         progress=show_progress(progress),
@@ -572,7 +536,7 @@ def teacher_scores(
 
 
 def _teacher(sources: list[str], weights: list[float] | None, *, precision: Precision, executor: Executor) -> Teacher | Ensemble:
-    from quiver.retrieval.training.mining.teachers import Ensemble, check_weights, load_teacher
+    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_weights, load_teacher
 
     if len(sources) == 1:
         if weights is not None:

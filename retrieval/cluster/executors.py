@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.records import IN_PROCESS, Executor, Item, Result, Task
+from quiver.retrieval.records import IN_PROCESS, Executor, Item, Result, WorkerTask
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Worker:
         task: The task.
     """
 
-    def __init__(self, task: Task[Any, Any]) -> None:
+    def __init__(self, task: WorkerTask[Any, Any]) -> None:
         self._task = task
         self._work: Callable[[Any], Any] | None = None
 
@@ -161,7 +161,7 @@ class LocalProcesses:
         """Return the threads of this process, divided among the workers."""
         return max(1, here // self._workers)
 
-    def run(self, task: Task[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+    def run(self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
         """See `quiver.retrieval.records.Executor`."""
         del threads  # local processes reserve nothing
         waiting, idle, busy = Assignments(items), list[_Process](), dict[Connection, tuple[_Process, Assignment[Item]]]()
@@ -190,7 +190,7 @@ class LocalProcesses:
 class _Process:
     """A worker process and the pipe to it."""
 
-    def __init__(self, task: Task[Any, Any]) -> None:
+    def __init__(self, task: WorkerTask[Any, Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, task), daemon=True, name="quiver-worker")
@@ -233,7 +233,7 @@ def _connection(pipe: object) -> Connection:
     return pipe
 
 
-def _serve(pipe: Connection, task: Task[Any, Any]) -> None:
+def _serve(pipe: Connection, task: WorkerTask[Any, Any]) -> None:
     """Main loop of a worker process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     worker = Worker(task)

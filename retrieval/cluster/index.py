@@ -360,7 +360,7 @@ class Fleet:
             timeouts: Time limits for this search; None for those of the fleet.
 
         Raises:
-            ValueError: A query makes scores that float32 cannot hold.
+            ValueError: The scores of a query overflow float32.
         """
         begun = time.perf_counter()
         packed = PackedRequest.of(request)
@@ -562,7 +562,7 @@ class ShardedIndex:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError(f"{self._layout.root}: the shards were closed")
+            raise ValueError(f"{self._layout.root}: the shards were closed; open the index again")
 
     def _started(self) -> Fleet:
         def opened(manifest: Manifest) -> Fleet:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.executors import Assignment, Assignments, Worker, WorkerError
 from quiver.retrieval.cluster.shard import PackedRequest, Shard, ShardHits, ShardLostError, ShardSpec
-from quiver.retrieval.records import Item, Result, Task
+from quiver.retrieval.records import Item, Result, WorkerTask
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def connected(address: str | None = None) -> Iterator[None]:
         ray.shutdown()
 
 
-_MENTION = 60.0  # seconds of waiting for room in the cluster before it is logged
+_LOG_WAITING = 60.0  # seconds of waiting for room in the cluster before it is logged
 _STILLBORN = 3  # consecutive actors per worker that may die before their first item, such as on a cluster without Quiver
 
 
@@ -124,7 +124,7 @@ class RayCluster:
         """Return the threads of this process; an actor reserves as many CPUs."""
         return here
 
-    def run(self, task: Task[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+    def run(self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
         """See `quiver.retrieval.records.Executor`."""
         with connected(self._address):
             pool = _Pool(self._ray, task, threads, self._workers)
@@ -137,7 +137,7 @@ class RayCluster:
 class _Pool:
     """Actors of one run."""
 
-    def __init__(self, ray: Any, task: Task[Any, Any], threads: int, workers: int | None) -> None:
+    def __init__(self, ray: Any, task: WorkerTask[Any, Any], threads: int, workers: int | None) -> None:
         self._ray = ray
         self._task = ray.put(task)
         resources = ray.cluster_resources()
@@ -181,7 +181,7 @@ class _Pool:
     def _next(self) -> Any:
         """Wait for the next call to end."""
         while True:
-            done, _ = self._ray.wait([*self._starting, *self._busy], num_returns=1, timeout=_MENTION)
+            done, _ = self._ray.wait([*self._starting, *self._busy], num_returns=1, timeout=_LOG_WAITING)
             if done:
                 return done[0]
             if not self._busy:
@@ -295,7 +295,7 @@ class RayLauncher:
     """
 
     def __init__(self, *, cpus: float = 0, threads: int = 4) -> None:
-        ray = _connectedimport_ray()
+        ray = _connected_ray()
         self._put = ray.put
         never = {"max_restarts": 0, "max_task_retries": 0}
         groups = {"concurrency_groups": {_HEALTH: 1}, "max_concurrency": threads}
@@ -308,7 +308,7 @@ class RayLauncher:
     def launch(self, spec: ShardSpec) -> RayHandle:
         """See `ShardLauncher`."""
         wanted = spec.bytes + _PROCESS_BYTES
-        nodes = [node["Resources"].get("memory", 0) for node in _connectedimport_ray().nodes() if node["Alive"]]
+        nodes = [node["Resources"].get("memory", 0) for node in _connected_ray().nodes() if node["Alive"]]
         if max(nodes, default=0) < wanted:
             logger.warning("%s: no machine of the cluster has %s bytes of memory; waiting for one", spec, f"{wanted:,}")
         return RayHandle(self._actors.options(memory=wanted).remote(), spec)
@@ -342,7 +342,7 @@ def _translated(error: BaseException) -> BaseException:
     return error
 
 
-def _connectedimport_ray() -> Any:
+def _connected_ray() -> Any:
     ray = import_ray()
     if not ray.is_initialized():
         raise InputError("not connected to a Ray cluster; call ray.init(), or use quiver.retrieval.cluster.ray_backend.connected")

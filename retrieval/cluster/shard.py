@@ -50,7 +50,7 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if self.shards is None and self.memory is None:
-            raise ValueError("shards or memory is required")
+            raise ValueError("pass shards or memory")
         for name, value in (("shards", self.shards), ("memory", self.memory), ("replicas", self.replicas)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
@@ -166,11 +166,11 @@ def _check_segments(needs: Sequence[SegmentNeed], memory: int | None, *, shared:
 def _placed(needs: Sequence[SegmentNeed], count: int, *, shared: int) -> tuple[PlannedShard, ...]:
     """Place the largest segment first, each in the shard with the least memory; ties go to the first shard."""
     taken, members = [0] * count, [list[int]() for _ in range(count)]
-    for place in sorted(range(len(needs)), key=lambda place: (-needs[place].bytes, place)):
+    for position in sorted(range(len(needs)), key=lambda position: (-needs[position].bytes, position)):
         shard = min(range(count), key=lambda shard: (taken[shard], len(members[shard])))
-        taken[shard] += needs[place].bytes
-        members[shard].append(place)
-    named = [tuple(needs[place].name for place in sorted(each)) for each in members]
+        taken[shard] += needs[position].bytes
+        members[shard].append(position)
+    named = [tuple(needs[position].name for position in sorted(each)) for each in members]
     return tuple(PlannedShard(names, shared + size) for names, size in zip(named, taken, strict=True))
 
 
@@ -324,7 +324,7 @@ class Shard:
         """Search the segments of this shard.
 
         Raises:
-            ValueError: A query makes scores that float32 cannot hold.
+            ValueError: The scores of a query overflow float32.
         """
         begun = time.perf_counter()
         found = ShardHits.of(self._index.answer(message.request()))

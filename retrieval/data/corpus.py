@@ -37,8 +37,8 @@ _MAX_GRADE = 10**9
 Identified = TypeVar("Identified", Document, Query)
 
 
-class Place(NamedTuple):
-    """Place of an entry: its file and line (in a table: row), from 1."""
+class EntryPosition(NamedTuple):
+    """Position of an entry: its file and line (in a table: row), from 1."""
 
     file: Path
     number: int
@@ -46,11 +46,11 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         return f"{self.file}:{self.number}"
 
-    def seen_from(self, other: Place) -> str:
-        """Describe this place for an error that begins with another place.
+    def seen_from(self, other: EntryPosition) -> str:
+        """Describe this position for an error that begins with another position.
 
         Example:
-            >>> Place(Path("c.jsonl"), 3).seen_from(Place(Path("c.jsonl"), 9))
+            >>> EntryPosition(Path("c.jsonl"), 3).seen_from(EntryPosition(Path("c.jsonl"), 9))
             'on line 3'
         """
         if self.file != other.file:
@@ -59,15 +59,15 @@ class Place(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """A judgement and its place."""
+    """A judgement and its position."""
 
-    place: Place
+    position: EntryPosition
     query: str
     document: str
     grade: int
 
 
-class Columns(NamedTuple):
+class FieldNames(NamedTuple):
     """Names of the fields of documents or queries in a file.
 
     Attributes:
@@ -81,24 +81,24 @@ class Columns(NamedTuple):
     title: str = "title"
 
 
-BEIR_COLUMNS = Columns()
+BEIR_FIELDS = FieldNames()
 """Field names of BEIR files."""
 
 
-def to_document(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Document:
+def to_document(position: EntryPosition, row: Mapping[str, object], columns: FieldNames = BEIR_FIELDS) -> Document:
     """Make a document of a row, without metadata. The text may be empty, the id may be an integer.
 
     Raises:
         InputError: A field is missing or has the wrong type, or the id is blank.
     """
-    key = _id(place, row, columns)
+    key = _id(position, row, columns)
     title = row.get(columns.title)
     if title is not None and not isinstance(title, str):
-        raise InputError(f"{place}: '{columns.title}' must be a string, got {_shown(title)}")
-    return Document(key, _text(place, row, columns), title or "")
+        raise InputError(f"{position}: '{columns.title}' must be a string, got {_shown(title)}")
+    return Document(key, _text(position, row, columns), title or "")
 
 
-def to_metadata(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Metadata | None:
+def to_metadata(position: EntryPosition, row: Mapping[str, object], columns: FieldNames = BEIR_FIELDS) -> Metadata | None:
     """Make the metadata of a row: all fields that are not part of the document, see `flat_metadata`; None if there are none.
 
     The fields of BEIR's object ``metadata`` are treated as fields of the row; the row's own take precedence. A ``metadata`` that is not an
@@ -108,14 +108,14 @@ def to_metadata(place: Place, row: Mapping[str, object], columns: Columns = BEIR
         InputError: A value cannot be metadata; names the field.
 
     Example:
-        >>> to_metadata(Place(Path("c.jsonl"), 1), {"_id": "a", "text": "x", "year": 2019, "metadata": {"tags": ["b", "c"]}})
+        >>> to_metadata(EntryPosition(Path("c.jsonl"), 1), {"_id": "a", "text": "x", "year": 2019, "metadata": {"tags": ["b", "c"]}})
         {'tags': ['b', 'c'], 'year': 2019}
     """
     inner = row.get("metadata")
     fields = {**inner} if isinstance(inner, Mapping) else {"metadata": inner}
     own = {*columns.id, columns.text, columns.title, "metadata"}
     fields |= {name: value for name, value in row.items() if name not in own}
-    return flat_metadata(fields, where=str(place))
+    return flat_metadata(fields, where=str(position))
 
 
 def checked_document(document: Document) -> Document:
@@ -144,7 +144,7 @@ def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | Non
 
     Args:
         fields: Metadata of one document.
-        where: Place of the document, for errors.
+        where: Position of the document, for errors.
 
     Returns:
         The fields; None if there are none.
@@ -193,16 +193,16 @@ def _value(value: object, name: str, where: str) -> Value:
     raise InputError(f"{where}: metadata field {name!r} must hold {kinds}, got {_shown(plain)}")
 
 
-def to_query(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Query:
+def to_query(position: EntryPosition, row: Mapping[str, object], columns: FieldNames = BEIR_FIELDS) -> Query:
     """Make a query of a row, as `to_document` does.
 
     Raises:
         InputError: A field is missing or has the wrong type, or the id is blank.
     """
-    return Query(check_id(place, _id(place, row, columns)), _text(place, row, columns))
+    return Query(check_id(position, _id(position, row, columns)), _text(position, row, columns))
 
 
-def to_judgement(place: Place, query: str, document: str, grade: object) -> Judgement:
+def to_judgement(position: EntryPosition, query: str, document: str, grade: object) -> Judgement:
     """Make a judgement. The grade may be an integer, a string of digits, or a float without a fraction.
 
     Raises:
@@ -215,20 +215,20 @@ def to_judgement(place: Place, query: str, document: str, grade: object) -> Judg
     else:
         whole = None
     if whole is None:
-        raise InputError(f"{place}: the grade must be an integer of at most 9 digits, got {_shown(grade)}")
+        raise InputError(f"{position}: the grade must be an integer of at most 9 digits, got {_shown(grade)}")
     if not query.strip() or not document.strip():
-        raise InputError(f"{place}: the {'document' if query.strip() else 'query'} id is blank")
-    return Judgement(place, query, document, whole)
+        raise InputError(f"{position}: the {'document' if query.strip() else 'query'} id is blank")
+    return Judgement(position, query, document, whole)
 
 
-def check_id(place: Place, key: str) -> str:
+def check_id(position: EntryPosition, key: str) -> str:
     """Return the id unchanged.
 
     Raises:
         InputError: The id is blank.
     """
     if not key.strip():
-        raise InputError(f"{place}: the id is blank")
+        raise InputError(f"{position}: the id is blank")
     return key
 
 
@@ -254,8 +254,8 @@ def as_id(value: object) -> str:
 
 
 def unique(
-    read: Callable[[], Iterable[tuple[Place, Identified]]], *, hashed: Callable[[str], int] = hash
-) -> Iterator[tuple[Place, Identified]]:
+    read: Callable[[], Iterable[tuple[EntryPosition, Identified]]], *, hashed: Callable[[str], int] = hash
+) -> Iterator[tuple[EntryPosition, Identified]]:
     """Yield entries, and check at the end that all ids are unique.
 
     Only 8-byte hashes are kept, so five million ids take 40 MB (80 MB while they are sorted). Entries of equal hash are read a second time
@@ -266,35 +266,35 @@ def unique(
         hashed: A hash function of at most 64 bits.
 
     Raises:
-        InputError: At the end, if an id is repeated; names the places of both.
+        InputError: At the end, if an id is repeated; names the positions of both.
     """
     hashes = array("q")
-    for place, entry in read():
+    for position, entry in read():
         hashes.append(hashed(entry.id))
-        yield place, entry
+        yield position, entry
     ordered = np.sort(np.frombuffer(hashes, np.int64)) if hashes else np.empty(0, np.int64)
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-    seen: dict[str, Place] = {}
-    for place, entry in read() if suspects else ():
+    seen: dict[str, EntryPosition] = {}
+    for position, entry in read() if suspects else ():
         if hashed(entry.id) in suspects:
-            first = seen.setdefault(entry.id, place)
-            if first != place:
-                raise InputError(f"{place}: id '{entry.id}' is already used {first.seen_from(place)}; ids must be unique")
+            first = seen.setdefault(entry.id, position)
+            if first != position:
+                raise InputError(f"{position}: id '{entry.id}' is already used {first.seen_from(position)}; ids must be unique")
 
 
-def _id(place: Place, row: Mapping[str, object], columns: Columns) -> str:
+def _id(position: EntryPosition, row: Mapping[str, object], columns: FieldNames) -> str:
     value = next((row[name] for name in columns.id if name in row), None)
     key = key_of(value)
     if key is None:
         first, *others = (f"'{name}'" for name in columns.id)
-        raise InputError(f"{place}: {first}{f' (or {others[0]})' if others else ''} must be a string or an integer, got {_shown(value)}")
-    return check_id(place, key)
+        raise InputError(f"{position}: {first}{f' (or {others[0]})' if others else ''} must be a string or an integer, got {_shown(value)}")
+    return check_id(position, key)
 
 
-def _text(place: Place, row: Mapping[str, object], columns: Columns) -> str:
+def _text(position: EntryPosition, row: Mapping[str, object], columns: FieldNames) -> str:
     text = row.get(columns.text)
     if not isinstance(text, str):
-        raise InputError(f"{place}: '{columns.text}' must be a string, got {_shown(text)}")
+        raise InputError(f"{position}: '{columns.text}' must be a string, got {_shown(text)}")
     return text
 
 
@@ -310,7 +310,7 @@ _SUFFIXES = (".jsonl", ".jsonl.gz")
 _GRADE_HEADINGS = frozenset({"score", "relevance", "rel", "grade", "label"})
 
 
-class Documents(Protocol):
+class DocumentSource(Protocol):
     """Documents that can be iterated repeatedly and whose number is known: a tuple, or files that are streamed."""
 
     def __iter__(self) -> Iterator[Document]:
@@ -335,7 +335,7 @@ class Collection:
 
     name: str
     split: str
-    documents: Documents
+    documents: DocumentSource
     queries: Sequence[Query]
     qrels: dict[str, dict[str, int]]
     empty_texts: int
@@ -344,7 +344,7 @@ class Collection:
 class StreamedDocuments:
     """Documents that are read from their files one at a time."""
 
-    def __init__(self, read: Callable[[], Iterable[tuple[Place, Document]]], count: int) -> None:
+    def __init__(self, read: Callable[[], Iterable[tuple[EntryPosition, Document]]], count: int) -> None:
         """Make a stream of documents that have been checked in a first pass.
 
         Args:
@@ -361,8 +361,8 @@ class StreamedDocuments:
             InputError: An entry is malformed, or the number of documents has changed since the first pass.
         """
         file, found = None, 0
-        for place, document in self._read():
-            file, found = place.file, found + 1
+        for position, document in self._read():
+            file, found = position.file, found + 1
             yield document
         if found != self._count:
             where = "the corpus" if file is None else file
@@ -399,8 +399,8 @@ def assemble(
     name: str,
     split: str,
     *,
-    documents: Callable[[], Iterable[tuple[Place, Document]]],
-    queries: Callable[[], Iterable[tuple[Place, Query]]],
+    documents: Callable[[], Iterable[tuple[EntryPosition, Document]]],
+    queries: Callable[[], Iterable[tuple[EntryPosition, Query]]],
     judgements: Iterable[Judgement],
 ) -> Collection:
     """Make a collection of entries from any source, and check it.
@@ -431,9 +431,9 @@ def assemble(
             missing_queries.discard(query.id)
     for judgement in judged if wanted or missing_queries else ():
         if judgement.query in missing_queries:
-            raise InputError(f"{judgement.place}: query '{judgement.query}' is not among the collection's queries")
+            raise InputError(f"{judgement.position}: query '{judgement.query}' is not among the collection's queries")
         if judgement.document in wanted:
-            raise InputError(f"{judgement.place}: document '{judgement.document}' is not in the corpus")
+            raise InputError(f"{judgement.position}: document '{judgement.document}' is not in the corpus")
     return Collection(name, split, StreamedDocuments(documents, count), tuple(judged_queries), qrels, empty)
 
 
@@ -509,7 +509,7 @@ def find_split(folder: Path, split: str) -> Path:
 
 
 def read_judgements(path: Path) -> Iterator[Judgement]:
-    """Stream the judgements of a file that `read_qrels` can read, with their places; repeated pairs are not checked.
+    """Stream the judgements of a file that `read_qrels` can read, with their positions; repeated pairs are not checked.
 
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if there is only a header.
@@ -517,54 +517,54 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
     split: str | None = "\t"
     found = False
     for number, (line_number, line) in enumerate(read_lines(path)):
-        place = Place(path, line_number)
+        position = EntryPosition(path, line_number)
         columns = line.split(split)
         if number == 0 and len(columns) != 3:
             split = None  # TREC's format: str.split(None) splits at white space
             columns = line.split()
         if len(columns) != (3 if split else 4):
             layout = "3 (query, document, grade; tab-separated)" if split else "3 tab-separated or 4 (query, iteration, document, grade)"
-            raise InputError(f"{place}: expected {layout} columns, got {len(columns)}")
+            raise InputError(f"{position}: expected {layout} columns, got {len(columns)}")
         grade = columns[-1].strip()
         if number == 0 and split and grade.lower() in _GRADE_HEADINGS:
             continue
         found = True
-        yield to_judgement(place, columns[0], columns[-2], grade)
+        yield to_judgement(position, columns[0], columns[-2], grade)
     if not found:
         raise InputError(f"{path}: no judgements, only a header")
 
 
-def _documents(path: Path) -> Iterator[tuple[Place, Document]]:
+def _documents(path: Path) -> Iterator[tuple[EntryPosition, Document]]:
     file = find_jsonl(path, "corpus") if path.is_dir() else path
     for number, row in read_json_lines(file):
-        place = Place(file, number)
-        yield place, to_document(place, row)._replace(metadata=to_metadata(place, row))
+        position = EntryPosition(file, number)
+        yield position, to_document(position, row)._replace(metadata=to_metadata(position, row))
 
 
-def _queries(path: Path) -> Iterator[tuple[Place, Query]]:
+def _queries(path: Path) -> Iterator[tuple[EntryPosition, Query]]:
     if path.name.endswith(_SUFFIXES):
         for number, row in read_json_lines(path):
-            place = Place(path, number)
-            yield place, to_query(place, row)
+            position = EntryPosition(path, number)
+            yield position, to_query(position, row)
         return
     if not path.name.endswith((".tsv", ".tsv.gz")):
         raise InputError(f"{path}: unsupported type; queries are read from .jsonl, .jsonl.gz, .tsv or .tsv.gz")
     for number, line in read_lines(path):
-        place = Place(path, number)
+        position = EntryPosition(path, number)
         columns = line.split("\t")
         if len(columns) != 2:
-            raise InputError(f"{place}: expected 2 columns (id, tab, text), got {len(columns)}")
-        yield place, Query(check_id(place, columns[0]), columns[1])
+            raise InputError(f"{position}: expected 2 columns (id, tab, text), got {len(columns)}")
+        yield position, Query(check_id(position, columns[0]), columns[1])
 
 
 def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
     """Query id -> document id -> grade; repeated pairs are errors."""
     qrels: dict[str, dict[str, int]] = {}
-    places: dict[tuple[str, str], Place] = {}
-    for place, query, document, grade in judgements:
-        first = places.setdefault((query, document), place)
-        if first != place:
-            raise InputError(f"{place}: document '{document}' is already judged for query '{query}' {first.seen_from(place)}")
+    positions: dict[tuple[str, str], EntryPosition] = {}
+    for position, query, document, grade in judgements:
+        first = positions.setdefault((query, document), position)
+        if first != position:
+            raise InputError(f"{position}: document '{document}' is already judged for query '{query}' {first.seen_from(position)}")
         qrels.setdefault(query, {})[document] = grade
     return qrels
 

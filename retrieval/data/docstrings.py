@@ -353,7 +353,7 @@ def split_by_module(pairs: Sequence[Pair], *, held_out: float, seed: int) -> tup
             room -= sizes[package]
     if not chosen:
         raise InputError(
-            f"none of {len(sizes)} packages fits into {held_out:.0%} of {len(pairs)} pairs; mine more packages or increase held_out"
+            f"no package is small enough to hold out {held_out:.0%} of {len(pairs)} pairs; mine more packages or increase held_out"
         )
     test = [pair for pair in pairs if pair.top_level in chosen]
     queries, codes = {pair.query.casefold() for pair in test}, {pair.code for pair in test}

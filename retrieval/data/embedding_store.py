@@ -1,18 +1,22 @@
 """The embedding store: vectors of texts on disk, by model and text, so that no text is encoded twice by the same model.
 
     FOLDER/<fingerprint>-<role>/manifest.json        the model that the vectors come from
-    FOLDER/<fingerprint>-<role>/000000-1a2b3c.shard  a few thousand texts
+    FOLDER/<fingerprint>-<role>/000000-1a2b3c.arrow  a few thousand texts
 
 A text is identified by a hash of its content. Shards are only added, every few thousand texts or 30 seconds, each by one rename: a killed
 process loses what it encoded since the last shard, and may leave a temporary file, which a later process removes. Several processes may
 write at the same time; a text that two of them encode is stored twice, and the older shard is used. A damaged shard is renamed with a
 warning, and its texts are encoded again. Vectors are stored scaled to length 1 if the model compares by cosine.
 
-A shard is one file:
+A shard is an Arrow IPC file with one record batch, one row per text:
 
-    one line of JSON, padded with spaces to 512 bytes        number of texts, vector width, sha256 of the two parts below
-    a 28-byte record per text                                key, number of rows, token counts
-    the vectors                                              float32, little-endian, the rows of one text after another
+    key                  fixed_size_binary[16]    first half of the sha256 of the text
+    tokens               int32                    number of tokens after truncation
+    truncated, empty     bool
+    vectors              fixed_size_list<float>[d], or a large_list of them for a ColBERT model
+
+Its schema has two checksums: of the records (all columns but the vectors), compared when the shard is opened, and of the vectors, compared
+before the first vector is used. Any Arrow reader opens it, such as ``pyarrow.ipc.open_file`` or DuckDB.
 
 Shapes: B texts of a chunk, P texts in all, T rows of all texts, d vector width.
 """
@@ -21,7 +25,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import logging
 import re
 import time
@@ -33,7 +36,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -53,13 +56,16 @@ from quiver.retrieval.records import (
     ModelCard,
     Role,
     Rows,
-    Task,
     TextTokens,
     TokenCounts,
     TokenEncoding,
     TokenModel,
+    WorkerTask,
 )
 from quiver.retrieval.utils import Advance, progress_bar
+
+if TYPE_CHECKING:
+    import pyarrow
 
 logger = logging.getLogger(__name__)
 
@@ -67,17 +73,17 @@ KEY = np.dtype("S16")
 """Dtype of a text's key: 16 bytes, ordered as bytes."""
 
 FORMAT = "quiver-vectors"
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
-SUFFIX = ".shard"
-RECORD = np.dtype([("key", KEY), ("rows", "<i4"), ("tokens", "<i4"), ("truncated", "<u2"), ("empty", "<u2")])
+SUFFIX = ".arrow"
+RECORD = np.dtype([("key", KEY), ("rows", "<i4"), ("tokens", "<i4"), ("truncated", "?"), ("empty", "?")])
+"""What is in memory for each stored text."""
 
 Keys: TypeAlias = NDArray[np.bytes_]
 
 Encoding: TypeAlias = DenseEncoding | TokenEncoding
 """What `encode` of a dense or a token model returns."""
 
-_HEADER = 512
 _BLOCK = 1 << 20
 _FLOAT = np.dtype("<f4")
 # Writing a shard takes seconds: a temporary file of this age belongs to a process that has ended.
@@ -211,12 +217,14 @@ class VectorShard:
         path: The file.
         records: Records of dtype `RECORD`, (B,).
         dim: Vector width d.
+        vectors_start: Position of the vectors in the file, in bytes.
         vectors_sha256: Checksum of the vectors' bytes, see `verify`.
     """
 
     path: Path
     records: NDArray[np.void]
     dim: int
+    vectors_start: int
     vectors_sha256: str
 
     def __len__(self) -> int:
@@ -227,11 +235,6 @@ class VectorShard:
         """Number of rows T."""
         return int(self.records["rows"].sum(dtype=np.int64))
 
-    @property
-    def vectors_start(self) -> int:
-        """Offset of the vectors in the file, in bytes."""
-        return _HEADER + self.records.nbytes
-
     def verify(self) -> None:
         """Read the vectors and compare their checksum.
 
@@ -239,12 +242,13 @@ class VectorShard:
             DamagedError: The vectors changed or cannot be read.
             InputError: Too many files are open.
         """
-        digest = hashlib.sha256()
+        digest, left = hashlib.sha256(), self.rows * self.dim * _FLOAT.itemsize
         try:
             with self.path.open("rb") as file:
                 file.seek(self.vectors_start)
-                while block := file.read(_BLOCK):
+                while left and (block := file.read(min(left, _BLOCK))):
                     digest.update(block)
+                    left -= len(block)
         except OSError as error:
             raise _unreadable(self.path, error) from error
         if digest.hexdigest() != self.vectors_sha256:
@@ -267,12 +271,12 @@ class VectorShard:
                     file.seek(self.vectors_start + first * row_bytes)
                     complete = file.readinto(out.data.cast("B")) == out.nbytes
             else:
-                complete = self.path.stat().st_size == self.vectors_start + self.rows * row_bytes
+                complete = self.path.stat().st_size >= self.vectors_start + self.rows * row_bytes
                 if complete:
                     out[:] = np.memmap(self.path, _FLOAT, "r", self.vectors_start, (self.rows, self.dim))[rows]
             mark_used(self.path)  # keeps the shards of a run that takes days in the cache
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read any more ({error.strerror}); run the command again") from error
+            raise InputError(f"{self.path}: can no longer be read ({error.strerror}); run the command again") from error
         if not complete:
             raise InputError(f"{self.path}: was truncated while in use; run the command again")
 
@@ -285,82 +289,116 @@ def make_records(keys: Keys, lengths: Sequence[int], tokens: TextTokens) -> NDAr
     return records
 
 
-def write_shard(path: Path, records: NDArray[np.void], vectors: Sequence[DenseVectors]) -> VectorShard:
+def write_shard(path: Path, records: NDArray[np.void], vectors: DenseVectors, card: ModelCard) -> None:
     """Write a shard by one rename, synced to disk.
 
     Args:
         path: The file.
         records: Records of dtype `RECORD`.
-        vectors: The rows in parts of (n, d), in the order of the texts.
+        vectors: The rows of all texts in order, (T, d).
+        card: Model of the vectors.
 
     Raises:
         InputError: The file cannot be written.
     """
-    parts = [np.ascontiguousarray(part, _FLOAT) for part in vectors]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.data)
-    dim = parts[0].shape[1]
-    fields = {"format": FORMAT, "texts": len(records), "dim": dim}
-    fields |= {"records_sha256": hashlib.sha256(records.tobytes()).hexdigest(), "vectors_sha256": digest.hexdigest()}
+    import pyarrow as pa
+
+    rows = np.ascontiguousarray(vectors, _FLOAT)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), card.dim)
+    if card.kind == "colbert":
+        column = pa.LargeListArray.from_arrays(pa.array(np.append(0, np.cumsum(records["rows"], dtype=np.int64))), column)
+    keys = pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY.itemsize), len(records), [None, pa.py_buffer(records["key"].tobytes())])
+    others = [pa.array(np.ascontiguousarray(records[name])) for name in ("tokens", "truncated", "empty")]
+    schema = _schema(card).with_metadata(
+        {
+            "format": FORMAT,
+            "records_sha256": hashlib.sha256(records.tobytes()).hexdigest(),
+            "vectors_sha256": hashlib.sha256(rows.data).hexdigest(),
+        }
+    )
     try:
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            file.write(json.dumps(fields).ljust(_HEADER - 1).encode("ascii") + b"\n")
-            file.write(records.tobytes())
-            for part in parts:
-                file.write(part.data)
+        with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            writer.write_batch(pa.RecordBatch.from_arrays([keys, *others, column], schema=schema))
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); free space, or choose another folder for vectors") from error
-    return VectorShard(path, records, dim, digest.hexdigest())
+        reason = error.strerror or error
+        raise InputError(f"{path}: cannot be written ({reason}); free space, or choose another folder for vectors") from error
 
 
-def open_shard(path: Path, dim: int) -> VectorShard:
-    """Open a shard: read its header and records.
+def open_shard(path: Path, card: ModelCard) -> VectorShard:
+    """Open a shard: read its records, and compare their checksum.
 
     Args:
         path: The file.
-        dim: Expected vector width d.
+        card: Model of the vectors.
 
     Raises:
         DamagedError: The file is not a shard, or differs from what was written.
         InputError: Too many files are open.
     """
+    import pyarrow as pa
+
     try:
-        with path.open("rb") as file:
-            fields = _parse_header(file.read(_HEADER))
-            records = np.frombuffer(file.read(int(fields["texts"]) * RECORD.itemsize), RECORD)
-        shard = VectorShard(path, records, int(fields["dim"]), str(fields["vectors_sha256"]))
-        size = path.stat().st_size
+        # Not pyarrow.memory_map: it would keep a file open per shard.
+        mapped = np.memmap(path, np.uint8, "r")
+        batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
+        batch.validate()
+        metadata = {name.decode(): value.decode() for name, value in (batch.schema.metadata or {}).items()}
+        if metadata["format"] != FORMAT or not batch.schema.equals(_schema(card)):
+            raise ValueError(f"not a shard of {card.kind} vectors of width {card.dim}")
+        records, vectors = _records(batch), batch.column("vectors").buffers()[-1]
+        expected, vectors_sha256 = metadata["records_sha256"], metadata["vectors_sha256"]
     except OSError as error:
         raise _unreadable(path, error) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"no readable header ({error})") from error
-    if hashlib.sha256(records.tobytes()).hexdigest() != fields.get("records_sha256") or len(records) != fields["texts"]:
+    except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"not readable as a shard ({' '.join(str(error).split())})") from error
+    if hashlib.sha256(records.tobytes()).hexdigest() != expected:
         raise DamagedError("its records have changed since they were written")
-    if shard.dim != dim or size != shard.vectors_start + shard.rows * dim * _FLOAT.itemsize:
-        raise DamagedError(f"{size} bytes are not {shard.rows} vectors of width {dim}")
+    # A batch without vectors may have no buffer for them.
+    start, size = (vectors.address - mapped.ctypes.data, vectors.size) if vectors else (0, 0)
+    shard = VectorShard(path, records, card.dim, start, vectors_sha256)
+    if size < shard.rows * card.dim * _FLOAT.itemsize:
+        raise DamagedError(f"{size} bytes are too few for {shard.rows} vectors of width {card.dim}")
     return shard
+
+
+def _schema(card: ModelCard) -> pyarrow.Schema:
+    import pyarrow as pa
+
+    vector = pa.list_(pa.float32(), card.dim)
+    return pa.schema(
+        {
+            "key": pa.binary(KEY.itemsize),
+            "tokens": pa.int32(),
+            "truncated": pa.bool_(),
+            "empty": pa.bool_(),
+            "vectors": vector if card.kind == "dense" else pa.large_list(vector),
+        }
+    )
+
+
+def _records(batch: pyarrow.RecordBatch) -> NDArray[np.void]:
+    """The records of a shard, copied out of the mapped file."""
+    records = np.zeros(len(batch), RECORD)
+    records["key"] = np.frombuffer(batch.column("key").buffers()[1] or b"", KEY, len(batch))
+    column = batch.column("vectors")
+    records["rows"] = np.diff(column.offsets.to_numpy()) if hasattr(column, "offsets") else 1
+    for name in ("tokens", "truncated", "empty"):
+        records[name] = batch.column(name).to_numpy(zero_copy_only=False)
+    return records
 
 
 def _unreadable(path: Path, error: OSError) -> Exception:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit on open files, for example with ulimit -n 4096")
-    return DamagedError(str(error.strerror))
+    return DamagedError(str(error.strerror or error))
 
 
-def _parse_header(header: bytes) -> dict[str, Any]:
-    fields = json.loads(header)
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise ValueError("not a shard of vectors")
-    return fields
-
-
-def _open_shards(folder: Path, dim: int) -> list[VectorShard]:
+def _open_shards(folder: Path, card: ModelCard) -> list[VectorShard]:
     """Open the sound shards of a folder, oldest first; rename damaged ones and remove stale temporary files."""
     shards = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            shards.append(open_shard(path, dim))
+            shards.append(open_shard(path, card))
         except DamagedError as error:
             _set_aside(path, error)
     for path in folder.glob(".*.tmp"):
@@ -436,7 +474,7 @@ def encode_chunks(
         InputError: A worker cannot load the model.
         WorkerError: Workers died repeatedly.
     """
-    task: Task[Chunk, Encoding]
+    task: WorkerTask[Chunk, Encoding]
     if role == "query" or not executor.remote:
         executor, threads, task = IN_PROCESS, 1, _EncodeHere(model, role, show)
     else:
@@ -550,7 +588,7 @@ class _EncodeRequest:
 
     def __init__(self, folder: Path, card: ModelCard, role: Role, advance: Advance, limits: StoreLimits) -> None:
         self._folder, self._card, self._role, self._advance, self._limits = folder, card, role, advance, limits
-        self._shards = _open_shards(folder, self._card.dim)
+        self._shards = _open_shards(folder, card)
         self._first = np.cumsum([0, *map(len, self._shards)]).tolist()  # number of each shard's first text
         self._verified: set[int] = set()
         self._keys = KeyTable()
@@ -645,8 +683,9 @@ class _EncodeRequest:
             records = np.concatenate([records for records, _ in self._encoded])
             # Numbered, so that the older one of two shards with the same text is always used.
             path = self._folder / f"{len(self._shards):06d}-{uuid.uuid4().hex[:12]}{SUFFIX}"
-            self._shards.append(write_shard(path, records, [vectors for _, vectors in self._encoded]))
-            self._encoded = []
+            parts, self._encoded = deque(vectors for _, vectors in self._encoded), []
+            write_shard(path, records, _joined(parts), self._card)
+            self._shards.append(open_shard(path, self._card))
             self._first.append(self._first[-1] + len(records))
         self._committed = self._limits.clock()
 
@@ -665,6 +704,17 @@ class _EncodeRequest:
 
         counts = TokenCounts(len(numbers), total("tokens"), total("truncated"), total("empty"))
         return StoredVectors(counts, self._reused, rows, None if self._card.kind == "dense" else lengths)
+
+
+def _joined(parts: deque[DenseVectors]) -> DenseVectors:
+    """Join parts of (n, d) to one matrix, (T, d). Each part is freed after it is copied, so that memory does not double."""
+    joined = np.empty((sum(map(len, parts)), parts[0].shape[1]), np.float32)
+    start = 0
+    while parts:
+        part = parts.popleft()
+        joined[start : start + len(part)] = part
+        start += len(part)
+    return joined
 
 
 class _ShardRows:

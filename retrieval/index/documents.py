@@ -64,7 +64,7 @@ class Column:
         field: Name of the field.
         type: Type of the values.
         values: The n distinct values in ascending order.
-        ends: Where the rows of each value end, (n,) int64.
+        ends: End of the rows of each value, (n,) int64.
         rows: Rows in the order of the values, ascending for each, uint32.
     """
 
@@ -89,7 +89,7 @@ class Column:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Where the rows of each value end, (n,)."""
+        """End of the rows of each value, (n,)."""
         return self._ends.whole()
 
     @property
@@ -98,7 +98,7 @@ class Column:
         return self._rows.whole()
 
     def rows_between(self, first: int, last: int) -> NDArray[np.uint32]:
-        """Rows that have one of the values ``first`` to ``last - 1``; a row may be there twice."""
+        """Rows that have one of the values ``first`` to ``last - 1``; a row may occur twice."""
         if first >= last:
             return self._rows[:0]
         return self._rows[(self._ends.item(first - 1) if first else 0) : self._ends.item(last - 1)]
@@ -116,11 +116,11 @@ class MetadataTable:
 
     @classmethod
     def open(cls, files: Files) -> MetadataTable:
-        """Map what a writer wrote.
+        """Map the files that a writer wrote.
 
         Raises:
             FileNotFoundError: A file is missing.
-            DamagedIndexError: The files do not fit each other.
+            DamagedIndexError: The files are inconsistent.
         """
         try:
             listed = json.loads(files.read(_LIST))
@@ -132,7 +132,7 @@ class MetadataTable:
 
 
 def is_metadata(name: str) -> bool:
-    """Whether a file of a segment is one of its metadata."""
+    """Whether a file of a segment holds metadata."""
     return name.startswith(_STEM)
 
 
@@ -167,13 +167,13 @@ class MetadataWriter:
         collected.rows.append(self._row)
 
     def save(self, folder: Path, disk: Disk) -> dict[str, str]:
-        """Write the columns; file name -> what it holds."""
+        """Write the columns; return what each file holds, by name."""
         if self._left_out:
             logger.warning("%d metadata values of more than %d characters cannot be filtered by", self._left_out, _LONGEST)
         return write_columns(folder, self.columns(), disk)
 
     def columns(self) -> list[Column]:
-        """The columns of what was added."""
+        """The columns of the documents added so far."""
         columns = []
         for (field, kind), collected in self._columns.items():
             values: Values
@@ -194,7 +194,7 @@ class _Collected:
 
 
 def typed(value: Value) -> tuple[Type, Value]:
-    """The type of a value and the value as its column holds it; an integer that 64 bits cannot hold is a number, infinite if need be."""
+    """The type of a value and the value as its column holds it; an integer beyond 64 bits becomes a float, possibly infinite."""
     if isinstance(value, bool):
         return "boolean", value
     if isinstance(value, int):
@@ -210,7 +210,7 @@ def _nearest_float(value: int) -> float:
 
 
 def write_columns(folder: Path, columns: Sequence[Column], disk: Disk) -> dict[str, str]:
-    """Write columns; file name -> what it holds."""
+    """Write columns; return what each file holds, by name."""
     holds = {_LIST: "the fields of the metadata, their types and sizes"}
     listed = []
     for number, column in enumerate(sorted(columns, key=lambda each: (each.field, each.type))):
@@ -230,7 +230,7 @@ def write_columns(folder: Path, columns: Sequence[Column], disk: Disk) -> dict[s
 
 
 def merge_columns(parts: Sequence[tuple[MetadataTable, NDArray[np.bool_]]]) -> list[Column]:
-    """The columns of several segments as those of one, whose rows are those that are kept, in order."""
+    """Merge the columns of several segments, keeping chosen rows in order."""
     gathered: dict[tuple[str, Type], list[tuple[Column, NDArray[np.int64]]]] = {}
     first = 0
     for table, keep in parts:
@@ -336,9 +336,9 @@ class Condition:
 
     Attributes:
         field: Name of the field.
-        operator: ``=`` is true of a document that has one of the values, ``!=`` of every other one, also one without the field; the
-            others are true of a document that has a value of the right side's type in that relation to one of them.
-        values: The right side, one value at least.
+        operator: ``=`` holds for documents that have one of the values, ``!=`` for all others, including those without the
+            field; the other operators hold for documents with a value of the same type that compares so.
+        values: The right side, at least one value.
     """
 
     field: str
@@ -350,7 +350,7 @@ class Condition:
         """Read a condition, in the grammar of this module.
 
         Raises:
-            InputError: It is malformed; says the grammar.
+            InputError: It is malformed; the message shows the grammar.
 
         Example:
             >>> Condition.parse("year >= 2019")
@@ -377,11 +377,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which documents may be found: those of which all conditions are true, and whose id is among the ids if some are given.
+    """Documents that a search may return: those for which all conditions hold, and whose id is among the given ids, if any.
 
     Attributes:
-        conditions: May be none.
-        ids: None for all documents; ids that the index does not have are passed over.
+        conditions: Conditions; may be empty.
+        ids: None for all documents; unknown ids are ignored.
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -389,7 +389,7 @@ class Filter:
 
     @classmethod
     def parse(cls, conditions: str | Sequence[str], *, ids: Sequence[str] | None = None) -> Filter:
-        """A filter from a condition as text, or from several that must all hold.
+        """Parse a filter from one condition as text, or several that must all hold.
 
         Raises:
             InputError: One is malformed.
@@ -403,7 +403,7 @@ FilterLike: TypeAlias = Filter | str | Sequence[str] | None
 
 
 def as_filter(filter: FilterLike) -> Filter | None:
-    """The filter of a search.
+    """Convert the argument ``filter`` of a search.
 
     Raises:
         InputError: A condition is malformed, or ``filter`` is something else.
@@ -420,10 +420,10 @@ def as_filter(filter: FilterLike) -> Filter | None:
 
 
 def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDArray[np.bool_]:
-    """The rows of a segment of which a condition is true, (count,).
+    """Rows of a segment for which a condition holds, (count,).
 
     Raises:
-        DamagedIndexError: A column is not what was written.
+        DamagedIndexError: A column is damaged.
     """
     found = np.zeros(count, bool)
     for column in table.columns:
@@ -431,7 +431,7 @@ def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDA
             for value in condition.values:
                 rows = column.rows_between(*_span(column, condition.operator, value))
                 if len(rows) and int(rows.max()) >= count:
-                    raise DamagedIndexError(f"the column of {column.field!r} names a row that does not exist; {LOOK}")
+                    raise DamagedIndexError(f"the column of {column.field!r} refers to a row that does not exist; {LOOK}")
                 found[rows] = True
     return ~found if condition.operator == "!=" else found
 
@@ -448,7 +448,7 @@ def _span(column: Column, operator: Operator, value: Value) -> tuple[int, int]:
 
 
 def _bounds(column: Column, value: Value) -> tuple[int, int] | None:
-    """How many of a column's values are less than a value, and how many are not greater; None where they cannot be compared."""
+    """How many of a column's values are less than a value, and how many are not greater; None if they cannot be compared."""
     kind, stored = typed(value)
     if column.type == "string" or kind == "string":
         if not isinstance(column.values, StringColumn) or not isinstance(stored, str):

@@ -233,7 +233,7 @@ class Codec(Protocol[SegmentType, ParamsType]):
         """The parameter grid for k hits, from cheap to exhaustive, without duplicates: the presets are among the points, ``exact`` is last.
 
         Args:
-            k: Hits.
+            k: Number of hits.
             documents: Documents of the largest segment: the last points before ``exact`` visit nearly all of them.
         """
 
@@ -464,7 +464,7 @@ class EngineSpec:
 
 
 def parse_engine(text: str) -> EngineSpec:
-    """Read ``NAME`` or ``NAME:key=value,key=value``, the form of an engine on every command line and in recipes.
+    """Read ``NAME`` or ``NAME:key=value,key=value``, the syntax of engines on the command line and in recipes.
 
     Args:
         text: ``auto``, ``exact``, or an engine by name, with settings where it has any.

@@ -67,7 +67,7 @@ def float32_error(terms: int, magnitude: float) -> float:
         ValueError: The scores may overflow float32; infinities and NaN cannot be ordered.
     """
     if not magnitude < _LARGEST:
-        raise ValueError(f"scores up to {magnitude:.3g} do not fit into float32; the vectors are too long")
+        raise ValueError(f"scores up to {magnitude:.3g} do not fit into float32; the norms of the vectors are too large")
     return (terms + 2) * _UNIT_ROUNDOFF * magnitude
 
 
@@ -821,7 +821,9 @@ def _open_tokens(files: Files, dim: int, rows: int) -> ExactTokenSegment:
     lengths, unplaced = lengths_around(stored.whole(), stored.damaged(), len(tokens))
     offsets: NDArray[np.int64] = np.append(0, np.cumsum(lengths))
     if int(offsets[-1]) != len(tokens):
-        raise DamagedIndexError(f"{files.folder / _LENGTHS}: does not fit {len(tokens)} vectors; quiver index repair keeps the rest")
+        raise DamagedIndexError(
+            f"{files.folder / _LENGTHS}: does not match {len(tokens)} vectors; run quiver index repair to keep the intact documents"
+        )
 
     def damaged() -> Bitmap:
         return unplaced | rows_with(tokens.damaged(), offsets)

@@ -57,7 +57,7 @@ def unreadable(path: Path, error: OSError) -> InputError:
 
 def missing_file(path: Path) -> DamagedIndexError:
     """Error for a file that is missing from a committed state."""
-    return DamagedIndexError(f"{path}: missing; the index is damaged: quiver index repair keeps the rest")
+    return DamagedIndexError(f"{path}: missing; the index is damaged: run quiver index repair to keep the intact documents")
 
 
 _BUFFER = 1 << 20
@@ -458,7 +458,8 @@ class BlockChecks:
                 first = block * BLOCK
                 last = min(first + BLOCK, len(self._content))
                 raise DamagedIndexError(
-                    f"{self._path}: bytes {first} to {last - 1} have changed since they were written; quiver index repair keeps the rest"
+                    f"{self._path}: bytes {first} to {last - 1} have changed since they were written; run quiver index"
+                    " repair to keep the intact documents"
                 )
         with self._lock:
             self._unread[open_blocks] = False
@@ -660,7 +661,7 @@ class Files:
         array = map_array(path, dtype, shape)
         if self._sizes.get(name, array.nbytes) != array.nbytes:
             raise DamagedIndexError(
-                f"{path}: {array.nbytes} bytes, but {self._sizes[name]} were written; quiver index repair keeps the rest"
+                f"{path}: {array.nbytes} bytes, but {self._sizes[name]} were written; run quiver index repair to keep the intact documents"
             )
         digests = self._digests.get(name)
         checks = None if digests is None else BlockChecks(path, array.reshape(-1).view(np.uint8), digests)

@@ -369,7 +369,7 @@ class _Places:
 
     def __getitem__(self, number: int) -> Place:
         if not -len(self) <= number < len(self):
-            raise IndexError(f"document {number} of {len(self)}")
+            raise IndexError(f"the document number must be below {len(self)}, got {number}")
         number %= len(self)
         segment = int(np.searchsorted(self._ends, number, side="right"))
         row, rows = number - (int(self._ends[segment - 1]) if segment else 0), self._rows[segment]
@@ -619,9 +619,9 @@ class Index:
         """Search parameters of the presets for k hits.
 
         ``exact`` searches exhaustively. In a calibrated index, ``balanced`` is the fastest grid point with a recall of at least 0.95 and
-        ``fast`` the fastest with at least 0.90 (`retrieval.index.recall_table.RecallTable.preset`). Without calibration the parameters
-        depend on the size of the index. For a larger k than was measured, each parameter is the maximum of that default and of the
-        preset for the largest measured k.
+        ``fast`` the fastest with at least 0.90 (`quiver.retrieval.index.recall_table.RecallTable.preset`). Without calibration the
+        parameters depend on the size of the index. For a larger k than was measured, each parameter is the maximum of that default and of
+        the preset for the largest measured k.
         """
         k = check_k(k)
         return {name: self._preset(name, k) for name in _PRESETS}

@@ -320,10 +320,10 @@ def write_encoded(folder: Path, encoded: Encoded, disk: Disk) -> dict[str, str]:
     write_array(folder / "lengths.i64", encoded.lengths, disk)
     tokens = np.stack([encoded.tokens.tokens, encoded.tokens.truncated, encoded.tokens.empty]).astype(np.int64)
     write_array(folder / "tokens.i64", tokens, disk)
-    holds = {"vectors.f32": "vectors", "lengths.i64": "vectors a document", "tokens.i64": "what tokenising did to each document"}
+    holds = {"vectors.f32": "vectors", "lengths.i64": "vectors per document", "tokens.i64": "token counts of each document"}
     if encoded.token_ids is not None:
         write_array(folder / "token_ids.u32", encoded.token_ids, disk)
-        holds["token_ids.u32"] = "the vocabulary's number of each vector's token"
+        holds["token_ids.u32"] = "vocabulary id of each vector's token"
     return holds
 
 
@@ -517,7 +517,7 @@ class SegmentPiece:
         return self.ends[-1] - self.first
 
     def chunks(self) -> Iterable[tuple[int, int]]:
-        """First document of each chunk, and the document after its last."""
+        """Document range of each chunk: first, and one past the last."""
         return zip((self.first, *self.ends), self.ends, strict=False)
 
 
@@ -868,7 +868,7 @@ class PieceMaker:
 
     def _make_segment(self, piece: SegmentPiece) -> Finished:
         if self._codec is None:
-            raise ValueError("a segment is written by a codec, and there is none yet")
+            raise ValueError("train the codec before writing a segment")
         folder, dense = self._folders.begin(piece.name), self._model.card.kind == "dense"
         options = self._options
         writer = SegmentFolderWriter(folder, self._codec, self._folders.disk, texts=options.store_text, fields=options.fields)
@@ -903,7 +903,7 @@ class MakeHere:
     maker: PieceMaker
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.records.Task`."""
+        """See `quiver.retrieval.records.WorkerTask`."""
         return self.maker
 
 
@@ -934,7 +934,7 @@ class MakeAnywhere:
     torch: str = str(torch.__version__)
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.records.Task`."""
+        """See `quiver.retrieval.records.WorkerTask`."""
         here = platform.node()
         if not self.folder.is_dir():
             raise InputError(f"{self.folder}: does not exist on {here}; workers need the folder of the index on a shared file system")

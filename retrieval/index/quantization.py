@@ -121,10 +121,10 @@ def cluster(vectors: NDArray[np.float32], token_ids: NDArray[np.uint32] | None, 
         ValueError: ``tokens`` without token ids, or count < 1.
     """
     if count < 1:
-        raise ValueError(f"count must be >= 1, got {count}")
+        raise ValueError(f"the number of centroids must be >= 1, got {count}")
     if grouping == "tokens":
         if token_ids is None:
-            raise ValueError("clustering by tokens needs the tokens' ids")
+            raise ValueError("clustering by tokens needs the token ids")
         return _by_tokens(vectors, token_ids, count=count, seed=seed)
     if grouping == "two-level":
         heads = _kmeans(vectors, max(1, round(count**0.5)), seed)

@@ -162,7 +162,7 @@ class Calibration:
             if balanced.recall < LOW_RECALL:
                 return (
                     f"the preset balanced finds {balanced.recall:.2f} of the {table.k} best documents; search with --effort exact "
-                    f"({exact.p50_ms:.3g} ms a query, balanced takes {balanced.p50_ms:.3g}), or measure more with quiver index calibrate"
+                    f"({exact.p50_ms:.3g} ms per query, balanced takes {balanced.p50_ms:.3g}), or measure more with quiver index calibrate"
                 )
         return None
 

@@ -94,7 +94,9 @@ class StringColumn(Sequence[str]):
         offsets = files.map(f"{stem}.offsets", np.int64, (count + 1,))
         stored = files.map(content or f"{stem}.utf8", np.uint8, (-1,))
         if not files.is_lost(f"{stem}.offsets") and len(stored) != int(offsets.item(count)):
-            raise DamagedIndexError(f"{files.folder / stem}.offsets: does not fit {len(stored)} bytes of strings; run quiver index repair")
+            raise DamagedIndexError(
+                f"{files.folder / stem}.offsets: does not match {len(stored)} bytes of strings; run quiver index repair"
+            )
         return cls(stored, offsets)
 
     def save(self, stem: Path, disk: Disk, what: str) -> dict[str, str]:
@@ -114,7 +116,7 @@ class StringColumn(Sequence[str]):
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         if not -len(self) <= index < len(self):
-            raise IndexError(f"string {index} of {len(self)}")
+            raise IndexError(f"the string number must be below {len(self)}, got {index}")
         return _decoded([self.bytes_of(index % len(self))])[0]
 
     def __iter__(self) -> Iterator[str]:
@@ -317,16 +319,16 @@ class IdTable:
             return self._hashes.whole()
         numbers = self._rows.whole()
         if len(self) and int(numbers.max()) >= len(self):
-            raise DamagedIndexError(f"the table of ids names a row that does not exist; {LOOK}")
+            raise DamagedIndexError(f"the table of ids refers to a row that does not exist; {LOOK}")
         hashes: NDArray[np.uint64] = self._hashes.whole()[rows[numbers]]
         return hashes
 
     def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """The row of each id, (len(ids),); -1 where the segment has no such document. An integer stands for its digits, as in files.
+        """The row of each id, (len(ids),); -1 if the segment has no such document. An integer means the string of its digits, as in files.
 
         Raises:
             InputError: An id is neither a string nor an integer.
-            DamagedIndexError: The table is not what was written, which nobody has asked for before.
+            DamagedIndexError: The table is damaged; it is verified at the first call.
         """
         found = np.full(len(ids), -1, np.int64)
         if not len(self) or not len(ids):
@@ -342,7 +344,7 @@ class IdTable:
             open_questions = open_questions[stored[places[open_questions]] == hashes[open_questions]]
             rows = self._rows[places[open_questions]].astype(np.int64)
             if (rows >= len(self)).any():
-                raise DamagedIndexError(f"the table of ids names a row that does not exist; {LOOK}")
+                raise DamagedIndexError(f"the table of ids refers to a row that does not exist; {LOOK}")
             same = self.strings.equal(rows, asked, open_questions)
             found[open_questions[same]] = rows[same]
             open_questions = open_questions[~same]
@@ -375,7 +377,7 @@ def _tables(strings: StringColumn) -> tuple[NDArray[np.uint64], NDArray[np.uint3
 
 
 def is_ids(name: str) -> bool:
-    """Whether a file of a segment holds the ids themselves."""
+    """Whether a file of a segment holds the strings of the ids."""
     return name == f"{STEM}.utf8"
 
 

@@ -2,7 +2,7 @@
 
     id, title, text         texts are null if the index stores none
     metadata                JSON, or null
-    vector                  (d,) float32; for a ColBERT model a list of such, null for a document without vectors
+    vector                  (d,) float32; for a ColBERT model a list of these; null for a document without vectors
     quiver_state            generation of the index that the row was written from
 
 Tables of bi-encoders are searched with the distance ``dot``. LanceDB compares multi-vectors by cosine only: vectors of ColBERT models are
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.integrations.stores import Batch, batches, metadata_text, state_of
+from quiver.retrieval.integrations.stores import DocumentBatch, batches, metadata_text, state_of
 from quiver.retrieval.utils import progress_bar
 
 STATE, VECTOR = "quiver_state", "vector"
@@ -113,7 +113,7 @@ def _prepared(database: Any, name: str, schema: Any, *, overwrite: bool) -> Any:
     return database.create_table(name, schema=schema, mode="overwrite")
 
 
-def _rows(index: Index, batch: Batch, skipped: int, state: str, schema: Any) -> Any:
+def _rows(index: Index, batch: DocumentBatch, skipped: int, state: str, schema: Any) -> Any:
     colbert = index.manifest.model.kind == "colbert"
     vectors = [
         _unit(index, key, each) if colbert else each[0] for key, each in zip(batch.ids[skipped:], batch.vectors[skipped:], strict=True)
@@ -138,7 +138,9 @@ def _unit(index: Index, key: str, vectors: NDArray[np.float32]) -> NDArray[np.fl
     """
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if index.kind.startswith("exact") and len(lengths) and float(np.abs(lengths - 1).max()) > _UNIT:
-        raise ValueError(f"document '{key}' has vectors that are not of unit length, and LanceDB compares multi-vectors by cosine only")
+        raise ValueError(
+            f"document '{key}' has vectors that are not of unit length, and LanceDB compares multi-vectors by cosine only; export to Qdrant"
+        )
     unit: NDArray[np.float32] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     return unit
 

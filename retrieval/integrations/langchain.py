@@ -10,25 +10,25 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict
 
 from quiver.retrieval.index.documents import FilterLike
-from quiver.retrieval.integrations.retrievers import Asker, metadata_of
+from quiver.retrieval.integrations.retrievers import TextSearcher, metadata_of
 
 
-class QuiverRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LangChain is installed
+class LangChainRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LangChain is installed
     """Returns documents with their scores in ``metadata["score"]``; ``invoke(text, k=..., filter=[...])`` overrides the defaults.
 
     Attributes:
-        asker: The index and its model.
+        searcher: The index and its model.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    asker: Asker
+    searcher: TextSearcher
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:
         del run_manager
         return [
-            Document(page_content=self.asker.text_of(answer.document), metadata=metadata_of(answer), id=answer.document.id)
-            for answer in self.asker.ask(query, k=k, filter=filter)
+            Document(page_content=self.searcher.text_of(answer.document), metadata=metadata_of(answer), id=answer.document.id)
+            for answer in self.searcher.ask(query, k=k, filter=filter)
         ]
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:

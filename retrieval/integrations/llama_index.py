@@ -8,24 +8,24 @@ from typing import Any
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from quiver.retrieval.integrations.retrievers import Asker, metadata_of
+from quiver.retrieval.integrations.retrievers import TextSearcher, metadata_of
 
 
-class QuiverRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LlamaIndex is installed
+class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LlamaIndex is installed
     """Returns nodes with scores; the id of a node is that of the document.
 
     Args:
-        asker: The index and its model.
+        searcher: The index and its model.
     """
 
-    def __init__(self, asker: Asker) -> None:
-        self.asker = asker
+    def __init__(self, searcher: TextSearcher) -> None:
+        self.searcher = searcher
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[Any]:
         found = []
-        for answer in self.asker.ask(query_bundle.query_str):
-            text, metadata = self.asker.text_of(answer.document), metadata_of(answer)
+        for answer in self.searcher.ask(query_bundle.query_str):
+            text, metadata = self.searcher.text_of(answer.document), metadata_of(answer)
             # Only the text is embedded and shown to a language model, not the fields.
             keys = list(metadata)
             node = TextNode(

@@ -5,11 +5,11 @@ Collections of bi-encoders have one vector per point, those of ColBERT models tw
     tokens    one vector per token, compared by MaxSim, without an HNSW graph
     mean      their mean, with an HNSW graph; it finds the candidates that MaxSim ranks
 
-Both are compared by inner product. What an index keeps is comparable by it (unit length where the model's similarity is cosine), so scores
-are ours; queries are given as ``quiver.retrieval.models.encoding.comparable`` makes them, or only the scale of scores differs.
+Both are compared by inner product. An index stores vectors scaled for it (unit length if the model's similarity is cosine), so scores are
+those of the index if queries are scaled by ``quiver.retrieval.models.encoding.comparable``; otherwise only their scale differs.
 
-The payload has ``id``, ``title``, ``text``, ``metadata`` (filter by ``metadata.year``), and ``quiver_state``: from which state of the
-index a point was written. Points of that state are not sent again; those of older states are deleted in the end.
+The payload has ``id``, ``title``, ``text``, ``metadata`` (filter by ``metadata.year``), and ``quiver_state``: the generation of the
+index that a point was written from. Points of that generation are not sent again; those of older ones are deleted at the end.
 
 Shapes: n vectors of a query, d width, k hits.
 Source: https://qdrant.tech/documentation/concepts/vectors/#multivectors and /concepts/hybrid-queries (qdrant-client 1.20).
@@ -27,7 +27,7 @@ from qdrant_client.http.exceptions import ApiException, ResponseHandlingExceptio
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.integrations.stores import Batch, batches, point_id, state_of
+from quiver.retrieval.integrations.stores import DocumentBatch, batches, point_id, state_of
 from quiver.retrieval.utils import progress_bar
 
 TOKENS, MEAN = "tokens", "mean"
@@ -142,7 +142,7 @@ def _shape(vectors: Any) -> Any:
     return {name: (each.size, each.distance, each.multivector_config is not None) for name, each in named.items()}
 
 
-def _missing(client: Any, name: str, batch: Batch, state: str, *, colbert: bool) -> list[Any]:
+def _missing(client: Any, name: str, batch: DocumentBatch, state: str, *, colbert: bool) -> list[Any]:
     """Points of a batch that were not written from this generation."""
     names = [point_id(key) for key in batch.ids]
     known = client.retrieve(name, ids=names, with_payload=[STATE], with_vectors=False)

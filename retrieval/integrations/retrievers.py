@@ -17,7 +17,7 @@ from quiver.retrieval.records import DenseModel, Document, Query, TokenModel
 from quiver.retrieval.search.search import search
 
 
-class Answer(NamedTuple):
+class ScoredDocument(NamedTuple):
     """A document and its score."""
 
     document: Document
@@ -41,7 +41,7 @@ class Defaults:
     target_recall: float | None = None
 
 
-class Asker:
+class TextSearcher:
     """An open index with its model, searched with a text; the base of the retriever classes. Thread-safe; texts are encoded one at a time.
 
     Args:
@@ -64,7 +64,7 @@ class Asker:
         self._where = as_filter(self.defaults.filter)
         self._encoding = threading.Lock()
 
-    def ask(self, text: str, *, k: int | None = None, filter: FilterLike = None) -> list[Answer]:
+    def ask(self, text: str, *, k: int | None = None, filter: FilterLike = None) -> list[ScoredDocument]:
         """Return the best documents for a text, best first; with ids only if the index stores no texts.
 
         Args:
@@ -85,14 +85,14 @@ class Asker:
             )
         kept = self.index.manifest.policy.store_text
         ranked = found.run["query"].items()
-        return [Answer(self.index.document(key) if kept else Document(key, ""), score) for key, score in ranked]
+        return [ScoredDocument(self.index.document(key) if kept else Document(key, ""), score) for key, score in ranked]
 
     def text_of(self, document: Document) -> str:
         """Text of a document for a prompt, with the title if the index was built with titles."""
         return document.content(use_title=self.index.manifest.policy.use_title)
 
 
-def metadata_of(answer: Answer) -> dict[str, object]:
+def metadata_of(answer: ScoredDocument) -> dict[str, object]:
     """Metadata of a result: id, score, title and the fields of the document."""
     document = answer.document
     own = {"id": document.id, "score": answer.score} | ({"title": document.title} if document.title else {})
@@ -110,13 +110,13 @@ def langchain_retriever(
         defaults: Number of documents, filter and effort.
 
     Raises:
-        InputError: langchain-core is not installed, or an error of `quiver.retrieval.integrations.asking.Asker`.
+        InputError: langchain-core is not installed, or an error of `TextSearcher` (see there).
     """
     try:
-        from quiver.retrieval.integrations.langchain import QuiverRetriever
+        from quiver.retrieval.integrations.langchain import LangChainRetriever
     except ImportError as error:
         raise missing_library("a LangChain retriever", "langchain-core", error) from error
-    return QuiverRetriever(asker=Asker(index, model=model, defaults=defaults))
+    return LangChainRetriever(searcher=TextSearcher(index, model=model, defaults=defaults))
 
 
 def llama_index_retriever(
@@ -124,7 +124,7 @@ def llama_index_retriever(
 ) -> Any:
     """Make a LlamaIndex ``BaseRetriever`` over an index; arguments and errors as `langchain_retriever`."""
     try:
-        from quiver.retrieval.integrations.llama_index import QuiverRetriever
+        from quiver.retrieval.integrations.llama_index import LlamaIndexRetriever
     except ImportError as error:
         raise missing_library("a LlamaIndex retriever", "llama-index-core", error) from error
-    return QuiverRetriever(Asker(index, model=model, defaults=defaults))
+    return LlamaIndexRetriever(TextSearcher(index, model=model, defaults=defaults))

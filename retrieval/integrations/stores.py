@@ -25,7 +25,7 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://quiver.invalid/documents")
 
 
 @dataclass(frozen=True)
-class Batch:
+class DocumentBatch:
     """B documents with their vectors.
 
     Attributes:
@@ -42,7 +42,7 @@ class Batch:
         return len(self.ids)
 
 
-def batches(index: Index) -> Iterator[Batch]:
+def batches(index: Index) -> Iterator[DocumentBatch]:
     """Yield all documents that are not deleted, in the order of addition, in batches of limited size."""
     most = max(1, _NUMBERS // index.manifest.model.dim)
     for segment in index.segments:
@@ -57,7 +57,7 @@ def batches(index: Index) -> Iterator[Batch]:
             first = last
 
 
-def _batch(segment: OpenSegment, rows: NDArray[np.int64]) -> Batch:
+def _batch(segment: OpenSegment, rows: NDArray[np.int64]) -> DocumentBatch:
     vectors, lengths = segment.vectors.vectors(rows)
     parts = np.split(np.asarray(vectors, np.float32), np.cumsum(lengths)[:-1])
     ids = segment.documents.ids.strings.take(rows)
@@ -67,7 +67,7 @@ def _batch(segment: OpenSegment, rows: NDArray[np.int64]) -> Batch:
         for payload, row in zip(payloads, rows.tolist(), strict=True):
             document = texts[row]
             payload |= {"title": document.title, "text": document.text, "metadata": dict(document.metadata or {})}
-    return Batch(ids, payloads, parts)
+    return DocumentBatch(ids, payloads, parts)
 
 
 def state_of(index: Index) -> str:
@@ -96,7 +96,7 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True)
-class Stored:
+class ExportedStore:
     """Result of an export.
 
     Attributes:
@@ -114,7 +114,9 @@ class Stored:
     written: int
 
 
-def export_to(index: Index, target: str, *, collection: str | None = None, overwrite: bool = False, progress: bool = False) -> Stored:
+def export_to(
+    index: Index, target: str, *, collection: str | None = None, overwrite: bool = False, progress: bool = False
+) -> ExportedStore:
     """Export an index to a store: all documents that the store does not have from this generation.
 
     Args:
@@ -129,12 +131,12 @@ def export_to(index: Index, target: str, *, collection: str | None = None, overw
     """
     scheme, separator, where = target.partition("://")
     if not separator or scheme not in SCHEMES or not where:
-        raise InputError(f"--to {target!r}: must be {', '.join(f'{name}://{shape}' for name, (shape, _) in SCHEMES.items())}")
+        raise InputError(f"--store {target!r}: must be {', '.join(f'{name}://{shape}' for name, (shape, _) in SCHEMES.items())}")
     name = re.sub(r"[^\w.-]", "-", index.path.name) if collection is None else collection
     if not _NAME.fullmatch(name):
         raise InputError(f"--collection {name!r}: must be letters, digits, '_', '-' and '.'")
     written = SCHEMES[scheme][1](index, where, name, overwrite, progress)
-    return Stored(scheme, where, name, len(index), written)
+    return ExportedStore(scheme, where, name, len(index), written)
 
 
 def missing_library(what: str, library: str, error: ImportError) -> InputError:
@@ -146,7 +148,7 @@ def _to_qdrant(index: Index, where: str, name: str, overwrite: bool, progress: b
     try:
         from quiver.retrieval.integrations import qdrant
     except ImportError as error:
-        raise missing_library("--to qdrant://", "qdrant-client", error) from error
+        raise missing_library("--store qdrant://", "qdrant-client", error) from error
     client = qdrant.open_client(where)
     try:
         return qdrant.write_collection(index, client, name, overwrite=overwrite, progress=progress)
@@ -158,7 +160,7 @@ def _to_lancedb(index: Index, where: str, name: str, overwrite: bool, progress: 
     try:
         from quiver.retrieval.integrations import lance
     except ImportError as error:
-        raise missing_library("--to lancedb://", "lancedb", error) from error
+        raise missing_library("--store lancedb://", "lancedb", error) from error
     return lance.write_table(index, where, name, overwrite=overwrite, progress=progress)
 
 

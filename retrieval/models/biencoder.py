@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import Precision
+from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.encoding import clean, describe_tokens, document_texts, fingerprint, pool, run_batches
 from quiver.retrieval.models.export.sentence_transformers import write_dense
 from quiver.retrieval.models.loading import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
@@ -42,7 +43,9 @@ class BiEncoder:
         if settings.kind != "dense":
             raise InputError(f"{source or 'this model'}: a ColBERT checkpoint (one vector per token); load it with ColBERT")
         if len(tokenizer) > encoder.config.vocab_size:
-            raise InputError(f"{source}: the tokenizer has {len(tokenizer)} ids, but the encoder only {encoder.config.vocab_size}")
+            raise InputError(
+                f"{source}: the tokenizer has {len(tokenizer)} tokens, but the encoder's vocabulary only {encoder.config.vocab_size}"
+            )
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.settings = settings
@@ -124,9 +127,8 @@ class BiEncoder:
         Returns:
             (B, d) float32, in input order.
         """
-        prompt = self.settings.query_prompt if role == "query" else self.settings.document_prompt
-        tokens = self.tokenizer.encode(clean(texts, prompt=prompt, lower_case=self.settings.lower_case), max_length=self.max_length)
-        skip = 0 if self.settings.include_prompt or not prompt else self.prompt_tokens(prompt)
+        tokens = self.tokenize(texts, role)
+        skip = self.skipped_tokens(role)
 
         def forward(batch: PackedBatch) -> list[DenseVectors]:
             return list(self.pool(self.encoder(batch), batch, skip=skip).cpu().numpy())
@@ -134,6 +136,23 @@ class BiEncoder:
         rows = run_batches(tokens.ids, forward, device=self.encoder.device, role=role, progress=progress)
         vectors = np.stack(rows) if rows else np.empty((0, self.dim), np.float32)
         return DenseEncoding(vectors, describe_tokens(texts, tokens.ids, tokens.truncated))
+
+    def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
+        """Clean and tokenize texts with the prompt of their role.
+
+        Args:
+            texts: B texts.
+            role: Queries or documents; decides the prompt.
+            max_length: Tokens to which texts are truncated, if fewer than the model's limit.
+        """
+        prompt = self.settings.query_prompt if role == "query" else self.settings.document_prompt
+        cleaned = clean(texts, prompt=prompt, lower_case=self.settings.lower_case)
+        return self.tokenizer.encode(cleaned, max_length=min(self.max_length, max_length or self.max_length))
+
+    def skipped_tokens(self, role: Role) -> int:
+        """Number of leading tokens that pooling skips: those of the prompt, if the model does not pool it."""
+        prompt = self.settings.query_prompt if role == "query" else self.settings.document_prompt
+        return 0 if self.settings.include_prompt or not prompt else self.prompt_tokens(prompt)
 
     def prompt_tokens(self, prompt: str) -> int:
         """Number of leading tokens of a prompt, with [CLS] and without [SEP]."""

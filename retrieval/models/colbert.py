@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import Precision
+from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.encoding import clean, describe_tokens, document_texts, fingerprint, run_batches
 from quiver.retrieval.models.export.pylate import write_colbert
 from quiver.retrieval.models.loading import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
@@ -74,7 +75,9 @@ class ColBERT:
         if not settings.projections:
             raise InputError(f"{name}: a ColBERT checkpoint needs at least one Dense module")
         if len(tokenizer) > encoder.config.vocab_size:
-            raise InputError(f"{name}: the tokenizer has {len(tokenizer)} ids, but the encoder only {encoder.config.vocab_size}")
+            raise InputError(
+                f"{name}: the tokenizer has {len(tokenizer)} tokens, but the encoder's vocabulary only {encoder.config.vocab_size}"
+            )
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.settings = settings
@@ -194,21 +197,52 @@ class ColBERT:
         """Return the ids of the tokens whose vectors `encode` returns, without computing the vectors; B arrays of (n_i,)."""
         return self._tokenize(texts, "document").vector_token_ids()
 
-    def _tokenize(self, texts: Sequence[str], role: Role) -> _TokenizedTexts:
-        colbert = self.settings.colbert
-        length = colbert.query_length if role == "query" else colbert.document_length
+    def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
+        """Clean and tokenize texts with the prefix of their role, without query expansion.
+
+        Args:
+            texts: B texts.
+            role: Queries or documents; decides prefix and length.
+            max_length: Tokens to which texts are truncated, if fewer than the model's limit.
+        """
+        length = self._length(role, max_length)
         prefix = self._prefix_ids[role]
         prompt = self.settings.query_prompt if role == "query" else self.settings.document_prompt
         cleaned = clean(texts, prompt=prompt, lower_case=self.settings.lower_case)
         tokens = self.tokenizer.encode(cleaned, max_length=length - (prefix is not None))
-        ids = tokens.ids if prefix is None else [[*text[:1], prefix, *text[1:]] for text in tokens.ids]
-        counts = describe_tokens(texts, ids, tokens.truncated)
-        key_lengths = None
-        if role == "query" and colbert.query_expansion and self._expansion_id is not None:
-            key_lengths = None if colbert.attend_to_expansion else [len(text) for text in ids]
-            ids = [text + [self._expansion_id] * ((colbert.expanded_length or length) - len(text)) for text in ids]
-        keep = [[token not in self._skiplist for token in text] for text in ids] if role == "document" else None
-        return _TokenizedTexts(ids, counts, key_lengths, keep)
+        if prefix is None:
+            return tokens
+        return TokenizedTexts([[*text[:1], prefix, *text[1:]] for text in tokens.ids], tokens.truncated)
+
+    def expand(self, queries: list[list[int]], *, max_length: int | None = None) -> tuple[list[list[int]], list[int] | None]:
+        """Pad tokenized queries with [MASK] tokens, if the model expands queries.
+
+        Args:
+            queries: Token ids of B queries.
+            max_length: As in `tokenize`.
+
+        Returns:
+            The token ids, and for each query the number of leading tokens that are attended to; None for all.
+        """
+        colbert = self.settings.colbert
+        if not colbert.query_expansion or self._expansion_id is None:
+            return queries, None
+        length = colbert.expanded_length or self._length("query", max_length)
+        expanded = [query + [self._expansion_id] * (length - len(query)) for query in queries]
+        return expanded, None if colbert.attend_to_expansion else [len(query) for query in queries]
+
+    def _length(self, role: Role, max_length: int | None) -> int:
+        own = self.settings.colbert.query_length if role == "query" else self.settings.colbert.document_length
+        return min(own, max_length or own)
+
+    def _tokenize(self, texts: Sequence[str], role: Role) -> _TokenizedTexts:
+        tokens = self.tokenize(texts, role)
+        counts = describe_tokens(texts, tokens.ids, tokens.truncated)
+        if role == "query":
+            ids, key_lengths = self.expand(tokens.ids)
+            return _TokenizedTexts(ids, counts, key_lengths, None)
+        keep = [[token not in self._skiplist for token in text] for text in tokens.ids]
+        return _TokenizedTexts(tokens.ids, counts, None, keep)
 
     def encode_queries(self, texts: Sequence[str], *, progress: bool = False) -> list[TokenVectors]:
         """Encode queries to B arrays of (n_i, d) float32; with expansion n_i is the query length."""

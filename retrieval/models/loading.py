@@ -232,6 +232,24 @@ def load_model(
     return build_model(load_for_inference(source, revision=revision, dtype=dtype, device=device, precision=precision), source)
 
 
+def load_index_model(card: ModelCard, source: str | None = None) -> BiEncoder | ColBERT:
+    """Load the model of an index at the precision of the index.
+
+    Args:
+        card: Model that built the index.
+        source: Folder or Hub id to load instead, such as the new location of a model.
+
+    Raises:
+        InputError: The model cannot be loaded.
+    """
+    try:
+        return load_model(source or card.source, precision=card.precision)
+    except InputError as error:
+        if source is not None:
+            raise
+        raise InputError(f"{error}; the index was built with that model: pass --model if it has moved") from error
+
+
 def build_model(parts: ModelParts, source: str | Path) -> BiEncoder | ColBERT:
     """Make a bi-encoder or a ColBERT model of loaded parts."""
     from quiver.retrieval.models.biencoder import BiEncoder

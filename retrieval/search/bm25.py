@@ -394,9 +394,9 @@ class WordTable:
         """Return the postings of some words, numbered in the order given."""
         own = self.postings
         spans = [self._span(word) for word in words]
-        places = np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, end) for begin, end in spans)])
+        positions = np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, end) for begin, end in spans)])
         starts = np.append(0, np.cumsum([end - begin for begin, end in spans], dtype=np.int64))
-        return Postings(own.lengths, own.documents[places], own.counts[places], starts)
+        return Postings(own.lengths, own.documents[positions], own.counts[positions], starts)
 
     def _span(self, word: str) -> tuple[int, int]:
         wanted = word.encode("utf-8", "surrogatepass")
@@ -631,14 +631,14 @@ class WordIndex:
         Raises:
             InputError: The document does not exist.
         """
-        place = self.index.locate([document])[0]
-        if place is None:
+        position = self.index.locate([document])[0]
+        if position is None:
             raise InputError(f"{self.index.path}: no document '{document}' in this index")
         words = split_words([query])
         names = list(words.vocabulary)
         for block, postings in zip(self._blocks, self._scored(words.vocabulary), strict=True):
-            if block.number == place.segment and block.rows.start <= place.row < block.rows.stop:
-                row = place.row - block.first
+            if block.number == position.segment and block.rows.start <= position.row < block.rows.stop:
+                row = position.row - block.first
                 return [WordScore(names[word], float(postings.totals([word])[row])) for word in words.texts[0]]
         return []
 

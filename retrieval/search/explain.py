@@ -33,23 +33,23 @@ class Token(NamedTuple):
     """The token of a vector.
 
     Attributes:
-        name: It as text. A byte-level token is text again, without the space before the word; a WordPiece keeps its ``##``; special
-            tokens, prefixes and expansion go by their names, such as ``[CLS]``, ``[Q]`` and ``[MASK]``.
-        span: Where it stands in its text: the first character, and the one behind the last. None for what the text does not have:
-            special tokens, prefixes, expansion, and the words of a prompt. Tokens that are bytes of one character share its span.
+        name: The token as text. A byte-level token is decoded, without the space before the word; a WordPiece keeps its ``##``; special
+            tokens, prefixes and expansion tokens have their names, such as ``[CLS]``, ``[Q]`` and ``[MASK]``.
+        span: Offsets of the first character in the text and behind the last. None for tokens that are not in the text: special tokens,
+            prefixes, expansion, and the words of a prompt. Tokens that are bytes of one character share its span.
     """
 
     name: str
     span: tuple[int, int] | None
 
 
-class TokenMatch(NamedTuple):
+class QueryTokenMatch(NamedTuple):
     """A query token and its best match in the document.
 
     Attributes:
-        query: The token.
-        document: The document's token with the highest similarity, of several the first.
-        similarity: Theirs, -1 to 1: what it adds to the score.
+        query: The query token.
+        document: The document's token with the highest similarity; the first one if several are equal.
+        similarity: Their similarity, -1 to 1: the contribution to the score.
     """
 
     query: Token
@@ -57,16 +57,16 @@ class TokenMatch(NamedTuple):
     similarity: float
 
 
-def token_matches(model: ColBERT, query: str, document: str) -> list[TokenMatch]:
+def token_matches(model: ColBERT, query: str, document: str) -> list[QueryTokenMatch]:
     """Find the best match of every query vector in a document, in the order of the query.
 
     Args:
-        model: Encodes both.
-        query: Its text.
-        document: Its text, the title joined in. Tokens of the skiplist have no vector and are never met.
+        model: The model that encodes both.
+        query: Text of the query.
+        document: Text of the document, including the title. Tokens of the skiplist have no vector and are never matched.
 
     Returns:
-        n matches, expansion tokens included; empty where the document has no vector at all.
+        n matches, expansion tokens included; empty if the document has no vectors.
     """
     vectors = model.encode([query], "query").vectors[0], model.encode([document], "document").vectors[0]
     return match_tokens(*vectors, text_tokens(model, query, "query"), text_tokens(model, document, "document"))
@@ -74,24 +74,24 @@ def token_matches(model: ColBERT, query: str, document: str) -> list[TokenMatch]
 
 def match_tokens(
     query: TokenVectors, document: TokenVectors, query_tokens: Sequence[Token], document_tokens: Sequence[Token]
-) -> list[TokenMatch]:
+) -> list[QueryTokenMatch]:
     """Find the best match of every query vector among the vectors of a document.
 
     Args:
-        query: (n, d).
-        document: (m, d); m may be 0.
+        query: Query vectors, (n, d).
+        document: Document vectors, (m, d); m may be 0.
         query_tokens: Tokens of the query vectors, n.
         document_tokens: Tokens of the document vectors, m.
 
     Returns:
-        n matches in the order of the query; none where m is 0.
+        n matches in the order of the query; empty if m is 0.
     """
     if not len(document):
         return []
     similarities = query @ document.T  # (n, m)
     best = similarities.argmax(axis=1).tolist()
     return [
-        TokenMatch(token, document_tokens[column], float(similarities[row, column]))
+        QueryTokenMatch(token, document_tokens[column], float(similarities[row, column]))
         for row, (token, column) in enumerate(zip(query_tokens, best, strict=True))
     ]
 
@@ -100,9 +100,9 @@ def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
     """Return the tokens of a text's vectors, in the order of the vectors.
 
     Args:
-        model: Its tokenizer and settings decide.
+        model: The model, for its tokenizer and settings.
         text: A query or a document.
-        role: Which prefix, length, expansion and skiplist apply.
+        role: Role of the text; decides prefix, length, expansion and skiplist.
     """
     settings, tokenizer = model.settings.colbert, model.tokenizer
     prefix = settings.query_prefix if role == "query" else settings.document_prefix
@@ -111,9 +111,10 @@ def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
     encoded = _backend(tokenizer, len(tokenizer), length - bool(prefix)).encode(
         clean([text], prompt=prompt, lower_case=model.settings.lower_case)[0]
     )
-    places = _text_positions(text, prompt, lower_case=model.settings.lower_case)
+    positions = _text_positions(text, prompt, lower_case=model.settings.lower_case)
     spans = [
-        None if special else _span(text, places, span) for span, special in zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
+        None if special else _span(text, positions, span)
+        for span, special in zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
     ]
     found: list[tuple[int, tuple[int, int] | None]] = list(zip(encoded.ids, spans, strict=True))
     if (inserted := tokenizer.token_id(prefix) if prefix else None) is not None:
@@ -122,7 +123,7 @@ def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
         expansion = tokenizer.special_id("mask") if settings.query_expansion else None
         found += [] if expansion is None else [(expansion, None)] * ((settings.expanded_length or length) - len(found))
     else:
-        # As in the model: a word that is no single token stands for [UNK].
+        # As in the model: a word that is not a single token means [UNK].
         known = [tokenizer.token_id(word) for word in settings.skiplist]
         skipped = {tokenizer.special_id("unk") if token is None else token for token in known}
         found = [(token, span) for token, span in found if token not in skipped]
@@ -135,19 +136,19 @@ def _text_positions(text: str, prompt: str, *, lower_case: bool) -> list[int]:
     whole = prompt + text
     first = len(whole) - len(whole.lstrip()) - len(prompt)
     # A lower-case letter may be two characters.
-    return [first + place for place, character in enumerate(whole.strip()) for _ in (character.lower() if lower_case else character)]
+    return [first + position for position, character in enumerate(whole.strip()) for _ in (character.lower() if lower_case else character)]
 
 
-def _span(text: str, places: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int] | None:
+def _span(text: str, positions: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int] | None:
     """Span of a token in its text without outer white space, from its offsets in the tokenized text."""
     begin, end = offsets
     if begin == end:
         return None
-    first, last = max(places[begin], 0), places[end - 1] + 1
+    first, last = max(positions[begin], 0), positions[end - 1] + 1
     if first >= last:
         return None
     word = text[first:last]
-    if not word.strip():  # a token that is nothing but white space
+    if not word.strip():  # the token is white space only
         return first, last
     first += len(word) - len(word.lstrip())
     return first, first + len(word.strip())
@@ -191,17 +192,17 @@ class Explanation:
     """Explanation of a document's score.
 
     Attributes:
-        document: Its id.
-        score: The model's similarity of the query with the document; minus infinity where the document has no vector.
-        text: The document as it was encoded, which the matches' spans are of; None where an index does not keep it.
-        matches: For a ColBERT what each vector of the query met, in the order of the query: their similarities add up to the score.
-            Empty for a model with one vector a text.
+        document: Id of the document.
+        score: The model's similarity of query and document; minus infinity if the document has no vectors.
+        text: The document as it was encoded; spans of the matches refer to it. None if the index stores no texts.
+        matches: For a ColBERT model one match per query vector, in the order of the query; their similarities add up to the score.
+            Empty for a model with one vector per text.
     """
 
     document: str
     score: float
     text: str | None
-    matches: tuple[TokenMatch, ...]
+    matches: tuple[QueryTokenMatch, ...]
 
 
 def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Sequence[str]) -> list[Explanation]:
@@ -209,15 +210,15 @@ def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Se
 
     Args:
         index: The index.
-        model: The one that built it.
-        query: Its text.
-        documents: Ids, in any order.
+        model: The model that built it.
+        query: Text of the query.
+        documents: Document ids.
 
     Returns:
-        An explanation a document, in the order given.
+        One explanation per document, in the order given.
 
     Raises:
-        InputError: The index is of another model, there is no such document, or a ColBERT's index was built without texts.
+        InputError: Another model built the index, a document does not exist, or the index of a ColBERT model stores no texts.
     """
     index.check_model(model.card)
     if not isinstance(model, ColBERT):
@@ -239,9 +240,9 @@ def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> l
     """Explain the scores of texts for a query, without an index.
 
     Args:
-        model: Encodes them.
-        query: Its text.
-        documents: Id -> text.
+        model: The model that encodes query and documents.
+        query: Text of the query.
+        documents: Document id -> text.
     """
     explained = []
     for document, text in documents.items():
@@ -253,10 +254,10 @@ def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> l
 
 def _matches(
     index: Index, model: ColBERT, document: str, text: str, query: TokenVectors, query_tokens: Sequence[Token]
-) -> list[TokenMatch]:
+) -> list[QueryTokenMatch]:
     location = index.locate([document])[0]
     if location is None:
-        raise ValueError(f"document '{document}' disappeared while the search ran")
+        raise ValueError(f"document '{document}' was deleted during the search")
     stored, _ = index.segments[location.segment].vectors.vectors(np.array([location.row], np.int64))
     tokens = text_tokens(model, text, "document")
     if len(tokens) == len(stored):
@@ -266,15 +267,15 @@ def _matches(
 
 def _pooled_matches(
     query: TokenVectors, stored: TokenVectors, encoded: TokenVectors, query_tokens: Sequence[Token], tokens: Sequence[Token]
-) -> list[TokenMatch]:
+) -> list[QueryTokenMatch]:
     """Match query vectors with a document that has fewer stored vectors than tokens.
 
     A stored vector represents the tokens that are nearest to it; of these the one nearest to the query vector is reported.
 
     Args:
-        query: (n, d).
-        stored: (m, d).
-        encoded: The vectors of the document's tokens, (t, d).
+        query: Query vectors, (n, d).
+        stored: Stored vectors of the document, (m, d).
+        encoded: Vectors of the document's tokens, (t, d).
         query_tokens: Tokens of the query, n.
         tokens: Tokens of the document, t.
     """
@@ -290,5 +291,5 @@ def _pooled_matches(
         if not len(own):  # another, nearly equal vector represents all its tokens
             own = nearness[:, column].argmax(keepdims=True)
         best_token = int(own[(encoded[own] @ query[row]).argmax()])
-        matches.append(TokenMatch(query_tokens[row], tokens[best_token], float(similarities[row, column])))
+        matches.append(QueryTokenMatch(query_tokens[row], tokens[best_token], float(similarities[row, column])))
     return matches

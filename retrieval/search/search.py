@@ -68,29 +68,29 @@ def search(
     Args:
         index: An index in this process or over shards, whose model is checked against ``model``.
         model: Encodes the queries; it must be the one that encoded the documents.
-        queries: At least one, each with an id of its own.
-        k: Hits a query; capped at the number of documents.
+        queries: At least one, with unique ids.
+        k: Hits per query; at most the number of documents.
         filter: Filter on the documents, see `quiver.retrieval.index.index.Index.search`.
         effort: Search effort; see `quiver.retrieval.index.index.Index.search`.
         target_recall: Recall to reach, instead of an effort; see there.
         progress: Show the model's progress.
 
     Raises:
-        InputError: No queries, two queries with one id, the index was built with another model, it cannot be filtered so, or its recall
+        InputError: There are no queries, a query id is repeated, another model built the index, the filter is malformed, or recall
             was not measured.
-        ValueError: k < 1, the query vectors do not fit the index, or both an effort and a target recall.
+        ValueError: k < 1, the query vectors do not fit the index, or both an effort and a target recall are given.
     """
     k = check_k(k)
     index.check_model(model.card)
     filter = index.check_filter(filter)
     if target_recall is not None:
-        index.search_params_for(target_recall, k)  # says before anything is encoded that it was not measured
+        index.search_params_for(target_recall, k)  # fails before encoding if recall was not measured
     if not queries:
         raise InputError("there are no queries to search")
     query_ids = [query.id for query in queries]
     key, times = Counter(query_ids).most_common(1)[0]
     if times > 1:
-        raise InputError(f"query id '{key}' is there {times} times; ids must be unique")
+        raise InputError(f"query id '{key}' occurs {times} times; ids must be unique")
     encoding = model.encode([query.text for query in queries], "query", progress=progress)
     vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
     hits = index.search(vectors, k, filter=filter, effort=effort, target_recall=target_recall)
@@ -132,7 +132,7 @@ class Fusion:
             raise InputError(f"the constant of reciprocal rank fusion must be >= 0, got {self.constant}")
         weights = self.weights
         if weights is not None and not (all(math.isfinite(weight) and weight >= 0 for weight in weights) and any(weights)):
-            raise InputError(f"weights must be numbers >= 0, one of them above 0, got {', '.join(map(str, weights)) or 'none'}")
+            raise InputError(f"weights must be numbers >= 0, at least one of them > 0, got {', '.join(map(str, weights)) or 'none'}")
 
     def weights_of(self, count: int) -> tuple[float, ...]:
         """Return one weight per ranking.
@@ -324,7 +324,7 @@ def _normalised_scores(ranking: Ranking, fusion: Fusion) -> Terms:
 
 def _min_max(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     low, high = float(scores.min()), float(scores.max())
-    # Equal scores do not tell these documents from each other, but from those that were not found.
+    # Documents with equal scores are equally good, and better than those that were not found.
     return (np.ones_like(scores) if high == low else (scores - low) / (high - low)), 0.0
 
 
@@ -336,29 +336,29 @@ def _z_score(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
 
 
 METHODS: Mapping[str, Callable[[Ranking, Fusion], Terms]] = {"rrf": _reciprocal_ranks, "weighted": _normalised_scores}
-"""Name -> what a ranking says of documents."""
+"""Name of the method -> function that computes the contributions of a ranking."""
 
 NORMALISATIONS: Mapping[str, Callable[[NDArray[np.float64]], tuple[NDArray[np.float64], float]]] = {
     "min-max": _min_max,
     "z-score": _z_score,
 }
-"""Name -> the scores of a ranking on a common scale, and what a document gets that the ranking does not have."""
+"""Name of the normalization -> function that returns the normalized scores, and the score of documents that are not in the ranking."""
 
 
-class Scorer(Protocol):
+class CandidateScorer(Protocol):
     """Scores given documents for queries."""
 
     def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[NDArray[np.float32]]:
         """Return the scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without vectors."""
 
 
-def rerank(run: Run, queries: Sequence[Query], scorer: Scorer, k: int) -> dict[str, dict[str, float]]:
+def rerank(run: Run, queries: Sequence[Query], scorer: CandidateScorer, k: int) -> dict[str, dict[str, float]]:
     """Re-rank the candidates of a run by the scores of another model; the run's own scores are ignored.
 
     Args:
         run: Candidates, query id -> document id -> score.
         queries: The queries; a query that is not in the run has no candidates.
-        scorer: Scorer of the candidates.
+        scorer: CandidateScorer of the candidates.
         k: Maximum documents per query.
 
     Returns:
@@ -397,7 +397,7 @@ class IndexScorer:
         self.index.check_model(self.model.card)
 
     def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
-        """See `Scorer`.
+        """See `CandidateScorer`.
 
         Raises:
             InputError: A candidate is not in the index.
@@ -421,7 +421,7 @@ class TextScorer:
     texts_per_batch: int = 2048
 
     def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
-        """See `Scorer`; a candidate of several queries of a batch is encoded once.
+        """See `CandidateScorer`; a candidate of several queries of a batch is encoded once.
 
         Raises:
             InputError: A candidate has no text.

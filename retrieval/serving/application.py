@@ -25,7 +25,7 @@ from quiver.retrieval.serving.indexes import Changes, Generation
 from quiver.retrieval.serving.metrics import CONTENT_TYPE
 from quiver.retrieval.serving.middleware import AllowedHosts, RequestMiddleware
 from quiver.retrieval.serving.page import content_security_policy, page_html
-from quiver.retrieval.serving.retrievers import Asked, Choices, Ranked, Retriever
+from quiver.retrieval.serving.retrievers import QueryBatch, RankedQueries, Retriever, SearchOptions
 from quiver.retrieval.serving.schemas import (
     AddRequest,
     BatchAnswer,
@@ -140,16 +140,16 @@ def _explanation(why: Explanation, model: object) -> HitExplanation:
     if not isinstance(model, ColBERT):
         return HitExplanation("similarity", score, why.text)
     passage = text_tokens(model, why.text or "", "document")
-    places: dict[Token, int] = {}
-    for place, token in enumerate(passage):
-        places.setdefault(token, place)
+    positions: dict[Token, int] = {}
+    for position, token in enumerate(passage):
+        positions.setdefault(token, position)
     return HitExplanation(
         "tokens",
         score,
         why.text,
         query=[TokenSpan(*match.query) for match in why.matches],
         passage=[TokenSpan(*token) for token in passage],
-        matches=[Meeting(row, places[match.document], match.similarity) for row, match in enumerate(why.matches)],
+        matches=[Meeting(row, positions[match.document], match.similarity) for row, match in enumerate(why.matches)],
     )
 
 
@@ -206,7 +206,7 @@ async def _answers(
     loop = asyncio.get_running_loop()
     # Parsing a filter can take milliseconds: not in the event loop.
     filter = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
-    asked = Asked(queries, Choices(request.k, filter, request.effort, request.target_recall))
+    asked = QueryBatch(queries, SearchOptions(request.k, filter, request.effort, request.target_recall))
     ranked = await retriever.search(asked)
 
     def shown() -> tuple[list[list[Hit]], str | None]:
@@ -217,7 +217,7 @@ async def _answers(
     return [SearchAnswer(retriever.name, found, times, ranked.generation.number, warning=warning) for found in hits]
 
 
-def _hits(retriever: Retriever, asked: Asked, ranked: Ranked, explain: bool) -> list[list[Hit]]:
+def _hits(retriever: Retriever, asked: QueryBatch, ranked: RankedQueries, explain: bool) -> list[list[Hit]]:
     """Describe the hits, with the documents of the generation in which they were found."""
     index = ranked.generation.index
     stored = index.manifest.policy.store_text

@@ -229,12 +229,12 @@ class Changes:
     def _added(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> Index:
         known = served.current.index.locate([document.id for document in documents])
         if not replace and any(known):
-            key = next(document.id for document, place in zip(documents, known, strict=True) if place is not None)
+            key = next(document.id for document, position in zip(documents, known, strict=True) if position is not None)
             raise RequestError(409, "exists", f"document {key!r} is in the index already; send replace: true, or use another id")
         return add_documents(served.folder, documents, served.current.model, replace_existing=replace, wait=self._wait)
 
     def _deleted(self, served: ServedIndex, ids: Sequence[str]) -> Index:
-        missing = [key for key, place in zip(ids, served.current.index.locate(ids), strict=True) if place is None]
+        missing = [key for key, position in zip(ids, served.current.index.locate(ids), strict=True) if position is None]
         if missing:
             raise RequestError(404, "unknown_document", f"document {missing[0]!r} is not in the index; nothing was deleted")
         return delete_documents(served.folder, ids, wait=self._wait)

@@ -163,11 +163,8 @@ class RequestMiddleware:
     def __init__(
         self, app: Application, *, limits: Limits, hosts: AllowedHosts | None, metrics: Metrics, draining: Callable[[], bool]
     ) -> None:
-        self._app = app
-        self._limits = limits
-        self._hosts = hosts
-        self._metrics = metrics
-        self._draining = draining
+        self._app, self._hosts, self._limits = app, hosts, limits
+        self._metrics, self._draining = metrics, draining
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Handle a request."""

@@ -64,12 +64,9 @@ class Batcher(Generic[Work, Result]):
         room: int,
         observe: Callable[[int], None],
     ) -> None:
-        self._run = run
-        self._threads = threads
-        self._workers = workers
-        self._largest = largest
-        self._room = room
-        self._observe = observe
+        self._run, self._observe = run, observe
+        self._threads, self._workers = threads, workers
+        self._largest, self._room = largest, room
         self._queue: deque[_Waiting[Work, Result]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self.waiting = 0
@@ -126,7 +123,7 @@ Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
 
 
 @dataclass(frozen=True)
-class Choices:
+class SearchOptions:
     """Options of a search; queries with equal options are searched in one call.
 
     Attributes:
@@ -143,11 +140,11 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryBatch:
     """The queries of one request."""
 
     texts: tuple[str, ...]
-    choices: Choices
+    options: SearchOptions
 
     @property
     def size(self) -> int:
@@ -156,7 +153,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedQueries:
     """Result of a request.
 
     Attributes:
@@ -197,7 +194,7 @@ class Retriever:
         self.served = served
         self.words = words
         self._metrics = metrics
-        self._batcher: Batcher[Asked, Ranked] = Batcher(
+        self._batcher: Batcher[QueryBatch, RankedQueries] = Batcher(
             self._run, threads, workers=workers, largest=limits.batch, room=limits.queue, observe=self._observe_batch
         )
 
@@ -206,7 +203,7 @@ class Retriever:
         """Number of waiting queries."""
         return self._batcher.waiting
 
-    async def search(self, asked: Asked) -> Ranked:
+    async def search(self, asked: QueryBatch) -> RankedQueries:
         """Rank documents.
 
         Raises:
@@ -235,7 +232,7 @@ class Retriever:
     def _observe_batch(self, queries: int) -> None:
         self._metrics.batches.labels(self.name).observe(queries)
 
-    def _run(self, work: Sequence[Asked]) -> list[Ranked | Exception]:
+    def _run(self, work: Sequence[QueryBatch]) -> list[RankedQueries | Exception]:
         """Rank the queries of several requests: one call of the model for all, one call of the index per set of options."""
         generation = self.served.current
         texts = [text for asked in work for text in asked.texts]
@@ -244,12 +241,12 @@ class Retriever:
         encode = time.perf_counter() - begun
         self._metrics.stages.labels(self.name, "encode").observe(encode)
         ends = list(accumulate(asked.size for asked in work))
-        results: dict[int, Ranked | Exception] = {}
-        for choices, members in _grouped(work).items():
+        results: dict[int, RankedQueries | Exception] = {}
+        for options, members in _grouped(work).items():
             rows = [row for member in members for row in range(ends[member] - work[member].size, ends[member])]
             begun = time.perf_counter()
             try:
-                hits = self._found(generation, [queries[row] for row in rows], choices)
+                hits = self._found(generation, [queries[row] for row in rows], options)
             except DamagedIndexError:
                 raise
             except InputError as error:
@@ -262,27 +259,27 @@ class Retriever:
             first = 0
             for member in members:
                 last = first + work[member].size
-                results[member] = Ranked(Hits(hits.ids[first:last], hits.scores[first:last]), generation, encode, search)
+                results[member] = RankedQueries(Hits(hits.ids[first:last], hits.scores[first:last]), generation, encode, search)
                 first = last
         return [results[member] for member in range(len(work))]
 
-    def _found(self, generation: Generation, queries: Sequence[Any], choices: Choices) -> Hits:
+    def _found(self, generation: Generation, queries: Sequence[Any], options: SearchOptions) -> Hits:
         if not self.words:
             return generation.index.search(
-                queries, choices.k, filter=choices.filter, effort=choices.effort, target_recall=choices.target_recall
+                queries, options.k, filter=options.filter, effort=options.effort, target_recall=options.target_recall
             )
         if generation.words is None:
-            raise ValueError(f"{self.name} ranks by words, but this generation was opened without a BM25 index")
-        if choices.effort is not None or choices.target_recall is not None:
+            raise ValueError(f"{self.name} is a BM25 retriever, but this generation was opened without a BM25 index")
+        if options.effort is not None or options.target_recall is not None:
             raise InputError(f"{self.name} always searches exhaustively; leave effort and target_recall out")
-        return generation.words.search(queries, choices.k, filter=choices.filter)
+        return generation.words.search(queries, options.k, filter=options.filter)
 
 
-def _grouped(work: Sequence[Asked]) -> dict[Choices, list[int]]:
+def _grouped(work: Sequence[QueryBatch]) -> dict[SearchOptions, list[int]]:
     """Positions of the requests, grouped by options."""
-    groups: dict[Choices, list[int]] = {}
-    for place, asked in enumerate(work):
-        groups.setdefault(asked.choices, []).append(place)
+    groups: dict[SearchOptions, list[int]] = {}
+    for position, asked in enumerate(work):
+        groups.setdefault(asked.options, []).append(position)
     return groups
 
 

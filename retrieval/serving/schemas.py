@@ -68,7 +68,7 @@ class Limits:
 
 Text = Annotated[str, Field(strict=True)]
 # Text that is not blank.
-Said = Annotated[str, Field(strict=True, min_length=1, pattern=r"\S")]
+NonBlankText = Annotated[str, Field(strict=True, min_length=1, pattern=r"\S")]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Scalar = (
@@ -77,7 +77,7 @@ Scalar = (
     | Annotated[float, Field(strict=True, allow_inf_nan=False)]
     | Annotated[str, Field(strict=True)]
 )
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
 Effort = Literal["exact", "balanced", "fast"]
 Span = tuple[int, int]
 
@@ -101,12 +101,12 @@ class SearchRequest:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
 
-    query: Said
+    query: NonBlankText
     k: Count = 10
     retriever: Text | None = None
     filter: Text | list[Text] | None = None
     effort: Effort | None = None
-    target_recall: Share | None = None
+    target_recall: Fraction | None = None
     explain: Flag = False
 
 
@@ -116,12 +116,12 @@ class BatchRequest:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
 
-    queries: Annotated[list[Said], Field(min_length=1)]
+    queries: Annotated[list[NonBlankText], Field(min_length=1)]
     k: Count = 10
     retriever: Text | None = None
     filter: Text | list[Text] | None = None
     effort: Effort | None = None
-    target_recall: Share | None = None
+    target_recall: Fraction | None = None
     explain: Flag = False
 
 
@@ -138,7 +138,7 @@ class NewDocument:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
 
-    id: Said
+    id: NonBlankText
     text: Text
     title: Text = ""
     metadata: dict[Text, Scalar | list[Scalar]] | None = None
@@ -167,7 +167,7 @@ class DeleteRequest:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
 
-    ids: Annotated[list[Said], Field(min_length=1)]
+    ids: Annotated[list[NonBlankText], Field(min_length=1)]
     retriever: Text | None = None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quiver.encoder import InputError
 from quiver.retrieval.index import open_index
-from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.loading import load_index_model
 from quiver.retrieval.search import bm25
 from quiver.retrieval.search.search import differing_documents
 from quiver.retrieval.serving.indexes import Generation, ServedIndex, SharedModel, open_generation
@@ -187,8 +187,8 @@ def open_service(
     threads = ThreadPoolExecutor(max_workers=workers * (len(folders) + words) + 2, thread_name_prefix="quiver-serve")
     models: dict[str, SharedModel] = {}
     retrievers: dict[str, Retriever] = {}
-    for place, (name, folder) in enumerate(folders.items()):
-        served = _served(folder, models, model if place == 0 else None, threads, words=words and place == 0, verify=verify)
+    for position, (name, folder) in enumerate(folders.items()):
+        served = _served(folder, models, model if position == 0 else None, threads, words=words and position == 0, verify=verify)
         retrievers[name] = Retriever(name, served, threads, limits, workers=workers, metrics=metrics)
     if words:
         served = next(iter(retrievers.values())).served
@@ -205,10 +205,7 @@ def _served(
 ) -> ServedIndex:
     card = open_index(folder).manifest.model
     if card.fingerprint not in models:
-        try:
-            models[card.fingerprint] = SharedModel(load_model(model or card.source, precision=card.precision))
-        except InputError as error:
-            raise InputError(f"{error}; {folder} was built with {card.source}: pass --model if it has moved") from error
+        models[card.fingerprint] = SharedModel(load_index_model(card, model))
     shared = models[card.fingerprint]
 
     def newest() -> Generation:

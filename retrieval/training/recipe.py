@@ -1,32 +1,508 @@
-"""The recipe of a training run: what is trained, on what, and how; YAML in, every problem at once.
+"""The recipe of a training run: its settings, the rules between them, and reading it from YAML.
 
-The fields stand in `quiver.retrieval.training.sections`, how they hang together in `quiver.retrieval.training.rules`. This module opens no
-data and no model: what a hub or a folder holds is found out by whoever loads it.
+A recipe determines a run except for the machine. Every problem of a recipe is reported at once. Nothing here opens data or a model: what
+a source or a checkpoint holds is checked when it is loaded.
+
+Source of most defaults: the ModernBERT release's examples/train_st.py and train_pylate.py (AnswerDotAI/ModernBERT at 8c57a0f).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
+from quiver.encoder.schema import Field, NonBlank, Rule, TextSchema
 from quiver.encoder.training.recipe_file import load_sections
-from quiver.retrieval.training.rules import LOSSES, RULES
-from quiver.retrieval.training.sections import Recipe
 
-KINDS = tuple(LOSSES)
-"""Values of ``kind`` that make a recipe one of these."""
+STDLIB_DOCSTRINGS = "docstrings:stdlib"
+"""Value of ``data.train`` for docstring and code pairs of the running Python's standard library."""
+
+
+class ArchitectureSection(TextSchema):
+    """Architecture of an encoder that starts from random weights."""
+
+    family: Literal["modernbert"]
+    """Model family (arXiv:2412.13663, section 2.1)."""
+    hidden_size: int = Field(ge=2)
+    """Width D of the hidden states; a multiple of twice ``heads``."""
+    layers: int = Field(ge=1)
+    """Number of blocks."""
+    heads: int = Field(ge=1)
+    """Attention heads H."""
+    intermediate_size: int = Field(ge=1)
+    """Inner width of the gated MLP."""
+    vocab_size: int = Field(ge=261)
+    """Size V of the vocabulary: 256 bytes, five special tokens, and merges. A multiple of 64 keeps the embedding aligned."""
+    max_positions: int = Field(ge=3)
+    """Longest sequence in tokens, special tokens included; ModernBERT: 8,192."""
+    global_every: int = Field(ge=1)
+    """Period of global layers, beginning with the first; ModernBERT: 3. The last layer is global if the period divides layers - 1."""
+    window: int = Field(ge=2, multiple_of=2)
+    """Window of local layers in tokens, half on each side; ModernBERT: 128."""
+    global_theta: float = Field(gt=0)
+    """RoPE base of global layers; ModernBERT: 160,000 at 8,192 tokens, 10,000 before its context extension."""
+    local_theta: float = Field(gt=0)
+    """RoPE base of local layers; ModernBERT: 10,000."""
+
+
+class ColBERTSection(TextSchema):
+    """Settings of a ColBERT model, with PyLate's defaults. They replace those of the starting checkpoint."""
+
+    dim: int = Field(default=128, ge=1)
+    """Width d of a token vector; that of the checkpoint's projection, if it has one."""
+    projection: Literal["random", "orthogonal"] = "random"
+    """Initialization of a new projection. ``random``: as in PyLate. ``orthogonal``: the identity if ``dim`` is the width of the hidden
+    states, otherwise orthonormal rows or columns."""
+    query_prefix: str = "[Q] "
+    """Token after [CLS] of a query, added to the vocabulary if new; empty for none."""
+    document_prefix: str = "[D] "
+    """Token after [CLS] of a document, added to the vocabulary if new; empty for none."""
+    query_length: int = Field(default=32, ge=4)
+    """Maximum length of a query in tokens, prefix and special tokens included; with expansion the length of every query."""
+    document_length: int = Field(default=180, ge=4)
+    """Maximum length of a document in tokens, prefix and special tokens included; stored in the checkpoint."""
+    query_expansion: bool = True
+    """Pad queries with [MASK] tokens whose vectors are scored."""
+    attend_to_expansion: bool = False
+    """Let the other tokens attend to expansion tokens."""
+    skiplist: Literal["punctuation", "none"] = "punctuation"
+    """Tokens whose document vectors are dropped: ASCII punctuation, or none (for code)."""
+
+
+class ModelSection(TextSchema):
+    """Encoder, tokenizer, and how texts become vectors."""
+
+    init: NonBlank
+    """Starting weights: ``random``, a folder, or an id on the Hugging Face Hub."""
+    revision: NonBlank | None = None
+    """Branch, tag or commit of ``init`` on the Hub."""
+    pooling: Literal["mean", "cls"] | None = None
+    """Pooling of hidden states: the mean over all tokens, or the first token. Required for ``kind: dense``, and only allowed there."""
+    normalize: bool | None = None
+    """Normalize vectors and compare them by cosine, not by dot product. Required for ``kind: dense``, and only allowed there."""
+    max_length: int | None = Field(default=None, ge=3)
+    """Maximum length of queries and documents in tokens, prompt and special tokens included (checkpoints store one length).
+    Required for ``kind: dense``, and only allowed there."""
+    query_prompt: str = ""
+    """Text before every query, in training and in use; stored in the checkpoint. Only for ``kind: dense``."""
+    document_prompt: str = ""
+    """Text before every document, in training and in use; stored in the checkpoint. Only for ``kind: dense``."""
+    colbert: ColBERTSection | None = None
+    """Settings of a ColBERT model. Required for ``kind: colbert``, and only allowed there."""
+    tokenizer: NonBlank | None = None
+    """``train`` to learn a vocabulary from the training texts; or a folder or Hub id. Required for ``init: random``; only allowed there."""
+    vocabulary: Literal["words", "identifiers"] = "words"
+    """How a new vocabulary splits text: as ModernBERT's, or for code (``identifiers``): lower case, camelCase and snake_case split."""
+    architecture: ArchitectureSection | None = None
+    """Architecture of the encoder. Required for ``init: random``, and only allowed there."""
+
+
+class DataSection(TextSchema):
+    """Sources of the training rows, and the fields that are read.
+
+    A source is a .jsonl, .jsonl.gz or .parquet file; a folder with such files; ``hub://OWNER/NAME[@REVISION]/CONFIG/SPLIT`` for a data set
+    on the Hugging Face Hub; or ``hub://OWNER/NAME[@REVISION]/path/to/file.jsonl.gz`` for a file on it. Paths are relative to the working
+    directory. A field is a key of a row, or a dotted path into lists and mappings, in which ``*`` stands for every item:
+    ``negative_passages.*.text``.
+    """
+
+    train: tuple[NonBlank, ...]
+    """Sources of the rows, read in this order; or ``docstrings:stdlib``. For ``format: beir``: BEIR folders."""
+    format: Literal["texts", "ids", "beir"] = "texts"
+    """Content of a row. ``texts``: the texts. ``ids``: ids of texts in ``queries`` and ``documents``. ``beir``: one row is made for each
+    relevant document in the judgements of a BEIR folder."""
+    split: NonBlank = "train"
+    """Split of the judgements of a BEIR folder."""
+    query_field: NonBlank = "query"
+    """Field of the query's text or id."""
+    document_fields: tuple[NonBlank, ...] = ("positive",)
+    """Fields of the documents' texts or ids, concatenated in this order: the first document is the positive, the others are hard negatives.
+    A field may hold one document or a list (also a list stored as a string: ``"[7, 8]"``)."""
+    positives: Literal["first", "each"] = "first"
+    """``first``: the first document is the only positive; if there are several document fields, the first one must hold one document.
+    ``each``: one row for each document of the first field, with the negatives of the other fields (FlagEmbedding's ``pos`` and ``neg``).
+    Several positives of a query should not be in one batch: see ``training.no_duplicates``."""
+    score_fields: tuple[NonBlank, ...] = ()
+    """Fields of the teacher scores, concatenated in this order: one number per document. Required by distillation losses."""
+    documents_per_row: int | None = Field(default=None, ge=1)
+    """Documents per row, positive included; null: as many as the first row has. A row with fewer is an error, see ``short_rows``. Negatives
+    that are blank or equal to another document of the row are removed, and counted in run.json."""
+    negatives: Literal["first", "random"] = "first"
+    """Hard negatives of a row that has more than needed: the first, or others in every epoch (drawn by seed, epoch and row)."""
+    short_rows: Literal["error", "skip"] = "error"
+    """Treatment of a row with fewer documents than ``documents_per_row``; skipped rows are counted in run.json."""
+    queries: NonBlank | None = None
+    """Source of the query texts by id. Required for ``format: ids``, and only allowed there."""
+    documents: NonBlank | None = None
+    """Source of the document texts by id. Required for ``format: ids``, and only allowed there."""
+    query_id_field: NonBlank = "query_id"
+    """Field of the id in ``queries``."""
+    document_id_field: NonBlank = "document_id"
+    """Field of the id in ``documents``."""
+    text_field: NonBlank = "text"
+    """Field of the text in ``queries`` and ``documents``."""
+    shuffle: bool = False
+    """Shuffle the rows by ``training.seed`` before ``limit`` is applied; files are often sorted by source."""
+    limit: int | None = Field(default=None, ge=1)
+    """Maximum number of rows; null for all."""
+    revision: str = ""
+    """Version of the data (a commit, a release, a date) for run.json."""
+
+
+class LossSection(TextSchema):
+    """The loss: one of sentence-transformers for ``kind: dense``, one of PyLate for ``kind: colbert``."""
+
+    name: Literal["mnrl", "cached_mnrl", "margin_mse", "kl", "contrastive", "cached_contrastive", "distillation"]
+    """Dense: ``mnrl``, cross-entropy of the positive against all other documents of the batch (arXiv:1705.00652); ``cached_mnrl``, the
+    same with less memory (GradCache, arXiv:2101.06983); ``margin_mse`` (arXiv:2010.02666) and ``kl``, from teacher scores. ColBERT:
+    ``contrastive`` and ``cached_contrastive``, likewise; ``distillation``, KL divergence from teacher scores."""
+    scale: float = Field(default=20.0, gt=0)
+    """mnrl, cached_mnrl: factor of the similarities before the softmax, 1 / temperature; sentence-transformers: 20."""
+    temperature: float = Field(default=1.0, gt=0)
+    """contrastive, cached_contrastive: divisor of the scores; PyLate: 1. kl: divisor of the student's and the teacher's scores."""
+    mini_batch_size: int = Field(default=32, ge=1)
+    """cached_mnrl, cached_contrastive: texts encoded at a time; the result does not depend on it."""
+    gather_across_devices: bool = False
+    """mnrl, cached_mnrl, contrastive, cached_contrastive: use the documents of all processes as negatives."""
+    student_scores: Literal["minmax", "as_they_are"] = "minmax"
+    """distillation: ``minmax`` scales the student's scores of each query to 0..1 before the softmax (PyLate's ``normalize_scores``)."""
+    teacher_scores: Literal["minmax", "as_they_are"] = "as_they_are"
+    """distillation, kl, margin_mse: ``minmax`` scales the teacher's scores likewise (JaColBERTv2.5 scales both)."""
+    matryoshka_dims: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Dense: vector widths to train (Matryoshka, arXiv:2205.13147), descending from the width of the vectors; empty for none."""
+
+
+class LoRASection(TextSchema):
+    """Low-rank matrices that are trained instead of the encoder's weights (arXiv:2106.09685), and merged at the end of the run.
+
+    They replace the matrices of the blocks. The token embedding is not trained, not even its rows of new prefixes; projections after the
+    encoder are trained in full.
+    """
+
+    rank: int = Field(ge=1)
+    """Rank r of the matrices; at most the width of the encoder."""
+    alpha: float = Field(gt=0)
+    """Scale of the low-rank update: the product of the matrices is multiplied by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout rate on the input of the low-rank matrices."""
+
+
+class TrainingSection(TextSchema):
+    """Optimizer, schedule, batches and checkpoints."""
+
+    epochs: float = Field(gt=0)
+    """Passes over the rows, counted in full batches. With ``no_duplicates`` a pass may have fewer batches, and the rest is taken from the
+    next pass; run.json has the number of passes done."""
+    batch_size: int = Field(ge=1)
+    """Rows per batch and process; with in-batch negatives, the documents of the other rows are negatives of a query."""
+    learning_rate: float = Field(gt=0, le=1)
+    """Peak learning rate."""
+    warmup_ratio: float = Field(ge=0, le=1)
+    """Share of the steps in which the learning rate rises from zero."""
+    weight_decay: float = Field(ge=0, le=1)
+    """Decoupled weight decay of AdamW."""
+    max_grad_norm: float = Field(gt=0)
+    """L2 norm to which the gradient is clipped."""
+    seed: int = Field(ge=0, le=2**32 - 1)
+    """Random seed of new weights, the order of the rows and dropout."""
+    precision: Literal["fp32", "bf16"]
+    """Type of the forward and backward pass (bf16: autocast); weights and optimizer state are float32."""
+    scheduler: Literal["linear", "cosine", "constant"]
+    """Learning rate after the warm-up: falling to zero, linearly or as a cosine, or constant."""
+    no_duplicates: bool
+    """Allow no text twice in a batch, where it would be a negative of itself."""
+    log_every: int = Field(ge=1)
+    """Steps per log line."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Maximum number of steps, whatever ``epochs`` says; null for no limit."""
+    accumulation: int = Field(default=1, ge=1)
+    """Batches per step; the loss of a step is their mean. It adds no in-batch negatives: for those raise batch_size, with a cached loss."""
+    optimizer: Literal["adamw", "schedule_free_adamw"] = "adamw"
+    """AdamW, or schedule-free AdamW (arXiv:2405.15682), which requires ``scheduler: constant``."""
+    max_length: int | None = Field(default=None, ge=3)
+    """Length to which texts are truncated in training only, in tokens; the checkpoint keeps its own, longer limit."""
+    gradient_checkpointing: bool = False
+    """Recompute layers in the backward pass: slower, with memory for the activations of one layer instead of all."""
+    save_every: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints; null for one at the end of each epoch."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Number of newest checkpoints to keep. The best one is also kept with ``development.keep_best``, and one saved for a signal until the
+    next is saved."""
+    average_checkpoints: int = Field(default=1, ge=1)
+    """Number of last checkpoints whose weights are averaged to the model of the run; 1 for the final weights only."""
+    sharding: Literal["none", "full"] = "none"
+    """Under torchrun. ``none``: every process holds the whole model. ``full``: every process holds a share of weights, gradients and
+    optimizer state (FSDP, arXiv:2304.11277), for models that do not fit on one GPU. The result is the same."""
+    lora: LoRASection | None = None
+    """Train low-rank matrices instead of the encoder's weights; null for all weights."""
+
+
+SCORE = "ndcg@10"
+"""Measure of a run on its development collection, and its key in the log."""
+
+
+class DevelopmentSection(TextSchema):
+    """Collection on which the model is evaluated during training: nDCG@10 by exact search, in run.json and in the report."""
+
+    data: NonBlank
+    """BEIR folder, or the name of a published collection."""
+    split: NonBlank = "dev"
+    """Split of the judgements."""
+    every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations; null for one at the end of each epoch. The last step is always evaluated."""
+    keep_best: bool = False
+    """Use the checkpoint with the best score as the model of the run, not the last one."""
+
+
+class Recipe(TextSchema):
+    """A training run, determined except for the machine."""
+
+    name: NonBlank
+    """Short name of the run."""
+    description: NonBlank
+    """What the recipe trains, and for what purpose."""
+    kind: Literal["dense", "colbert"]
+    """``dense``: one vector per text. ``colbert``: one vector per token."""
+    source: NonBlank
+    """Paper or script that the settings come from."""
+    cost: NonBlank
+    """Duration and machine of a whole run."""
+    expected: NonBlank
+    """Score of a whole run, with its tolerance."""
+    model: ModelSection
+    """Encoder, tokenizer, and how texts become vectors."""
+    data: DataSection
+    """Training rows."""
+    loss: LossSection
+    """The loss."""
+    training: TrainingSection
+    """Optimizer, schedule, batches and checkpoints."""
+    development: DevelopmentSection | None = None
+    """Evaluation during training; null for none."""
+
+
+# Rules between settings.
+
+LOSSES_BY_KIND = {
+    "dense": ("mnrl", "cached_mnrl", "margin_mse", "kl"),
+    "colbert": ("contrastive", "cached_contrastive", "distillation"),
+}
+"""Kind of model -> the losses that train it."""
+
+IN_BATCH = ("mnrl", "cached_mnrl", "contrastive", "cached_contrastive")
+"""Losses with in-batch negatives."""
+
+DISTILLATION = ("margin_mse", "kl", "distillation")
+"""Losses that need teacher scores."""
+
+LOSSES_BY_SETTING = {
+    "scale": ("mnrl", "cached_mnrl"),
+    "temperature": ("kl", "contrastive", "cached_contrastive"),
+    "mini_batch_size": ("cached_mnrl", "cached_contrastive"),
+    "gather_across_devices": IN_BATCH,
+    "student_scores": ("distillation",),
+    "teacher_scores": DISTILLATION,
+}
+"""Setting of ``loss`` -> losses that use it. With any other loss it has no effect and must keep its default."""
+
+_DEFAULTS = {name: field.default for name, field in LossSection.model_fields.items()}
+
+_SHAPE = "model.architecture"
+
+
+def _only_for_dense(name: str) -> Rule:
+    return Rule(
+        (f"model.{name}", "kind"), lambda value, kind: kind != "dense" and value not in (None, ""), "only for kind: dense, but kind is {1}"
+    )
+
+
+def _needed_for_dense(name: str) -> Rule:
+    return Rule((f"model.{name}", "kind"), lambda value, kind: kind == "dense" and value is None, "required for kind: dense")
+
+
+def _with_random(name: str) -> tuple[Rule, Rule]:
+    fields = (f"model.{name}", "model.init")
+    return (
+        Rule(fields, lambda value, init: init == "random" and value is None, "required for init: random"),
+        Rule(fields, lambda value, init: init != "random" and value is not None, "only for init: random; {1!r} brings its own"),
+    )
+
+
+def _read_by(setting: str, losses: tuple[str, ...]) -> Rule:
+    return Rule(
+        (f"loss.{setting}", "loss.name"),
+        lambda value, name: name not in losses and value != _DEFAULTS[setting],
+        f"{{1}} does not use it (only {', '.join(losses)} do); remove it",
+    )
+
+
+ARCHITECTURE = (
+    Rule((f"{_SHAPE}.heads", f"{_SHAPE}.hidden_size"), lambda heads, width: width % heads != 0, "must divide hidden_size {1}, got {0}"),
+    Rule(
+        (f"{_SHAPE}.heads", f"{_SHAPE}.hidden_size"),
+        lambda heads, width: width % heads == 0 and width // heads % 2 != 0,
+        "RoPE needs an even head width, got hidden_size / heads = {1} / {0}",
+    ),
+    *_with_random("architecture"),
+    *_with_random("tokenizer"),
+    Rule(
+        ("model.max_length", f"{_SHAPE}.max_positions"),
+        lambda length, positions: length is not None and length > positions,
+        "must be <= architecture.max_positions {1}, got {0}",
+    ),
+    *(
+        Rule(
+            (f"model.colbert.{name}", f"{_SHAPE}.max_positions"),
+            lambda length, positions: length > positions,
+            "must be <= architecture.max_positions {1}, got {0}",
+        )
+        for name in ("query_length", "document_length")
+    ),
+)
+
+MODEL = (
+    *(_needed_for_dense(name) for name in ("pooling", "normalize", "max_length")),
+    *(_only_for_dense(name) for name in ("pooling", "normalize", "max_length", "query_prompt", "document_prompt")),
+    Rule(("model.colbert", "kind"), lambda section, kind: kind == "colbert" and section is None, "required for kind: colbert"),
+    Rule(
+        ("model.colbert", "kind"),
+        lambda section, kind: kind == "dense" and section is not None,
+        "only for kind: colbert, but kind is dense",
+    ),
+)
+
+DATA = (
+    Rule(("data.train",), lambda train: not train, "must name at least one source"),
+    Rule(
+        ("data.train",),
+        lambda train: STDLIB_DOCSTRINGS in train and len(train) > 1,
+        f"{STDLIB_DOCSTRINGS} cannot be mixed with other sources",
+    ),
+    *(
+        Rule((f"data.{name}", "data.format"), lambda value, form: form == "ids" and value is None, "required for format: ids")
+        for name in ("queries", "documents")
+    ),
+    *(
+        Rule(
+            (f"data.{name}", "data.format"),
+            lambda value, form: form != "ids" and value is not None,
+            "only for format: ids, but format is {1}",
+        )
+        for name in ("queries", "documents")
+    ),
+    Rule(
+        ("data.format", "data.score_fields"),
+        lambda form, scores: form == "beir" and bool(scores),
+        "beir folders have no teacher scores; run quiver mine and quiver teacher-scores first, and train on their rows",
+    ),
+    Rule(
+        ("data.positives", "data.format"),
+        lambda positives, form: positives == "each" and form == "beir",
+        "format: beir already makes one row per relevant document; remove it",
+    ),
+    Rule(("data.document_fields",), lambda fields: not fields, "must name at least one field"),
+    Rule(("data.document_fields",), lambda fields: len(set(fields)) < len(fields), "names a field twice: {0}"),
+    Rule(("data.document_fields", "data.query_field"), lambda fields, query: query in fields, "must not contain query_field {1!r}"),
+    Rule(
+        ("data.limit", "training.batch_size"),
+        lambda limit, size: limit is not None and limit < size,
+        "must be >= training.batch_size {1}, got {0}",
+    ),
+)
+
+LOSS = (
+    Rule(
+        ("loss.name", "kind"),
+        lambda name, kind: name not in LOSSES_BY_KIND[kind],
+        "{0} cannot train kind: {1}; the losses of dense are "
+        + ", ".join(LOSSES_BY_KIND["dense"])
+        + ", of colbert "
+        + ", ".join(LOSSES_BY_KIND["colbert"]),
+    ),
+    Rule(
+        ("loss.name", "data.score_fields"),
+        lambda name, fields: name in DISTILLATION and not fields,
+        "{0} needs teacher scores: name their fields in data.score_fields",
+    ),
+    Rule(
+        ("data.score_fields", "loss.name"),
+        lambda fields, name: bool(fields) and name not in DISTILLATION,
+        "{1} does not use teacher scores: remove it, or choose " + " or ".join(DISTILLATION),
+    ),
+    Rule(
+        ("loss.name", "training.batch_size"),
+        lambda name, size: name in IN_BATCH and size < 2,
+        "{0} takes its negatives from the batch: training.batch_size must be >= 2",
+    ),
+    *(_read_by(setting, losses) for setting, losses in LOSSES_BY_SETTING.items()),
+    Rule(
+        ("loss.matryoshka_dims", "kind"),
+        lambda dims, kind: bool(dims) and kind != "dense",
+        "only for kind: dense",
+    ),
+    Rule(
+        ("loss.matryoshka_dims",),
+        lambda dims: list(dims) != sorted(set(dims), reverse=True),
+        "must be descending, such as [384, 256, 128]; got {0}",
+    ),
+)
+
+TRAINING = (
+    Rule(
+        ("training.optimizer", "training.scheduler"),
+        lambda optimizer, scheduler: optimizer == "schedule_free_adamw" and scheduler != "constant",
+        "schedule_free_adamw has its own schedule: training.scheduler must be constant, got {1}",
+    ),
+    Rule(
+        ("training.sharding", "training.optimizer"),
+        lambda sharding, optimizer: sharding == "full" and optimizer == "schedule_free_adamw",
+        "full needs training.optimizer: adamw",
+    ),
+    Rule(
+        ("training.sharding", "training.lora.rank"),
+        lambda sharding, rank: sharding == "full" and rank is not None,
+        "full cannot be combined with training.lora; remove one of them",
+    ),
+    Rule(
+        ("training.keep_checkpoints", "training.average_checkpoints"),
+        lambda kept, averaged: kept < averaged,
+        "must be >= training.average_checkpoints {1}, got {0}",
+    ),
+    Rule(
+        ("training.average_checkpoints", "development.keep_best"),
+        lambda averaged, best: averaged > 1 and best,
+        "cannot be combined with development.keep_best; remove one of them",
+    ),
+    *(
+        Rule(
+            ("training.max_length", name),
+            lambda length, limit: length is not None and limit is not None and length > limit,
+            f"must be <= {name} {{1}}, got {{0}}",
+        )
+        for name in ("model.max_length", "model.colbert.document_length")
+    ),
+    Rule(
+        ("training.lora.rank", f"{_SHAPE}.hidden_size"),
+        lambda rank, width: rank > width,
+        "must be <= architecture.hidden_size {1}, got {0}",
+    ),
+)
+
+RULES = (*ARCHITECTURE, *MODEL, *DATA, *LOSS, *TRAINING)
+"""All rules. Each names the field that is wrong and a remedy, and is checked only if its fields are valid by themselves."""
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read and check a recipe.
 
     Args:
-        path: A YAML file, or the name of a shipped recipe.
-        overrides: ``training.batch_size=64`` and the like, see `load_sections`.
+        path: YAML file, or the name of a shipped recipe.
+        overrides: Settings such as ``training.batch_size=64``, see `load_sections`.
 
     Raises:
-        SchemaError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
-            or at odds with another; names all of them.
+        SchemaError: The file is not YAML, or a setting is unknown, missing, repeated, of the wrong type, out of its range, or conflicts
+            with another; names all problems.
         InputError: There is no such recipe, or it cannot be read.
     """
-    return load_sections(path, Recipe, RULES, kinds=KINDS, overrides=overrides)
+    return load_sections(path, Recipe, RULES, kinds=tuple(LOSSES_BY_KIND), overrides=overrides)

@@ -1,59 +1,78 @@
-"""Run a recipe from start to end, or resume it: data, model, training, the record.
+"""Train a recipe from start to end, or resume it: data, model, training loop, run record.
 
-`quiver.encoder.training.run_folder` describes the folder. A process may be killed at any instruction: the folder then holds the run as it
-was at its last checkpoint, and a resumed run ends with the weights of one that was not interrupted, on a CPU bit for bit.
+A process may be killed at any instruction: the run folder (`quiver.encoder.training.run_folder`) then holds the run as of its last
+checkpoint. A resumed run ends with the weights of one that was not interrupted, on a CPU bit for bit.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
+from quiver.encoder.lora import add_lora
+from quiver.encoder.training import run_folder
+from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
+from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, Line, RunLog, curve, read_log
-from quiver.encoder.training.processes import Processes, RunStoppedError, init_distributed, keep_freed_memory, peak_memory
-from quiver.encoder.training.run_folder import (
-    DATA,
-    RECORD,
-    RunIdentity,
-    describe_session,
-    exclusive_lock,
-    finish_run,
-    is_run,
-    new_run,
-    refuse_existing,
-    refuse_nothing_to_resume,
-    refuse_other_run,
-    remove_leftovers,
-    unfinished_model,
-    warn_of_changes,
+from quiver.encoder.training.processes import (
+    Processes,
+    RunStoppedError,
+    init_distributed,
+    keep_freed_memory,
+    peak_memory,
+    stop_requests,
 )
+from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, RunIdentity
 from quiver.encoder.training.state import preserve_rng_state
-from quiver.encoder.training.trainer import Callback, Progress
+from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.optimization import Schedule, require_optimizer
-from quiver.retrieval.training.loop.state import average_models
-from quiver.retrieval.training.loop.task import SCORE, Model, Run, Scorer, batch_order, fit
-from quiver.retrieval.training.rules import IN_BATCH
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model, require_extra
+from quiver.retrieval.training.dataloader import BatchOrder, Collator, DataLoader
+from quiver.retrieval.training.model import build_model, require_extra
+from quiver.retrieval.training.recipe import IN_BATCH, SCORE, Recipe
+from quiver.retrieval.training.state import (
+    Schedule,
+    TrainState,
+    average_models,
+    learning_rate_share,
+    load_trainable,
+    make_optimizer,
+    read_checkpoint,
+    require_optimizer,
+    shard,
+    write_checkpoint,
+)
 
-__all__ = ["RunStoppedError", "check_rows", "train", "train_and_save"]
+if TYPE_CHECKING:  # imports the libraries of the extra
+    from quiver.retrieval.training.losses import RetrievalLoss
+
+__all__ = ["RunStoppedError", "Scorer", "check_rows", "train", "train_and_save"]
 
 logger = logging.getLogger(__name__)
 
 SCHEMA = "quiver-run/2"
 """Schema of ``run.json``."""
 
+Model: TypeAlias = BiEncoder | ColBERT
 
-def train(  # noqa: PLR0913  # each is an option of the command, or what a caller adds
+Scorer: TypeAlias = Callable[[Model], float]
+"""Returns a model's score on the development collection; higher is better."""
+
+
+def train(  # noqa: PLR0913  # each is an option of the command, or added by a caller
     recipe: Recipe,
     out: Path,
     *,
@@ -65,85 +84,110 @@ def train(  # noqa: PLR0913  # each is an option of the command, or what a calle
     data_folder: Path | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Run a recipe; under torchrun, as one of its processes.
+    """Train a recipe; under torchrun, as one of its processes.
 
     Args:
-        recipe: What to train, on what, and how.
-        out: Folder of the run, see `quiver.encoder.training.run_folder`.
-        resume: Go on with the unfinished run there, from its last checkpoint; from the beginning if it has none.
-        overwrite: Replace an earlier run there, once this one is complete.
-        progress: Show a bar.
-        command: The command line to record.
-        scorer: Scores a model on ``recipe.development``; needed where the recipe has one.
-        data_folder: Where prepared rows are found and kept, for runs that share them; None for ``data/`` in ``out``, which the run removes
-            when it is complete.
+        recipe: The recipe.
+        out: Run folder, see `quiver.encoder.training.run_folder`.
+        resume: Resume the unfinished run in ``out`` from its last checkpoint, or from the beginning if it has none.
+        overwrite: Replace an earlier run in ``out`` when this one is complete.
+        progress: Show a progress bar.
+        command: Command line to record.
+        scorer: Scores a model on ``recipe.development``; required if the recipe has a development collection.
+        data_folder: Folder of prepared rows that several runs share; None for ``data/`` in ``out``, which is removed at the end of the run.
         callbacks: Receive events of the training loop.
 
     Returns:
-        What ``run.json`` holds.
+        The content of ``run.json``.
 
     Raises:
-        InputError: The data or the starting checkpoint cannot be used, an extra is missing, ``out`` holds a run already or another
-            process is training there, there is nothing to resume, or what is there was begun otherwise; or the loss is no number.
-        RunStoppedError: SIGTERM or SIGINT came; the run is saved and can be resumed.
-        ValueError: The recipe has a development collection, and there is no scorer.
+        InputError: The data or the starting checkpoint cannot be used, an extra is missing, ``out`` holds a run or another process trains
+            there, there is nothing to resume or the run was started with other settings, or the loss is not finite.
+        RunStoppedError: SIGTERM or SIGINT arrived; the run is saved and can be resumed.
+        ValueError: The recipe has a development collection and there is no scorer, or the other way round.
     """
     if resume and overwrite:
-        raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
+        raise InputError("--resume continues a run and --overwrite replaces it; use one of them")
     if (recipe.development is None) is not (scorer is None):
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
     require_optimizer(recipe.training)
-    with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
+    with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _locked(out, processes):
         session = _Session(Run(recipe, out, processes, scorer, progress, callbacks), command, data_folder or out / DATA)
-        return session.resume() if resume else session.begin(overwrite=overwrite)
+        return session.resume() if resume else session.start(overwrite=overwrite)
 
 
 def train_and_save(
     recipe: Recipe, rows: TrainingRows, model: Model, out: Path, *, progress: bool = False, command: str | None = None
 ) -> dict[str, Any]:
-    """Run a recipe whose rows and model are at hand.
+    """Train a recipe with rows and a model in memory.
 
     Args:
-        recipe: Loss and optimisation; it has no development collection.
-        rows: What is trained on.
-        model: Trained in place.
-        out: Folder of the run.
-        progress: Show a bar.
-        command: The command line to record.
+        recipe: Loss and optimization; it has no development collection.
+        rows: Training rows.
+        model: Model to train, in place.
+        out: Run folder.
+        progress: Show a progress bar.
+        command: Command line to record.
 
     Returns:
-        What ``run.json`` holds.
+        The content of ``run.json``.
 
     Raises:
-        InputError: The rows do not make a batch, training cannot go on, or ``out`` cannot be written or holds a run already.
-        RunStoppedError: As `train`.
+        InputError: The rows do not fill a batch, the loss is not finite, or ``out`` cannot be written or holds a run.
+        RunStoppedError: See `train`.
     """
-    with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
-        return _Session(Run(recipe, out, processes, progress=progress), command, out / DATA).begin(at_hand=(rows, model))
+    with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _locked(out, processes):
+        return _Session(Run(recipe, out, processes, progress=progress), command, out / DATA).start(given=(rows, model))
 
 
 def check_rows(recipe: Recipe, rows: TrainingRows) -> None:
-    """Say before anything is written that the rows do not make one batch of one process.
+    """Check that rows fill at least one batch of one process.
 
     Raises:
         InputError: There are fewer rows than ``training.batch_size``.
     """
-    batch_order(recipe, rows, Processes())
+    _batch_order(recipe, rows, Processes())
 
 
-def _folder(out: Path, processes: Processes) -> AbstractContextManager[None]:
-    """The folder of a run, held by the process that leads."""
-    return exclusive_lock(out) if processes.is_main_process else nullcontext()
+@dataclass(frozen=True)
+class Run:
+    """A run, as seen by one of its processes.
+
+    Attributes:
+        recipe: The recipe.
+        out: Run folder.
+        processes: Processes of the run.
+        scorer: Scores a model on the development collection; None if the recipe has none.
+        progress: Show a progress bar.
+        callbacks: Receive events of the training loop.
+    """
+
+    recipe: Recipe
+    out: Path
+    processes: Processes
+    scorer: Scorer | None = None
+    progress: bool = False
+    callbacks: Sequence[Callback] = ()
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Checkpoints of the run."""
+        return Checkpoints(self.out / CHECKPOINTS)
+
+
+def _locked(out: Path, processes: Processes) -> AbstractContextManager[None]:
+    """Lock the run folder, in the main process."""
+    return run_folder.exclusive_lock(out) if processes.is_main_process else nullcontext()
 
 
 @dataclass(frozen=True)
 class _Session:
-    """One session of a run: it begins the run, or resumes it.
+    """One session of a run: starts or resumes it.
 
     Attributes:
         run: Recipe, folder, processes.
-        command: The command line to record.
+        command: Command line to record.
         data: Folder of the prepared rows.
     """
 
@@ -151,43 +195,43 @@ class _Session:
     command: str | None
     data: Path
 
-    def begin(self, *, overwrite: bool = False, at_hand: tuple[TrainingRows, Model] | None = None) -> dict[str, Any]:
-        """From the first update."""
+    def start(self, *, overwrite: bool = False, given: tuple[TrainingRows, Model] | None = None) -> dict[str, Any]:
+        """Train from the first step."""
         out, processes = self.run.out, self.run.processes
-        room: AbstractContextManager[None] = nullcontext()
+        replaced: AbstractContextManager[None] = nullcontext()
         if processes.is_main_process:
-            refuse_existing(out, overwrite=overwrite)
-            room = new_run(out)
-        with room:
+            run_folder.refuse_existing(out, overwrite=overwrite)
+            replaced = run_folder.new_run(out)
+        with replaced:
             if processes.is_main_process:
                 self._identity(None).write(out)
             processes.barrier()
-            rows, model = at_hand if at_hand is not None else (self._rows(), None)
+            rows, model = given if given is not None else (self._rows(), None)
             if processes.is_main_process:
                 self._identity(rows).write(out)
-            return self._go_on(rows, model, step=None)
+            return self._train(rows, model, step=None)
 
     def resume(self) -> dict[str, Any]:
-        """From the last checkpoint that is sound, or from the first update if there is none."""
+        """Train from the last undamaged checkpoint, or from the first step if there is none."""
         run, processes = self.run, self.run.processes
-        if processes.is_main_process and is_run(run.out) and (run.out / RECORD).exists():  # killed when it was complete
-            remove_leftovers(run.out)
-        refuse_nothing_to_resume(run.out)
-        refuse_other_run(run.out, self._identity(None))
+        if processes.is_main_process and run_folder.is_run(run.out) and (run.out / RECORD).exists():  # killed after it was complete
+            run_folder.remove_leftovers(run.out)
+        run_folder.refuse_nothing_to_resume(run.out)
+        run_folder.refuse_other_run(run.out, self._identity(None))
         rows = self._rows()
         now = self._identity(rows)
-        refuse_other_run(run.out, now)
-        processes.barrier()  # all have read what is written now
+        run_folder.refuse_other_run(run.out, now)
+        processes.barrier()  # all processes have read the files that are written now
         newest = 0
         if processes.is_main_process:
-            warn_of_changes(run.out, now)
+            run_folder.warn_of_changes(run.out, now)
             now.write(run.out)
             newest = run.checkpoints.newest() or 0
             RunLog(run.out / LOG).cut(newest)
         step = int(processes.broadcast(newest))
         if processes.is_main_process:
-            logger.info("%s: going on from step %d", run.out, step)
-        return self._go_on(rows, None, step=step)
+            logger.info("%s: resuming from step %d", run.out, step)
+        return self._train(rows, None, step=step)
 
     def _rows(self) -> TrainingRows:
         run = self.run
@@ -199,24 +243,24 @@ class _Session:
         facts: dict[str, Any] = {"processes": run.processes.size}
         if rows is not None:
             facts["data"] = describe_data(run.recipe, rows)
-        return RunIdentity(run.recipe.model_dump(), facts, describe_session(self.command, default_device()), schema=Recipe)
+        return RunIdentity(run.recipe.model_dump(), facts, run_folder.describe_session(self.command, default_device()), schema=Recipe)
 
-    def _go_on(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
+    def _train(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
         run = self.run
-        progress, schedule = fit(run, rows, lambda: model if model is not None else build_model(run.recipe, rows.texts()), step=step)
+        progress, schedule = _fit(run, rows, lambda: model if model is not None else build_model(run.recipe, rows.texts()), step=step)
         if run.processes.is_main_process:
             self._finish(rows, progress, schedule)
         run.processes.barrier()
         return read_json(run.out / RECORD)
 
     def _finish(self, rows: TrainingRows, progress: Progress, schedule: Schedule) -> None:
-        """Write the model and the record."""
+        """Write the model and the run record."""
         run, recipe = self.run, self.run.recipe
-        kept = _kept_steps(run, progress, schedule)
+        kept = _model_steps(run, progress, schedule)
         model = average_models([run.checkpoints.path(step) for step in kept])
         final = type(model)(model.encoder, model.tokenizer, model.settings, source=recipe.model.init)
-        shutil.rmtree(unfinished_model(run.out), ignore_errors=True)
-        final.save(unfinished_model(run.out))
+        shutil.rmtree(run_folder.unfinished_model(run.out), ignore_errors=True)
+        final.save(run_folder.unfinished_model(run.out))
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
         parts = {
@@ -224,11 +268,11 @@ class _Session:
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
             "result": describe_result(read_log(run.out / LOG), progress, epochs=epochs, kept_steps=kept),
         }
-        finish_run(run.out, self._identity(rows).record(SCHEMA, parts))
+        run_folder.finish_run(run.out, self._identity(rows).record(SCHEMA, parts))
 
 
-def _kept_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
-    """The steps whose checkpoints make the run's model: the best, or the last that the recipe asks for."""
+def _model_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
+    """Steps of the checkpoints that make the run's model: the best one, or the last ones to average."""
     recipe, checkpoints = run.recipe, run.checkpoints
     if recipe.development is not None and recipe.development.keep_best and progress.best_step is not None:
         return checkpoints.sound([progress.best_step]) or [progress.step]
@@ -239,8 +283,186 @@ def _kept_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
     return checkpoints.sound(found) or [progress.step]
 
 
+def _fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step: int | None) -> tuple[Progress, Schedule]:
+    """Train until the end of the run.
+
+    Args:
+        run: Recipe, folder, processes.
+        rows: Training rows.
+        first_model: Makes the model of a new run; not called if there is a checkpoint.
+        step: Step of the checkpoint to resume from, 0 for a resumed run without one; None for a new run.
+
+    Returns:
+        The progress at the end, and the schedule of the run.
+    """
+    from quiver.retrieval.training.losses import RetrievalLoss  # imports the libraries of the extra
+
+    recipe, processes = run.recipe, run.processes
+    training = recipe.training
+    order = _batch_order(recipe, rows, processes)
+    schedule = Schedule.of(recipe, order.per_epoch)
+    model = _model(run, first_model, step=step or 0)
+    collator = Collator(
+        model,
+        max_length=training.max_length,
+        merge_documents=recipe.loss.name == "distillation",
+        minmax=recipe.loss.teacher_scores == "minmax",
+    )
+    loss = RetrievalLoss(recipe, model, processes=processes.size)
+    if processes.is_main_process and not any(learning_rate_share(training, number, schedule.steps) for number in range(schedule.steps)):
+        logger.warning(
+            "nothing is trained: the run has one step, and its learning rate is 0, the start of the warm-up; set training.warmup_ratio to "
+            "0, or raise training.max_steps"
+        )
+    shards = shard(model, loss.model, processes) if training.sharding == "full" and processes.size > 1 else None
+    optimizer, rates = make_optimizer(training, loss.model.named_parameters(), schedule.steps)
+    state = TrainState(model, loss.model, optimizer, rates, lora=training.lora is not None, shards=shards)
+    progress, random_states = read_checkpoint(run.checkpoints.path(step), state) if step else (Progress(), None)
+    if step is not None:
+        progress.resumed_at.append(step)
+    if progress.step == schedule.steps:  # killed after the last step
+        return progress, schedule
+    start, count = (progress.epoch, progress.epoch_batches), (schedule.steps - progress.step) * training.accumulation
+    loader = DataLoader(order, rows, collator, processes, start=start, count=count)
+    settings = TrainerSettings(
+        steps=schedule.steps,
+        accumulation=training.accumulation,
+        batches_per_epoch=schedule.batches_per_epoch,
+        max_grad_norm=training.max_grad_norm,
+        log_every=training.log_every,
+        seed=training.seed,
+        keep_best=recipe.development is not None and recipe.development.keep_best,
+        learning_rate_setting="training.learning_rate",
+    )
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_requests())
+        bar = training_bar(
+            progress.step, schedule.steps, enabled=run.progress and processes.is_main_process, forms={**FORMS, SCORE: "nDCG@10 {:.4f}"}
+        )
+        board = tensorboard(
+            run.out / TENSORBOARD, step=progress.step + 1, enabled=processes.is_main_process, names={SCORE: "development/ndcg_at_10"}
+        )
+        callbacks = [BarCallback(stack.enter_context(bar)), stack.enter_context(board), *run.callbacks]
+        output = RunOutput(run.out, run.checkpoints, RunLog(run.out / LOG), callbacks)
+        task = RetrievalTask(run, schedule, loss, state, loader)
+        Trainer(task, settings, output, processes, stop, progress, random_states).train()
+    return progress, schedule
+
+
+def _batch_order(recipe: Recipe, rows: TrainingRows, processes: Processes) -> BatchOrder:
+    """The batches of a run over all its processes."""
+    training = recipe.training
+    size = training.batch_size * processes.size
+    return BatchOrder(rows, size=size, seed=training.seed, no_duplicates=training.no_duplicates, warn=processes.is_main_process)
+
+
+def _model(run: Run, first_model: Callable[[], Model], *, step: int) -> Model:
+    """The model at a step, with weights that can be trained; in a LoRA run the frozen weights with new low-rank matrices."""
+    lora, start = run.recipe.training.lora, run.out / START
+    if lora is None:
+        return load_trainable(run.checkpoints.path(step)) if step else first_model()
+    model = load_trainable(start) if step else first_model()
+    if not step and run.processes.is_main_process:
+        # The frozen weights must stay the same even if the starting model changes or is deleted before the run is resumed.
+        shutil.rmtree(start, ignore_errors=True)
+        model.save(start)
+    add_lora(model.encoder, rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, seed=run.recipe.training.seed)
+    return model
+
+
+@dataclass(frozen=True)
+class RetrievalTask:
+    """A dense or ColBERT recipe as the task of the trainer.
+
+    Attributes:
+        run: Recipe and processes.
+        schedule: Length of the run.
+        loss_function: Loss around the model.
+        state: Weights and optimizer.
+        loader: The remaining batches.
+    """
+
+    run: Run
+    schedule: Schedule
+    loss_function: RetrievalLoss
+    state: TrainState
+    loader: DataLoader
+
+    @property
+    def module(self) -> nn.Module:
+        """The model as the loss calls it."""
+        return self.loss_function.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Optimizer of all trained weights."""
+        return self.state.optimizer
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the encoder."""
+        return self.state.model.encoder.device
+
+    def batches(self) -> Iterator[TrainingBatch]:
+        """Yield the remaining batches."""
+        return iter(self.loader)
+
+    def loss(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the loss of a batch."""
+        loss: Tensor = self.loss_function(inputs)
+        return loss
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 1."""
+        training = self.run.recipe.training
+        return training.learning_rate * learning_rate_share(training, step - 1, self.schedule.steps)
+
+    def set_learning_rate(self, step: int) -> None:
+        """Advance the schedule."""
+        del step  # the schedule counts steps itself; its state is part of the checkpoint
+        self.state.schedule.step()
+
+    def evaluation_due(self, progress: Progress) -> bool:
+        """Whether the model is scored on the development collection after this step."""
+        section = self.run.recipe.development
+        return section is not None and self._due(section.every, progress)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Return nDCG@10 on the development collection, computed by the main process."""
+        processes, score = self.run.processes, 0.0
+        with self.state.model_for_use() as model:
+            self.module.eval()
+            if processes.is_main_process and model is not None and self.run.scorer is not None:
+                score = self.run.scorer(model)
+        return {SCORE: processes.broadcast(score)}
+
+    def save_due(self, progress: Progress) -> bool:
+        """Whether the recipe asks for a checkpoint after this step."""
+        return self._due(self.run.recipe.training.save_every, progress)
+
+    def save(self, folder: Path | None, progress: Progress, random_states: list[dict[str, Any]]) -> None:
+        """Write a checkpoint, see `quiver.retrieval.training.state`."""
+        write_checkpoint(folder, self.state, progress, random_states)
+
+    def kept_steps(self, saved: list[int], progress: Progress) -> set[int]:
+        """Return the steps of the newest checkpoints that the recipe asks for, of the best one, and of the current one.
+
+        A checkpoint saved for a signal does not count, so that a run that was stopped ends with the checkpoints of one that was not.
+        """
+        training, development, best = self.run.recipe.training, self.run.recipe.development, progress.best_step
+        planned = self.schedule.planned(saved, training.save_every, progress.epoch_ends)
+        kept = {progress.step, *planned[-training.keep_checkpoints :]}
+        return kept | {best} if development is not None and development.keep_best and best is not None else kept
+
+    def _due(self, every: int | None, progress: Progress) -> bool:
+        return self.schedule.due(every, progress.step, progress.epoch_ends)
+
+
+# The record of a run.
+
+
 def describe_data(recipe: Recipe, rows: TrainingRows) -> dict[str, Any]:
-    """What tells one set of rows from another."""
+    """Return what identifies the rows of a run."""
     return {
         "rows": len(rows),
         "documents_per_row": rows.documents_per_row,
@@ -252,13 +474,13 @@ def describe_data(recipe: Recipe, rows: TrainingRows) -> dict[str, Any]:
 
 
 def base_model(recipe: Recipe) -> str | None:
-    """The hub's id of the checkpoint that a recipe starts from; None where that is a folder of this machine, or random weights."""
+    """Return the Hub id of the checkpoint that a recipe starts from; None for a local folder or random weights."""
     init = recipe.model.init
     return None if init == "random" or expand_home(init).is_dir() else init
 
 
 def negatives_per_query(recipe: Recipe, documents_per_row: int, processes: int) -> int:
-    """Documents that a query is told from: its row's own, and with in-batch negatives those of the other rows too."""
+    """Return the number of negatives of a query: those of its row and, with in-batch negatives, all documents of the other rows."""
     if recipe.loss.name not in IN_BATCH:
         return documents_per_row - 1
     rows = recipe.training.batch_size * (processes if recipe.loss.gather_across_devices else 1)
@@ -266,7 +488,7 @@ def negatives_per_query(recipe: Recipe, documents_per_row: int, processes: int) 
 
 
 def describe_batch(recipe: Recipe, rows: TrainingRows, processes: int) -> dict[str, int]:
-    """How many rows an update sees, and how many negatives a query."""
+    """Return the number of rows per step and of negatives per query."""
     training = recipe.training
     return {
         "rows": training.batch_size,
@@ -278,7 +500,7 @@ def describe_batch(recipe: Recipe, rows: TrainingRows, processes: int) -> dict[s
 
 
 def describe_result(log: Sequence[Line], progress: Progress, *, epochs: float, kept_steps: Sequence[int]) -> dict[str, Any]:
-    """How a run went, from its log and its last progress."""
+    """Return the result of a run, from its log and its last progress."""
     return {
         "steps": progress.step,
         "epochs": epochs,

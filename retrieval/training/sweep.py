@@ -20,25 +20,30 @@ import logging
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.schema import SchemaError
-from quiver.encoder.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
+from quiver.encoder.training.run_folder import (
+    BEGUN,
+    WITHOUT_WEIGHT,
+    exclusive_lock,
+    is_run,
+    recipe_changes,
+    recipe_of,
+    remove_leftovers,
+    remove_run,
+)
 from quiver.encoder.training.run_folder import RECORD as RUN_RECORD
 from quiver.retrieval.training.data import discard_rows
-from quiver.retrieval.training.loop.task import SCORE
-from quiver.retrieval.training.recipe import load_recipe
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import SCORE, Recipe, load_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -91,19 +96,19 @@ class Grid:
 
 
 def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
-    """Read a recipe once for every combination of values.
+    """Read a recipe for every combination of values.
 
     Args:
         source: A YAML file, or the name of a shipped recipe.
-        settings: ``section.setting=value`` for all runs, or ``section.setting=value,value`` for an axis; a comma inside of quotes or
-            brackets parts no values. Where ``training.learning_rate`` is not among them, it is an axis with the paper's values.
+        settings: ``section.setting=value`` for all runs, or ``section.setting=value,value`` for an axis; commas inside quotes or brackets
+            do not separate values. ``training.learning_rate`` is an axis with the paper's values unless it is set.
 
     Returns:
         The grid; seeds vary fastest, so that one candidate is complete before the next begins.
 
     Raises:
-        SchemaError: A combination is no valid recipe; names the problems of all of them.
-        InputError: There is nothing to vary, a value repeats, or the runs could not be told apart by a development score.
+        SchemaError: A combination is not a valid recipe; names the problems of all combinations.
+        InputError: There is nothing to vary, a value repeats, or the runs have no common development collection to compare them.
     """
     fixed, axes = _parse(settings)
     combinations = list(itertools.product(*axes.values()))
@@ -117,7 +122,7 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
         values = {path: _value_of(recipe, path) for path in axes}
         name = "_".join(f"{labels[path]}={_file_name(value)}" for path, value in values.items())
         runs.append(GridRun(name, values, overrides, recipe))
-    if repeated := next((run.name for place, run in enumerate(runs) if run.name in {other.name for other in runs[:place]}), None):
+    if repeated := next((run.name for position, run in enumerate(runs) if run.name in {other.name for other in runs[:position]}), None):
         raise InputError(f"a value is repeated: {repeated} occurs twice in the grid")
     values_of = {path: tuple(run.settings[path] for run in runs) for path in axes}
     return Grid(str(source), fixed, {path: _distinct(values) for path, values in values_of.items()}, tuple(runs))
@@ -249,8 +254,8 @@ def _distinct(values: Sequence[Value]) -> tuple[Value, ...]:
     return tuple({show_value(value): value for value in values}.values())
 
 
-RECORD, RUNS, DATA, LOCK = "sweep.json", "runs", ".data", ".lock"
-"""Files of a sweep, and the lock that excludes a second sweep."""
+RECORD, RUNS, DATA = "sweep.json", "runs", ".data"
+"""Files and folders of a sweep."""
 
 SCHEMA = "quiver-sweep/1"
 
@@ -347,28 +352,28 @@ def run_sweep(
     train: Train,
     overwrite: bool = False,
     command: str | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     changed: Callable[[Sweep], None] = lambda sweep: None,
 ) -> Sweep:
     """Train every run of a grid that is not trained yet.
 
     Args:
-        grid: What `quiver.retrieval.training.sweep.make_grid` made.
-        out: Folder of the sweep; what it holds of the same grid, or of a smaller one, is taken over.
+        grid: Result of `make_grid`.
+        out: Folder of the sweep; finished runs of the same grid, or of a smaller one, are kept.
         train: Trains one run and scores it on its development collection.
-        overwrite: Remove the grid's runs that are there, and nothing else in their folders, and train all of them; without it a sweep
-            that was stopped then goes on.
-        command: The command line to record.
-        tell: Gets a line when a run begins and when it ends, for whoever is watching.
-        changed: Gets the state of the sweep whenever ``sweep.json`` has been written.
+        overwrite: Remove the existing runs of the grid, and nothing else in their folders, and train all of them.
+        command: Command line to record.
+        report: Called with a line of text when a run starts and when it ends.
+        changed: Called with the state of the sweep after each write of ``sweep.json``.
 
     Returns:
-        All runs and candidates; ``best`` is None if no candidate is whole.
+        All runs and candidates; ``best`` is None if no candidate is complete.
 
     Raises:
         InputError: ``out`` holds runs of another recipe, is in use, or cannot be written; or every run failed.
     """
-    with _exclusive(out):
+    with exclusive_lock(out):
+        (out / RUNS).mkdir(exist_ok=True)
         folders = [out / RUNS / run.name for run in grid.runs]
         if overwrite:
             for folder in filter(is_run, folders):
@@ -379,19 +384,19 @@ def run_sweep(
             for run, folder, state in zip(grid.runs, folders, states, strict=True)
         ]
         if taken := states.count("finished"):
-            tell(f"{taken} of {len(results)} runs are already finished")
+            report(f"{taken} of {len(results)} runs are already finished")
         sweep = _write(grid, results, out, command)
         changed(sweep)
         spent: list[float] = []
-        for place, (run, folder, state) in enumerate(zip(grid.runs, folders, states, strict=True)):
+        for position, (run, folder, state) in enumerate(zip(grid.runs, folders, states, strict=True)):
             if state == "finished":
                 continue
             waiting = sum(result.status == "waiting" for result in results)
-            tell(f"run {place + 1} of {len(results)}: {run.name}{_remaining(spent, waiting)}")
+            report(f"run {position + 1} of {len(results)}: {run.name}{_remaining(spent, waiting)}")
             started = time.perf_counter()
-            results[place] = _trained(run, folder, partial(train, resume=state == "unfinished", data_folder=out / RUNS / DATA))
+            results[position] = _trained(run, folder, partial(train, resume=state == "unfinished", data_folder=out / RUNS / DATA))
             spent.append(time.perf_counter() - started)
-            tell(_outcome(results[place]))
+            report(_outcome(results[position]))
             sweep = _write(grid, results, out, command)
             changed(sweep)
         if all(result.status == "finished" for result in results):
@@ -401,34 +406,16 @@ def run_sweep(
     return sweep
 
 
-@contextmanager
-def _exclusive(out: Path) -> Iterator[None]:
-    """Create the folder and lock it for the block."""
-    try:
-        (out / RUNS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
-    lock = FileLock(out / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise InputError(f"{out}: another sweep is running in this folder; wait for it, or choose another --out") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "finished"]:
     """State of a run's folder; leftovers of a finished run are deleted.
 
     Raises:
         InputError: The folder holds a run of another recipe; names the first setting that differs.
     """
-    there, finished = recipe_of(folder), (folder / RUN_RECORD).is_file()
-    if there is None:  # a run that was killed before it wrote its recipe starts over
+    found, finished = recipe_of(folder), (folder / RUN_RECORD).is_file()
+    if found is None:  # a run that was killed before it wrote its recipe starts over
         return "unfinished" if (folder / BEGUN).is_file() else "absent"
-    for path, was, now in recipe_changes(there, recipe.model_dump(), Recipe):
+    for path, was, now in recipe_changes(found, recipe.model_dump(), Recipe):
         if path not in WITHOUT_WEIGHT:
             raise InputError(
                 f"{folder}: a run with another {path} ({was!r} there, {now!r} now); choose another --out, or --overwrite all runs"
@@ -447,7 +434,8 @@ def _trained(run: GridRun, folder: Path, train: Callable[[Recipe, Path], object]
         reason = str(error).strip().splitlines()
         return SweepRun(_relative(run), run.settings, "failed", error=reason[0] if reason else type(error).__name__)
     finally:
-        gc.collect()  # trainers have reference cycles: otherwise two models are in memory while the next run starts
+        # torch's schedules and the cached losses form reference cycles: without a collection, two models are in memory during the next run.
+        gc.collect()
 
 
 def _finished(run: GridRun, folder: Path) -> SweepRun:

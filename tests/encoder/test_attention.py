@@ -85,7 +85,7 @@ def test_both_ways_of_a_local_layer_are_the_definition(way: str, lengths: tuple[
     assert any(isinstance(key, tuple) and key[0] == {"bands": "banded", "blocks": "local"}[way] for key in batch.memo)
 
 
-def test_the_way_that_looks_at_fewer_pairs_is_taken() -> None:
+def test_local_attention_takes_the_method_with_fewer_scores() -> None:
     short, long = batch_of((150, 100, 20)), batch_of((400, 100, 20))  # blocks look at 32 + 128 keys a token
     assert packed_attention.pairs_of_groups(short) == 150**2 + 100**2 + 20**2 < packed_attention.pairs_of_blocks(short, 128) == 288 * 160
     for batch, kind in ((short, "banded"), (long, "local")):

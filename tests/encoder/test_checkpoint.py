@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state
@@ -92,7 +93,7 @@ def test_saving_over_shards_replaces_them(encoder: Encoder, tmp_path: Path) -> N
 def test_an_index_of_shards_without_files_is_named(encoder: Encoder, tmp_path: Path, index: str) -> None:
     save_encoder(encoder, tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(InputError, match="weight_map must map tensors to files"):
+    with pytest.raises(InputError, match="weight_map must be an object from tensor name to file name"):
         load_encoder(tmp_path)
 
 
@@ -107,8 +108,28 @@ def test_each_part_of_a_fused_matrix_has_its_shape() -> None:
     encoder = init_weights(Encoder(BERT), seed=5)
     state = to_hf_state(encoder)
     key = "encoder.layer.0.attention.self.key.weight"
-    with pytest.raises(InputError, match=rf"{key} has shape \(32, 16\), config.json asks for \(32, 32\)"):
+    with pytest.raises(InputError, match=rf"{key} has shape \(32, 16\), config.json requires \(32, 32\)"):
         from_hf_state(encoder, {**state, key: state[key][:, :16]}, where="here")
+
+
+def test_parts_of_a_matrix_are_stored_under_their_names() -> None:
+    def written(config: EncoderConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        encoder = init_weights(Encoder(config), seed=5)
+        return encoder.state_dict(), to_hf_state(encoder)
+
+    ours, theirs = written(BERT)
+    for name, part in zip(("query", "key", "value"), ours["layers.1.attention.qkv.weight"].chunk(3), strict=True):
+        assert torch.equal(theirs[f"encoder.layer.1.attention.self.{name}.weight"], part)
+    ours, theirs = written(NOMICBERT)
+    for name, part in zip(("fc12", "fc11"), ours["layers.1.mlp.up.weight"].chunk(2), strict=True):  # fc12 is activated
+        assert torch.equal(theirs[f"encoder.layers.1.mlp.{name}.weight"], part)
+    ours, theirs = written(CONFIGS["gte"])
+    activated, gate = ours["layers.1.mlp.up.weight"].chunk(2)
+    assert torch.equal(theirs["encoder.layer.1.mlp.up_gate_proj.weight"], torch.cat((gate, activated)))
+    ours, theirs = written(MODERNBERT)
+    assert torch.equal(theirs["layers.1.mlp.Wi.weight"], ours["layers.1.mlp.up.weight"])
+    assert torch.equal(theirs["layers.1.attn_norm.weight"], ours["layers.1.attention_norm.weight"])
+    assert torch.equal(theirs["layers.1.mlp_norm.weight"], ours["layers.1.mlp_norm.weight"])
 
 
 def test_errors_name_the_folder(encoder: Encoder, tmp_path: Path) -> None:
@@ -141,7 +162,7 @@ def test_an_unknown_tensor_is_named(encoder: Encoder) -> None:
 def test_a_wrong_shape_is_named(encoder: Encoder) -> None:
     state = to_hf_state(encoder)
     key = next(key for key in state if "embeddings" in key and state[key].ndim == 2)
-    with pytest.raises(InputError, match=rf"{key} has shape \(64, 16\), config.json asks for \(64, 32\)"):
+    with pytest.raises(InputError, match=rf"{key} has shape \(64, 16\), config.json requires \(64, 32\)"):
         from_hf_state(encoder, {**state, key: state[key][:, :16]}, where="here")
 
 
@@ -221,10 +242,10 @@ def test_a_name_with_and_without_prefix_is_refused(encoder: Encoder) -> None:
 
 def test_an_architecture_its_format_cannot_hold_is_not_saved(tmp_path: Path) -> None:
     encoder = Encoder(replace(BERT, norm_position="pre", final_norm=True))
-    with pytest.raises(InputError, match=r"a bert config\.json cannot hold norm_position 'pre', final_norm True; family quiver can"):
+    with pytest.raises(InputError, match=r"a bert config\.json cannot hold norm_position 'pre', final_norm True; use family quiver"):
         save_encoder(encoder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match=r"a bert checkpoint has no place for final_norm\.weight"):
+    with pytest.raises(InputError, match=r"a bert checkpoint cannot store final_norm\.weight"):
         to_hf_state(encoder)
 
 
@@ -343,11 +364,11 @@ def test_no_folder_and_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="no such folder"):
         load_encoder("quiver-tests/there-is-no-such-model")
-    with pytest.raises(InputError, match="not a hub id"):
+    with pytest.raises(InputError, match="neither an existing folder nor a hub id"):
         load_encoder(tmp_path / "nowhere" / "at" / "all")
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(InputError, match="a model is a folder, this is a file"):
+    with pytest.raises(InputError, match="is a file; a model is a folder"):
         load_encoder(file)
 
 

@@ -9,10 +9,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
-from quiver.encoder.gpu.compile import compile_encoder
-
-pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler on a CPU")
+from quiver.encoder import Encoder, EncoderConfig, compile_encoder, init_weights, pack_ids
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=64, hidden_size=48, num_heads=2, intermediate_size=64, layer_types=["global", "local", "local"], window=16, max_positions=300
@@ -23,9 +20,23 @@ def made() -> Encoder:
     return init_weights(Encoder(CONFIG), seed=0)
 
 
-def test_batches_of_every_length_share_one_compilation() -> None:
+# "aot_eager" traces forward and backward passes as inductor does, without the minute of a C++ compiler.
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",
+        pytest.param(
+            "inductor",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler on a CPU"),
+            ],
+        ),
+    ],
+)
+def test_batches_of_every_length_share_one_compilation(backend: str) -> None:
     plain, encoder = made(), made()
-    assert compile_encoder(encoder) is encoder
+    assert compile_encoder(encoder, backend=backend) is encoder
     torch._dynamo.reset()
     counters.clear()
     for length in (5, 17, 64, 200):
@@ -41,7 +52,7 @@ def test_batches_of_every_length_share_one_compilation() -> None:
 
 
 def test_names_and_copies_of_weights() -> None:
-    encoder = compile_encoder(made())
+    encoder = compile_encoder(made(), backend="aot_eager")
     assert list(encoder.state_dict()) == list(made().state_dict())
     twin = copy.deepcopy(encoder)
     with torch.no_grad():

@@ -361,7 +361,7 @@ def test_global_every() -> None:
         ({"rope_scaling": {**YARN, "beta_fast": "x"}}, "rope_scaling.beta_fast must be a number, got 'x'"),
         ({"rope_scaling": 4}, "rope_scaling must be an object, got 4"),
         ({"rope_parameters": {"rope_type": "default"}}, "must name full_attention and sliding_attention, got rope_type"),
-        ({"layer_types": ["full_attention"]}, "layer_types names 1 layers, num_hidden_layers says 22"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, but num_hidden_layers is 22"),
         ({"layer_types": ["odd"] * 22}, "got odd"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "llama3", "rope_theta": 1}}},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quiver.encoder.cross_entropy import MIN_ROWS, linear_cross_entropy
+from quiver.encoder.cpu.support import assume
+from quiver.encoder.heads import MIN_ROWS, linear_cross_entropy
 
 WIDTH, VOCABULARY = 16, 96
 
@@ -41,7 +42,7 @@ def test_loss_and_gradients_are_torchs(rows: int, with_bias: bool) -> None:
 
 
 @pytest.mark.parametrize("needs", [0, 1, 2])
-def test_what_is_frozen_gets_no_gradient(needs: int) -> None:
+def test_inputs_without_requires_grad_get_no_gradient(needs: int) -> None:
     *inputs, labels = problem(200)
     frozen = [x.detach().requires_grad_(place == needs) for place, x in enumerate(inputs)]
     linear_cross_entropy(*frozen, labels).backward()
@@ -54,9 +55,10 @@ def test_what_is_frozen_gets_no_gradient(needs: int) -> None:
 
 
 @pytest.fixture(params=[True, False], ids=["native half", "emulated half"])
-def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def native(request: pytest.FixtureRequest) -> Iterator[None]:
     """Both kinds of processor, whichever this one is."""
-    monkeypatch.setattr("quiver.encoder.cross_entropy.compute_dtype", lambda device, dtype: dtype if request.param else torch.float32)
+    with assume(native_on_cpu=lambda dtype: bool(request.param) or dtype == torch.float32):
+        yield
 
 
 @pytest.mark.usefixtures("native")

@@ -169,7 +169,7 @@ def test_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         attend(x, x, x, batch, None)
 
 
-def test_a_backend_asked_for_by_name_must_serve() -> None:
+def test_a_backend_given_by_name_must_support_the_call() -> None:
     batch, x = pack_ids([[1, 2]]), torch.ones(2, 1, 8)
     with pytest.raises(ValueError, match="attention backend aten_flash does not support this call: it needs a CUDA device"):
         attend(x, x, x, batch, None, backend="aten_flash")

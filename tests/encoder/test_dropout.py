@@ -76,7 +76,7 @@ def test_dropping_attention_is_its_definition(chunk: int, lengths: tuple[int, ..
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-6)
 
 
-def test_each_weight_is_dropped_as_often_as_asked_and_by_itself() -> None:
+def test_each_weight_is_dropped_independently_with_the_given_probability() -> None:
     """Over heads, queries and keys the share is that of a binomial draw, and neighbours agree no more often than chance."""
     batch, width = batch_of((64,) * 20), 64
     q = torch.zeros(batch.num_tokens, 6, width)
@@ -105,7 +105,7 @@ def test_dropout_keeps_scales_and_passes_the_same_back(chunk: int, dtype: torch.
 
 @pytest.mark.parametrize(("bits", "level"), [(torch.int8, 2**-8), (torch.int16, 2**-16)])
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.3, 0.9, 1e-9, 0.9999999])
-def test_the_probability_is_the_nearest_to_the_one_asked_for(bits: torch.dtype, level: float, probability: float) -> None:
+def test_the_probability_is_rounded_to_the_nearest_level(bits: torch.dtype, level: float, probability: float) -> None:
     """Something is always dropped, and something kept."""
     kept = DropoutMask(probability, seed=1, bits=bits)
     taken = 1 - 1 / kept.scale

@@ -23,7 +23,7 @@ from quiver.encoder.files import check_target, expand_home, read_json, replacing
         (b'{"a": "\xff"}', "not JSON: .* can't decode byte 0xff"),
         (b"[1]", "must hold a JSON object, got list"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply$"),
-        (b'{"a": ' + b"7" * 5_000 + b"}", "holds a number of too many digits$"),
+        (b'{"a": ' + b"7" * 5_000 + b"}", "contains a number with too many digits$"),
     ],
     ids=["empty", "quotes", "bytes", "list", "nested", "digits"],
 )
@@ -60,7 +60,7 @@ def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("HOME", str(tmp_path))
     assert expand_home("~/a") == tmp_path / "a"
     assert expand_home("a/~b") == Path("a/~b")
-    with pytest.raises(InputError, match=r"^~nosuchuser/x: no home folder is known for ~nosuchuser; write the path out$"):
+    with pytest.raises(InputError, match=r"^~nosuchuser/x: no home folder is known for ~nosuchuser; write the full path$"):
         expand_home("~nosuchuser/x")
 
 
@@ -112,7 +112,7 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
     one.symlink_to(two)
     two.symlink_to(one)
     lost.symlink_to(tmp_path / "none" / "a.txt")
-    for path, message in ((one, "its link leads in a circle"), (lost, r"the folder \S+/none does not exist")):
+    for path, message in ((one, "the symbolic link leads back to itself"), (lost, r"the folder \S+/none does not exist")):
         for write in (check_target, lambda path: write_text(path, "new")):
             with pytest.raises(InputError, match=f"{path.name}: cannot be written, {message}"):
                 write(path)

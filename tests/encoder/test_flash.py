@@ -266,7 +266,7 @@ def test_flash_attn_2_has_alibi_and_dropout(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("raise ImportError('undefined symbol: _ZN3c10')", "is installed, but cannot be used: undefined symbol"),
         ("x = 1", "is installed, but cannot be used: module 'flash_attn_interface' has no attribute"),
-        ("import a_part_of_it_that_is_missing", "is installed, but not what it needs: No module named 'a_part_of_it"),
+        ("import a_part_of_it_that_is_missing", "is installed, but one of its dependencies is missing: No module named 'a_part_of_it"),
     ],
 )
 def test_a_package_that_cannot_be_loaded_is_named(
@@ -285,7 +285,7 @@ def test_a_package_that_cannot_be_loaded_is_named(
     assert message in caplog.text
 
 
-def test_a_package_that_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "flash_attn_interface.py").write_text("def flash_attn_varlen_func(window_size=None): return 3")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(flash.PACKAGES, "flash_attn_2", "no_such_package.interface")
@@ -404,7 +404,7 @@ def test_a_release_that_takes_other_arguments_is_passed_over_and_said_once(
                 cache.cache_clear()
             caplog.clear()
             names = flash.installed() | flash.installed()
-            warned = [record for record in caplog.records if "takes no max_seqlen_q, max_seqlen_k" in record.message]
+            warned = [record for record in caplog.records if "does not accept max_seqlen_q, max_seqlen_k" in record.message]
             assert ("flash_attn_4" in names) == usable
             assert len(warned) == (not usable)
             hopper = AttentionCall("cuda", torch.bfloat16, capability=(9, 0), gradients=True, installed=names | {"aten_flash"})

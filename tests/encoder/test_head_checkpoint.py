@@ -95,7 +95,7 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> N
     save_file(state, folder / "model.safetensors")
 
 
-def test_every_family_has_words_for_its_masked_lm_and_classifier() -> None:
+def test_every_family_has_a_layout_for_masked_lm_and_classifier() -> None:
     assert set(families_with_head("masked_lm")) == set(families_with_head("classifier")) == set(CONFIGS)
 
 
@@ -164,7 +164,7 @@ def test_settings_of_modernberts_head_come_back(tmp_path: Path) -> None:
     assert (changed.pooling, changed.problem_type, changed.label_names) == ("cls", "regression", ("x", "y", "z"))
 
 
-def test_the_dtype_is_the_one_asked_for(tmp_path: Path) -> None:
+def test_weights_are_loaded_in_the_given_dtype(tmp_path: Path) -> None:
     save_head(head("masked_lm", "modernbert"), tmp_path)
     half = load_head(MaskedLM, tmp_path, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
@@ -179,11 +179,11 @@ def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
 ) -> None:
     encoder = init_weights(Encoder(CONFIGS[family]), seed=5).eval()
     save_encoder(encoder, tmp_path)
-    with pytest.raises(InputError, match=rf"{tmp_path}: the head of \w+ is not complete: missing .*; pass new_head_seed"):
+    with pytest.raises(InputError, match=rf"{tmp_path}: the head of \w+ is incomplete: missing .*; pass new_head_seed"):
         load_head(KINDS[task], tmp_path)
     with caplog.at_level("WARNING", logger="quiver.encoder"):
         model = load_head(KINDS[task], tmp_path, new_head_seed=1)
-    assert "drew new weights with seed 1, to be trained" in caplog.text
+    assert "initialized at random with seed 1, to be trained" in caplog.text
     assert torch.equal(model.encoder(BATCH), encoder(BATCH))
     assert torch.equal(outputs(model), outputs(load_head(KINDS[task], tmp_path, new_head_seed=1)))
     assert not torch.equal(outputs(model), outputs(load_head(KINDS[task], tmp_path, new_head_seed=2)))
@@ -192,7 +192,7 @@ def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
 def test_another_number_of_labels_needs_a_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = head("classifier", "modernbert", label_names=["a", "b", "c"])
     save_head(model, tmp_path)
-    with pytest.raises(InputError, match=r"classifier\.weight has shape \(3, 32\), \(2, 32\) was asked for"):
+    with pytest.raises(InputError, match=r"classifier\.weight has shape \(3, 32\), expected \(2, 32\)"):
         load_head(SequenceClassifier, tmp_path, num_labels=2)
     again = load_head(SequenceClassifier, tmp_path, num_labels=2, new_head_seed=0)
     assert "classifier.bias, classifier.weight" in caplog.text
@@ -206,7 +206,7 @@ def test_another_number_of_labels_needs_a_seed(tmp_path: Path, caplog: pytest.Lo
 def test_a_last_matrix_of_another_task_is_not_taken(tmp_path: Path) -> None:
     classes = head("classifier", "modernbert", num_labels=2)
     save_head(classes, tmp_path)
-    with pytest.raises(InputError, match=r"ModernBertForQuestionAnswering is not complete: missing classifier\.bias, classifier\.weight;"):
+    with pytest.raises(InputError, match=r"ModernBertForQuestionAnswering is incomplete: missing classifier\.bias, classifier\.weight;"):
         load_head(SpanQA, tmp_path)
     spans = load_head(SpanQA, tmp_path, new_head_seed=1)
     assert torch.equal(spans.transform.dense.weight, classes.transform.dense.weight)
@@ -239,7 +239,7 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
     matrix = torch.randn(64, 32)
     edit_tensors(tmp_path, lambda state: state.update({"decoder.weight": matrix}))
     assert torch.equal(load_head(MaskedLM, tmp_path).decoder_weight, matrix)
-    assert "config.json ties the decoder to the embedding, but the file has two matrices" in caplog.text
+    assert "config.json ties the decoder to the embedding, but the file holds two different matrices" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,12 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
     [
         ("masked_lm", "modernbert", {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
         ("masked_lm", "modernbert", {"tie_word_embeddings": False}, r"missing decoder\.weight"),
-        ("masked_lm", "modernbert", {"decoder_bias": False}, r"config.json gives the head no decoder\.bias, but the file has it"),
+        (
+            "masked_lm",
+            "modernbert",
+            {"decoder_bias": False},
+            r"the file contains decoder\.bias, which the head of config.json does not have",
+        ),
         ("masked_lm", "modernbert", {"classifier_activation": "mish"}, "classifier_activation must be one of"),
         ("masked_lm", "modernbert", {"sparse_pred_ignore_index": 0}, "sparse_pred_ignore_index must be -100, got 0"),
         ("masked_lm", "bert", {"decoder_bias": False}, "decoder_bias must be True, got False"),
@@ -263,10 +268,10 @@ def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplo
         ("classifier", "modernbert", {"id2label": {}}, "id2label must name"),
         ("classifier", "modernbert", {"num_labels": 9}, "num_labels must be 3, the number of labels in id2label, got 9"),
         ("classifier", "modernbert", {"id2label": None, "num_labels": 0}, "num_labels must be >= 1, got 0"),
-        ("classifier", "modernbert", {"id2label": None}, r"classifier\.\w+ has shape \(3.*\), \(2.*\) was asked for"),
+        ("classifier", "modernbert", {"id2label": None}, r"classifier\.\w+ has shape \(3.*\), expected \(2"),
     ],
 )
-def test_what_config_json_may_not_say(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
     save_head(head(task, family), tmp_path)
     edit(tmp_path, **settings)
     with pytest.raises(InputError, match=f"{tmp_path}: .*{message}"):
@@ -293,7 +298,9 @@ def test_mosaicbert_has_no_span_head(tmp_path: Path) -> None:
         ("span_qa", "bert", {"transform": TransformConfig(bias=True, activation="gelu", norm=True)}, "transform: a bert"),
     ],
 )
-def test_what_a_folder_cannot_hold_is_refused(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
+def test_heads_that_no_config_json_expresses_are_refused(
+    tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         save_head(head(task, family, **settings), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -302,7 +309,7 @@ def test_what_a_folder_cannot_hold_is_refused(tmp_path: Path, task: Task, family
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (torch.zeros(32, 31), r"head\.dense\.weight has shape \(32, 31\), \(32, 32\) was asked for"),
+        (torch.zeros(32, 31), r"head\.dense\.weight has shape \(32, 31\), expected \(32, 32\)"),
         (torch.zeros(32, 32, dtype=torch.int8), r"head\.dense\.weight holds torch\.int8, not floating-point numbers"),
     ],
 )

@@ -77,7 +77,7 @@ def test_masked_lm_is_cross_entropy_of_all_logits(config: EncoderConfig, tied: b
         torch.testing.assert_close(one, other)
 
 
-def test_only_asked_tokens_go_through_the_head() -> None:
+def test_only_masked_tokens_go_through_the_head() -> None:
     model = masked_lm()
     shapes: list[torch.Size] = []
     model.transform.dense.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
@@ -112,7 +112,7 @@ def test_a_batchs_loss_is_the_weighted_mean_of_its_sequences(lengths: list[int],
     torch.testing.assert_close(whole.loss, backwards.loss, atol=1e-5, rtol=1e-5)
 
 
-def test_nothing_asked_is_a_zero_with_a_gradient() -> None:
+def test_a_batch_without_masked_tokens_has_zero_loss_with_gradients() -> None:
     model = masked_lm()
     batch = pack_ids(sequences([5, 9]))
     loss, asked = model(batch, torch.full((14,), -100))

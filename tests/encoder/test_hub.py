@@ -87,7 +87,7 @@ def test_a_dense_module_without_safetensors_gives_its_pickled_weights(fetched: F
     assert set(fetched(files | {"2_Dense/config.json": DENSE, "2_Dense/pytorch_model.bin": ""})) == wanted
 
 
-def test_a_repository_with_safetensors_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_with_safetensors_is_downloaded_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"config.json": ENCODER, "model.safetensors": "", "1_Pooling/config.json": POOLING}
     repository = Repository({name: text.encode() for name, text in files.items()}, tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", repository.snapshot_download)

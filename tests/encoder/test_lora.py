@@ -27,24 +27,7 @@ MODERNBERT = EncoderConfig.modernbert(
     max_positions=1500,
     window=32,
 )
-BERT = EncoderConfig(
-    family="bert",
-    vocab_size=300,
-    hidden_size=32,
-    num_heads=2,
-    intermediate_size=64,
-    layer_types=("global", "global"),
-    max_positions=1500,
-    norm_position="post",
-    mlp="plain",
-    positions="absolute",
-    norm_bias=True,
-    qkv_bias=True,
-    attention_output_bias=True,
-    mlp_input_bias=True,
-    mlp_output_bias=True,
-    type_vocab_size=2,
-)
+BERT = EncoderConfig.bert(vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=64, layers=2, max_positions=1500)
 FAMILIES = pytest.mark.parametrize("config", [MODERNBERT, BERT], ids=["modernbert", "bert"])
 BATCH = pack_ids([[5, 6, 7, 8], list(range(200)), [9]])
 # Long enough for oneDNN's packed products.
@@ -214,7 +197,7 @@ def test_matrices_of_another_model_are_refused_whole() -> None:
         load_lora_state(encoder, {name: weight for name, weight in state.items() if name != "layers.1.mlp.up.lora_b"})
     with pytest.raises(InputError, match=r"pooler\.lora_a is unknown"):
         load_lora_state(encoder, state | {"pooler.lora_a": torch.zeros(1)})
-    with pytest.raises(InputError, match=r"lora_a has shape \(2, 32\), this model's LoRA asks for \(4, 32\)"):
+    with pytest.raises(InputError, match=r"lora_a has shape \(2, 32\), expected \(4, 32\)"):
         load_lora_state(encoder, state | {"layers.1.mlp.up.lora_a": torch.zeros(2, 32)})
     assert all(torch.equal(weight, before[name]) for name, weight in lora_state(encoder).items())
 
@@ -333,7 +316,7 @@ def test_an_encoder_of_transformers_is_refused() -> None:
 
     model = torch.nn.Linear(1, 1)
     model.config = Settings()
-    with pytest.raises(InputError, match="deberta-v2 runs in transformers, and only native encoders are trained"):
+    with pytest.raises(InputError, match="deberta-v2 runs in transformers; LoRA needs a native encoder"):
         add_lora(TransformersEncoder(model), rank=4, alpha=8.0, dropout=0.0, seed=0)
 
 
@@ -392,6 +375,6 @@ def test_an_adapter_added_by_hand_is_the_merged_checkpoint(family: str, tmp_path
 
 
 def test_a_family_without_a_hugging_face_model_has_no_adapter(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="quiver has no Hugging Face model"):
+    with pytest.raises(InputError, match="a Hugging Face architecture, and family quiver has none"):
         save_adapter(low_rank(EncoderConfig(**{**vars(MODERNBERT), "family": "quiver"})), tmp_path / "adapter", base_model="x")
     assert not (tmp_path / "adapter").exists()

@@ -113,7 +113,7 @@ def test_rms_norm_by_hand() -> None:
         ("cuda", torch.bfloat16, "triton", "triton"),
     ],
 )
-def test_who_does_the_work(
+def test_the_implementation_follows_device_dtype_and_override(
     device: str, dtype: torch.dtype, override: str | None, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)

@@ -142,7 +142,7 @@ def test_our_own_family_is_extended_too(tmp_path: Path) -> None:
     assert torch.equal(read_positions(tmp_path / "new")[::2], read_positions(tmp_path / "old"))
 
 
-def test_the_tokenizer_is_told_and_buffers_are_left_out(tmp_path: Path) -> None:
+def test_the_tokenizer_gets_the_new_length_and_buffers_are_left_out(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     save_encoder(init_weights(Encoder(small("bert-base")), seed=5), old)
     state = read_weights(old) | {"embeddings.position_ids": torch.arange(12)[None], "pooler.dense.weight": torch.ones(16, 16)}
@@ -174,7 +174,7 @@ def test_malformed_checkpoints_are_refused(tmp_path: Path) -> None:
         extend_positions(encoder, 0)
     hf = read_json(tmp_path / "config.json")
     write_json(tmp_path / "config.json", hf | {"max_position_embeddings": 512})
-    with pytest.raises(InputError, match=r"has shape \(12, 16\), config.json asks for \(512, 16\)"):
+    with pytest.raises(InputError, match=r"has shape \(12, 16\), config.json requires \(512, 16\)"):
         extend_checkpoint(tmp_path, tmp_path / "new", 2)
     write_json(tmp_path / "config.json", hf)
     save_file({"other": torch.ones(1)}, tmp_path / "model.safetensors")

@@ -179,7 +179,7 @@ def test_what_is_no_mapping_at_all(raw: object) -> None:
     assert found[0].startswith("the whole document: must be a mapping of settings, got ")
 
 
-def test_a_rule_is_asked_where_all_its_fields_are_valid() -> None:
+def test_a_rule_is_checked_only_if_all_its_fields_are_valid() -> None:
     rules = [
         Rule(("inner.size", "count"), lambda size, count: size > count, "must be <= count {1}, got {0}"),
         Rule(("maybe", "flag"), lambda maybe, flag: flag and maybe is None, "needed where flag is set"),

@@ -89,7 +89,7 @@ def test_a_tie_goes_to_the_earlier_span() -> None:
     [
         ({"max_answer_length": 0}, "must be >= 1"),
         ({"n_best": 0}, "must be >= 1"),
-        ({"allowed": [(0, 3)]}, "one range a sequence, 2, got 1"),
+        ({"allowed": [(0, 3)]}, "one range per sequence, 2, got 1"),
         ({"allowed": [(0, 3), (0, 3)]}, r"sequence 1: allowed must lie in 0\.\.2, got \(0, 3\)"),
         ({"allowed": [(2, 1), (0, 2)]}, r"sequence 0: .* got \(2, 1\)"),
     ],
@@ -100,7 +100,7 @@ def test_wrong_arguments_are_named(wrong: dict[str, object], message: str) -> No
         best_spans(torch.zeros(5), torch.zeros(5), batch_of([3, 2]), **arguments)  # type: ignore[arg-type]
 
 
-def test_a_logit_that_is_no_number_is_refused() -> None:
+def test_a_nan_logit_is_refused() -> None:
     start, end = torch.tensor([0.0, math.nan, 1.0]), torch.tensor([0.0, 1.0, 2.0])
-    with pytest.raises(ValueError, match="must not hold NaN"):
+    with pytest.raises(ValueError, match="must not contain NaN"):
         best_spans(start, end, pack_ids([[1, 2, 3]]), max_answer_length=2)

@@ -154,7 +154,7 @@ def test_a_head_stays_whole_where_their_number_grows_by_an_odd_one() -> None:
         assert torch.equal(out_new[:, head * 8 : head * 8 + 8], tile(out_old[:, source * 8 : source * 8 + 8], (40, 8)))
 
 
-def test_the_halves_that_rope_turns_stay_pairs_where_heads_get_wider() -> None:
+def test_halves_that_rope_rotates_together_stay_pairs_in_wider_heads() -> None:
     small, large = modernbert(1, 16, 2, 24), modernbert(1, 24, 2, 24)  # heads of 8 to heads of 12
     parent = init_weights(Encoder(small), seed=1)
     child = enlarge(parent, large, shared=False)

@@ -147,7 +147,7 @@ def test_bad_input_says_what_is_wrong(tokenizer: Tokenizer, tmp_path: Path) -> N
         Tokenizer.train(CORPUS, vocab_size=384, split="letters")
     with pytest.raises(InputError, match=r"tokenizer\.json is missing"):
         Tokenizer.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="a special token is one of"):
+    with pytest.raises(ValueError, match="a special token must be one of"):
         tokenizer.special_id("eos")
 
 

@@ -14,6 +14,7 @@ import torch
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
+@pytest.mark.slow
 def test_kernels_do_what_torchs_code_does() -> None:
     """In a process of its own: the interpreter must be switched on before Triton is imported."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})

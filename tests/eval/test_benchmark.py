@@ -58,7 +58,7 @@ def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     with caplog.at_level(logging.INFO, "quiver.eval.benchmark"):
         benchmark = only(folder)
     assert benchmark == Benchmark("msmarco", "dev", Policy(), Metadata(licence="msr-la-nc"), LocalFolder(folder, "dev"))
-    assert caplog.messages == [f"{folder}: taken for beir/msmarco by its name; split dev"]
+    assert caplog.messages == [f"{folder}: has the name of the collection beir/msmarco and is evaluated as such; split dev"]
     assert [query.id for query in benchmark.load().queries] == ["q1"]
     assert only(folder, "test").split == Benchmark.of_folder(folder, "test").source.load().split == "test"
     (folder / "qrels" / "dev.tsv").unlink()
@@ -126,13 +126,15 @@ def test_a_link_keeps_its_name_and_its_policy(make_collection: Callable[..., Pat
 @pytest.mark.parametrize("data", ["no-such-collection", "missing/folder"])
 def test_an_unknown_name_says_what_was_looked_for(data: str) -> None:
     with pytest.raises(
-        InputError, match=rf"unknown collection '{data}': no such folder; give a BEIR folder .*qrels/dev\.tsv, or a name \("
+        InputError,
+        match=rf"unknown collection '{data}': it is neither a folder nor a registered name; pass a BEIR folder "
+        rf".*qrels/dev\.tsv, or a registered name \(",
     ):
         resolve(data, "dev")
 
 
 def test_a_file_is_no_collection(make_collection: Callable[..., Path]) -> None:
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(InputError, match="neither a folder nor a registered name"):
         resolve(make_collection() / "corpus.jsonl", "test")
 
 
@@ -187,7 +189,7 @@ def test_each_has_its_own_split_unless_another_is_asked_for(fetched: Fetched) ->
 
 def test_what_is_missing_offline_is_listed_with_the_command(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = fetched("beir/scifact")
-    message = r"^offline, and not in \S+/cache: mldr/ar, .*, mldr/zh; .* quiver collections fetch mldr$"
+    message = r"^\S+/cache lacks mldr/ar, .*, mldr/zh, and offline mode is on; .* quiver collections fetch mldr$"
     with pytest.raises(InputError, match=message):
         resolve("mldr", cache=cache, offline=True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -20,7 +20,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
-from quiver.retrieval.training.sections import DevelopmentSection
+from quiver.retrieval.training.recipe import DevelopmentSection
 
 MakeCollection = Callable[..., Path]
 WORDS = ("oak", "elm", "ash", "fir", "yew", "bay", "fig", "box", "sloe", "hazel", "larch", "rowan")

@@ -210,7 +210,7 @@ def test_bad_data_stops_before_anything_is_encoded_or_written(
     ("change", "message"),
     [
         ({"k": 0}, "k must be >= 1"),
-        ({"baselines": ("bm26",)}, "unknown baseline 'bm26'; there are bm25"),
+        ({"baselines": ("bm26",)}, "unknown baseline 'bm26'; known: bm25"),
         ({"split": "dev"}, "dev"),
         ({"data": []}, "no collection was given"),
         ({"data": "nowhere"}, "unknown collection 'nowhere'"),
@@ -229,7 +229,7 @@ def test_a_missing_baseline_is_found_before_the_model_is_loaded(
     make_collection: MakeCollection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, baselines: tuple[str, ...]
 ) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(InputError, match=r"bm25 needs bm25s: pip install 'quiver-retrieval\[eval\]'"):
+    with pytest.raises(InputError, match=r"baseline bm25 needs bm25s: run pip install 'quiver-retrieval\[eval\]'"):
         evaluate(system, make_collection(), baselines=baselines, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -264,7 +264,7 @@ def test_existing_results_are_replaced_only_on_request(model: Any, make_collecti
     folder, out = make_collection(), tmp_path / "out"
     evaluate("bm25", folder, out=out)
     before = (out / "results.json").read_bytes()
-    with pytest.raises(InputError, match="holds results already"):
+    with pytest.raises(InputError, match="already holds results"):
         evaluate(model, folder, out=out)
     assert model.encoded == []
     assert (out / "results.json").read_bytes() == before
@@ -331,7 +331,7 @@ def test_what_was_finished_with_other_settings_is_not_thrown_away_silently(
     settings: dict[str, Any] = {"k": 5} if change == "k" else {"engine": "faiss-dense:factory=Flat"}
     _stopped_at_the_end(model, folder, out, monkeypatch)
     model.encoded.clear()
-    with pytest.raises(InputError, match=r"holds an evaluation that was stopped, of other choices; finish it .*, or say overwrite"):
+    with pytest.raises(InputError, match=r"holds an interrupted evaluation whose settings differ; finish it .*, or pass overwrite"):
         evaluate(model, folder, out=out, **settings)
     # It is still there, and can be finished.
     evaluate(model, folder, out=out)
@@ -519,8 +519,8 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
         ({"model": "bm25", "engine": "faiss-dense:factory=Flat"}, "bm25 has no engine"),
         ({"model": "bm25", "precision": "int8"}, "bm25 has no engine, precision or library"),
         ({"model": "bm25", "library": "pylate"}, "no engine, precision or library"),
-        ({"model": "folder", "library": "pylate", "precision": "int8"}, "int8 is of Quiver's own models"),
-        ({"library": "pylate"}, "the model is loaded already"),
+        ({"model": "folder", "library": "pylate", "precision": "int8"}, "precision int8 is only available for library quiver"),
+        ({"library": "pylate"}, "the given model is loaded already"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(
@@ -544,7 +544,7 @@ def test_overlap_counts_what_both_found() -> None:
 def test_collections_the_model_was_trained_on_are_declared(model: Any, make_collection: MakeCollection) -> None:
     folder = make_collection()
     assert evaluate(model, folder, baselines=(), in_domain=["tiny"]).collections[0].in_domain
-    with pytest.raises(InputError, match="in domain: no collection or group is called 'scifact'; there are tiny"):
+    with pytest.raises(InputError, match="in_domain: unknown collection or group 'scifact'; known: tiny"):
         evaluate(model, folder, baselines=(), in_domain=["scifact"])
 
 

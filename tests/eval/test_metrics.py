@@ -114,7 +114,7 @@ def test_a_measure_is_its_name() -> None:
 def test_nothing_to_score_is_an_error() -> None:
     with pytest.raises(InputError, match="qrels are empty"):
         score({}, {"q": {"a": 1.0}})
-    with pytest.raises(InputError, match="no measure"):
+    with pytest.raises(InputError, match="measures is empty"):
         score({"q": {"a": 1}}, {}, [])
 
 

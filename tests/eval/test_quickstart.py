@@ -97,10 +97,11 @@ def test_the_whole_path(tmp_path: Path) -> None:
 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*MADE, MARKER])
 
-    with pytest.raises(InputError, match="holds data already; choose another --out, or --overwrite"):
+    with pytest.raises(InputError, match="already holds data; choose another --out, or add --overwrite"):
         quickstart(tmp_path, overrides=SMALL)
 
 
+@pytest.mark.slow
 def test_packages_are_mined_too_and_an_earlier_quickstart_is_replaced(earlier: Path) -> None:
     small = (*SMALL, "training.max_steps=1")
     result = quickstart(earlier, packages=["rich"], overrides=small, overwrite=True)
@@ -116,11 +117,11 @@ def test_a_folder_that_is_no_quickstarts_is_never_replaced(earlier: Path, tmp_pa
     (earlier / MARKER).unlink()
     before = contents(earlier)
     for overwrite in (False, True):
-        with pytest.raises(InputError, match="holds data already, and not from a quickstart; choose another --out"):
+        with pytest.raises(InputError, match="already holds data that no quickstart wrote; choose another --out"):
             quickstart(earlier, overrides=SMALL, overwrite=overwrite)
     assert contents(earlier) == before
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="a file; --out names a folder"):
+    with pytest.raises(InputError, match="is a file; --out must name a folder"):
         quickstart(tmp_path / "file", overrides=SMALL)
 
 
@@ -130,10 +131,10 @@ def test_a_folder_that_is_no_quickstarts_is_never_replaced(earlier: Path, tmp_pa
     [
         (["no_such_package"], SMALL, None, "no_such_package"),
         ([], ("training.batchsize=8",), None, "did you mean 'batch_size'"),
-        ([], (*SMALL, "training.batch_size=100000"), None, "rows are fewer than one batch of 100000"),
+        ([], (*SMALL, "training.batch_size=100000"), None, "rows do not fill one batch of 100000"),
         ([], (*SMALL, "model.architecture.vocab_size=512", "model.tokenizer=nowhere/at/all"), None, "nowhere/at/all"),
         ([], SMALL, "datasets", "training needs datasets: pip install 'quiver-retrieval.train.'"),
-        ([], SMALL, "bm25s", "bm25 needs bm25s: pip install 'quiver-retrieval.eval.'"),
+        ([], SMALL, "bm25s", "bm25 needs bm25s: run pip install 'quiver-retrieval.eval.'"),
     ],
 )
 def test_mistakes_are_found_before_the_folder_is_touched(

@@ -174,7 +174,7 @@ def test_memory_does_not_grow_with_the_queries() -> None:
     ("call", "message"),
     [
         (lambda: bootstrap_interval([]), "at least one"),
-        (lambda: bootstrap_interval([[0.1]]), "one number a query"),
+        (lambda: bootstrap_interval([[0.1]]), "one number per query"),
         (lambda: bootstrap_interval([0.1, math.nan]), "finite"),
         (lambda: bootstrap_interval([0.1], level=95), "level must be between 0 and 1, got 95"),
         (lambda: bootstrap_interval([0.1], resamples=0), "resamples must be >= 1"),

@@ -294,11 +294,11 @@ def test_span_loss_of_a_mixed_batch_is_that_of_its_sequences_alone(family: Famil
 
 def test_a_masked_lm_becomes_a_classifier_and_says_what_is_new(family: Family, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     theirs = family.model("MaskedLM", tmp_path)
-    with pytest.raises(InputError, match=r"is not complete: missing .*classifier\..*weight.*new_head_seed"):
+    with pytest.raises(InputError, match=r"is incomplete: missing .*classifier\..*weight.*new_head_seed"):
         load_head(SequenceClassifier, tmp_path, num_labels=5)
     with caplog.at_level("WARNING", logger="quiver.encoder"):
         ours = load_head(SequenceClassifier, tmp_path, num_labels=5, new_head_seed=3)
-    assert "drew new weights with seed 3" in caplog.text
+    assert "initialized at random with seed 3" in caplog.text
     assert ours.num_labels == 5
     if family.name == "ModernBert":  # its classifier stands on the masked language model's transform
         torch.testing.assert_close(ours.transform.dense.weight, theirs.head.dense.weight)

@@ -1,4 +1,4 @@
-"""Our hard negatives against ``mine_hard_negatives`` of sentence-transformers on equal settings, with a real model."""
+"""Hard negatives against ``mine_hard_negatives`` of sentence-transformers with equal settings and a real model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import pytest
 from quiver.retrieval.data.docstrings import mine, split_by_module
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.mining.negatives import Margin, MiningSystem, Output, Ranks, Rules, mine_negatives
-from quiver.retrieval.training.mining.scoring import score_rows
-from quiver.retrieval.training.mining.teachers import load_teacher
+from quiver.retrieval.training.mining.teacher_scores import load_teacher, score_rows
 from quiver.retrieval.training.mining.texts import PairSource
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 datasets = pytest.importorskip("datasets")
@@ -42,7 +41,7 @@ def reference(minilm: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What each library has encoded: the same texts for every setting."""
+    """Cache of the vectors of each library: the texts are the same for every setting."""
     return tmp_path_factory.mktemp("vectors")
 
 

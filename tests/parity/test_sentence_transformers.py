@@ -92,7 +92,9 @@ def test_module_stacks_and_prompts(minilm: Path, tmp_path: Path, pooling: str, i
     folder = variant(minilm, tmp_path / "model", pooling=pooling, prompts=prompts, include_prompt=include_prompt, modules=modules)
     theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     ours = BiEncoder.from_pretrained(folder)
-    texts = [text for text in TEXTS if text]  # an empty text behind a prompt that is not pooled has no tokens: see below
+    texts = [
+        text for text in TEXTS[3:9] + TEXTS[-3:] if text
+    ]  # 15 to 250 words; an empty text behind a prompt that is not pooled has no tokens: see below
     np.testing.assert_allclose(ours.encode_queries(texts), theirs.encode_query(texts), atol=1e-5, rtol=0)
     np.testing.assert_allclose(ours.encode_documents(texts), theirs.encode_document(texts), atol=1e-5, rtol=0)
 

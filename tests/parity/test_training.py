@@ -8,9 +8,7 @@ compared; after twenty of them, a gradient that was off by a little would show.
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,9 @@ import torch
 from quiver.encoder import Tokenizer
 from quiver.encoder.schema import validate
 from quiver.retrieval.training import run as training_run
-from quiver.retrieval.training.rules import DISTILLING, RULES
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.dataloader import Collator
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import DISTILLATION, RULES, Recipe
 
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -38,10 +36,10 @@ from sentence_transformers.data_collator import SentenceTransformerDataCollator 
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer  # noqa: E402
 from sentence_transformers.util import cos_sim, dot_score, pairwise_cos_sim, pairwise_dot_score  # noqa: E402
 
-from quiver.retrieval.training.student.build import Student, build_student  # noqa: E402
+from quiver.retrieval.training.losses import RetrievalLoss  # noqa: E402
 
 STEPS, FEW, ROWS = 20, 6, 5
-"""Steps of a loss by itself, steps of one of its combinations, rows of a batch."""
+"""Steps of a test of one loss, steps of a test of its combinations, rows per batch."""
 RATE = 3e-4
 """Peak learning rate. MaxSim has corners: where two tokens are all but equal, rounding decides which of them learns from a step,
 and a step of 1e-3 is then large enough to be seen in the losses."""
@@ -72,7 +70,7 @@ def make_batches(documents: int, *, steps: int = FEW) -> list[list[dict[str, Any
 def make_recipe(
     kind: str, *, model: dict[str, Any], loss: dict[str, Any], training: dict[str, Any], data: dict[str, Any] | None = None
 ) -> Recipe:
-    """A recipe; where no data are given, nobody reads them."""
+    """A recipe; without ``data`` it names a file that is not read."""
     described = dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test")
     shown = {
         "epochs": 1,
@@ -87,7 +85,7 @@ def make_recipe(
         "no_duplicates": False,
         "log_every": 1,
     }
-    data = data or {"train": "rows.jsonl"} | ({"score_fields": "scores"} if loss["name"] in DISTILLING else {})
+    data = data or {"train": "rows.jsonl"} | ({"score_fields": "scores"} if loss["name"] in DISTILLATION else {})
     raw = described | {"kind": kind, "model": model, "data": data, "loss": loss, "training": shown | training}
     recipe, problems = validate(Recipe, raw, RULES)
     assert recipe is not None, problems
@@ -154,18 +152,33 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("base"), modernbert)
 
 
-Batch = tuple[list[dict[str, torch.Tensor]], "torch.Tensor | None"]
+Batch = tuple[Any, ...]
+"""Arguments of a loss: features of each column and labels, or a batch of our collator."""
+
+
+class Ours:
+    """The model of a recipe with its loss and its collator."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.model = build_model(recipe, [])
+        self.loss = RetrievalLoss(recipe, self.model)
+        self.module = self.loss.model
+        training = recipe.training
+        self.collator = Collator(self.model, max_length=training.max_length, merge_documents=recipe.loss.name == "distillation")
+
+    def batches(self, rows: Sequence[list[dict[str, Any]]]) -> list[Batch]:
+        return [(self.collator(batch),) for batch in rows]
 
 
 def train(
     model: torch.nn.Module, loss: torch.nn.Module, batches: Sequence[Batch], *, accumulation: int = 1, clip: float = 1.0
 ) -> Iterator[float]:
-    """The loss of each batch, its model one step further at every ``accumulation`` of them."""
+    """Train, and yield the loss of each batch; a step is done after every ``accumulation`` batches."""
     model.train()
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=len(batches) // accumulation)
-    for number, (features, labels) in enumerate(batches, start=1):
-        value = loss(features, labels)
+    for number, batch in enumerate(batches, start=1):
+        value = loss(*batch)
         (value / accumulation).backward()
         yield value.item()
         if number % accumulation == 0:
@@ -176,18 +189,14 @@ def train(
 
 
 def collected(batch: dict[str, torch.Tensor]) -> Batch:
-    """A collator's batch as the trainer hands it to the loss."""
+    """A library collator's batch in the form that its trainer passes to the loss."""
     return SentenceTransformerTrainer.collect_features(None, batch)
 
 
-def ours(student: Student, rows: Sequence[list[dict[str, Any]]]) -> list[Batch]:
-    return [collected(student.collator(batch)) for batch in rows]
-
-
 def rows_for(name: str, documents: int, *, steps: int = FEW) -> list[list[dict[str, Any]]]:
-    """Batches for a loss; those that have no teacher are given no scores."""
+    """Batches for a loss, with scores only for distillation losses."""
     batches = make_batches(documents, steps=steps)
-    return batches if name in DISTILLING else without_scores(batches)
+    return batches if name in DISTILLATION else without_scores(batches)
 
 
 def without_scores(rows: Sequence[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
@@ -203,7 +212,7 @@ def assert_same_losses(found: Iterator[float], expected: Iterator[float], *, ste
 
 
 def plain_dense(base: Path, folder: Path, *, pooling: str, normalize: bool, dense: bool = False, **prompt: Any) -> SentenceTransformer:
-    """A model of the library around transformers' encoder, saved to where the recipe starts from."""
+    """A sentence-transformers model around transformers' encoder, saved as the starting model of the recipe."""
     first = Transformer(str(base), max_seq_length=48, model_args={"attn_implementation": "sdpa"})
     width = first.get_word_embedding_dimension()
     torch.manual_seed(3)
@@ -216,11 +225,11 @@ def plain_dense(base: Path, folder: Path, *, pooling: str, normalize: bool, dens
     return model
 
 
-def dense_student(folder: Path, loss: dict[str, Any], *, pooling: str = "mean", normalize: bool = True, **settings: Any) -> Student:
+def our_dense(folder: Path, loss: dict[str, Any], *, pooling: str = "mean", normalize: bool = True, **settings: Any) -> Ours:
     training = settings.pop("training", {})
     model = {"init": str(folder), "pooling": pooling, "normalize": normalize, "max_length": 48, **settings}
     recipe = make_recipe("dense", model=model, loss=loss, training=training)
-    return build_student(recipe, build_model(recipe, []))
+    return Ours(recipe)
 
 
 DENSE_LOSSES: dict[str, Callable[[SentenceTransformer], torch.nn.Module]] = {
@@ -245,18 +254,18 @@ def their_dense(model: SentenceTransformer, rows: Sequence[list[dict[str, Any]]]
 def test_gradients_of_minilm(minilm: Path) -> None:
     """A real model, short and long texts in one batch: the same loss and the same gradients as transformers' padded BERT."""
     theirs = SentenceTransformer(str(minilm), device="cpu").eval()
-    student = dense_student(minilm, {"name": "mnrl", "scale": 15}, max_length=256)
-    student.library.eval()
+    ours = our_dense(minilm, {"name": "mnrl", "scale": 15}, max_length=256)
+    ours.module.eval()
     generator = random.Random(3)
     rows = [[{"query": text(generator, 1, 12), "document_1": text(generator, 2, 200)} for _ in range(8)]]
-    sides = ((student.library, student.loss, ours(student, rows)), (theirs, DENSE_LOSSES["mnrl"](theirs), their_dense(theirs, rows)))
+    sides = ((ours.module, ours.loss, ours.batches(rows)), (theirs, DENSE_LOSSES["mnrl"](theirs), their_dense(theirs, rows)))
     values = []
     for _, loss, [batch] in sides:
         value = loss(*batch)
         value.backward()
         values.append(value.item())
     assert values[0] == pytest.approx(values[1], abs=1e-5)
-    mine, yours = (dict(module.named_parameters()) for module in (student.model.encoder, theirs[0].auto_model))
+    mine, yours = (dict(module.named_parameters()) for module in (ours.model.encoder, theirs[0].auto_model))
     pairs = {
         "embeddings.tokens.weight": "embeddings.word_embeddings.weight",
         "embeddings.norm.bias": "embeddings.LayerNorm.bias",
@@ -271,12 +280,12 @@ def test_gradients_of_minilm(minilm: Path) -> None:
 def test_gradients_of_a_colbert(base: Path, tmp_path: Path, reading: dict[str, Any]) -> None:
     """Query expansion, windows, prefixes and the projection: the same gradients as transformers' padded ModernBERT in PyLate."""
     theirs = plain_colbert(base, tmp_path / "start", reading).train()
-    student = colbert_student(tmp_path / "start", {"name": "contrastive"}, reading)
-    student.library.train()
+    ours = our_colbert(tmp_path / "start", {"name": "contrastive"}, reading)
+    ours.module.train()
     rows = without_scores(make_batches(2, steps=1))
     pylate_losses.Contrastive(theirs)(*their_colbert(theirs, rows, merged=False)[0]).backward()
-    student.loss(*ours(student, rows)[0]).backward()
-    mine, yours = (dict(module.named_parameters()) for module in (student.model.encoder, theirs[0].auto_model))
+    ours.loss(*ours.batches(rows)[0]).backward()
+    mine, yours = (dict(module.named_parameters()) for module in (ours.model.encoder, theirs[0].auto_model))
     pairs = {
         "embeddings.tokens.weight": "embeddings.tok_embeddings.weight",
         "layers.1.attention.qkv.weight": "layers.1.attn.Wqkv.weight",
@@ -285,16 +294,16 @@ def test_gradients_of_a_colbert(base: Path, tmp_path: Path, reading: dict[str, A
     }
     for ours_name, theirs_name in pairs.items():
         torch.testing.assert_close(mine[ours_name].grad, yours[theirs_name].grad, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(student.model.projections[0].linear.weight.grad, theirs[1].linear.weight.grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.model.projections[0].linear.weight.grad, theirs[1].linear.weight.grad, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", DENSE_LOSSES)
 def test_dense_losses(family: Path, tmp_path: Path, name: str) -> None:
     theirs = plain_dense(family, tmp_path / "start", pooling="mean", normalize=True)
-    student = dense_student(tmp_path / "start", {"name": name, **SETTINGS[name]})
+    ours = our_dense(tmp_path / "start", {"name": name, **SETTINGS[name]})
     rows = rows_for(name, 3, steps=STEPS)
     assert_same_losses(
-        train(student.library, student.loss, ours(student, rows)),
+        train(ours.module, ours.loss, ours.batches(rows)),
         train(theirs, DENSE_LOSSES[name](theirs), their_dense(theirs, rows)),
         steps=STEPS,
     )
@@ -305,9 +314,9 @@ def test_matryoshka(base: Path, tmp_path: Path, name: str) -> None:
     theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True)
     dims = [48, 16, 8]
     loss = losses.MatryoshkaLoss(theirs, DENSE_LOSSES[name](theirs), dims)
-    student = dense_student(tmp_path / "start", {"name": name, **SETTINGS[name], "matryoshka_dims": dims})
+    ours = our_dense(tmp_path / "start", {"name": name, **SETTINGS[name], "matryoshka_dims": dims})
     rows = rows_for(name, 3)
-    assert_same_losses(train(student.library, student.loss, ours(student, rows)), train(theirs, loss, their_dense(theirs, rows)))
+    assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, their_dense(theirs, rows)))
 
 
 @pytest.mark.parametrize("name", ["mnrl", "cached_mnrl"])
@@ -318,18 +327,18 @@ def test_poolings_and_similarities(base: Path, tmp_path: Path, name: str, poolin
     scale = 15.0 if normalize else 0.5
     kinds = {"mnrl": losses.MultipleNegativesRankingLoss, "cached_mnrl": losses.CachedMultipleNegativesRankingLoss}
     loss = kinds[name](theirs, scale=scale, similarity_fct=similarity)
-    student = dense_student(tmp_path / "start", {"name": name, "scale": scale}, pooling=pooling, normalize=normalize)
+    ours = our_dense(tmp_path / "start", {"name": name, "scale": scale}, pooling=pooling, normalize=normalize)
     rows = without_scores(make_batches(2))
-    assert_same_losses(train(student.library, student.loss, ours(student, rows)), train(theirs, loss, their_dense(theirs, rows)))
+    assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, their_dense(theirs, rows)))
 
 
 def test_a_dot_product_is_distilled_as_it_is_searched(base: Path, tmp_path: Path) -> None:
     theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=False)
-    student = dense_student(tmp_path / "start", {"name": "margin_mse"}, normalize=False)
+    ours = our_dense(tmp_path / "start", {"name": "margin_mse"}, normalize=False)
     rows = make_batches(3)
     loss = losses.MarginMSELoss(theirs, similarity_fct=pairwise_dot_score)
     found, expected = (
-        list(train(*side)) for side in ((student.library, student.loss, ours(student, rows)), (theirs, loss, their_dense(theirs, rows)))
+        list(train(*side)) for side in ((ours.module, ours.loss, ours.batches(rows)), (theirs, loss, their_dense(theirs, rows)))
     )
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-4, rtol=1e-5)  # the losses are in the hundreds
 
@@ -337,14 +346,14 @@ def test_a_dot_product_is_distilled_as_it_is_searched(base: Path, tmp_path: Path
 @pytest.mark.parametrize("name", ["mnrl", "cached_mnrl"])
 def test_dense_modules_are_trained(base: Path, tmp_path: Path, name: str) -> None:
     theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True, dense=True)
-    student = dense_student(tmp_path / "start", {"name": name, **SETTINGS[name]})
+    ours = our_dense(tmp_path / "start", {"name": name, **SETTINGS[name]})
     rows = without_scores(make_batches(2))
-    before = [projection.linear.weight.detach().clone() for projection in student.model.settings.projections]
+    before = [projection.linear.weight.detach().clone() for projection in ours.model.settings.projections]
     assert_same_losses(
-        train(student.library, student.loss, ours(student, rows)), train(theirs, DENSE_LOSSES[name](theirs), their_dense(theirs, rows))
+        train(ours.module, ours.loss, ours.batches(rows)), train(theirs, DENSE_LOSSES[name](theirs), their_dense(theirs, rows))
     )
     assert len(before) == 2
-    for old, projection in zip(before, student.model.settings.projections, strict=True):
+    for old, projection in zip(before, ours.model.settings.projections, strict=True):
         assert (projection.linear.weight - old).abs().max() > 1e-3
 
 
@@ -354,9 +363,9 @@ PROMPTS = {"query": "the best window: ", "document": "wings of a "}
 @pytest.mark.parametrize("include", [True, False], ids=["pooled", "not pooled"])
 @pytest.mark.parametrize("name", ["mnrl", "cached_mnrl"])
 def test_prompts(base: Path, tmp_path: Path, name: str, include: bool) -> None:
-    """Their cached loss blanks a prompt out of the mask before its second pass; ours is held against the one that does not."""
+    """The library's cached loss removes the prompt from the mask before its second pass, so ours is compared with its plain loss."""
     theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True, include_prompt=include)
-    student = dense_student(
+    ours = our_dense(
         tmp_path / "start",
         {"name": name, **SETTINGS[name]},
         query_prompt=PROMPTS["query"],
@@ -371,16 +380,16 @@ def test_prompts(base: Path, tmp_path: Path, name: str, include: bool) -> None:
         all_special_ids=set(theirs.tokenizer.all_special_ids),
     )
     loss = losses.MultipleNegativesRankingLoss(theirs, scale=15.0)
-    assert_same_losses(train(student.library, student.loss, ours(student, rows)), train(theirs, loss, batches))
+    assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, batches))
 
 
 @pytest.mark.parametrize("name", ["mnrl", "cached_mnrl", "kl"])
 def test_accumulation(base: Path, tmp_path: Path, name: str) -> None:
     theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True)
-    student = dense_student(tmp_path / "start", {"name": name, **SETTINGS[name]})
+    ours = our_dense(tmp_path / "start", {"name": name, **SETTINGS[name]})
     rows = rows_for(name, 2)
     assert_same_losses(
-        train(student.library, student.loss, ours(student, rows), accumulation=2),
+        train(ours.module, ours.loss, ours.batches(rows), accumulation=2),
         train(theirs, DENSE_LOSSES[name](theirs), their_dense(theirs, rows), accumulation=2),
     )
 
@@ -388,13 +397,13 @@ def test_accumulation(base: Path, tmp_path: Path, name: str) -> None:
 def test_gradient_checkpointing_and_a_shorter_length(base: Path, tmp_path: Path) -> None:
     theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True)
     theirs.max_seq_length = 20
-    student = dense_student(tmp_path / "start", {"name": "mnrl", "scale": 15}, training={"max_length": 20, "gradient_checkpointing": True})
+    ours = our_dense(tmp_path / "start", {"name": "mnrl", "scale": 15}, training={"max_length": 20, "gradient_checkpointing": True})
     rows = without_scores(make_batches(2))
     assert_same_losses(
-        train(student.library, student.loss, ours(student, rows)), train(theirs, DENSE_LOSSES["mnrl"](theirs), their_dense(theirs, rows))
+        train(ours.module, ours.loss, ours.batches(rows)), train(theirs, DENSE_LOSSES["mnrl"](theirs), their_dense(theirs, rows))
     )
-    assert student.collator.counts.truncated > 30
-    assert student.model.max_length == 48
+    assert ours.collator.counts.truncated > 30
+    assert ours.model.max_length == 48
 
 
 COLBERT = {"query_length": 16, "document_length": 60, "dim": 24}
@@ -408,7 +417,7 @@ PYLATE_NAMES = {"attend_to_expansion": "attend_to_expansion_tokens", "query_expa
 
 
 def plain_colbert(base: Path, folder: Path, settings: dict[str, Any]) -> Any:
-    """A model of PyLate around transformers' encoder, saved to where the recipe starts from."""
+    """A PyLate model around transformers' encoder, saved as the starting model of the recipe."""
     named = {PYLATE_NAMES.get(key, key): [] if value == "none" else value for key, value in (COLBERT | settings).items() if key != "dim"}
     torch.manual_seed(12)
     model = pylate_models.ColBERT(str(base), embedding_size=24, device="cpu", model_kwargs={"attn_implementation": "sdpa"}, **named)
@@ -416,9 +425,9 @@ def plain_colbert(base: Path, folder: Path, settings: dict[str, Any]) -> Any:
     return model
 
 
-def colbert_student(folder: Path, loss: dict[str, Any], settings: dict[str, Any], training: dict[str, Any] | None = None) -> Student:
+def our_colbert(folder: Path, loss: dict[str, Any], settings: dict[str, Any], training: dict[str, Any] | None = None) -> Ours:
     recipe = make_recipe("colbert", model={"init": str(folder), "colbert": COLBERT | settings}, loss=loss, training=training or {})
-    return build_student(recipe, build_model(recipe, []))
+    return Ours(recipe)
 
 
 def their_colbert(model: Any, rows: Sequence[list[dict[str, Any]]], *, merged: bool) -> list[Batch]:
@@ -449,12 +458,10 @@ COLBERT_SETTINGS: dict[str, dict[str, Any]] = {
 
 def compare_colbert(base: Path, folder: Path, name: str, reading: dict[str, Any], *, documents: int, steps: int) -> None:
     theirs = plain_colbert(base, folder, reading)
-    student = colbert_student(folder, {"name": name, **COLBERT_SETTINGS[name]}, reading)
+    ours = our_colbert(folder, {"name": name, **COLBERT_SETTINGS[name]}, reading)
     rows = rows_for(name, documents, steps=steps)
     batches = their_colbert(theirs, rows, merged=name == "distillation")
-    assert_same_losses(
-        train(student.library, student.loss, ours(student, rows)), train(theirs, COLBERT_LOSSES[name](theirs), batches), steps=steps
-    )
+    assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, COLBERT_LOSSES[name](theirs), batches), steps=steps)
 
 
 @pytest.mark.parametrize("name", COLBERT_LOSSES)
@@ -471,31 +478,29 @@ def test_colbert_readings(base: Path, tmp_path: Path, name: str, reading: str) -
 
 def test_distillation_of_scores_as_they_are(base: Path, tmp_path: Path) -> None:
     theirs = plain_colbert(base, tmp_path / "start", {})
-    student = colbert_student(tmp_path / "start", {"name": "distillation", "student_scores": "as_they_are"}, {})
+    ours = our_colbert(tmp_path / "start", {"name": "distillation", "student_scores": "as_they_are"}, {})
     rows = make_batches(3)
     loss = pylate_losses.Distillation(theirs, normalize_scores=False)
-    assert_same_losses(
-        train(student.library, student.loss, ours(student, rows)), train(theirs, loss, their_colbert(theirs, rows, merged=True))
-    )
+    assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, loss, their_colbert(theirs, rows, merged=True)))
 
 
 @pytest.mark.parametrize("name", COLBERT_LOSSES)
 def test_colbert_accumulation_and_a_shorter_length(base: Path, tmp_path: Path, name: str) -> None:
     theirs = plain_colbert(base, tmp_path / "start", {})
     theirs.document_length = 24
-    student = colbert_student(
+    ours = our_colbert(
         tmp_path / "start", {"name": name, **COLBERT_SETTINGS[name]}, {}, training={"max_length": 24, "gradient_checkpointing": True}
     )
     rows = rows_for(name, 3)
     assert_same_losses(
-        train(student.library, student.loss, ours(student, rows), accumulation=2),
+        train(ours.module, ours.loss, ours.batches(rows), accumulation=2),
         train(theirs, COLBERT_LOSSES[name](theirs), their_colbert(theirs, rows, merged=name == "distillation"), accumulation=2),
     )
-    assert student.model.settings.colbert.document_length == 60
+    assert ours.model.settings.colbert.document_length == 60
 
 
 def test_pylates_cached_gradients_are_those_of_the_sum(base: Path, tmp_path: Path) -> None:
-    """Why `MeanCachedContrastive` is there: equal losses, and gradients B times as large as those of the loss."""
+    """The reason for `MeanCachedContrastive`: PyLate's loss is equal, but its gradients are B times too large."""
     theirs = plain_colbert(base, tmp_path / "start", {}).train()
     batch = their_colbert(theirs, without_scores(make_batches(2, steps=1)), merged=False)[0]
     gradients = []
@@ -507,7 +512,7 @@ def test_pylates_cached_gradients_are_those_of_the_sum(base: Path, tmp_path: Pat
 
 
 class PlainTrainer(SentenceTransformerTrainer):
-    """The library's own, which only takes down each step's loss; what it logs is rounded."""
+    """The library's trainer, which also records each loss unrounded."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -527,7 +532,16 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(("name", "accumulation"), [*((name, 1) for name in RUNS), ("mnrl", 2), ("distillation", 2)])
+@pytest.mark.parametrize(
+    ("name", "accumulation"),
+    [
+        ("mnrl", 1),
+        ("contrastive", 1),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in RUNS if name not in ("mnrl", "contrastive")),
+        pytest.param("mnrl", 2, marks=pytest.mark.slow),
+        pytest.param("distillation", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_whole_run_is_that_of_the_plain_library(base: Path, tmp_path: Path, name: str, accumulation: int) -> None:
     """Order of the rows, warm-up, decay, clipping, accumulation: `quiver train` against the library's own trainer for 20 steps.
 
@@ -546,7 +560,7 @@ def test_a_whole_run_is_that_of_the_plain_library(base: Path, tmp_path: Path, na
     epochs, clip = 2 * accumulation, 1.0 if accumulation == 1 else 1e6
     settings = {"accumulation": accumulation, "max_grad_norm": clip}
     training = {"epochs": epochs, "learning_rate": RATE, "warmup_ratio": 0.2, "seed": 5, **settings}
-    scored = {"score_fields": ["scores"]} if name in DISTILLING else {}
+    scored = {"score_fields": ["scores"]} if name in DISTILLATION else {}
     data = {"train": str(tmp_path / "rows.jsonl"), "document_fields": [f"document_{place}" for place in (1, 2, 3)], **scored}
     recipe = make_recipe(kind, model={"init": str(folder), **model}, loss={"name": name}, training=training, data=data)
     found = [loss for _, loss in training_run.train(recipe, tmp_path / "out")["result"]["losses"]]
@@ -585,39 +599,3 @@ def test_a_whole_run_is_that_of_the_plain_library(base: Path, tmp_path: Path, na
     expected = torch.tensor(trainer.losses).view(-1, accumulation).mean(dim=1)
     assert len(found) == len(expected) == STEPS
     torch.testing.assert_close(torch.tensor(found), expected, atol=1e-4, rtol=0)
-
-
-WITH_SIX = """
-import importlib.util
-import sys
-if importlib.util.find_spec("faiss") is None:
-    sys.exit(77)
-import numpy as np
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, Pooling
-from quiver.retrieval.models.loading import load_parts
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.training.student.native import NativeTransformer
-parts = load_parts(sys.argv[1])
-model = BiEncoder(parts.encoder, parts.tokenizer, parts.settings)
-first = NativeTransformer(parts.encoder, parts.tokenizer, max_seq_length=model.max_length)
-library = SentenceTransformer(modules=[first, Pooling(384, "mean"), Normalize()], prompts={"query": "Find: "}, device="cpu")
-texts = ["a bird has wings", "", "how wide is the window? " * 80]
-print(np.abs(library.encode(texts) - model.encode_documents(texts)).max())
-prompted = model.encode_documents(["Find: " + text for text in texts])
-print(np.abs(library.encode(texts, prompt_name="query") - prompted).max())
-"""
-
-
-def test_the_native_module_runs_in_sentence_transformers_6(minilm: Path) -> None:
-    python = os.environ.get("QUIVER_ST6_PYTHON")
-    if not python:
-        pytest.skip("QUIVER_ST6_PYTHON names no interpreter with sentence-transformers 6 and Quiver's core")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run([python, "-c", WITH_SIX, str(minilm)], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode == 77:
-        pytest.skip(f"{python} has sentence-transformers 6 but not Quiver's core")
-    assert done.returncode == 0, done.stderr[-2000:]
-    differences = [float(line) for line in done.stdout.split()]
-    assert len(differences) == 2
-    assert max(differences) < 1e-5

@@ -1,4 +1,4 @@
-"""The training loop's own parts against the libraries': schedules of transformers, the sampler of sentence-transformers."""
+"""Schedules against transformers, and the order of batches against the sampler of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from quiver.retrieval.training.loop.dataloader import BatchOrder
-from quiver.retrieval.training.loop.optimization import learning_rate_share, make_optimizer, warmup_steps
-from quiver.retrieval.training.sections import TrainingSection
+from quiver.retrieval.training.dataloader import BatchOrder
+from quiver.retrieval.training.recipe import TrainingSection
+from quiver.retrieval.training.state import learning_rate_share, make_optimizer, warmup_steps
 
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -166,7 +166,7 @@ def test_roberta_and_its_kin_equal_transformers(tmp_path: Path, name: str, paddi
     compare(model, encoder, texts)
     longest = encoder.config.max_positions
     compare(model, encoder, [[7] * longest])
-    with pytest.raises(InputError, match=f"a sequence has {longest + 1} tokens, this encoder has {longest} positions"):
+    with pytest.raises(InputError, match=f"a sequence has {longest + 1} tokens, more than the encoder's {longest} positions"):
         encoder(pack_ids([[7] * (longest + 1)]))
 
 

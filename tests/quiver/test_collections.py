@@ -133,4 +133,4 @@ def test_squad(quiver: Callable[..., Any], tmp_path: Path) -> None:
     assert (out / "qrels" / "test.tsv").is_file()
     again = quiver("squad", file, "--out", out)
     assert (again.code, again.err.count("\n")) == (2, 1)
-    assert "holds a collection already" in again.err
+    assert "already contains a collection" in again.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -52,7 +52,7 @@ def test_a_model_with_its_run_and_scores(quiver: Callable[..., Any], model: Path
     record = {"schema": "quiver-run/2", "recipe": {"name": "birds"}, "model": {"fingerprint": load_model(model).card.fingerprint}}
     (model.parent / "run.json").write_text(json.dumps(record))
     out = tmp_path / "bird-search"
-    known = ("--run", model.parent, "--results", tmp_path / "results", "--language", "en")
+    known = ("--run-folder", model.parent, "--results", tmp_path / "results", "--language", "en")
     done = quiver("export", model, "--layout", "sentence-transformers", "--out", out, *known)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"model: {out} (sentence-transformers, ")
@@ -82,7 +82,7 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], model: Path, tmp_path
         ((model, "--layout", "gguf"), "'gguf' is not one of"),
         ((tmp_path, "--layout", "hf"), "contains the model to export"),
         ((tmp_path / "runs", "--layout", "hf"), "not a model"),
-        ((model, "--layout", "hf", "--run", tmp_path), "run.json: the file is missing"),
+        ((model, "--layout", "hf", "--run-folder", tmp_path), "run.json: the file is missing"),
         ((model, "--layout", "hf", "--results", tmp_path), "results.json"),
     ):
         done = quiver("export", *arguments, "--out", tmp_path / "out" if arguments[0] != tmp_path else tmp_path)
@@ -92,4 +92,4 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], model: Path, tmp_path
 
 
 def test_all_layouts_are_offered() -> None:
-    assert {layout.value for layout in Layout} == set(LAYOUTS)
+    assert set(get_args(Layout)) == set(LAYOUTS)

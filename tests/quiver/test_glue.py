@@ -59,7 +59,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def told(err: str) -> list[str]:
-    return [line for line in err.splitlines() if "drew new weights" not in line]
+    return [line for line in err.splitlines() if "initialized at random" not in line]
 
 
 def test_train_and_report(quiver: Callable[..., Any], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_train_and_report(quiver: Callable[..., Any], recipe: Path, tmp_path: Pa
     assert json.loads((out / "cola" / "run.json").read_text())["result"]["resumed_at"] == [3]
     assert "2 of 8" in (out / "report.md").read_text()
     done = quiver("glue", recipe, "--out", out)
-    assert (done.code, "sst2: holds a run already" in done.err or "cola: holds a run already" in done.err) == (2, True)
+    assert (done.code, "sst2: already contains a run" in done.err or "cola: already contains a run" in done.err) == (2, True)
 
 
 def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
         ([f"data.source={tmp_path}"], "no folder 'cola' in it"),
         ([f"data.source={tmp_path / 'hidden'}"], "the label is -1, so it is hidden"),
         (["data.max_length=33"], "must be <= 32, the encoder's positions"),
-        (["--resume", "--overwrite"], "give one of them"),
+        (["--resume", "--overwrite"], "pass only one of them"),
         (["tasks.cola=", "tasks.sst2="], "tasks: must name at least one task"),
     ]
     for arguments, complaint in cases:

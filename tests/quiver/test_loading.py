@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from quiver.cli.main import COMMANDS, app
@@ -39,7 +42,7 @@ def test_help_and_version_load_no_command_and_no_heavy_library() -> None:
 
 
 def test_help_of_a_command_loads_no_heavy_library() -> None:
-    assert not loaded(*([name, "--help"] for name in COMMANDS if name != "bench")) & HEAVY
+    assert not loaded(*([name, "--help"] for name in COMMANDS)) & HEAVY
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def test_completion_offers_commands_options_and_values(typed: str, expected: set
     assert set(done.stdout.split()) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "bench"])
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_the_help_of_every_command_has_an_example(name: str) -> None:
     runner = CliRunner(env={"COLUMNS": "200"})
 
@@ -72,6 +75,22 @@ def test_the_help_of_every_command_has_an_example(name: str) -> None:
                 check([*words, command])
 
     check([name])
+
+
+def test_a_switch_has_one_help_text_in_every_command() -> None:
+    switches: dict[str, set[str]] = {}
+    for name in COMMANDS:
+        for option in options_of(get_command(app).commands[name]):
+            if option.is_flag:
+                switches.setdefault(option.opts[0], set()).add(option.help)
+    assert {name: texts for name, texts in switches.items() if len(texts) > 1} == {}
+
+
+def options_of(command: Any) -> Iterator[Any]:
+    for each in getattr(command, "commands", {}).values():
+        yield from options_of(each)
+    if not hasattr(command, "commands"):
+        yield from (parameter for parameter in command.params if parameter.param_type_name == "option")
 
 
 def commands(text: str) -> list[str]:

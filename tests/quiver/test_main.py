@@ -287,7 +287,7 @@ def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Any], tmp_path: 
     assert done.code == 2
     for part in (
         "model.poolling: unknown key, did you mean 'pooling'?",
-        "model.pooling: needed, since kind is dense",
+        "model.pooling: required for kind: dense",
         "training.batch_size: must be",
         "training.seed: ",
     ):
@@ -306,7 +306,7 @@ def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Any], tmp_path: 
         (("evaluate", "--model", "m", "--data", "nowhere", "--out", "o"), "nowhere"),
         (("train", "no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
         (("report", "nowhere", "--out", "o"), "nowhere"),
-        (("quickstart", "--packages", "no_such_package", "--out", "o"), "no_such_package"),
+        (("quickstart", "--package", "no_such_package", "--out", "o"), "no_such_package"),
         (("quickstart", "training.batchsize=3", "--out", "o"), "did you mean 'batch_size'?"),
     ],
 )

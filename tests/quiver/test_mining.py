@@ -131,7 +131,7 @@ def test_pairs_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tm
         (("{data}", "-m", "bm25", "--no-cache", "--cache", "x"), "--cache and --no-cache exclude each other"),
         (("{pairs}", "-m", "bm25"), "no field 'query'; the row's fields are question, pos"),
         (("{data}/nothing.jsonl", "-m", "bm25"), "no such file or folder"),
-        (("{data}", "-m", "/nowhere"), "/nowhere: no such folder"),
+        (("{data}", "-m", "/nowhere"), "/nowhere: neither an existing folder nor a hub id"),
     ],
 )
 def test_mistakes_of_mine(

@@ -68,7 +68,7 @@ def recipe(tmp_path: Path) -> Path:
 def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = quiver("qa", "train", recipe, "--out", out)
-    assert (done.code, [line for line in done.err.splitlines() if "drew new weights" not in line]) == (0, [])
+    assert (done.code, [line for line in done.err.splitlines() if "initialized at random" not in line]) == (0, [])
     assert f"model: {out / 'model'}" in done.out
     results = json.loads((out / "results.json").read_text())
     assert results["schema"] == "quiver-qa/1"
@@ -115,9 +115,12 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
     out = tmp_path / "out"
     cases: list[tuple[list[Any], str]] = [
         ([recipe, "--out", full], "holds model already, and not from a training run"),
-        ([recipe, "--out", out, f"data.test={none}"], "'3-0' has no answer, which squad_v1 does not know; take squad_v2"),
-        ([recipe, "--out", out, f"data.train={all_none}", "data.official=squad_v2"], "nothing to learn"),
-        ([recipe, "--out", out, f"data.test={tmp_path / 'train.json'}"], "80 questions of the test are trained on too"),
+        (
+            [recipe, "--out", out, f"data.test={none}"],
+            "'3-0' has no answer, but squad_v1 does not support unanswerable questions; set data.official: squad_v2",
+        ),
+        ([recipe, "--out", out, f"data.train={all_none}", "data.official=squad_v2"], "nothing to train on"),
+        ([recipe, "--out", out, f"data.test={tmp_path / 'train.json'}"], "80 test questions are also training questions"),
         ([recipe, "--out", out, "model.extend_positions=2"], "no position embeddings but rope"),
         ([recipe, "--out", out, "windows.max_length=65"], "must be <= 64, the encoder's positions"),
         ([recipe, "--out", out, "updates.epoch=2"], "unknown key, did you mean 'epochs'?"),
@@ -127,6 +130,6 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
         done = quiver("qa", "train", *arguments)
         assert done.code == 2, arguments
         assert complaint in done.err
-        assert len([line for line in done.err.splitlines() if "drew new weights" not in line]) == 1
+        assert len([line for line in done.err.splitlines() if "initialized at random" not in line]) == 1
         assert not out.exists()
     assert (full / "model").read_text() == "mine"

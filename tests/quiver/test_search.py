@@ -26,7 +26,7 @@ from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import WordIndex, WordScore
-from quiver.retrieval.search.explain import Explanation, Token, TokenMatch
+from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, Token
 from quiver.retrieval.search.search import Fusion, fuse
 
 DOCUMENTS = [
@@ -119,7 +119,7 @@ def test_a_ranking_of_weight_0_is_not_even_loaded(quiver: Quiver, built: Built, 
     def refuse(*_: object) -> None:
         raise AssertionError("no model is needed")
 
-    monkeypatch.setattr("quiver.cli.rankings.model_of", refuse)
+    monkeypatch.setattr("quiver.cli.rankings.load_index_model", refuse)
     hits = found(quiver, built.dense, QUERY, "--fuse", "bm25", "--weights", "0,1")
     assert [list(hit["lists"]) for hit in hits] == [["bm25"]] * 3
 
@@ -174,11 +174,11 @@ def test_an_explanation_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "much\x07 filler " * 100 + "a big\nBird \x1b[31m flies " + "and more " * 100
     where = text.index("Bird")
     matches = (
-        TokenMatch(Token("[CLS]", None), Token("filler", (0, 4)), 0.5),
-        TokenMatch(Token("bird", (0, 4)), Token("Bird", (where, where + 4)), 0.91),
-        TokenMatch(Token("wings", (6, 11)), Token("flies", (where + 11, where + 16)), 0.45),
-        TokenMatch(Token("[MASK]", None), Token("[SEP]", None), 0.25),
-        TokenMatch(Token("[MASK]", None), Token("Bird", (where, where + 4)), 0.25),
+        QueryTokenMatch(Token("[CLS]", None), Token("filler", (0, 4)), 0.5),
+        QueryTokenMatch(Token("bird", (0, 4)), Token("Bird", (where, where + 4)), 0.91),
+        QueryTokenMatch(Token("wings", (6, 11)), Token("flies", (where + 11, where + 16)), 0.45),
+        QueryTokenMatch(Token("[MASK]", None), Token("[SEP]", None), 0.25),
+        QueryTokenMatch(Token("[MASK]", None), Token("Bird", (where, where + 4)), 0.25),
     )
     explained: dict[str, Explained] = {
         "colbert": Explanation("d", 2.36, text, matches),
@@ -251,7 +251,7 @@ def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: p
         (("--fusion", "rrf"), "add --fuse bm25 or --fuse INDEX"),
         (("--fuse", "bm25", "--weights", "1"), "got 1 weights for 2 rankings"),
         (("--fuse", "bm25", "--weights", "1,much"), "--weights '1,much': expected numbers separated by commas"),
-        (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, one of them above 0"),
+        (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, at least one of them > 0"),
         (("--fuse", "bm25", "--normalize", "z-score"), "--normalize applies only to --fusion weighted"),
         (("--fuse", "bm25", "--fuse", "bm25"), "--fuse bm25 is repeated"),
         (("--fuse", "nowhere"), "nowhere: the folder is not an index"),

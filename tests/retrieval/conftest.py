@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import pytest
@@ -14,10 +15,13 @@ from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens,
 WIDTH = 256
 
 
+@cache
 def word_vector(word: str) -> NDArray[np.float32]:
     seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
     vector = np.random.default_rng(seed).standard_normal(WIDTH).astype(np.float32)
-    return vector / np.linalg.norm(vector)
+    vector /= np.linalg.norm(vector)
+    vector.flags.writeable = False
+    return vector
 
 
 def describe(texts: Sequence[str]) -> TextTokens:
@@ -65,6 +69,12 @@ def other_word_sum() -> WordSum:
     return WordSum("b" * 64)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def word_by_word() -> WordByWord:
     return WordByWord()
+
+
+@pytest.fixture(scope="session")
+def word_model() -> Callable[[str], WordSum | WordByWord]:
+    """A new model for an engine: dense for the names that end so, otherwise with one vector per token."""
+    return lambda engine: WordSum() if engine.endswith("dense") else WordByWord()

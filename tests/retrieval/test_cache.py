@@ -36,7 +36,7 @@ def used(path: Path, days: float) -> Path:
 
 
 def shards(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.shard"))
+    return sorted(folder.rglob("*.arrow"))
 
 
 def texts(prefix: str) -> list[str]:
@@ -44,7 +44,7 @@ def texts(prefix: str) -> list[str]:
     return [f"{prefix} {number}" for number in range(512)]
 
 
-def test_vectors_that_were_used_least_recently_make_room_for_new_ones(
+def test_least_recently_used_vectors_are_deleted_first(
     cache: Path, monkeypatch: pytest.MonkeyPatch, word_sum: Any, other_word_sum: Any
 ) -> None:
     store = EmbeddingStore(cache / "vectors")
@@ -66,7 +66,7 @@ def test_vectors_that_were_used_least_recently_make_room_for_new_ones(
     assert len(shards(cache)) == 4  # over the limit: all of them were used a moment ago
 
 
-def test_what_a_running_process_reads_stays(cache: Path, quiver: Callable[..., Any], word_sum: Any) -> None:
+def test_vectors_in_use_are_not_deleted(cache: Path, quiver: Callable[..., Any], word_sum: Any) -> None:
     stored = EmbeddingStore(cache / "vectors").encode(word_sum, texts("a"), "document")
     (shard,) = shards(cache)
     for days, left in ((0.9, 1), (1.1, 0)):
@@ -80,7 +80,7 @@ def test_what_a_running_process_reads_stays(cache: Path, quiver: Callable[..., A
         stored.rows.take(np.array([3, 400]))
 
 
-def test_another_folder_is_never_pruned(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word_sum: Any) -> None:
+def test_folders_outside_the_cache_are_never_pruned(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word_sum: Any) -> None:
     monkeypatch.setenv("QUIVER_CACHE_LIMIT", "1KB")
     store = EmbeddingStore(tmp_path / "mine")
     for prefix in "ab":

@@ -293,7 +293,7 @@ class ListFinder:
         records = self._records.whole()
         numbers = self._coding.numbers(records)
         if len(numbers) and int(numbers.max()) >= len(self._coding.centroids):
-            raise DamagedIndexError(f"{self._path}: names a list that the codec does not have; run quiver index repair")
+            raise DamagedIndexError(f"{self._path}: refers to an inverted list that the codec does not have; run quiver index repair")
         return InvertedLists(self._coding, records)
 
 
@@ -311,7 +311,7 @@ class ListWriter:
         """Append documents, (n, d).
 
         Raises:
-            InputError: A vector is too long.
+            InputError: The norm of a vector is too large.
         """
         del lengths, token_ids
         for start in range(0, len(vectors), BLOCK):

@@ -75,7 +75,7 @@ def write_index(index: Any, path: Path, disk: Disk) -> None:
     """Write an index to a new file.
 
     Raises:
-        OSError: The disk's.
+        OSError: The file cannot be written.
     """
     errors: list[OSError] = []
     with disk.create(path) as file:
@@ -107,14 +107,14 @@ def index_bytes(index: Any) -> int:
 
 
 def read_index(content: NDArray[np.uint8], path: Path) -> Any:
-    """Read an index whose bytes are known to be those that were written.
+    """Read a FAISS index whose checksum has been verified.
 
     Args:
         content: The file, mapped.
-        path: Where it is, for errors.
+        path: Path of the file, for errors.
 
     Raises:
-        DamagedIndexError: It is no index, or one of its parts would be larger than the file.
+        DamagedIndexError: It is not a FAISS index, or one of its parts would be larger than the file.
     """
     stream = _Stream(content)
     try:
@@ -161,7 +161,7 @@ _TRAINING = 65_536
 
 
 def make_index(factory: str, dim: int) -> Any:
-    """An empty index that ranks by inner product.
+    """Create an empty index that ranks by inner product.
 
     Raises:
         InputError: FAISS does not know the factory string, or cannot rank by inner product with it.
@@ -169,14 +169,17 @@ def make_index(factory: str, dim: int) -> Any:
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        raise InputError(f"index {factory!r}: FAISS cannot make it for width {dim} ({_reason(error)}); see its index factory") from error
+        raise InputError(
+            f"index {factory!r}: FAISS cannot create it for width {dim} ({_reason(error)}); the setting factory must be"
+            " an index factory string of FAISS"
+        ) from error
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise InputError(f"index {factory!r}: it does not support inner product; choose another")
+        raise InputError(f"index {factory!r}: it does not support inner product; choose another factory string")
     return index
 
 
 def train_index(index: Any, rows: Rows, factory: str, *, seed: int) -> None:
-    """Train an index on a sample of the vectors, the same in every run; one that learns nothing stays as it is.
+    """Train an index on a sample of the vectors, reproducibly; an index that needs no training is unchanged.
 
     Raises:
         InputError: FAISS has too few vectors to train it.
@@ -186,7 +189,7 @@ def train_index(index: Any, rows: Rows, factory: str, *, seed: int) -> None:
     size = min(rows.shape[0], max(_TRAINING, _TRAINING_A_CENTROID * lists_of(index)))
     chosen = np.sort(np.random.default_rng(seed).choice(rows.shape[0], size, replace=False))
     if any(getattr(part, "do_polysemous_training", False) for part in parts_of(index)):
-        logger.warning("index %r trains polysemous codes, which takes minutes; with 'np' behind PQ it does not", factory)
+        logger.warning("index %r trains polysemous codes, which takes minutes; write 'np' after PQ to skip it", factory)
     logger.info("index %r: training on %d of %d vectors", factory, size, rows.shape[0])
     try:
         index.train(rows.take(chosen))
@@ -209,7 +212,7 @@ def add_vectors(index: Any, vectors: NDArray[np.float32], factory: str) -> None:
 
 
 def parts_of(index: Any) -> list[Any]:
-    """An index and the one that it wraps, and so on, from the outside in."""
+    """Return an index and the indexes that it wraps, from the outermost to the innermost."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexPreTransform):
         return [index, *parts_of(index.index)]
@@ -219,12 +222,12 @@ def parts_of(index: Any) -> list[Any]:
 
 
 def lists_of(index: Any) -> int:
-    """How many inverted lists an index has; 0 for one that has none."""
+    """Number of inverted lists of an index; 0 if it has none."""
     return max((part.nlist for part in parts_of(index) if isinstance(part, faiss.IndexIVF)), default=0)
 
 
 def search_settings(index: Any) -> dict[str, float]:
-    """Every setting of an index's search, with FAISS's own value."""
+    """Search settings of an index with FAISS's default values."""
     settings: dict[str, float] = {}
     for part in parts_of(index):
         if isinstance(part, faiss.IndexIVF):
@@ -238,12 +241,12 @@ def search_settings(index: Any) -> dict[str, float]:
 
 
 def search_parameters(index: Any, settings: Mapping[str, float], selector: Any = None) -> Any:
-    """The settings as FAISS takes them with a search, for each wrapped index inside those of its wrapper; None where there are none.
+    """Convert settings to FAISS's search parameters, nested as the indexes are; None if the index has no search parameters.
 
     Args:
         index: The index.
-        settings: A value for each of its ``search_settings``.
-        selector: FAISS's selector of the rows that may be found, which not every index takes; None for all rows.
+        settings: Values of its ``search_settings``.
+        selector: FAISS selector of the rows that may be found (not every index supports selectors); None for all rows.
     """
     chosen = {} if selector is None else {"sel": selector}
     parameters = _faiss.SearchParameters(**chosen) if chosen else None
@@ -279,11 +282,11 @@ class FaissFinder:
     """Candidates from the index of one segment; see `quiver.retrieval.index.dense.refine.Finder`.
 
     Args:
-        files: The segment's.
-        store: The refine store that it was made from.
+        files: Files of the segment.
+        store: Refine store that the index was built from.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
     """
 
     def __init__(self, files: Files, store: RefineStore) -> None:
@@ -295,7 +298,7 @@ class FaissFinder:
 
     @property
     def size(self) -> Size:
-        """See `quiver.retrieval.index.dense.refine.Finder`; in memory an index takes about what its file does."""
+        """See `quiver.retrieval.index.dense.refine.Finder`; an index takes about as much memory as its file."""
         return Size(len(self._content), len(self._content))
 
     def find(self, queries: NDArray[np.float32], count: int, *, params: FaissParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
@@ -327,10 +330,10 @@ class FaissFinder:
         return [found[number] for number in range(len(queries))]
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
-        """Nothing: the index is made from the refine store."""
+        """Do nothing: the index is built from the refine store."""
 
     def damaged(self) -> Bitmap:
-        """No rows: a merge makes the index anew from the refine store."""
+        """Return no rows: a merge rebuilds the index from the refine store."""
         return np.zeros(len(self), bool)
 
     def __len__(self) -> int:
@@ -354,7 +357,9 @@ class FaissFinder:
     def _read_index(self) -> _Read:
         index = read_index(self._content.whole(), self._path)
         if (index.ntotal, index.d) != self._shape:
-            raise DamagedIndexError(f"{self._path}: {index.ntotal} vectors of width {index.d}, not {self._shape}; run quiver index repair")
+            raise DamagedIndexError(
+                f"{self._path}: {index.ntotal} vectors of width {index.d}, expected {self._shape}; run quiver index repair"
+            )
         return _Read(index, _takes_selectors(index, *self._shape))
 
 
@@ -377,7 +382,7 @@ def _takes_selectors(index: Any, count: int, dim: int) -> bool:
 
 
 class FaissWriter:
-    """Codes vectors as they come, and makes the index of them in the end; see `quiver.retrieval.index.engines.SegmentWriter`."""
+    """Encodes vectors as they are added, and builds the index when closed; see `quiver.retrieval.index.engines.SegmentWriter`."""
 
     def __init__(self, codec: FaissCodec, folder: Path, disk: Disk) -> None:
         self._codec = codec
@@ -392,7 +397,7 @@ class FaissWriter:
         """Append documents, (n, d).
 
         Raises:
-            InputError: A vector is too long.
+            InputError: The norm of a vector is too large.
         """
         del lengths, token_ids
         for start in range(0, len(vectors), BLOCK):
@@ -405,7 +410,7 @@ class FaissWriter:
         self._count += int(np.count_nonzero(keep))
 
     def close(self) -> Mapping[str, str]:
-        """Make the index, and finish the files; file name -> what it holds."""
+        """Build the index and finish the files; return what each holds, by name."""
         written = self._files.close()
         store = RefineStore(self._codec.scalar, Files.written(self._folder, self._disk), self._count)
         write_index(self._codec.index_of(store), self._folder / _INDEX, self._disk)
@@ -417,8 +422,8 @@ class FaissCodec:
 
     Args:
         factory: FAISS's factory string.
-        trained: The index, trained and empty.
-        scalar: How the refine store is coded.
+        trained: Trained, empty FAISS index.
+        scalar: Coding of the refine store.
     """
 
     name = FAISS_DENSE
@@ -435,18 +440,18 @@ class FaissCodec:
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """What a report says beside the name."""
+        """Sizes and settings for reports."""
         return {"factory": self.factory, "bits": self.scalar.bits}
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write the codec into an existing, empty folder; file name -> what it holds."""
+        """Write the codec into an existing, empty folder; return what each file holds, by name."""
         write_file(folder / _JSON, (json.dumps({"dim": self.scalar.dim, **self.parameters}) + "\n").encode(), disk)
         write_index(self._trained, folder / _TRAINED, disk)
         written = {_JSON: "width, factory string and bits of a final code", _TRAINED: "FAISS's index, trained and empty"}
         return {**written, **save_scalar(self.scalar, folder, disk)}
 
     def memory(self, rows: int, vectors: int) -> int:
-        """Bytes that writing or merging a segment holds at most: the index of all its vectors, which FAISS enlarges by copying it."""
+        """Maximum memory in bytes for writing or merging a segment: the index of its vectors, which FAISS copies when it grows."""
         del vectors
         return 2 * (index_bytes(self._trained) + rows * self._bytes_a_vector) + 4 * _COPIES * BLOCK * self.scalar.dim + _BUFFERS
 
@@ -459,13 +464,13 @@ class FaissCodec:
 
         Raises:
             FileNotFoundError: A file is missing.
-            DamagedIndexError: A file has another size.
+            DamagedIndexError: A file has a wrong size.
         """
         store = RefineStore(self.scalar, files, rows)
         return DenseSegment(store, FaissFinder(files, store))
 
     def merge(self, parts: Sequence[tuple[FaissSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
-        """Write one segment from the rows of others that are kept; their codes are copied, the index is made of them."""
+        """Merge segments: copy the codes of the kept rows and build the index from them."""
         writer = self.writer(folder, disk)
         for segment, keep in parts:
             writer.copy(segment, keep)
@@ -517,7 +522,7 @@ class FaissCodec:
 
 
 def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> FaissCodec:
-    """The codec of ``faiss-dense``; see `quiver.retrieval.index.engines.train_codec`."""
+    """Train the codec of ``faiss-dense``; see `quiver.retrieval.index.engines.train_codec`."""
     del documents, vectors
     chosen = FactorySettings.parse(settings)
     factory = chosen.factory
@@ -540,11 +545,11 @@ def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
 
 
 def open_codec(folder: Path) -> FaissCodec:
-    """Open what a codec's ``save`` wrote, after its checksums have been compared.
+    """Open a saved codec; the caller has verified its checksums.
 
     Raises:
         FileNotFoundError: A file is missing.
-        DamagedIndexError: A file does not fit the others.
+        DamagedIndexError: The files are inconsistent.
     """
     described = read_json(folder / _JSON)
     try:

@@ -102,14 +102,14 @@ class ScalarCoding:
         """Codes, (n, d), and scales, (n,), of vectors; the code of a vector does not depend on the other vectors.
 
         Raises:
-            InputError: A vector is so long that its code overflows float32.
+            InputError: The norm of a vector is so large that its code overflows float32.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = (vectors - self.centre) / self.spread
             largest = np.abs(scaled).max(axis=1, initial=0)
         scales = largest / np.float32(self.largest)
         if not np.isfinite(scales).all():
-            raise InputError("a vector is too long to be coded; use the engine exact-dense")
+            raise InputError("the norm of a vector is too large for quantized codes; use the engine exact-dense")
         # A vector so close to the centre that its scale would be subnormal is stored as the centre.
         scales[scales < np.finfo(np.float32).tiny] = 0
         codes = np.rint(np.divide(scaled, scales[:, None], out=np.zeros_like(scaled), where=scales[:, None] > 0))
@@ -270,7 +270,7 @@ def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.fl
     """Append vectors, (n, d), to the files of a segment.
 
     Raises:
-        InputError: A vector is too long.
+        InputError: The norm of a vector is too large.
     """
     codes, scales = coding.encode(vectors)
     files.write(fine(coding), codes)

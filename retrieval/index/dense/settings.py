@@ -1,4 +1,4 @@
-"""The table of sizes, what a user may set of a compressed dense index, and how hard a search looks.
+"""Settings and search parameters of the compressed dense engines, and their defaults by the size of an index.
 
 Shapes: n documents, d width, k hits.
 """
@@ -29,12 +29,12 @@ _WIDE = 384
 
 
 class Sizes(NamedTuple):
-    """What suits an index of so many documents.
+    """Defaults for an index of a given number of documents.
 
     Attributes:
         lists: Number of inverted lists K.
-        nprobe: Lists that a search looks at.
-        sample: Vectors that a codec is trained on.
+        nprobe: Number of inverted lists to search.
+        sample: Number of training vectors of the codec.
     """
 
     lists: int
@@ -43,7 +43,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(documents: int) -> Sizes:
-    """The table of sizes.
+    """Return the defaults for a number of documents.
 
     K is a power of two near 2 sqrt(n), a quarter of what is usual for FAISS: here a coordinate of a centroid costs the time of sixteen
     coordinates of a code, k-means takes K^2, and lists are probed a few hundred at a time. An eighth of them, 256 at most, is probed.
@@ -63,7 +63,7 @@ def sizes(documents: int) -> Sizes:
 
 
 def coordinates(width: int) -> int:
-    """Coordinates that one code of a scan stands for, where the user names none: 4 for wide vectors, else 2.
+    """Default number of coordinates per code of ``pq-dense``: 4 for wide vectors, otherwise 2.
 
     On 100,000 sentences of all-MiniLM-L6-v2 (width 384), ten hits, one thread of a Xeon at 2.3 GHz, codes for 4 and 8 coordinates find
     0.997 and 0.994 of the best at ``balanced``, in 0.40 and 0.37 ms, and at ``fast`` 0.990 and 0.982, in 0.37 and 0.29 ms. Codes for 2
@@ -77,7 +77,7 @@ def coordinates(width: int) -> int:
 
 
 def probes(lists: int, preset: Preset = "balanced") -> int:
-    """Lists that a search looks at, of so many; all for ``exact``, a quarter of the usual ones for ``fast``.
+    """Default number of lists to search: all for ``exact``, a quarter of ``balanced`` for ``fast``.
 
     Example:
         >>> [probes(4096, preset) for preset in ("exact", "balanced", "fast")]
@@ -88,7 +88,7 @@ def probes(lists: int, preset: Preset = "balanced") -> int:
 
 
 def sample_size(documents: int) -> int:
-    """Vectors that the codec of an index of so many documents is trained on."""
+    """Number of vectors that the codec of an index with this number of documents is trained on."""
     return min(documents, sizes(documents).sample)
 
 
@@ -97,9 +97,9 @@ class ScanSettings:
     """Settings of ``pq-dense``.
 
     Attributes:
-        dsub: Coordinates that one 4-bit code stands for, 2, 4 or 8: twice as many halve memory and time of a scan and want a larger
+        dsub: Coordinates per 4-bit code, 2, 4 or 8: twice as many halve the memory and time of a scan and need a larger
             k_factor. None chooses by width; see `coordinates`.
-        bits: Bits a coordinate of the final scores, 8 or 16: 16 doubles the bytes on the disk and leaves hardly an error.
+        bits: Bits per coordinate of the refine store, 8 or 16: 16 doubles its size on disk and makes the error negligible.
     """
 
     dsub: int | None = None
@@ -121,8 +121,8 @@ class ListSettings:
     """Settings of ``ivf-dense``.
 
     Attributes:
-        dsub: As of `ScanSettings`; 2 where it is not named.
-        bits: As of `ScanSettings`.
+        dsub: As in `ScanSettings`; default 2.
+        bits: As in `ScanSettings`.
         nlist: Lists K; None chooses by size.
     """
 
@@ -148,7 +148,7 @@ class FactorySettings:
 
     Attributes:
         factory: FAISS's factory string.
-        bits: As of `ScanSettings`.
+        bits: As in `ScanSettings`.
     """
 
     factory: str
@@ -174,7 +174,7 @@ class ScanParams:
 
     Attributes:
         k_factor: Candidates per requested hit whose final scores are computed.
-        exhaustive: Compute the final scores of all documents; the other search_params mean nothing then.
+        exhaustive: Compute the final scores of all documents; the other search parameters are ignored then.
     """
 
     k_factor: float
@@ -192,8 +192,8 @@ class ListParams:
 
     Attributes:
         nprobe: Number of inverted lists to search.
-        k_factor: As of `ScanParams`.
-        exhaustive: As of `ScanParams`.
+        k_factor: As in `ScanParams`.
+        exhaustive: As in `ScanParams`.
     """
 
     nprobe: int
@@ -209,8 +209,8 @@ class FaissParams:
         nprobe: Number of inverted lists to search.
         efSearch: Size of the candidate queue of a graph search.
         quantizer_efSearch: Size of the candidate queue of a graph search over centroids.
-        k_factor: As of `ScanParams`.
-        exhaustive: As of `ScanParams`.
+        k_factor: As in `ScanParams`.
+        exhaustive: As in `ScanParams`.
     """
 
     nprobe: int
@@ -225,9 +225,9 @@ def faiss_params(preset: Preset, k: int, has: Collection[str], *, lists: int) ->
 
     Args:
         preset: The preset.
-        k: Hits wanted.
-        has: Names of the settings that the search of the index has.
-        lists: Its lists; 0 where it has none.
+        k: Number of hits.
+        has: Names of the search settings of the index.
+        lists: Number of its inverted lists; 0 if it has none.
     """
     nprobe = probes(lists, preset) if "nprobe" in has else 0
     graph = _GRAPH // 2 if preset == "fast" else _GRAPH
@@ -248,8 +248,8 @@ def k_factor(preset: Preset, k: int, *, dsub: int = 2) -> float:
 
     Args:
         preset: The preset.
-        k: Hits wanted.
-        dsub: Coordinates that one code stands for.
+        k: Number of hits.
+        dsub: Coordinates per code.
 
     Example:
         >>> [k_factor("balanced", k) for k in (1, 10, 100)]
@@ -265,12 +265,12 @@ def param_grid(
     """The parameter grid, cheap to exhaustive, without duplicates: fractions of ``fast``, the presets, steps from ``balanced`` upward.
 
     Args:
-        fast: The preset; a quarter and a half of it come before it, and its mean with ``balanced`` behind it.
-        balanced: The preset; all search_params are doubled until every list is probed and half of all documents are candidates.
-        exact: The preset.
-        k: Hits.
-        lists: Lists of the index: no more are probed.
-        documents: Documents of the largest segment.
+        fast: Parameters of the preset; the grid begins with a quarter and a half of them, and has their mean with ``balanced``.
+        balanced: Parameters of the preset; they are doubled until every list is searched and half of all documents are candidates.
+        exact: Parameters of the preset.
+        k: Number of hits.
+        lists: Number of lists of the index, the upper limit of nprobe.
+        documents: Number of documents of the largest segment.
 
     Example:
         >>> fast, balanced, exact = ListParams(8, 6.0), ListParams(32, 15.0), ListParams(64, 15.0, exhaustive=True)
@@ -351,7 +351,7 @@ def turned(params: SearchParams, changes: Mapping[str, Setting], *, engine: str)
 
 
 def bits_of(settings: Mapping[str, Setting]) -> Bits:
-    """The setting ``bits``; 8 where it is not named.
+    """The setting ``bits``; default 8.
 
     Raises:
         InputError: It is neither 8 nor 16.

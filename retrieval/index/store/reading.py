@@ -2,7 +2,7 @@
 
     DIR/FORMAT                              format name and version
     DIR/HEAD                                number of the newest generation and a copy of its manifest
-    DIR/LOCK                                held by the one process that writes
+    DIR/LOCK                                held by the writing process
     DIR/manifests/m-<generation>.json       one committed state each, never changed
     DIR/codec/c-<sha256>/                   data that all segments share, never changed
     DIR/segments/s-<generation>-<number>/   documents and their vectors, never changed
@@ -11,7 +11,7 @@
     DIR/tmp/                                uncommitted files; only the holder of the lock touches them
     DIR/tmp/b-<fingerprint>/                pieces of a build that may be resumed; everything else is garbage once its writer has ended
 
-Generations are numbers that are never used twice, whatever happens to the files.
+Generation numbers are never reused, even if files are lost.
 
 The manifest describes one generation completely, with checksums of itself and of every file. It is JSON, so that people and other programs
 can read it. Unknown fields are rejected, because they would change what the index means.

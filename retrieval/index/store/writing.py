@@ -2,7 +2,7 @@
 
 A commit is: the new files, each synced, in folders that are synced; the folders renamed to where readers look; then the manifest,
 written and synced under another name, is linked to the name of its generation. Before that link the index is the old one, after it
-the new one, and there is no state between. What a killed writer leaves behind nobody reads; the next writer removes it.
+the new one, and there is no state between. Nothing reads the leftovers of a killed writer; the next writer removes them.
 
 Source of the order of calls: the commits of Lucene, https://blog.mikemccandless.com/2014/04/testing-lucenes-index-durability-after.html.
 """
@@ -263,7 +263,7 @@ class StoreWriter:
         try:
             verify_state(self.layout, self.manifest, shared=shared)
         except DamagedIndexError as error:
-            logger.warning("%s; generation %d stays on the disk, because it may be the last that is whole", error, generation)
+            logger.warning("%s; generation %d is kept, because it may be the last intact one", error, generation)
             return False
         return True
 
@@ -272,8 +272,8 @@ class StoreWriter:
         generations = self.layout.generations()
         if generations and generations[-1] >= self.generation:
             raise InputError(
-                f"{self.layout.root}: another process has changed this index at the same time, its file system does not keep locks; "
-                "nothing of this change was kept, make it again"
+                f"{self.layout.root}: another process changed this index at the same time, because its file system does not support locks; "
+                "this change was discarded: repeat it"
             )
 
     def _adopt(self, folder: Path, target: Path) -> None:
@@ -307,8 +307,8 @@ def writing(
         disk: Performs all writes.
 
     Raises:
-        InputError: It is no index (or is one, with ``create`` alone), cannot be written, or another process is still writing to it after
-            ``wait`` seconds.
+        InputError: The folder is not an index (or is one, with ``create`` but not ``overwrite``), cannot be written, or another
+            process is still writing to it after ``wait`` seconds.
         ValueError: ``wait`` is negative or not finite.
         DamagedIndexError: A manifest is damaged.
     """

@@ -1,12 +1,12 @@
-"""The engine ``ivf-tokens``: what is trained once for an index of token vectors, and written and read with it.
+"""The engine ``ivf-tokens``: the codec of compressed token vectors, trained once per index.
 
     codec.json        sizes and settings
     centroids.f16     centroids, (K, d)
-    groups.i64        where the groups of centroids begin, (G + 1,)
+    groups.i64        first centroid of each group, and K, (G + 1,)
     products.f32      codebooks of the product code, (d / 4, 16, 4)
     pairs.f32         codebook of the pairs of the fine part, (4^bits, 2)
-    tokens.u32        the vocabulary's number of each group, where the groups are those of tokens
-    heads.f32         the centre of each group, where they are cells of a coarse clustering
+    tokens.u32        vocabulary id of each group, with clustering=tokens
+    heads.f32         centre of each group, with clustering=two-level
 
 Shapes: n vectors, K centroids, G groups, d width.
 """
@@ -94,7 +94,7 @@ class TokenCodec:
         clustering = self._coding.clustering
         arrays: dict[str, tuple[NDArray[np.generic] | None, str]] = {
             _CENTROIDS: (clustering.centroids.astype(np.float16), "centroids, (K, d) float16"),
-            _GROUPS: (clustering.groups, "where the groups of centroids begin, (G + 1,) int64"),
+            _GROUPS: (clustering.groups, "first centroid of each group, and K, (G + 1,) int64"),
             _PRODUCTS: (self._coding.products, "codebooks of the product code, (d / 4, 16, 4) float32"),
             _PAIRS: (self._coding.pairs, "codebook of pairs of coordinates, (4^bits, 2) float32"),
             _TOKENS: (clustering.tokens, "vocabulary number of each group, (G,) uint32"),
@@ -184,8 +184,8 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
         seed: Random seed; equal input and seed give equal codecs.
 
     Raises:
-        InputError: A setting is wrong, the width of the vectors is not a multiple of 8 up to 4,096, or they are too long for half
-            precision.
+        InputError: A setting is wrong, the width of the vectors is not a multiple of 8 up to 4,096, or their norms are too large for
+            half precision.
     """
     del documents
     check_settings(settings, card)
@@ -227,7 +227,7 @@ def open_tokens(folder: Path) -> TokenCodec:
         raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
 
     if _PAIRS not in present:
-        raise InputError(f"{folder}: coded by an earlier version of Quiver, a coordinate at a time; build the index again")
+        raise InputError(f"{folder}: written by an earlier version of Quiver; build the index again")
 
     def optional(name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | None:
         return np.array(map_array(folder / name, dtype, shape)) if name in present else None
@@ -240,7 +240,7 @@ def open_tokens(folder: Path) -> TokenCodec:
         heads=optional(_HEADS, "<f4", (-1, dim)),
     )
     if not clustering.is_whole:
-        raise DamagedIndexError(f"{folder / _GROUPS}: the groups are not those of {len(centroids)} centroids; run quiver index repair")
+        raise DamagedIndexError(f"{folder / _GROUPS}: the groups do not match the {len(centroids)} centroids; run quiver index repair")
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // CODED_DIMENSIONS, CODEWORDS, CODED_DIMENSIONS)))
     pairs = np.array(map_array(folder / _PAIRS, np.float32, (1 << round(2 * bits), 2)))
     return TokenCodec(Coding(clustering, products, pairs), pool_factor=pool_factor, vectors=vectors)

@@ -48,7 +48,7 @@ _POINTS = 65_536
 
 
 def check_bits(bits: object) -> Bits:
-    """Refuse a number of bits that there is no code for.
+    """Check the number of bits per coordinate.
 
     Raises:
         InputError: Not 2, 3, 3.5 or 4.
@@ -60,17 +60,17 @@ def check_bits(bits: object) -> Bits:
 
 
 def multiple(bits: Bits) -> int:
-    """What the width of a vector must be a multiple of, for its codes to end with a byte."""
+    """Number that the vector width must be a multiple of, so that the codes of a vector fill whole bytes."""
     return 16 if bits == 3.5 else 8
 
 
 def learn_pairs(residuals: NDArray[np.float32], bits: Bits, *, seed: int) -> NDArray[np.float32]:
-    """A codebook of pairs, (4^bits, 2).
+    """Train the codebook of coordinate pairs, (4^bits, 2).
 
     Args:
-        residuals: What is to be coded, (n, d). Where they are few, points of the normal distribution stand in for those that are missing.
-        bits: Bits a coordinate.
-        seed: Equal input and seed give equal codebooks.
+        residuals: Training residuals, (n, d). If there are too few, samples of the normal distribution are added.
+        bits: Bits per coordinate.
+        seed: Random seed; equal input and seed give equal codebooks.
     """
     rng = np.random.default_rng(seed)
     sizes = np.sqrt(np.square(residuals, dtype=np.float64).mean(axis=1, keepdims=True))
@@ -90,17 +90,17 @@ WINDOW = 1024
 def pool(
     vectors: NDArray[np.float32], lengths: NDArray[np.int64], token_ids: NDArray[np.uint32] | None, *, factor: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.uint32] | None]:
-    """Merge the vectors of each document.
+    """Pool the token vectors of each document: replace similar vectors by their mean.
 
     Args:
         vectors: Unit vectors, (n, d), document after document.
-        lengths: Vectors of each document, (m,).
-        token_ids: Which token each vector is of, (n,), if known.
-        factor: Of the vectors of a document, but the first, one in so many is left, and one at least of every `WINDOW` that follow
-            each other.
+        lengths: Number of vectors of each document, (m,).
+        token_ids: Vocabulary id of each vector's token, (n,), if known.
+        factor: Number of vectors that one pooled vector replaces on average; the first vector of a document is kept, and so is at
+            least one of every `WINDOW` successive vectors.
 
     Returns:
-        Vectors of unit length, lengths, and for each vector the token that is nearest to it among those it stands for.
+        Vectors of unit length, lengths, and for each vector the vocabulary id of the nearest of the tokens that it replaces.
     """
     parts, ids, counts = [], [], []
     ends = np.cumsum(lengths)
@@ -139,7 +139,7 @@ def _clusters(document: NDArray[np.float32], factor: int) -> NDArray[np.int64]:
     return labels
 
 
-TOO_LONG = "a token vector is too long for an index that keeps bits; use the engine exact-tokens"
+TOO_LONG = "the norm of a token vector is too large for quantized codes; use the engine exact-tokens"
 """What is wrong with vectors whose numbers half precision cannot hold."""
 
 # Rounds of codes and scale; a third changes the error by less than a thousandth.
@@ -148,10 +148,10 @@ _ROUNDS = 2
 
 @dataclass(frozen=True)
 class Coding:
-    """How vectors become bytes.
+    """Encoding of token vectors as bytes.
 
     Attributes:
-        clustering: Centroids, and which of them a vector is assigned to.
+        clustering: Centroids, and the assignment of vectors to them.
         products: Codebooks of the product code, (d / 4, 16, 4).
         pairs: Codebook of the pairs of the fine part, (4^bits, 2).
     """
@@ -167,7 +167,7 @@ class Coding:
 
     @property
     def bits(self) -> Bits:
-        """Bits a coordinate of the fine part."""
+        """Bits per coordinate of the fine part."""
         width = width_of(self.pairs)
         return width // 2 if width % 2 == 0 else width / 2
 
@@ -187,17 +187,17 @@ class Coding:
         return self.dim * width_of(self.pairs) // 16 + 2
 
     def encode(self, vectors: NDArray[np.float32], token_ids: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Vectors to bytes; those of a vector do not depend on what it is encoded with.
+        """Encode vectors; the codes of a vector do not depend on the other vectors.
 
         Args:
             vectors: (n, d) float32.
-            token_ids: Which token of the vocabulary each is of, (n,), if known.
+            token_ids: Vocabulary id of each vector's token, (n,), if known.
 
         Returns:
             Coarse parts, (n, coarse_width), and fine parts, (n, fine_width).
 
         Raises:
-            InputError: A vector is so long that half precision cannot hold its scale.
+            InputError: The norm of a vector is so large that half precision cannot hold its scale.
         """
         numbers = self.clustering.assign(vectors, token_ids)
         residuals = vectors - self.clustering.centroids[numbers]
@@ -214,7 +214,7 @@ class Coding:
         )
 
     def decode(self, coarse: NDArray[np.uint8], fine: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Bytes to vectors, (n, d)."""
+        """Decode vectors, (n, d)."""
         return packing.decode(coarse, fine, self.clustering.centroids, self.products, self.pairs)
 
     def table(self, query: NDArray[np.float32]) -> NDArray[np.float32]:

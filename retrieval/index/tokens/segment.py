@@ -5,10 +5,10 @@
     fine.u8        code and scale of each token, in the same order
 
 Every token is in the inverted list of its centroid. A search finds the k' nearest tokens of each query token in the lists of the ``nprobe``
-best centroids; the similarities found, and a bound where a document was not met, are a first estimate of its score. MaxSim with the coarse
-parts refines the estimate, and the final score is MaxSim with the whole codes: an exhaustive search gives the MaxSim of the coded vectors,
-and any other search gives the same scores. The lists are built in memory from the codes at the first search: about a second for ten
-million tokens.
+best centroids; the similarities found, and a bound for documents that were not found, are a first estimate of its score. MaxSim with the
+coarse parts refines the estimate, and the final score is MaxSim with the whole codes: an exhaustive search gives the MaxSim of the coded
+vectors, and any other search gives the same scores. The lists are built in memory from the codes at the first search: about a second for
+ten million tokens.
 
 Shapes: Q queries, P documents (rows), T vectors of all documents, n vectors of a query, K centroids, d width, k hits.
 Sources: FAISS, arXiv:2401.08281 (IVF-PQ with 4-bit codes and fast scan); XTR, arXiv:2304.01982 (imputation).
@@ -109,7 +109,7 @@ _COPIES = 8
 
 
 class TokenWriter:
-    """Codes vectors as they come; see `quiver.retrieval.index.engines.SegmentWriter`.
+    """Encodes vectors as they are added; see `quiver.retrieval.index.engines.SegmentWriter`.
 
     Args:
         coding: Coding of the codec.
@@ -130,8 +130,8 @@ class TokenWriter:
 
         Args:
             vectors: (n, d) float32, document after document.
-            lengths: Vectors of each of the m documents, (m,).
-            token_ids: Which token of the vocabulary each vector is of, (n,), if known.
+            lengths: Number of vectors of each of the m documents, (m,).
+            token_ids: Vocabulary id of each vector's token, (n,), if known.
 
         Raises:
             ValueError: The width is not that of the codec, or the lengths or token ids do not fit the vectors.
@@ -343,7 +343,7 @@ class TokenSegment:
         if not (np.isfinite(scores) | (scores == -np.inf)).all():
             for row in rows.tolist():
                 self._numbers(self.coarse[self.offsets[row] : self.offsets[row + 1]])
-            raise ValueError("the scores of a query do not fit into float32; its vectors are too long")
+            raise ValueError("the scores of a query do not fit into float32; the norms of its vectors are too large")
         return scores
 
     def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -367,7 +367,7 @@ class TokenSegment:
         """The centroids of coarse parts, all of which there are."""
         numbers = self._coding.numbers(coarse)
         if len(numbers) and int(numbers.max()) >= len(self._coding.clustering.centroids):
-            raise DamagedIndexError(f"{self._folder / COARSE}: names a centroid that the codec does not have; run quiver index repair")
+            raise DamagedIndexError(f"{self._folder / COARSE}: refers to a centroid that the codec does not have; run quiver index repair")
         return numbers
 
 

@@ -1,4 +1,4 @@
-"""What a user may set of a token index, what is chosen from its size where he does not, and how hard a search looks.
+"""Settings and search parameters of ``ivf-tokens``, and their defaults by the size of an index.
 
 Shapes: n vectors of an index, K centroids, k hits.
 """
@@ -29,10 +29,10 @@ class TokenSettings:
     """Settings of ``ivf-tokens``.
 
     Attributes:
-        bits: Bits a coordinate of the final scores: 2, 3, 3.5 or 4.
-        centroids: Inverted lists K, about; None chooses by size.
-        clustering: ``tokens``, ``two-level`` or ``flat``; None chooses by size and by what the model says of its tokens.
-        pool_factor: Every document's vectors are merged until one in so many is left; 1 keeps all.
+        bits: Bits per coordinate of the fine codes: 2, 3, 3.5 or 4.
+        centroids: Approximate number K of inverted lists; None chooses by size.
+        clustering: ``tokens``, ``two-level`` or ``flat``; None chooses by size and by whether the model provides token ids.
+        pool_factor: Number of token vectors that one pooled vector replaces on average; 1 keeps all.
     """
 
     bits: Bits = 4
@@ -65,8 +65,8 @@ class TokenParams:
 
     Attributes:
         nprobe: Inverted lists searched per query token.
-        tokens_k: Document tokens that each query token meets there, k'.
-        candidates: Documents, N, whose coarse parts are scored, which estimates their final scores.
+        tokens_k: Number k' of document tokens to find per query token.
+        candidates: Number of documents whose scores are estimated from their coarse parts.
         slack: Final scores are computed best estimate first, and the search stops where the next would have to beat its estimate by more
             than so many standard deviations to be among the best.
         exhaustive: Compute the final scores of all documents; the other parameters are ignored.
@@ -100,7 +100,7 @@ class TokenParams:
 
 
 def default_centroids(vectors: int) -> int:
-    """How many centroids an index of so many vectors gets: a power of two near 4 sqrt(n), or near 6 sqrt(n) from a million on.
+    """Default number of centroids: a power of two near 4 sqrt(n), or near 6 sqrt(n) from a million vectors on.
 
     More of them make shorter lists and smaller errors, and cost bytes: 256 each for 128 dimensions on the disk, and a list that is not
     full. Never more than 65,536, whose numbers fit into two bytes and which a query can be compared with one by one.
@@ -115,14 +115,14 @@ def default_centroids(vectors: int) -> int:
 
 
 def default_grouping(vectors: int, *, token_ids: bool) -> Grouping:
-    """How the vectors of an index of so many are clustered."""
+    """Default clustering for a number of vectors."""
     if vectors < _GROUPED:
         return "flat"
     return "tokens" if token_ids else "two-level"
 
 
 def sample_size(vectors: int) -> int:
-    """How many vectors a codec is trained on, of so many."""
+    """Number of vectors to train a codec on."""
     return min(vectors, max(_SAMPLE, _SAMPLE_A_CENTROID * default_centroids(vectors)))
 
 
@@ -150,12 +150,12 @@ def param_grid(fast: TokenParams, balanced: TokenParams, exact: TokenParams, *, 
     """The parameter grid, cheap to exhaustive, without duplicates: fractions of ``fast``, the presets, steps from ``balanced`` upward.
 
     Args:
-        fast: The preset; a quarter and a half of it come before it.
-        balanced: The preset; steps follow it until all documents are candidates.
-        exact: The preset.
-        k: Hits: there are no fewer candidates.
-        lists: Lists of the index: no more are probed.
-        documents: Documents of the largest segment.
+        fast: Parameters of the preset; the grid begins with a quarter and a half of them.
+        balanced: Parameters of the preset; they are increased until all documents are candidates.
+        exact: Parameters of the preset.
+        k: Number of hits, the lower limit of the candidates.
+        lists: Number of lists of the index, the upper limit of nprobe.
+        documents: Number of documents of the largest segment.
     """
 
     def scaled(params: TokenParams, factor: float, candidates: float, slack: float) -> TokenParams:

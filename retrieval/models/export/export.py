@@ -258,7 +258,7 @@ def export_model(
             unknown, or ``out`` cannot be written. ``out`` is unchanged then.
     """
     if layout not in LAYOUTS:
-        raise InputError(f"unknown layout {layout!r}; there are {', '.join(LAYOUTS)}")
+        raise InputError(f"unknown layout {layout!r}; choose one of {', '.join(LAYOUTS)}")
     if layout == "onnx":
         require_libraries()
     check_languages(languages)

@@ -26,16 +26,7 @@ from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 
 
 def read_pylate(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
-    """Read a PyLate folder.
-
-    Args:
-        folder: Folder with ``modules.json``.
-        config: The parsed ``config_sentence_transformers.json``.
-        path: That file, for errors.
-
-    Raises:
-        InputError: A module is not supported, or a setting is malformed.
-    """
+    """Read a PyLate folder; arguments and errors as `quiver.retrieval.models.export.sentence_transformers.read_dense`."""
     result = ModelFolder("colbert", folder, similarity="maxsim", colbert=_read_colbert(config, path))
     return read_stack(folder, PYLATE_STACK, result) if (folder / "modules.json").is_file() else result
 

@@ -181,7 +181,7 @@ def with_prefixes(tokenizer: Tokenizer, prefixes: Sequence[str]) -> Tokenizer:
     result = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), tokenizer.settings)
     for prefix in wanted:
         if not reads_as_token(result, prefix, prefix):
-            raise InputError(f"this tokenizer does not read the prefix {prefix!r} before a text as one token, and cannot be changed to")
+            raise InputError(f"this tokenizer splits the prefix {prefix!r} into several tokens, and cannot be changed to keep it whole")
     return result
 
 
@@ -394,11 +394,9 @@ def _with_mask(result: ModelFolder, where: Path, stack: ModuleStack) -> ModelFol
     return replace(result, colbert=replace(result.colbert, skiplist=words(mask, "skiplist_words", (), path)))
 
 
-# By the last part of a module's class path, which is the same in sentence-transformers 2 to 6 and PyLate. NativeTransformer is Quiver's own
-# module in a sentence-transformers model.
+# By the last part of a module's class path, which is the same in sentence-transformers 2 to 6 and PyLate.
 MODULE_KINDS = {
     "Transformer": "T",
-    "NativeTransformer": "T",
     "Pooling": "P",
     "Dense": "D",
     "Normalize": "N",
@@ -431,7 +429,7 @@ def write_stack(folder: Path, modules: Sequence[tuple[str, str]], transformer: M
     for path, _ in modules[1:]:
         (folder / path).mkdir(exist_ok=True)
     write_json(folder / "sentence_bert_config.json", transformer)
-    entries = [{"idx": place, "name": str(place), "path": path, "type": kind} for place, (path, kind) in enumerate(modules)]
+    entries = [{"idx": position, "name": str(position), "path": path, "type": kind} for position, (path, kind) in enumerate(modules)]
     write_json(folder / "modules.json", entries)
 
 
@@ -537,16 +535,7 @@ VERSIONS_6 = {"sentence_transformers": "6.0.0", "transformers": "5.0.0", "pytorc
 
 
 def read_multi_vector(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
-    """Read a MultiVectorEncoder folder of sentence-transformers 6.
-
-    Args:
-        folder: Folder with ``modules.json``.
-        config: The parsed ``config_sentence_transformers.json``.
-        path: That file, for errors.
-
-    Raises:
-        InputError: The model has unsupported settings, or a file is malformed.
-    """
+    """Read a MultiVectorEncoder folder of sentence-transformers 6; arguments and errors as `read_dense`."""
     result = read_stack(
         folder, MULTI_VECTOR_STACK, ModelFolder("colbert", folder, similarity="maxsim", colbert=ColBERTSettings(skiplist=()))
     )
@@ -618,7 +607,7 @@ def write_multi_vector(folder: Path, settings: ModelFolder, encoder: Encoder, to
         raise InputError(
             "sentence-transformers 6 does not strip white space around texts, and no stripping rule can be added to this tokenizer"
         )
-    dense = [(f"{place}_Dense", MULTI_VECTOR_DENSE) for place in range(1, 1 + len(settings.projections))]
+    dense = [(f"{position}_Dense", MULTI_VECTOR_DENSE) for position in range(1, 1 + len(settings.projections))]
     mask, normalize = f"{len(dense) + 1}_MultiVectorMask", f"{len(dense) + 2}_Normalize"
     transformer: dict[str, Any] = {
         "transformer_task": "feature-extraction",

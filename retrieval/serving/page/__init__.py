@@ -1,4 +1,4 @@
-"""The search page: one HTML file with its own style and script, and the policy that it keeps to."""
+"""The search page: one HTML file with inlined style and scripts, and its content security policy."""
 
 from quiver.retrieval.serving.page.assembly import content_security_policy, page_html
 

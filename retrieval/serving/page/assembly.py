@@ -1,7 +1,7 @@
-"""The page as one text: the markup with the style sheet and the scripts put into it, and a policy that names their checksums.
+"""Assemble the search page: HTML with inlined style sheet and scripts, and a content security policy with their checksums.
 
-The parts lie beside this module, so that each can be read alone; the scripts are joined in the order of `SCRIPTS` into one strict function,
-in which a part may use what any other part defines. Nothing here knows of the service: the page asks ``api/`` beside itself.
+The parts are files beside this module. The scripts are joined in the order of `SCRIPTS` into one function in strict mode, so a script may
+use the functions of every other. The page sends its requests to ``api/`` below its own address.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCRIPTS = ("elements", "address", "service", "passages", "heat", "filters", "lis
 
 @cache
 def page_html() -> str:
-    """The whole page; it asks for nothing but ``api/...`` relative to its own address."""
+    """Return the page; it sends requests only to ``api/...``, relative to its own address."""
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
     whole = _part("page.html")
     for mark, content in (("<!-- policy -->", policy), ("/* style */", _style()), ("/* script */", _script())):
@@ -26,9 +26,9 @@ def page_html() -> str:
 
 
 def content_security_policy() -> str:
-    """What the service should send with the page as its ``Content-Security-Policy``: only the page's own style and script run.
+    """Return the ``Content-Security-Policy`` header of the page: only its own style and script run, and no other page may frame it.
 
-    It is the page's own policy and what only a header may say: that no other page frames this one.
+    The page contains the same policy, except for ``frame-ancestors``, which browsers accept only in a header.
     """
     return f"{_policy()}; frame-ancestors 'none'"
 

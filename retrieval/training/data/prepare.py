@@ -32,7 +32,6 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, file_sha256, read_json, sync_folder, write_json
 from quiver.retrieval.data.corpus import find_jsonl, find_split, load_collection
 from quiver.retrieval.data.docstrings import Pair, mine, split_by_module
-from quiver.retrieval.training.data.rows import TrainingRows
 from quiver.retrieval.training.data.sources import (
     Example,
     count_rows,
@@ -43,8 +42,8 @@ from quiver.retrieval.training.data.sources import (
     source_files,
     text_of,
 )
-from quiver.retrieval.training.data.table import IdIndex, IdWriter, Table, TableWriter
-from quiver.retrieval.training.sections import STDLIB_DOCSTRINGS, DataSection
+from quiver.retrieval.training.data.table import IdIndex, IdWriter, Table, TableWriter, TrainingRows
+from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
 from quiver.retrieval.utils import Advance, progress_bar
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ class RowSample:
         >>> rows = sample.wanted([Example(name, "", [], []) for name in "abc"])
         >>> for row in rows:
         ...     sample.add(row)
-        >>> [rows[number].place for number in sample.order()]
+        >>> [rows[number].location for number in sample.order()]
         ['c', 'b']
     """
 
@@ -142,7 +141,7 @@ class RowFilter:
         """
         for example in examples:
             if example.flaw:
-                self.skip(example.place, example.flaw)
+                self.skip(example.location, example.flaw)
             else:
                 yield example
 
@@ -166,18 +165,18 @@ class RowFilter:
         self.copies += excluded
         if len(positions) < wanted:
             why = f" (and {excluded} blank or repeated ones)" if excluded else ""
-            self.skip(example.place, f"the row has {len(positions)} documents{why}, {wanted} are needed")
+            self.skip(example.location, f"the row has {len(positions)} documents{why}, {wanted} are needed")
             return []
         return positions if self._section.negatives == "random" else positions[:wanted]
 
-    def skip(self, place: str, flaw: str) -> None:
+    def skip(self, location: str, flaw: str) -> None:
         """Count a row that cannot be used.
 
         Raises:
             InputError: ``short_rows`` is ``error``.
         """
         if self._section.short_rows == "error":
-            raise InputError(f"{place}: {flaw}; fix the row, lower data.documents_per_row, or skip such rows with data.short_rows: skip")
+            raise InputError(f"{location}: {flaw}; fix the row, lower data.documents_per_row, or skip such rows with data.short_rows: skip")
         self.skipped += 1
 
 
@@ -223,7 +222,7 @@ class TextNumbering:
             # Encoders strip white space at the ends of a text.
             if positions := rows.select(example, [text.strip() for text in example.documents]):
                 texts = (example.query, *(example.documents[position] for position in positions))
-                query, *documents = (self._writer.add_text(encode_text(example.place, text)) for text in texts)
+                query, *documents = (self._writer.add_text(encode_text(example.location, text)) for text in texts)
                 yield NumberedRow(example, query, documents, _at(example.scores, positions))
 
     def close(self) -> None:
@@ -257,7 +256,7 @@ class IdNumbering:
             own = zip(numbers, islice(digests, len(numbers)), strict=True)
             contents = [b"" if number in self._documents.blank else digest for number, digest in own]
             if flaw := self.flaw(example, query, numbers[0]):
-                rows.skip(example.place, flaw)
+                rows.skip(example.location, flaw)
             elif positions := rows.select(example, contents):
                 yield NumberedRow(example, query, _at(numbers, positions), _at(example.scores, positions))
 
@@ -271,10 +270,10 @@ class IdNumbering:
         for example, query, numbers in zip(block, queries.tolist(), np.split(documents, ends[:-1]), strict=True):
             absent = np.flatnonzero(numbers < 0)
             if query < 0:
-                self._note_missing(example.place, f"query '{example.query}' is not in {self._queries.source}", 1 + len(absent))
+                self._note_missing(example.location, f"query '{example.query}' is not in {self._queries.source}", 1 + len(absent))
             elif len(absent):
                 first = example.documents[absent[0]]
-                self._note_missing(example.place, f"document '{first}' is not in {self._documents.source}", len(absent))
+                self._note_missing(example.location, f"document '{first}' is not in {self._documents.source}", len(absent))
             else:
                 yield example, query, numbers.tolist()
 
@@ -294,16 +293,16 @@ class IdNumbering:
         if self._missing_rows:
             raise InputError(f"{self._first_missing}; in all {self._missing_ids:,} ids of {self._missing_rows:,} rows have no text")
 
-    def _note_missing(self, place: str, what: str, ids: int) -> None:
-        self._first_missing = self._first_missing or f"{place}: {what}"
+    def _note_missing(self, location: str, what: str, ids: int) -> None:
+        self._first_missing = self._first_missing or f"{location}: {what}"
         self._missing_ids += ids
         self._missing_rows += 1
 
 
 class TextEntry(NamedTuple):
-    """A text with its id and its place in the source."""
+    """A text with its id and its location in the source."""
 
-    place: str
+    location: str
     id: str
     text: str
 
@@ -336,8 +335,8 @@ def read_text_entries(source: str, id_field: str, text_field: str) -> Iterator[T
     Raises:
         InputError: The source cannot be read, or a row has no id or no text.
     """
-    for place, row in iter_source(source, (id_field, text_field)):
-        yield TextEntry(place, id_of(place, id_field, row), text_of(place, text_field, row))
+    for location, row in iter_source(source, (id_field, text_field)):
+        yield TextEntry(location, id_of(location, id_field, row), text_of(location, text_field, row))
 
 
 def write_texts_by_id(
@@ -365,8 +364,8 @@ def write_texts_by_id(
     first, blank = len(writer.texts), set[int]()
     id_writer = IdWriter(ids, hashed=hashed)
     for entry in entries:
-        number = writer.add_text(encode_text(entry.place, entry.text))
-        id_writer.add(entry.id, encode_text(entry.place, entry.id))
+        number = writer.add_text(encode_text(entry.location, entry.text))
+        id_writer.add(entry.id, encode_text(entry.location, entry.id))
         if not entry.text.strip():
             blank.add(number)
         advance(1)

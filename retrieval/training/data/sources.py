@@ -5,7 +5,7 @@ A source is a ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` file; a folder with such
 ``OWNER/NAME``, the data set is read there instead of downloaded; ``hf download --repo-type dataset OWNER/NAME --local-dir
 $QUIVER_HUB/OWNER/NAME`` makes such a copy, for machines without a network.
 
-Rows are streamed. Every error about a row begins with its place, ``file:line``.
+Rows are streamed. Every error about a row begins with its location, ``file:line``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyarrow import parquet
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json_lines
 from quiver.retrieval.data.corpus import key_of
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 from quiver.retrieval.utils import Advance
 
 HUB = "hub://"
@@ -84,7 +84,7 @@ def iter_source(source: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, 
         fields: Dotted paths that are needed; Parquet columns that none of them names are not read. Empty for all.
 
     Yields:
-        The place of a row, such as ``rows.jsonl:7``, and the row. For Parquet and the Hub the number counts rows, from 1.
+        The location of a row, such as ``rows.jsonl:7``, and the row. For Parquet and the Hub the number counts rows, from 1.
 
     Raises:
         InputError: A file is missing, empty, damaged or of an unsupported type, or the data set cannot be downloaded.
@@ -328,7 +328,7 @@ class Example(NamedTuple):
     """A training row; texts may still be ids.
 
     Attributes:
-        place: Place in the source, for errors.
+        location: Place in the source, for errors.
         query: Text or id of the query.
         documents: Texts or ids of the documents, the positive first.
         scores: Teacher scores, one per document; empty if the section names no score field.
@@ -337,7 +337,7 @@ class Example(NamedTuple):
         rank: Sort key if rows are shuffled.
     """
 
-    place: str
+    location: str
     query: str
     documents: list[str]
     scores: list[float]
@@ -369,64 +369,64 @@ class FieldReader:
         """Names of the fields that are read."""
         return (self._query, *self._documents, *self._scores)
 
-    def check(self, place: str, row: Mapping[str, object]) -> None:
+    def check(self, location: str, row: Mapping[str, object]) -> None:
         """Check a source's first row for misspelt fields; in later rows, a missing field means that there is no document.
 
         Raises:
             InputError: A field is missing; lists those that exist.
         """
         for name in self.columns:
-            if _reach(place, name, row) is _MISSING:
+            if _reach(location, name, row) is _MISSING:
                 known = ", ".join(map(str, row)) or "none"
                 close = difflib.get_close_matches(name, [str(key) for key in row], n=1)
                 hint = f"did you mean '{close[0]}'? " if close else ""
-                raise InputError(f"{place}: no field '{name}'; {hint}the row's fields are {known}")
+                raise InputError(f"{location}: no field '{name}'; {hint}the row's fields are {known}")
 
-    def examples(self, place: str, row: Mapping[str, object]) -> list[Example]:
+    def examples(self, location: str, row: Mapping[str, object]) -> list[Example]:
         """Return the examples of a row: one, or one per positive. An example whose query or positive is blank or missing has a flaw.
 
         Raises:
             InputError: A field has the wrong type, the first of several document fields holds several positives although ``positives`` is
                 not ``each``, or the number of scores differs from the number of documents.
         """
-        whole, positives = self._read(place, row)
+        whole, positives = self._read(location, row)
         if self._each and positives:
             return self._one_each(whole, positives)
         if positives > 1 and len(self._documents) > 1:
             name = self._documents[0]
             one = name.replace("*", "0") if "*" in name else f"{name}.0"
             raise InputError(
-                f"{place}: the field '{name}' holds {positives} documents, but the first of several fields must hold one positive, "
+                f"{location}: the field '{name}' holds {positives} documents, but the first of several fields must hold one positive, "
                 f"since the others would become its negatives; set data.positives: each, or use one of them: {one}"
             )
         return [whole]
 
-    def whole(self, place: str, row: Mapping[str, object]) -> Example:
+    def whole(self, location: str, row: Mapping[str, object]) -> Example:
         """Return all documents of a row as one example, the positives first.
 
         Raises:
             InputError: A field has the wrong type, or the number of scores differs from the number of documents.
         """
-        return self._read(place, row)[0]
+        return self._read(location, row)[0]
 
-    def _read(self, place: str, row: Mapping[str, object]) -> tuple[Example, int]:
+    def _read(self, location: str, row: Mapping[str, object]) -> tuple[Example, int]:
         """The row as one example, and the number of documents in its first field."""
-        query = self._item(place, self._query, _one(place, self._query, row))
-        fields = [self._items(place, name, row) for name in self._documents]
+        query = self._item(location, self._query, _one(location, self._query, row))
+        fields = [self._items(location, name, row) for name in self._documents]
         documents = [document for field in fields for document in field]
-        scores = self._row_scores(place, row, len(documents)) if self._scores else []
-        return Example(place, query, documents, scores, self._flaw(query, fields[0])), len(fields[0])
+        scores = self._row_scores(location, row, len(documents)) if self._scores else []
+        return Example(location, query, documents, scores, self._flaw(query, fields[0])), len(fields[0])
 
     def _one_each(self, whole: Example, positives: int) -> list[Example]:
         """One example per positive, with the negatives that are not positives."""
         known = {document.strip() for document in whole.documents[:positives]}
-        kept = [place for place in range(positives, len(whole.documents)) if whole.documents[place].strip() not in known]
+        kept = [position for position in range(positives, len(whole.documents)) if whole.documents[position].strip() not in known]
         examples = []
         for positive in range(positives):
-            documents = [whole.documents[place] for place in (positive, *kept)]
-            scores = [whole.scores[place] for place in (positive, *kept)] if whole.scores else []
+            documents = [whole.documents[position] for position in (positive, *kept)]
+            scores = [whole.scores[position] for position in (positive, *kept)] if whole.scores else []
             flaw = self._flaw(whole.query, documents[:1])
-            examples.append(Example(whole.place, whole.query, documents, scores, flaw, len(whole.documents) - positives - len(kept)))
+            examples.append(Example(whole.location, whole.query, documents, scores, flaw, len(whole.documents) - positives - len(kept)))
         return examples
 
     def _flaw(self, query: str, positives: Sequence[str]) -> str:
@@ -434,27 +434,27 @@ class FieldReader:
             return f"the field '{self._documents[0]}' has no positive"
         return "" if query.strip() else f"the field '{self._query}' is blank"
 
-    def _items(self, place: str, name: str, row: Mapping[str, object]) -> list[str]:
-        return [self._item(place, name, value) for value in self._values(place, name, row, parse=self._item is _id)]
+    def _items(self, location: str, name: str, row: Mapping[str, object]) -> list[str]:
+        return [self._item(location, name, value) for value in self._values(location, name, row, parse=self._item is _id)]
 
-    def _row_scores(self, place: str, row: Mapping[str, object], documents: int) -> list[float]:
-        scores = [_score(place, name, value) for name in self._scores for value in self._values(place, name, row, parse=True)]
+    def _row_scores(self, location: str, row: Mapping[str, object], documents: int) -> list[float]:
+        scores = [_score(location, name, value) for name in self._scores for value in self._values(location, name, row, parse=True)]
         if len(scores) != documents:
-            raise InputError(f"{place}: {len(scores)} scores ({', '.join(self._scores)}) for {documents} documents")
+            raise InputError(f"{location}: {len(scores)} scores ({', '.join(self._scores)}) for {documents} documents")
         return scores
 
     @staticmethod
-    def _values(place: str, name: str, row: Mapping[str, object], *, parse: bool) -> Sequence[object]:
+    def _values(location: str, name: str, row: Mapping[str, object], *, parse: bool) -> Sequence[object]:
         """Values of a field: the items of a list, nothing if the field is missing or null, otherwise the one value."""
-        value = _reach(place, name, row)
+        value = _reach(location, name, row)
         if value is _MISSING or value is None:
             return ()
         if parse and isinstance(value, str) and value.lstrip().startswith("["):
-            return parse_list(place, name, value)
+            return parse_list(location, name, value)
         return value if isinstance(value, list) else (value,)
 
 
-def encode_text(place: str, text: str) -> bytes:
+def encode_text(location: str, text: str) -> bytes:
     """Encode a text in UTF-8.
 
     Raises:
@@ -463,28 +463,28 @@ def encode_text(place: str, text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InputError(f"{place}: a text holds an unpaired surrogate") from error
+        raise InputError(f"{location}: a text holds an unpaired surrogate") from error
 
 
-def text_of(place: str, name: str, row: Mapping[str, object]) -> str:
+def text_of(location: str, name: str, row: Mapping[str, object]) -> str:
     """Return the text of a field.
 
     Raises:
         InputError: The field is missing or not a string.
     """
-    return _text(place, name, _one(place, name, row))
+    return _text(location, name, _one(location, name, row))
 
 
-def id_of(place: str, name: str, row: Mapping[str, object]) -> str:
+def id_of(location: str, name: str, row: Mapping[str, object]) -> str:
     """Return the id of a field.
 
     Raises:
         InputError: The field is missing, or neither a string nor an integer.
     """
-    return _id(place, name, _one(place, name, row))
+    return _id(location, name, _one(location, name, row))
 
 
-def parse_list(place: str, name: str, text: str) -> list[object]:
+def parse_list(location: str, name: str, text: str) -> list[object]:
     """Parse a list that was stored as text: JSON, or numbers and quoted strings as Python or NumPy print them.
 
     Outside JSON, a number without a fraction stays a string: the ids ``007`` and ``7`` differ.
@@ -501,7 +501,7 @@ def parse_list(place: str, name: str, text: str) -> list[object]:
     except (ValueError, RecursionError):
         value = _printed_list(text.strip())
     if not isinstance(value, list):
-        raise InputError(f"{place}: the field '{name}' must hold a list of numbers or ids, got {_shown(text)}")
+        raise InputError(f"{location}: the field '{name}' must hold a list of numbers or ids, got {_shown(text)}")
     return value
 
 
@@ -519,66 +519,66 @@ def _printed_list(text: str) -> list[object] | None:
     return items
 
 
-def _reach(place: str, name: str, row: Mapping[str, object]) -> object:
+def _reach(location: str, name: str, row: Mapping[str, object]) -> object:
     """Value at a dotted path. A key that equals the whole path takes precedence."""
-    return row[name] if name in row else _walk(place, name, row, name.split("."))
+    return row[name] if name in row else _walk(location, name, row, name.split("."))
 
 
-def _walk(place: str, name: str, value: object, parts: Sequence[str]) -> object:
+def _walk(location: str, name: str, value: object, parts: Sequence[str]) -> object:
     for position, part in enumerate(parts):
         if value is None or value is _MISSING:
             return value
         if part == "*":
-            return _every(place, name, value, parts[position + 1 :])
+            return _every(location, name, value, parts[position + 1 :])
         if isinstance(value, Mapping):
             value = value.get(part, _MISSING)
         elif isinstance(value, list) and part.isdigit():
             value = value[int(part)] if int(part) < len(value) else None
         else:
-            raise InputError(f"{place}: the path '{name}' needs a mapping or a list with '{part}', got {_kind(value)}")
+            raise InputError(f"{location}: the path '{name}' needs a mapping or a list with '{part}', got {_kind(value)}")
     return value
 
 
-def _every(place: str, name: str, value: object, parts: Sequence[str]) -> list[object]:
+def _every(location: str, name: str, value: object, parts: Sequence[str]) -> list[object]:
     """Values at the rest of a path for each item of a list; nested lists are flattened."""
     if not isinstance(value, list):
-        raise InputError(f"{place}: '*' in the path '{name}' needs a list, got {_kind(value)}")
+        raise InputError(f"{location}: '*' in the path '{name}' needs a list, got {_kind(value)}")
     found: list[object] = []
     for item in value:
-        reached = _walk(place, name, item, parts)
+        reached = _walk(location, name, item, parts)
         if reached is _MISSING:
-            raise InputError(f"{place}: an item of '{name}' has no '{'.'.join(parts)}'")
+            raise InputError(f"{location}: an item of '{name}' has no '{'.'.join(parts)}'")
         found.extend(reached if "*" in parts and isinstance(reached, list) else [reached])
     return found
 
 
-def _one(place: str, name: str, row: Mapping[str, object]) -> object:
-    value = _reach(place, name, row)
+def _one(location: str, name: str, row: Mapping[str, object]) -> object:
+    value = _reach(location, name, row)
     if value is _MISSING:
-        raise InputError(f"{place}: no field '{name}'; the row's fields are {', '.join(map(str, row)) or 'none'}")
+        raise InputError(f"{location}: no field '{name}'; the row's fields are {', '.join(map(str, row)) or 'none'}")
     return value
 
 
-def _text(place: str, name: str, value: object) -> str:
+def _text(location: str, name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{place}: the field '{name}' must hold text, got {_shown(value)}")
+        raise InputError(f"{location}: the field '{name}' must hold text, got {_shown(value)}")
     return value
 
 
-def _id(place: str, name: str, value: object) -> str:
+def _id(location: str, name: str, value: object) -> str:
     key = key_of(value)
     if key is None or not key.strip():
-        raise InputError(f"{place}: the field '{name}' must hold an id (a string or an integer), got {_shown(value)}")
+        raise InputError(f"{location}: the field '{name}' must hold an id (a string or an integer), got {_shown(value)}")
     return key
 
 
-def _score(place: str, name: str, value: object) -> float:
+def _score(location: str, name: str, value: object) -> float:
     try:
         score = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):
         score = None
     if score is None or not math.isfinite(score):
-        raise InputError(f"{place}: a score in '{name}' must be a finite number, got {_shown(value)}")
+        raise InputError(f"{location}: a score in '{name}' must be a finite number, got {_shown(value)}")
     return score
 
 
@@ -602,9 +602,9 @@ def read_examples(section: DataSection, advance: Advance) -> Iterator[Example]:
         InputError: A source cannot be read, or a row is malformed.
     """
     reader = FieldReader(section)
-    for place, row in _checked_rows(section, reader, reader.columns):
+    for location, row in _checked_rows(section, reader, reader.columns):
         advance(1)
-        yield from reader.examples(place, row)
+        yield from reader.examples(location, row)
 
 
 def read_whole(section: DataSection, *, all_columns: bool) -> Iterator[tuple[Example, Mapping[str, object]]]:
@@ -618,16 +618,16 @@ def read_whole(section: DataSection, *, all_columns: bool) -> Iterator[tuple[Exa
         InputError: A source cannot be read, a row is malformed, or its query or first positive is blank.
     """
     reader = FieldReader(section)
-    for place, row in _checked_rows(section, reader, () if all_columns else reader.columns):
-        example = reader.whole(place, row)
+    for location, row in _checked_rows(section, reader, () if all_columns else reader.columns):
+        example = reader.whole(location, row)
         if example.flaw:
-            raise InputError(f"{place}: {example.flaw}")
+            raise InputError(f"{location}: {example.flaw}")
         yield example, row
 
 
 def _checked_rows(section: DataSection, reader: FieldReader, columns: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
     for source in section.train:
-        for number, (place, row) in enumerate(iter_source(source, columns)):
+        for number, (location, row) in enumerate(iter_source(source, columns)):
             if number == 0:
-                reader.check(place, row)
-            yield place, row
+                reader.check(location, row)
+            yield location, row

@@ -1,4 +1,4 @@
-"""Training data as Arrow IPC files, written in batches as it is read and memory-mapped for training.
+"""Training data as Arrow IPC files, written in batches as it is read, memory-mapped for training, and read as rows with drawn negatives.
 
     texts.arrow    text: string                                                          every text once per occurrence
     rows.arrow     query: int64, documents: list<int64>, scores: list<float64>           text numbers and teacher scores of each row
@@ -6,7 +6,7 @@
 
 Any Arrow reader opens these files. Memory does not grow with the number of texts or rows, and a text is found in constant time.
 
-Shapes: R rows, T texts, B numbers of a call.
+Shapes: R rows, T texts, B numbers of a call, n documents per row.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from contextlib import ExitStack
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 Item = TypeVar("Item")
+
+SCORES = "scores"
+"""Column of the teacher scores in a training row."""
 
 BLOCK = 4096
 """Rows or texts handled together."""
@@ -325,6 +328,88 @@ class Table:
 
     def __reduce__(self) -> tuple[type[Table], tuple[Path]]:
         return Table, (self._folder,)
+
+
+class TrainingRows:
+    """The rows of a training run, memory-mapped.
+
+    A row is ``{"query": str, "document_1": str, ..., "document_n": str}`` and, if ``scored``, ``"scores": list[float]`` of length n. A
+    pickled copy holds only the path of the table.
+
+    Args:
+        table: The table.
+        documents_per_row: Documents n per row: the positive and n - 1 negatives. No row of the table has fewer.
+        scored: Rows have teacher scores.
+        sha256: Checksum of all rows' texts and scores in their order, including negatives that may be drawn: equal sums, equal data.
+        skipped: Rows that were excluded because they have fewer than n documents or no query.
+        copies: Documents that were excluded from their rows because they are blank or equal to another document of the row.
+        seed: Random seed for the negatives; None if rows have exactly n documents and nothing is drawn.
+
+    Attributes:
+        epoch: Epoch whose negatives are drawn, from 0.
+    """
+
+    def __init__(
+        self, table: Table, documents_per_row: int, *, scored: bool, sha256: str, skipped: int, copies: int, seed: int | None
+    ) -> None:
+        self.documents_per_row = documents_per_row
+        self.scored = scored
+        self.sha256 = sha256
+        self.skipped = skipped
+        self.copies = copies
+        self.epoch = 0
+        self._table = table
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._table.order)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {name: values[0] for name, values in self.columns([number]).items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[number] for number in range(len(self)))
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns, such as ``query``, ``document_1``, ``document_2``, ``scores``."""
+        return ["query", *(f"document_{position}" for position in range(1, self.documents_per_row + 1)), *([SCORES] if self.scored else [])]
+
+    def columns(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
+        """Return rows by number as columns of equal length B."""
+        rows = [self._drawn(number) for number in self._table.order[list(numbers)].tolist()]
+        if not rows:
+            return {name: [] for name in self.column_names}
+        texts = self._table.texts.take(np.concatenate([[row.query, *row.documents] for row in rows]))
+        width = 1 + self.documents_per_row
+        columns: dict[str, list[Any]] = {name: texts[column::width] for column, name in enumerate(self.column_names[:width])}
+        if self.scored:
+            columns[SCORES] = [row.scores.tolist() for row in rows]
+        return columns
+
+    def texts(self) -> Iterator[str]:
+        """Yield the texts of all rows in their order, the query before its documents, including negatives that may be drawn."""
+        for number in self._table.order.tolist():
+            row = self._table[number]
+            yield from self._table.texts.take([row.query, *row.documents])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the negatives of an epoch from now on; without random negatives nothing changes.
+
+        Args:
+            epoch: Epoch, from 0.
+        """
+        self.epoch = epoch
+
+    def _drawn(self, number: int) -> Row:
+        """A row with n documents: the positive, and negatives in the order of the table."""
+        row = self._table[number]
+        if self._seed is None or len(row.documents) == self.documents_per_row:
+            return row
+        draw = np.random.default_rng([self._seed, self.epoch, number])
+        negatives = draw.choice(len(row.documents) - 1, self.documents_per_row - 1, replace=False, shuffle=False)
+        taken = np.concatenate([[0], 1 + np.sort(negatives)])
+        return Row(row.query, row.documents[taken], row.scores[taken] if len(row.scores) else row.scores)
 
 
 class IdWriter:

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -36,10 +34,10 @@ from quiver.retrieval.index import Index, index_vectors
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.search import bm25
 from quiver.retrieval.training.data.table import blocks
+from quiver.retrieval.training.mining.job_folder import open_job
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, Searcher, SearcherResult, VectorSearcher
 from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairSource, TextTable, read_mining_data
-from quiver.retrieval.training.mining.work_folder import open_work
-from quiver.retrieval.utils import installed_version, progress_bar
+from quiver.retrieval.utils import progress_bar
 
 
 class MarginKind(NamedTuple):
@@ -185,9 +183,9 @@ def choose_negatives(found: Ranked, ranked: NDArray[np.intp], positive_score: fl
         >>> picked.chosen.rows.tolist(), picked.suspects.rows.tolist(), picked.dropped
         ([7], [2], {'perc-pos': 1})
     """
-    places = ranked[rules.ranks.first - 1 : rules.ranks.last]
-    candidates = found.at(places)
-    kept = np.ones(len(places), bool)
+    positions = ranked[rules.ranks.first - 1 : rules.ranks.last]
+    candidates = found.at(positions)
+    kept = np.ones(len(positions), bool)
     dropped: dict[str, int] = {}
     for margin in rules.margins:
         passes = candidates.scores.astype(np.float64) <= margin.limit(positive_score)
@@ -202,7 +200,7 @@ def choose_negatives(found: Ranked, ranked: NDArray[np.intp], positive_score: fl
         chosen=candidates.at(left[: rules.negatives]),
         suspects=candidates.at(out),
         ranks=out + rules.ranks.first,
-        candidates=len(places),
+        candidates=len(positions),
         left_out=len(found.rows) - len(ranked),
         dropped=dropped,
     )
@@ -250,10 +248,10 @@ def parse_margins(texts: Sequence[str]) -> tuple[Margin, ...]:
 def _number(text: str, number: str) -> float:
     try:
         value = float(number)
-    except ValueError as error:
-        raise InputError(f"a margin's value must be a number, got {text!r}") from error
+    except ValueError:
+        value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"a margin's value must be finite, got {text!r}")
+        raise InputError(f"a margin's value must be a finite number, got {text!r}")
     return value
 
 
@@ -347,15 +345,15 @@ def _training_rows(mined: MinedQuery, data: MiningData, *, ids: bool) -> Iterabl
 
 def _suspect_rows(mined: MinedQuery, data: MiningData) -> Iterable[dict[str, Any]]:
     """One row per suspect, with the positive of the lowest score, which the margins used."""
-    place = min(range(len(mined.positives)), key=mined.positive_scores.__getitem__)
-    positive, documents = mined.positives[place], data.documents
+    lowest = min(range(len(mined.positives)), key=mined.positive_scores.__getitem__)
+    positive, documents = mined.positives[lowest], data.documents
     for number, score, rank in zip(mined.suspects, mined.suspect_scores, mined.suspect_ranks, strict=True):
         yield {
             "query_id": data.queries.ids[mined.query],
             "query": data.queries[mined.query],
             "positive_id": documents.ids[positive],
             "positive": documents[positive],
-            "positive_score": mined.positive_scores[place],
+            "positive_score": mined.positive_scores[lowest],
             "candidate_id": documents.ids[number],
             "candidate": documents[number],
             "candidate_score": score,
@@ -498,7 +496,6 @@ def mine_negatives(
     Raises:
         InputError: The data, the model or the index cannot be used, or ``out`` holds other files.
     """
-    started = time.perf_counter()
     if system.index is not None and system.model is not None:
         system.index.check_model(system.model.card)
     settings = {
@@ -507,7 +504,7 @@ def mine_negatives(
         "rules": asdict(rules),
         "output": asdict(output),
     }
-    with open_work(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
+    with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
         data = read_mining_data(source, work.fresh("texts"), index=system.index)
         work.agree(data=data.sha256)
         depths = _depths(data, rules, len(data.queries) if output.limit is None else min(output.limit, len(data.queries)))
@@ -525,11 +522,7 @@ def mine_negatives(
         result = write_mined(found, data, out, rules=rules, count=len(depths), ids=output.ids, progress=progress)
         if not output.ids:
             _remove_texts(out)
-        record = {
-            "schema": SCHEMA,
-            "command": command,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "versions": {name: installed_version(name) for name in ("quiver-retrieval", "torch", "numpy", "faiss-cpu", "bm25s")},
+        content = {
             **settings,
             "system": system.description,
             "data": {
@@ -540,10 +533,8 @@ def mine_negatives(
                 "without_positive": data.without_positive,
             },
             "result": result,
-            "seconds": round(time.perf_counter() - started, 1),
         }
-        work.finish(RECORD, record)
-    return record
+        return work.finish(content, command=command, packages=("quiver-retrieval", "torch", "numpy", "faiss-cpu", "bm25s"))
 
 
 def _remove_texts(out: Path) -> None:

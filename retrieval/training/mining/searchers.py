@@ -87,8 +87,8 @@ def _ends(stored: StoredVectors) -> NDArray[np.int64] | None:
 
 def _take(rows: Rows, numbers: NDArray[np.int64]) -> DenseVectors:
     """Rows in the order given, each read once, since a document may be in many pairs."""
-    distinct, places = np.unique(numbers, return_inverse=True)
-    taken: DenseVectors = rows.take(distinct)[places]
+    distinct, positions = np.unique(numbers, return_inverse=True)
+    taken: DenseVectors = rows.take(distinct)[positions]
     return taken
 
 
@@ -103,9 +103,9 @@ class Ranked(NamedTuple):
     rows: NDArray[np.int64]
     scores: NDArray[np.float32]
 
-    def at(self, places: NDArray[np.intp]) -> Ranked:
+    def at(self, positions: NDArray[np.intp]) -> Ranked:
         """Select documents by position."""
-        return Ranked(self.rows[places], self.scores[places])
+        return Ranked(self.rows[positions], self.scores[positions])
 
 
 class SearcherResult(NamedTuple):

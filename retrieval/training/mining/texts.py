@@ -31,7 +31,7 @@ from quiver.retrieval.index import Index
 from quiver.retrieval.records import Document
 from quiver.retrieval.training.data.sources import Example, read_whole
 from quiver.retrieval.training.data.table import BLOCK, TextColumn, TextWriter, blocks
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 logger = logging.getLogger(__name__)
 
@@ -296,7 +296,7 @@ def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: In
         index: Index whose documents are the corpus.
 
     Raises:
-        InputError: A file or row is malformed (names its place), a judged document is not in the index, the index has no texts, or no query
+        InputError: A file or row is malformed (named), a judged document is not in the index, the index has no texts, or no query
             has a positive.
     """
     by_content = isinstance(source, PairSource)
@@ -362,7 +362,7 @@ def _examples(section: DataSection) -> Iterator[Example]:
     """Query and positives of each row."""
     for example, _ in read_whole(section, all_columns=False):
         if not all(text.strip() for text in example.documents):
-            raise InputError(f"{example.place}: the field '{section.document_fields[0]}' holds a blank positive")
+            raise InputError(f"{example.location}: the field '{section.document_fields[0]}' holds a blank positive")
         yield example
 
 

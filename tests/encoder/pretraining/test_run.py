@@ -228,7 +228,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
 
     monkeypatch.setattr("quiver.encoder.pretraining.loop.in_form", poisoned)  # of the second phase
     out = tmp_path / "out"
-    with pytest.raises(InputError, match=r"the loss is nan at step 16; its batch is in .*step-000016: .*lower phases\.1\.learning_rate"):
+    with pytest.raises(InputError, match=r"loss is nan at step 16; the batch was saved to .*step-000016: .*lower phases\.1\.learning_rate"):
         pretrain(make_recipe(), out)
     kept = json.loads((out / "nonfinite" / "step-000016" / "batch.json").read_text())
     assert {"offset", "length", "serial", "masked_text"} == set(kept["batches"][0]["rows"][0])

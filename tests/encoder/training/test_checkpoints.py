@@ -141,7 +141,7 @@ def test_a_damaged_one_is_passed_over(two: Checkpoints, name: str, harm: Callabl
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 4
     flaw = "missing" if harm is Path.unlink else "damaged"
-    assert caplog.messages == [f"{two.path(8)}: {name} is {flaw}; removed, the run goes on from the checkpoint before it"]
+    assert caplog.messages == [f"{two.path(8)}: {name} is {flaw}; removed it, so the run resumes from the checkpoint before it"]
     assert not two.path(8).exists()
     assert whole(two, 4)
 

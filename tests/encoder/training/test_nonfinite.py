@@ -46,7 +46,7 @@ def test_all_are_kept_where_it_is_the_gradient(tmp_path: Path) -> None:
 
 
 def test_what_is_said_of_it(tmp_path: Path) -> None:
-    advice = f"its batch is in {tmp_path}: look at its texts, or lower phase.rate"
+    advice = f"the batch was saved to {tmp_path}: check its texts, or lower phase.rate"
     loss = nonfinite_error(tmp_path, step=3, loss=math.nan, grad_norm=math.nan, setting="phase.rate")
     gradient = nonfinite_error(tmp_path, step=3, loss=0.5, grad_norm=math.inf, setting="phase.rate")
     assert str(loss) == f"the loss is nan at step 3; {advice}"

@@ -114,7 +114,7 @@ def test_where_a_run_may_begin(tmp_path: Path) -> None:
     refuse_existing(tmp_path, overwrite=False)
     (tmp_path / "notes.txt").write_text("mine")
     refuse_existing(tmp_path, overwrite=False)
-    with pytest.raises(InputError, match=r"notes\.txt: a file; --out names a folder"), exclusive_lock(tmp_path / "notes.txt"):
+    with pytest.raises(InputError, match=r"notes\.txt: is a file; --out must name a folder"), exclusive_lock(tmp_path / "notes.txt"):
         pass
 
 
@@ -125,24 +125,24 @@ def test_what_is_not_a_runs_is_never_replaced(tmp_path: Path, name: str) -> None
     else:
         (tmp_path / name).mkdir()
     for overwrite in (False, True):
-        with pytest.raises(InputError, match=f"holds {name} already, and not from a training run; choose another --out$"):
+        with pytest.raises(InputError, match=f"holds {name}, which does not come from a training run; choose another --out$"):
             refuse_existing(tmp_path, overwrite=overwrite)
 
 
 def test_where_there_is_a_run(tmp_path: Path) -> None:
     finished(tmp_path / "done")
-    with pytest.raises(InputError, match=r"done: holds a run already; choose another --out, or --overwrite$"):
+    with pytest.raises(InputError, match=r"done: already contains a run; choose another --out, or pass --overwrite$"):
         refuse_existing(tmp_path / "done", overwrite=False)
     refuse_existing(tmp_path / "done", overwrite=True)
     begin(tmp_path / "begun")
-    with pytest.raises(InputError, match=r"begun: holds an unfinished run; go on with it by --resume, or begin again by --overwrite$"):
+    with pytest.raises(InputError, match=r"begun: contains an unfinished run; resume it with --resume, or start over with --overwrite$"):
         refuse_existing(tmp_path / "begun", overwrite=False)
     refuse_existing(tmp_path / "begun", overwrite=True)
 
 
 def test_what_can_be_resumed(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match=r"holds no run to resume; leave --resume out to begin one$"):
+        with pytest.raises(InputError, match=r"contains no run to resume; omit --resume to start one$"):
             refuse_nothing_to_resume(folder)
     begin(tmp_path / "begun")
     refuse_nothing_to_resume(tmp_path / "begun")
@@ -164,7 +164,7 @@ def test_a_run_is_resumed_as_it_was_begun(tmp_path: Path) -> None:
     refuse_other_run(tmp_path, RunIdentity(IDENTITY.recipe, {"processes": 1}, {}))  # the data are not read yet
     refuse_other_run(tmp_path, changed(about={"command": "another", "device": "cuda"}))
     refuse_other_run(tmp_path, changed(recipe={"data": {"train": ("a", "b")}}))  # a tuple is a list in JSON
-    needs = rf"^{tmp_path}: --resume needs the run as it was begun; "
+    needs = rf"^{tmp_path}: --resume needs the recipe and data of the interrupted run; "
     training = {**IDENTITY.recipe["training"], "seed": 8, "lora": {"rank": 2}}
     with pytest.raises(InputError, match=needs + r'training\.seed was 7, is 8; training\.lora was null, is {"rank": 2}$'):
         refuse_other_run(tmp_path, changed(recipe={"training": training}))
@@ -215,13 +215,15 @@ def test_a_resumed_session_may_change_settings_that_do_not_affect_the_weights(tm
     with caplog.at_level(logging.WARNING, logger=run_folder.__name__):
         warn_of_changes(tmp_path, now)
     assert caplog.messages == [
-        f"{tmp_path}: changed since the run was begun: name, description, source, cost, expected, training.log_every, "
-        "training.keep_checkpoints; no weight depends on that"
+        f"{tmp_path}: changed since the run was started: name, description, source, cost, expected, training.log_every, "
+        "training.keep_checkpoints; this does not affect the weights"
     ]
-    with pytest.raises(InputError, match=r"as it was begun; training\.log_every was 10, is 50; training\.keep_checkpoints was 2, is 7$"):
+    with pytest.raises(
+        InputError, match=r"of the interrupted run; training\.log_every was 10, is 50; training\.keep_checkpoints was 2, is 7$"
+    ):
         refuse_other_run(tmp_path, replace(now, without_weight={*texts}))
     seed = replace(IDENTITY, recipe=Recipe(training=Training(seed=8, log_every=50)).model_dump())
-    with pytest.raises(InputError, match=r"as it was begun; training\.seed was 7, is 8$"):
+    with pytest.raises(InputError, match=r"of the interrupted run; training\.seed was 7, is 8$"):
         refuse_other_run(tmp_path, seed)
 
 
@@ -278,7 +280,7 @@ def test_a_change_that_may_cost_the_bits_is_warned_of(tmp_path: Path, caplog: py
         assert caplog.messages == []
         warn_of_changes(tmp_path, changed(about={"device": "cuda", "threads": 1, "versions": {"torch": "2.12", "pylate": None}}))
     assert caplog.messages == [
-        f"{tmp_path}: changed since the run was begun: device, threads, versions.torch; it may not end with the very same weights"
+        f"{tmp_path}: changed since the run was started: device, threads, versions.torch; the final weights may differ slightly"
     ]
 
 

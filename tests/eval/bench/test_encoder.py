@@ -80,12 +80,12 @@ def test_backends_take_the_same_batches_in_turns(tiny: str) -> None:
     assert turns == [*compared, *quiver, *other, *other, *quiver]
     (case,) = result.cases
     assert case.name == "30+20+10"
-    assert case.facts == {"documents": 3, "tokens": 60, "shortest": 10, "longest": 30, "batch_documents": 2}
+    assert case.metadata == {"documents": 3, "tokens": 60, "shortest": 10, "longest": 30, "batch_documents": 2}
     assert case.title == "30+20+10: 3 documents of 10 to 30 tokens, 60 in total, batches of 2"
     assert [row.backend for row in case.rows] == ["quiver", "other"]
     assert [row.values["max_difference"] for row in case.rows] == [0.0, pytest.approx(0.25, abs=1e-6)]
     assert all(len(row.series["seconds"].values) == 2 and row.series["seconds"].lowest > 0 for row in case.rows)
-    assert result.facts == {"family": "modernbert", "parameters": Encoder(CONFIG).num_parameters}
+    assert result.metadata == {"family": "modernbert", "parameters": Encoder(CONFIG).num_parameters}
 
 
 def test_training_warms_up_and_compares_gradients(tiny: str) -> None:
@@ -195,13 +195,14 @@ def test_unknown_names_are_refused(tiny: str) -> None:
         run("no-such-preset", "8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory on a CPU is read from Linux's /proc")
 def test_memory_and_largest_batch_are_measured(tiny: str) -> None:
     result = run(tiny, "64x32", "200x20+100x20", backends=[], memory=True, largest_batch=True, memory_gib=0.004, threads=1)
     *timed, largest = result.cases
     for case in timed:
         (quiver,) = case.rows
-        assert int(quiver.values["memory_above"] or 0) > int(case.facts["tokens"] or 0) * 64 * 4
+        assert int(quiver.values["memory_above"] or 0) > int(case.metadata["tokens"] or 0) * 64 * 4
     (row,) = largest.rows  # of the case with one length
     assert (largest.name, row.backend, row.values["length"]) == ("largest batch", "quiver", 64)
     assert row.values["failed"] is not None
@@ -248,24 +249,7 @@ def test_rope_frequencies_stay_float32_in_half_precision(tmp_path: Path) -> None
 @pytest.mark.parity
 @needs_transformers
 def test_bert_agrees_with_padding(tmp_path: Path) -> None:
-    config = EncoderConfig(
-        family="bert",
-        vocab_size=300,
-        hidden_size=64,
-        num_heads=2,
-        intermediate_size=96,
-        layer_types=("global", "global"),
-        max_positions=64,
-        norm_position="post",
-        mlp="plain",
-        positions="absolute",
-        norm_bias=True,
-        qkv_bias=True,
-        attention_output_bias=True,
-        mlp_input_bias=True,
-        mlp_output_bias=True,
-        type_vocab_size=2,
-    )
+    config = EncoderConfig.bert(vocab_size=300, hidden_size=64, num_heads=2, intermediate_size=96, layers=2, max_positions=64)
     save_encoder(init_weights(Encoder(config), seed=1), tmp_path)
     (case,) = run(str(tmp_path), "64+3+20", backends=["transformers-sdpa"]).cases
     assert 0 < float(case.rows[1].values["max_difference"] or 0) < 1e-5
@@ -283,6 +267,7 @@ def test_transformers_backend_does_not_keep_quivers_weights(tiny: str) -> None:
     assert isinstance(loaded.module, nn.Module)
 
 
+@pytest.mark.slow
 def test_variants_of_quiver_run(tiny: str) -> None:
     result = run(tiny, "40+3", backends=["quiver-optimized", "quiver-int8"])
     rows = {row.backend: row for row in result.cases[0].rows}

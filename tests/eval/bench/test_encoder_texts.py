@@ -40,7 +40,7 @@ def test_backends_encode_in_turns_after_a_warm_up(minilm: Path) -> None:
     assert turns == ["quiver", "other", "quiver", "other", "other", "quiver", "quiver", "other"]
     (case,) = result.cases
     assert case.name == "two"
-    assert case.facts == {"documents": 2, "tokens": 8, "shortest": 4, "longest": 4, "batch_documents": None}  # [CLS] and [SEP]
+    assert case.metadata == {"documents": 2, "tokens": 8, "shortest": 4, "longest": 4, "batch_documents": None}  # [CLS] and [SEP]
     quiver, other = case.rows
     assert (quiver.backend, other.backend) == ("quiver", "other")
     ratios = np.divide(other.series["seconds"].values, quiver.series["seconds"].values)
@@ -54,7 +54,7 @@ def test_sentence_transformers_gives_equal_vectors(minilm: Path) -> None:
     documents = ["a bird has two wings", "", "granite is a hard stone " * 80]
     result = bench_texts(str(minilm), documents, Settings(rounds=1), backends=["sentence-transformers"])
     quiver, other = result.cases[0].rows
-    assert result.cases[0].facts["longest"] == 256  # truncated
+    assert result.cases[0].metadata["longest"] == 256  # truncated
     assert other.values["max_difference"] < 1e-5
     assert min(*quiver.series["seconds"].values, *other.series["seconds"].values) > 0
 
@@ -109,8 +109,8 @@ def test_onnx_supports_float32_only() -> None:
 def test_memory_is_measured(minilm: Path) -> None:
     result = bench_texts(str(minilm), ["granite is a hard stone " * 40] * 4, Settings(rounds=1, memory=True, threads=1), backends=[])
     (quiver,) = result.cases[0].rows
-    assert int(quiver.values["memory_above"] or 0) > int(result.cases[0].facts["tokens"] or 0) * 384 * 4
-    assert int(quiver.values["memory_before"] or 0) > int(result.facts["parameters"] or 0) * 4
+    assert int(quiver.values["memory_above"] or 0) > int(result.cases[0].metadata["tokens"] or 0) * 384 * 4
+    assert int(quiver.values["memory_before"] or 0) > int(result.metadata["parameters"] or 0) * 4
 
 
 @pytest.mark.parametrize(

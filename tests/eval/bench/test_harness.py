@@ -16,7 +16,7 @@ from quiver.eval.bench.encoder_backends import BACKENDS, TEXT_BACKENDS
 from quiver.eval.bench.harness import Pass, Timing, check_out, choose, naming_out_of_memory, time_rounds, torch_threads
 from quiver.eval.bench.results import Benchmark, Case, FinishedRows, NotRun, Row, Series, read_benchmark, with_ratios, write_benchmark
 from quiver.eval.results import provenance
-from quiver.retrieval.training.rules import LOSSES
+from quiver.retrieval.training.recipe import LOSSES_BY_KIND
 
 
 def test_every_other_round_runs_in_reverse() -> None:
@@ -109,7 +109,7 @@ def benchmark() -> Benchmark:
     return Benchmark(
         subject="encoder",
         name="tiny",
-        facts={"family": "modernbert", "parameters": 1000},
+        metadata={"family": "modernbert", "parameters": 1000},
         settings={"rounds": 2, "memory_gib": 0.5, "train": False},
         cases=(Case("4+2", "two documents", {"documents": 2}, rows),),
         not_run=(NotRun("transformers-flash", "needs CUDA"),),
@@ -168,11 +168,11 @@ def test_output_folder_is_checked_before_the_benchmark(tmp_path: Path) -> None:
 
 
 def test_facts_keep_their_types(tmp_path: Path) -> None:
-    changed = replace(benchmark(), facts={"flag": True, "count": 1, "share": 0.5, "text": "1", "none": None})
+    changed = replace(benchmark(), metadata={"flag": True, "count": 1, "share": 0.5, "text": "1", "none": None})
     write_benchmark(changed, tmp_path / "results.json")
-    facts = read_benchmark(tmp_path / "results.json").facts
-    assert facts == changed.facts
-    assert [type(each) for each in facts.values()] == [bool, int, float, str, type(None)]
+    metadata = read_benchmark(tmp_path / "results.json").metadata
+    assert metadata == changed.metadata
+    assert [type(each) for each in metadata.values()] == [bool, int, float, str, type(None)]
 
 
 def test_names_in_help_texts_are_those_that_exist() -> None:
@@ -180,7 +180,7 @@ def test_names_in_help_texts_are_those_that_exist() -> None:
     assert ("quiver", *bench.BACKENDS) == tuple(BACKENDS)
     assert ("quiver", *bench.TEXT_BACKENDS) == tuple(TEXT_BACKENDS)
     assert tuple(training.WORKLOADS) == bench.WORKLOADS
-    assert tuple(LOSSES) == bench.KINDS
+    assert tuple(LOSSES_BY_KIND) == bench.KINDS
     assert bench.BASELINES == index_backends.BASELINES
     assert (bench.REPORT, bench.PAGE, bench.PLOT) == (reports.REPORT, reports.PAGE, reports.PLOT)
     assert (encoder.PAPER_DOCUMENTS, encoder.BATCH_TOKENS["cpu"], encoder.BATCH_TOKENS["cuda"]) == (8192, 8192, 131072)

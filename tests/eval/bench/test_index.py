@@ -123,7 +123,7 @@ def test_recall_latency_and_sizes_are_counted(make_vectors: MakeVectors, by_the_
     done = run(vectors, systems, tmp_path / "work", stub, replace(SETTINGS, threads=(1, 2)))
     right, shuffled, backwards = done.case("search").rows
     assert recalls(right) == {"1": 1.0, "5": 1.0, "20": 1.0}
-    assert right.values["ndcg@10"] == done.facts["exact_ndcg"]
+    assert right.values["ndcg@10"] == done.metadata["exact_ndcg"]
     assert right.values["ndcg_difference"] == 0
     best = np.argsort(-by_the_book(vectors), axis=1)
     for k in (1, 5, 20):
@@ -133,8 +133,8 @@ def test_recall_latency_and_sizes_are_counted(make_vectors: MakeVectors, by_the_
     assert float(recalls(shuffled)["20"]) < 0.75  # type: ignore[arg-type]
     assert float(recalls(shuffled)["5"]) < 0.4  # type: ignore[arg-type]
     assert recalls(backwards) == {"1": 0.0, "5": 1.0, "20": 1.0}, "the documents are right, the first is not"
-    facts = [done.facts[name] for name in ("documents", "queries", "judged", "vectors")]
-    assert facts == [40, 6, 6, int(vectors.lengths.sum())]
+    metadata = [done.metadata[name] for name in ("documents", "queries", "judged", "vectors")]
+    assert metadata == [40, 6, 6, int(vectors.lengths.sum())]
     assert right.series["p50"] == Series.of([3.5, 3.5])
     assert right.series["p95"].median == pytest.approx(5.75)
     assert right.series["processor_ms"].median == pytest.approx(1.0)
@@ -206,8 +206,8 @@ def test_finished_builds_are_reused(make_vectors: MakeVectors, stub: str, tmp_pa
 
 def test_quality_is_not_measured_on_synthetic_documents(make_vectors: MakeVectors, stub: str, tmp_path: Path) -> None:
     done = run(replace(make_vectors(), synthetic=200), [system("right", "balanced", "fast")], tmp_path / "work", stub)
-    facts = [done.facts[name] for name in ("documents", "synthetic", "exact_ndcg", "judged")]
-    assert facts == [200, True, None, 0]
+    metadata = [done.metadata[name] for name in ("documents", "synthetic", "exact_ndcg", "judged")]
+    assert metadata == [200, True, None, 0]
     assert [(recalls(row), row.values.get("ndcg@10")) for row in done.case("search").rows] == [({}, None)] * 2
     assert "noisy copies of them: latency and size are meaningful, quality is not" in render_markdown(report(done))
     _, header, rows = next(tables(report(done)))
@@ -253,9 +253,9 @@ def real(vectors: VectorFolder, systems: list[System], work: Path) -> Benchmark:
     search, build = done.case("search").rows[0], done.case("build").rows[0]
     assert build.backend == "exact"
     assert recalls(search) == {"1": 1.0, "10": 1.0, "400": 1.0}, "of all documents too"
-    assert search.values["ndcg@10"] == done.facts["exact_ndcg"]
+    assert search.values["ndcg@10"] == done.metadata["exact_ndcg"]
     values = {name: float(value) for name, value in build.values.items() if isinstance(value, int | float)}
-    assert values["disk"] > 4 * 16 * float(done.facts["vectors"] or 0)
+    assert values["disk"] > 4 * 16 * float(done.metadata["vectors"] or 0)
     assert values["seconds"] > 0
     assert values["memory_peak"] >= values["memory_before"] > 2**20
     assert values["open_peak"] >= values["open_before"]
@@ -263,6 +263,7 @@ def real(vectors: VectorFolder, systems: list[System], work: Path) -> Benchmark:
     return done
 
 
+@pytest.mark.slow
 @LINUX
 def test_dense_vectors_are_measured_in_child_processes(make_vectors: MakeVectors, tmp_path: Path) -> None:
     points = (Point("narrow", {"efSearch": 1}), Point("wide", {"efSearch": 300}))

@@ -50,7 +50,7 @@ def benchmark() -> Benchmark:
     return Benchmark(
         subject="encoder",
         name="modernbert-base",
-        facts={"family": "modernbert", "parameters": 149_014_272},
+        metadata={"family": "modernbert", "parameters": 149_014_272},
         settings={"rounds": 3, "train": False, "dtype": "float32", "device": "cpu", "memory_gib": 2.0},
         cases=(a_case("fixed-512", 16, 8192), a_case("512x2+32x14", 16, 1472), largest),
         not_run=(NotRun("transformers-flash", "needs CUDA"),),
@@ -97,7 +97,7 @@ def test_report_is_complete(benchmark: Benchmark) -> None:
     headings = [line for line in text.splitlines() if line.startswith("#")]
     assert headings[0] == "# Encoder benchmark: modernbert-base"
     assert headings[1:3] == [f"## {case.title}" for case in benchmark.cases[:2]]
-    assert headings[3:] == ["## Largest batch", "## Beside the paper", "## Chart", "## Not run", "## Machine"]
+    assert headings[3:] == ["## Largest batch", "## Comparison with the paper", "## Chart", "## Not run", "## Machine"]
     assert "149.0 million parameters, float32, inference, on cpu" in text
     assert "| quiver, this run | 682.7 ± 295.60 | - | - | - |" in text  # 4/3 s for 1/512 of the paper's tokens
     assert "| ModernBERT base, paper | 28.3 ± 0.55 | 14.2 ± 0.01 | 542.4 ± 0.20 | 251.2 ± 0.32 |" in text

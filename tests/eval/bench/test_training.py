@@ -118,21 +118,21 @@ def test_rows_of_a_collection_have_a_relevant_document_first(make_collection: Ca
 @pytest.mark.parity
 def test_both_kinds_agree_with_their_libraries(tiny: Path, tmp_path: Path) -> None:
     found = bench_training(str(tiny), [TINY], settings(BOTH), command="quiver bench training")
-    assert [(case.facts["kind"], case.facts["loss"], [row.backend for row in case.rows]) for case in found.cases] == [
+    assert [(case.metadata["kind"], case.metadata["loss"], [row.backend for row in case.rows]) for case in found.cases] == [
         ("dense", "mnrl", ["quiver", "sentence-transformers"]),
         ("colbert", "contrastive", ["quiver", "pylate"]),
     ]
     assert found.not_run == ()
     for case in found.cases:
         quiver, other = case.rows
-        assert (case.facts["rows"], case.facts["documents"]) == (3, 2)
+        assert (case.metadata["rows"], case.metadata["documents"]) == (3, 2)
         assert {len(other.series[name].values) for name in ("tokens", "seconds", "processor_seconds", "time_ratio")} == {2}
         assert len(set(quiver.series["loss"].values)) == 3, "the step that is not timed has a loss too"
         pairs = zip(other.series["padded_tokens"].values, other.series["tokens"].values, strict=True)
         assert all(padded > tokens for padded, tokens in pairs)
         assert 0 <= float(other.values["max_loss_difference"] or 0) < 1e-4
         assert quiver.values["max_loss_difference"] == 0
-        assert 20 <= int(case.facts["longest"] or 0) <= 60
+        assert 20 <= int(case.metadata["longest"] or 0) <= 60
     write_benchmark(found, tmp_path / "results.json")
     assert read_benchmark(tmp_path / "results.json") == found
     pytest.importorskip("matplotlib")
@@ -173,7 +173,7 @@ def test_architectures_without_transformers_implementation_are_measured_alone(tm
 def test_preset_is_trained_and_too_long_texts_are_refused() -> None:
     one_step = Settings({"dense": "mnrl"}, rounds=1, threads=1, baselines=False)
     found = bench_training("ettin-17m", [replace(TINY, rows=2)], one_step)
-    assert float(found.facts["parameters"] or 0) > 15e6
+    assert float(found.metadata["parameters"] or 0) > 15e6
     assert found.not_run == ()
     with pytest.raises(InputError, match=r"minilm-l6: long has texts of 2,048 tokens, the model has 512 positions; choose another"):
         bench_training("minilm-l6", [WORKLOADS["long"]], settings(BOTH))
@@ -182,7 +182,7 @@ def test_preset_is_trained_and_too_long_texts_are_refused() -> None:
 def test_workload_that_does_not_fit_is_left_out(tiny: Path) -> None:
     found = bench_training(str(tiny), [TINY, WORKLOADS["long"]], settings({"dense": "mnrl"}, baselines=False))
     assert [(each.what, each.reason) for each in found.not_run] == [("long", "texts of 2,048 tokens, the model has 64 positions")]
-    assert [case.facts["workload"] for case in found.cases] == ["tiny"]
+    assert [case.metadata["workload"] for case in found.cases] == ["tiny"]
 
 
 def test_invalid_settings_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

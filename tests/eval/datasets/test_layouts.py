@@ -63,9 +63,13 @@ def test_a_star_stays_in_its_folder() -> None:
     ("front", "names", "message"),
     [
         ("configs: [", ["test.tsv"], "a/b: the front matter of README.md is not YAML"),
-        ("license: mit", [], "a/b: no files for default or qrels, split test; the repository has none at all"),
+        ("license: mit", [], "a/b: no files for default or qrels, split test; files in the repository: (none)"),
         ("license: mit", [f"{n}.txt" for n in range(10)], "7.txt and 2 more"),
-        ("configs:\n- config_name: default\n  data_files: a.csv", ["a.csv"], "a/b: a.csv is none of .parquet, .jsonl"),
+        (
+            "configs:\n- config_name: default\n  data_files: a.csv",
+            ["a.csv"],
+            "a/b: unsupported file a.csv; supported formats: .parquet, .jsonl",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_one_line(front: str, names: Sequence[str], message: str) -> None:

@@ -93,7 +93,7 @@ def test_tasks_of_one_name_are_told_apart() -> None:
         ("scifact", "unknown collection 'scifact'; did you mean beir/scifact or nanobeir/scifact?"),
         ("beir/scifcat", "did you mean beir/scifact"),
         ("beir/codesearchnet", "did you mean coir/codesearchnet or mteb/codesearchnet"),
-        ("?", "quiver collections list shows the names"),
+        ("?", "run quiver collections list to see all names"),
     ],
 )
 def test_a_wrong_name_is_told_what_is_near(wrong: str, told: str) -> None:

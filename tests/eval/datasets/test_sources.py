@@ -120,7 +120,9 @@ def test_a_split_that_is_not_there_is_an_error(layout: str, published: Any, tmp_
 
 def test_a_split_of_the_judgements_is_never_another_one(published: Any, tmp_path: Path) -> None:
     published.write_hub(tmp_path, published.mteb_hub("mteb/birds"))
-    with pytest.raises(InputError, match=r"mteb/birds: no files for default or qrels, split dev; the repository has README\.md, corpus/"):
+    with pytest.raises(
+        InputError, match=r"mteb/birds: no files for default or qrels, split dev; files in the repository: README\.md, corpus/"
+    ):
         mteb_tables("u", "mteb/birds", "0" * 40, ("dev",)).load(tmp_path, "birds", "dev")
 
 

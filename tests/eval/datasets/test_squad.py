@@ -69,7 +69,7 @@ def test_judgements_are_taken_over_and_checked(make_file: Callable[[object], Pat
     assert write_squad(squad, tmp_path / "out", qrels=qrels) == ["dev", "train"]
     assert load_collection(tmp_path / "out", "dev").qrels == {"65-2-0": {"65-2p2": 2}}
     assert load_collection(tmp_path / "out", "train").qrels == {"65-0-0": {"65-0p0": 1}}
-    for line, missing in (("nobody\t65-0p0\t1", r"dev.tsv:2: there is no question 'nobody'"), ("65-0-0\t9p9\t1", "no paragraph '9p9'")):
+    for line, missing in (("nobody\t65-0p0\t1", r"dev.tsv:2: unknown question 'nobody'"), ("65-0-0\t9p9\t1", "unknown paragraph '9p9'")):
         (qrels / "dev.tsv").write_text(f"query-id\tcorpus-id\tscore\n{line}\n", encoding="utf-8")
         with pytest.raises(InputError, match=missing):
             write_squad(squad, tmp_path / "other", qrels=qrels)
@@ -79,7 +79,7 @@ def test_judgements_are_taken_over_and_checked(make_file: Callable[[object], Pat
 def test_a_collection_is_not_overwritten(make_file: Callable[[object], Path], tmp_path: Path) -> None:
     squad = read_squad(make_file(ARTICLES))
     write_squad(squad, tmp_path / "out")
-    with pytest.raises(InputError, match="holds a collection already"):
+    with pytest.raises(InputError, match="already contains a collection"):
         write_squad(squad, tmp_path / "out")
 
 
@@ -90,10 +90,10 @@ def test_a_collection_is_not_overwritten(make_file: Callable[[object], Path], tm
         ([{"title": "x"}], r"data\[0\]: not SQuAD's format, 'paragraphs' must be a list"),
         ([{"paragraphs": [{"qas": []}]}], r"data\[0\]\.paragraphs\[0\].*'context' must be text"),
         ([{"paragraphs": [{"context": "c", "qas": [{"id": 7, "question": "q"}]}]}], "'id' must be text"),
-        ([{"paragraphs": [{"context": "c", "qas": [{"id": "a", "question": "q"}] * 2}]}], "a question id comes twice"),
-        ([{"paragraphs": [{"context": c, "qas": [{"id": "a", "question": "q"}]} for c in "cd"]}], "question id 'a' comes twice"),
+        ([{"paragraphs": [{"context": "c", "qas": [{"id": "a", "question": "q"}] * 2}]}], "a question id occurs twice"),
+        ([{"paragraphs": [{"context": c, "qas": [{"id": "a", "question": "q"}]} for c in "cd"]}], "question id 'a' occurs twice"),
         ([{"paragraphs": [{"context": c, "qas": [{"id": f"a-{c}", "question": "q"}]}]} for c in "cd"], "the id 'ap0'"),
-        ([], "holds no question"),
+        ([], "contains no answerable question"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(make_file: Callable[[object], Path], data: object, message: str) -> None:

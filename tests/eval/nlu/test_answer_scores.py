@@ -107,5 +107,5 @@ def test_all_questions_count() -> None:
     assert mean is not None
     assert (mean.questions, mean.exact, mean.f1) == (4, 0.25, pytest.approx(5 / 12))
     assert mean_scores([]) is None
-    with pytest.raises(ValueError, match="no question 'q9'"):
+    with pytest.raises(ValueError, match="unknown question 'q9'"):
         score_answers(questions, {"q9": "가"}, "korquad_v1")

@@ -81,8 +81,8 @@ def test_hidden_labels_say_that_they_are(tmp_path: Path, name: TaskName) -> None
         ("rte", {"label": [0, 1, None]}, ":3: 'label' must be a number, got missing"),
         ("rte", {"label": ["0", "1", "0"]}, ":1: 'label' must be a number, got '0'"),
         ("rte", {"label": [0.0, 0.5, 1.0]}, ":2: a label of RTE is a whole number from 0 to 1, got 0.5"),
-        ("qqp", {"question2": ["a", None, "b"]}, ":2: QQP needs the text 'question2', which is missing"),
-        ("mnli", {"premise": [1, 2, 3]}, ":1: MNLI needs the text 'premise', which is 1"),
+        ("qqp", {"question2": ["a", None, "b"]}, ":2: column 'question2' of QQP must be a string, got missing"),
+        ("mnli", {"premise": [1, 2, 3]}, ":1: column 'premise' of MNLI must be a string, got 1"),
         ("cola", {"idx": ["a", "b", "c"]}, ":1: 'idx' must be a whole number, got 'a'"),
     ],
 )
@@ -107,12 +107,12 @@ def test_folders_that_are_wrong_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"train-00001-of-00003.parquet: damaged Parquet"):
         read_split(str(tmp_path), task, "train")
     files[1].unlink()
-    with pytest.raises(InputError, match="2 of the 3 files of train are there; fetch the others"):
+    with pytest.raises(InputError, match="found 2 of the 3 files of train; download the others"):
         read_split(str(tmp_path), task, "train")
     other = written(tmp_path / "other", "rte", "train")[0]
     (tmp_path / "other" / "qnli").mkdir()
     other.rename(tmp_path / "other" / "qnli" / other.name)
-    with pytest.raises(InputError, match="QNLI needs the text 'question', which is missing; is this another task's file"):
+    with pytest.raises(InputError, match="column 'question' of QNLI must be a string, got missing; is this the file of another task"):
         read_split(str(tmp_path / "other"), TASKS["qnli"], "train")
 
 

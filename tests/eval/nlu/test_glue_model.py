@@ -54,7 +54,7 @@ def test_bert_classifies_by_its_first_token_alone(small_encoder: Path, tmp_path:
     save_encoder(Encoder(config), tmp_path)
     Tokenizer.from_pretrained(small_encoder).save(tmp_path)
     assert open_glue_model(tmp_path, TASKS["cola"], seed=1)[0].pooling == "cls"
-    with pytest.raises(InputError, match=r"model\.pooling: a bert classifies by its first token; set it to cls"):
+    with pytest.raises(InputError, match=r"model\.pooling: must be cls for the family bert, got mean"):
         open_glue_model(tmp_path, TASKS["cola"], seed=1, pooling="mean")
 
 

@@ -96,7 +96,7 @@ def record(name: str, task: TaskName) -> dict[str, object]:
 
 
 def test_records_are_gathered_and_those_of_others_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no run of quiver glue that is complete"):
+    with pytest.raises(InputError, match="contains no complete run of quiver glue"):
         gather_results(tmp_path)
     for name in ("rte", "cola"):
         (tmp_path / name).mkdir()
@@ -105,7 +105,7 @@ def test_records_are_gathered_and_those_of_others_refused(tmp_path: Path) -> Non
     assert list(found.runs) == ["cola", "rte"]
     assert (found.runs["rte"].trained_on, found.runs["rte"].from_mnli, found.average.known) == (1_234, False, 2)
     write_json(tmp_path / "rte" / "run.json", record("yours", "rte"))
-    with pytest.raises(InputError, match=r"its tasks were trained from several models, m \(mine\), m \(yours\)"):
+    with pytest.raises(InputError, match=r"contains runs of several models: m \(mine\), m \(yours\)"):
         gather_results(tmp_path)
     write_json(tmp_path / "rte" / "run.json", record("mine", "rte") | {"schema": "quiver-run/2"})
     with pytest.raises(InputError, match="its schema is quiver-run/2, this version reads"):

@@ -64,10 +64,10 @@ def test_a_task_starts_from_mnli_with_new_labels(make_glue: MakeGlue, tmp_path: 
 
 def test_what_starts_from_mnli_needs_it(make_glue: MakeGlue, tmp_path: Path) -> None:
     recipe = make_glue("mnli", "rte", from_mnli=("rte",), updates={"epochs": 0.2})
-    with pytest.raises(InputError, match=r"rte start from the model of MNLI, which is not there; train it too, or set model\.from_mnli="):
+    with pytest.raises(InputError, match=r"missing\. rte start from the model trained on MNLI; train MNLI too, or set model\.from_mnli="):
         train_glue(recipe, tmp_path / "out", tasks=["rte"])
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match="--task cola: the recipe trains mnli, rte"):
+    with pytest.raises(InputError, match="--task cola: not in the recipe, which trains mnli, rte"):
         train_glue(recipe, tmp_path / "out", tasks=["cola"])
     assert list(train_glue(recipe, tmp_path / "out", tasks=["mnli"]).runs) == ["mnli"]
     results = train_glue(recipe, tmp_path / "out", tasks=["rte"])  # a session of its own finds the model of the first
@@ -79,14 +79,16 @@ def test_what_is_complete_is_left_and_the_rest_gone_on_with(make_glue: MakeGlue,
     recipe, out = make_glue("cola", "rte", updates={"epochs": 0.4}), tmp_path / "out"
     train_glue(recipe, out, tasks=["cola"])
     before = (out / "cola" / "run.json").read_bytes()
-    with pytest.raises(InputError, match=r"cola: holds a run already; choose another --out, or --overwrite"):
+    with pytest.raises(InputError, match=r"cola: already contains a run; choose another --out, or pass --overwrite"):
         train_glue(recipe, out)
     assert not (out / "rte").exists(), "refused before anything is trained"
     results = train_glue(recipe, out, resume=True)
     assert list(results.runs) == ["cola", "rte"]
     assert (out / "cola" / "run.json").read_bytes() == before
     other = make_glue("cola", "rte", updates={"epochs": 0.4, "learning_rate": 1e-3})
-    with pytest.raises(InputError, match=r"cola: complete, but by another recipe; tasks\.cola\.learning_rate was 0\.003, is 0\.001"):
+    with pytest.raises(
+        InputError, match=r"cola: holds a complete run of another recipe \(tasks\.cola\.learning_rate was 0\.003, is 0\.001"
+    ):
         train_glue(other, out, resume=True)
     train_glue(other, out, overwrite=True)
     assert [read_json(out / task / "run.json")["recipe"]["tasks"][task]["learning_rate"] for task in ("cola", "rte")] == [1e-3, 1e-3]

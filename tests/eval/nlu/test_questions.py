@@ -47,14 +47,14 @@ def test_only_some_questions(tmp_path: Path) -> None:
     wanted = read_split(tmp_path / "dev.tsv")
     assert wanted == ["q3", "q1"]
     assert [question.id for question in read_questions(path, only=wanted).questions] == ["q1", "q3"]
-    with pytest.raises(InputError, match="holds no question 'q7', and 1 more"):
+    with pytest.raises(InputError, match="contains no question 'q7', and 1 more"):
         read_questions(path, only=["q1", "q7", "q8"])
 
 
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (qa(answers=[]), r"paragraphs\[0\]\.qas\[0\]: has no answers, and does not say"),
+        (qa(answers=[]), r"paragraphs\[0\]\.qas\[0\]: has no answers and is not marked"),
         (qa(answers=[{"text": "서울"}]), "'answer_start' must be a whole number"),
         (qa(answers=[{"text": "서울", "answer_start": True}]), "'answer_start' must be a whole number"),
         (qa(answers=["서울"]), "'answer_start' must be a whole number"),
@@ -76,9 +76,9 @@ def test_malformed_files_are_named(tmp_path: Path) -> None:
         read_questions(path)
     with pytest.raises(InputError, match="'context' must be text"):
         read_questions(written(path, qa(), context=""))
-    with pytest.raises(InputError, match="the question id 'q1' comes twice"):
+    with pytest.raises(InputError, match="the question id 'q1' occurs twice"):
         read_questions(written(path, qa(), qa()))
-    with pytest.raises(InputError, match="holds no questions"):
+    with pytest.raises(InputError, match="contains no questions"):
         read_questions(written(path))
     path.write_text('{"data": {}}')
     with pytest.raises(InputError, match="'data' must be a list"):

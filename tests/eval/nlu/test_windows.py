@@ -145,7 +145,10 @@ def test_minilm_takes_syllables_apart(minilm: Path) -> None:
     [
         (WindowSettings(max_length=300, overlap=30), "windows.max_length: must be <= 256, the encoder's positions, got 300"),
         (WindowSettings(max_length=256, overlap=29), "windows.overlap: must be >= 30, max_answer_length"),
-        (WindowSettings(max_length=100, overlap=33), "windows.overlap: must be < 33, what a question of 64 tokens and 3 special ones"),
+        (
+            WindowSettings(max_length=100, overlap=33),
+            "windows.overlap: must be < 33 (max_length 100 minus max_question_length 64 and 3 special",
+        ),
     ],
 )
 def test_settings_that_cannot_be(tokenizer: Tokenizer, settings: WindowSettings, complaint: str) -> None:

@@ -16,10 +16,10 @@ from quiver.eval.report.render import (
     Example,
     Examples,
     Excerpt,
-    Facts,
     Figure,
     Gallery,
     Paragraph,
+    Properties,
     Report,
     Row,
     Section,
@@ -47,7 +47,7 @@ REPORT = Report(
     "A *title*",
     (
         Section("Scores", (Paragraph(("Text, ", Span("code", "code"), ".")), SCORES, Gallery((FIGURE,), (KEY,))), "scores"),
-        Section("Where", (Details("More", (Facts({"Threads": "2"}),)), Code("quiver x")), "where", "note"),
+        Section("Where", (Details("More", (Properties({"Threads": "2"}),)), Code("quiver x")), "where", "note"),
     ),
     ("Now. ", Span("Not finished", "poor")),
 )

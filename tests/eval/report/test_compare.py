@@ -312,7 +312,7 @@ def test_a_report_has_every_measure_and_no_trailing_space(make_folder: MakeFolde
         ({"use_title": False}, r"scored with use_title=True in .*alpha and use_title=False in"),
         ({"exclude_self": True}, r"scored with exclude_self=False in .*alpha and exclude_self=True in"),
         ({"split": "dev"}, "nothing to compare: no collection"),
-        ({"per_query": None}, r"beta: results\.json names no file with scores by query for scifact\.test"),
+        ({"per_query": None}, r"beta: results\.json names no file with scores per query for scifact\.test"),
         ({"queries": 41}, "holds scores of 40 queries, but results.json says 41"),
     ],
 )

@@ -69,8 +69,8 @@ def test_all_measures_of_a_collection(make_scored: MakeScored, make_results: Mak
             "12.5",
         ],
     ]
-    facts = dict(table(report, "### scifact (test)")[1:])
-    assert (facts["Documents"], facts["Judged queries"], facts["Judgements"], facts["Licence"]) == ("5,183", "300", "339", "CC BY 4.0")
+    values = dict(table(report, "### scifact (test)")[1:])
+    assert (values["Documents"], values["Judged queries"], values["Judgements"], values["Licence"]) == ("5,183", "300", "339", "CC BY 4.0")
     assert table(report, "## Protocol", number=1)[1] == [
         *("scifact.test", "alpha", "1,000", "yes", "no", "out", "1,234 (23.8%)", "7 (2.3%)", "2", "1", "12.5"),
     ]
@@ -84,8 +84,8 @@ def test_unknown_values_are_blank_or_named(make_scored: MakeScored, make_results
     measures = {"ndcg@10": 0.5, "mrr@10": 0.4}
     bare = make_scored("scifact", 0.5, licence=None, revision=None, index=IndexUsed("bm25", {}), measures=measures, in_domain=True)
     report = render([make_results("alpha", bare)])
-    facts = dict(table(report, "### scifact (test)")[1:])
-    assert (facts["Licence"], facts["Revision"]) == ("not known", "none, a local folder")
+    values = dict(table(report, "### scifact (test)")[1:])
+    assert (values["Licence"], values["Revision"]) == ("not known", "none, a local folder")
     measured = table(report, "### scifact (test)", number=1)[1]
     assert measured == ["alpha", "50.00 (45.0\N{EN DASH}55.0)", "", "40.00", "", "", "", "", "12.5"]
     assert table(report, "## Protocol", number=1)[1][5] == "in"

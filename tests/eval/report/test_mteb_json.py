@@ -109,7 +109,7 @@ def test_a_name_does_not_break_the_line(make_scored: MakeScored, make_results: M
 
 
 def test_nothing_that_mteb_knows(make_scored: MakeScored, make_results: MakeResults) -> None:
-    with pytest.raises(InputError, match=r"mteb has no task for these collections, or scores .*: 'cosqa\.test', 'cranfield\.test'$"):
+    with pytest.raises(InputError, match=r"mteb has no task for these collections, or uses .*: 'cosqa\.test', 'cranfield\.test'$"):
         task_results(make_results("alpha", make_scored("cosqa", 0.5), make_scored("cranfield", 0.5)))
 
 

@@ -207,8 +207,8 @@ def test_all_measures_of_a_collection(page: Element) -> None:
     assert cells(scifact.all("table")[0])[0] == [
         "System", "nDCG@10", "MAP", "MRR@10", "Recall@10", "Recall@100", "Recall@1000", "P@10", "Judged@10 | percent",
     ]  # fmt: skip
-    facts = {each.all("dt")[0].words: each.all("dd")[0].words for each in scifact.all("dl", class_="facts")[0].all("div")}
-    assert facts == {
+    values = {each.all("dt")[0].words: each.all("dd")[0].words for each in scifact.all("dl", class_="properties")[0].all("div")}
+    assert values == {
         "Documents": "5,183",
         "Judged queries": "300",
         "Judgements": "600",
@@ -275,13 +275,13 @@ def test_a_result_without_a_command_says_so(evaluated: Evaluated) -> None:
 def test_every_field_of_a_system_and_its_machine_is_there(evaluated: Evaluated) -> None:
     colbert = evaluated()[2]
     run = section(parse(render_html(results_report([colbert]))), "result-1")
-    facts = {each.all("dt")[0].words: each.all("dd")[0].text for each in run.all("dl")[0].all("div")}
-    shown = " ".join(facts.values())
+    values = {each.all("dt")[0].words: each.all("dd")[0].text for each in run.all("dl")[0].all("div")}
+    shown = " ".join(values.values())
     for each in fields(System):
         value = getattr(colbert.system, each.name)
         assert (f"{value:,}" if isinstance(value, int) else str(value)) in shown, each.name
-    assert facts["Query prompt"] == "[Q] "
-    assert facts["Versions"] == "python 3.11.9, quiver 0.1.0, torch 2.11.0"
+    assert values["Query prompt"] == "[Q] "
+    assert values["Versions"] == "python 3.11.9, quiver 0.1.0, torch 2.11.0"
     assert len(cells(run.all("table")[0])) == 1 + 3 * 9
 
 
@@ -411,4 +411,4 @@ def _poison(value: Any, hostile: str, name: str = "") -> Any:
     if isinstance(value, Mapping):
         free = name in ("parameters", "versions")
         return {hostile + key if free else key: _poison(each, hostile) for key, each in value.items()}
-    return hostile + value if isinstance(value, str) and name not in ("kind", "date") else value
+    return hostile + value if isinstance(value, str) and name not in ("kind", "date", "library", "precision") else value

@@ -9,7 +9,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import Average
-from quiver.eval.report.retrieval import check_data, collections, label_systems, members, points, row_average, row_data_sets, rows
+from quiver.eval.report.retrieval import check_data, collections_by_key, label_systems, members, points, row_average, row_data_sets, rows
 from quiver.eval.results import CollectionResult, IndexUsed, Results
 
 MakeScored = Callable[..., CollectionResult]
@@ -72,18 +72,18 @@ def test_bm25_as_a_system_is_the_baselines_row(make_scored: MakeScored, make_res
 def test_averages_over_the_data_sets_of_a_table(make_scored: MakeScored, make_results: MakeResults) -> None:
     forums = [make_scored(f"forum-{letter}", score, group="forums", group_size=2) for letter, score in (("a", 0.2), ("b", 0.4))]
     results = [make_results("alpha", make_scored("scifact", 0.6), *forums), make_results("beta", *forums[:1])]
-    facts = collections(results)
+    by_key = collections_by_key(results)
     whole, part = rows(label_systems(results))
-    assert members(facts.values()) == {"scifact.test": ["scifact.test"], "forums": ["forum-a.test", "forum-b.test"]}
-    assert row_data_sets(whole, facts) == {"scifact.test": 0.6, "forums": pytest.approx(0.3)}
-    assert row_average(whole, facts).value == pytest.approx(0.45)
-    assert row_average(part, facts) == Average(None, 0, 2)
+    assert members(by_key.values()) == {"scifact.test": ["scifact.test"], "forums": ["forum-a.test", "forum-b.test"]}
+    assert row_data_sets(whole, by_key) == {"scifact.test": 0.6, "forums": pytest.approx(0.3)}
+    assert row_average(whole, by_key).value == pytest.approx(0.45)
+    assert row_average(part, by_key) == Average(None, 0, 2)
 
 
 def test_the_result_with_a_revision_says_what_the_data_are(make_scored: MakeScored, make_results: MakeResults) -> None:
     local = make_scored("forum-a", 0.5, revision=None)
     published = make_scored("forum-a", 0.5, group="forums", group_size=12)
-    assert collections([make_results("alpha", local), make_results("beta", published)])["forum-a.test"].group == "forums"
+    assert collections_by_key([make_results("alpha", local), make_results("beta", published)])["forum-a.test"].group == "forums"
 
 
 def test_what_cannot_stand_in_one_table(make_scored: MakeScored, make_results: MakeResults) -> None:
@@ -117,14 +117,14 @@ def test_parts_of_different_splits_are_no_group(make_scored: MakeScored, make_re
         return make_scored(f"forum-{letter}", 0.2, split=split, group="forums", group_size=2)
 
     mixed = [make_results("alpha", forum("a", "test"), forum("b", "dev"))]
-    facts = collections(mixed)
-    assert members(facts.values()) == {"forums.test": ["forum-a.test"], "forums.dev": ["forum-b.dev"]}
-    assert row_average(rows(label_systems(mixed))[0], facts) == Average(None, 0, 2)
+    by_key = collections_by_key(mixed)
+    assert members(by_key.values()) == {"forums.test": ["forum-a.test"], "forums.dev": ["forum-b.dev"]}
+    assert row_average(rows(label_systems(mixed))[0], by_key) == Average(None, 0, 2)
     assert mixed[0].headline is None
     # A row of one split is named as the table names it, which another system has two splits of.
     both = [make_results("alpha", forum("a", "test"), forum("b", "test")), make_results("beta", forum("a", "dev"), forum("b", "dev"))]
-    facts = collections(both)
-    assert row_data_sets(rows(label_systems(both))[0], facts) == {"forums.test": 0.2, "forums.dev": None}
+    by_key = collections_by_key(both)
+    assert row_data_sets(rows(label_systems(both))[0], by_key) == {"forums.test": 0.2, "forums.dev": None}
 
 
 def test_points() -> None:

@@ -78,21 +78,21 @@ def same_output(quiver: Quiver, built: Built, tmp_path: Path, *options: object) 
     assert runs[0].count(b"\n") == 3 * len(DOCUMENTS)
 
 
-def test_the_same_output(quiver: Quiver, built: Built, tmp_path: Path, threads: list[str | None]) -> None:
+def test_search_over_shards_prints_the_same_output(quiver: Quiver, built: Built, tmp_path: Path, threads: list[str | None]) -> None:
     same_output(quiver, built, tmp_path, "--shards", 2, "--replicas", 2, "--address", "host:6379")
     same_output(quiver, built, tmp_path, "--shard-memory", "500MB")
     assert threads == ["host:6379"] * 4 + [None] * 4
 
 
 @pytest.mark.exhaustive
-def test_the_same_output_by_actors(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+def test_search_over_ray_actors_prints_the_same_output(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with ray_backend.connected():
         same_output(quiver, built, tmp_path, "--shards", 2)
 
 
 @pytest.mark.usefixtures("threads")
-def test_what_is_asked_for_wrongly(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_shard_options_are_reported_in_one_line(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     done = quiver("search", built.index, "a bird", "--replicas", 2)
     assert (done.code, done.err) == (2, "quiver: error: --replicas and --address need --shards or --shard-memory\n")
     done = quiver("search", built.index, "a bird", "--shard-memory", "much")
@@ -121,7 +121,7 @@ class LostShard(Shard):
         raise ShardLostError("the machine has gone")
 
 
-def test_a_lost_shard(
+def test_a_lost_shard_is_reported(
     quiver: Quiver,
     built: Built,
     tmp_path: Path,

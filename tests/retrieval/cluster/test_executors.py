@@ -66,7 +66,9 @@ def notes(tmp_path: Path) -> Path:
     return folder
 
 
-def test_processes_do_every_item_once_and_replace_the_dead(tmp_path: Path, tasks: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+def test_processes_run_every_item_once_and_dead_ones_are_replaced(
+    tmp_path: Path, tasks: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = notes(tmp_path)
     found = dict(LocalProcesses(2).run(tasks.Squares(folder, deaths=1), [1, 7, 9, 3]))
     assert found == {1: 1, 3: 9, 7: 49, 9: 81}
@@ -94,14 +96,14 @@ def test_an_item_that_kills_every_worker_ends_the_run(tmp_path: Path, tasks: Mod
     assert len(list(folder.glob("7-*"))) == 3
 
 
-def test_a_mistake_is_not_tried_again(tmp_path: Path, tasks: ModuleType) -> None:
+def test_an_item_with_a_mistake_of_the_user_is_not_repeated(tmp_path: Path, tasks: ModuleType) -> None:
     folder = notes(tmp_path)
     with pytest.raises(InputError, match="8 cannot be squared"):
         list(LocalProcesses(1).run(tasks.Squares(folder), [8]))
     assert len(list(folder.glob("8-*"))) == 1
 
 
-def test_here_is_lazy_and_in_order(tmp_path: Path, tasks: ModuleType) -> None:
+def test_the_executor_of_this_process_is_lazy_and_keeps_the_order(tmp_path: Path, tasks: ModuleType) -> None:
     folder, asked = notes(tmp_path), list[int]()
 
     def items() -> Any:
@@ -116,7 +118,7 @@ def test_here_is_lazy_and_in_order(tmp_path: Path, tasks: ModuleType) -> None:
     assert len(list(folder.glob("opened-*"))) == 1
 
 
-def test_items_come_back_first_and_only_so_often() -> None:
+def test_failed_items_are_repeated_first_and_a_limited_number_of_times() -> None:
     waiting = Assignments(iter([1, 2]))
     first = waiting.take()
     assert first is not None
@@ -136,12 +138,12 @@ def test_items_come_back_first_and_only_so_often() -> None:
     assert (waiting.waiting, waiting.take()) == (False, None)
 
 
-def test_a_defect_is_not_hidden(tmp_path: Path, tasks: ModuleType) -> None:
+def test_an_unexpected_exception_ends_the_worker(tmp_path: Path, tasks: ModuleType) -> None:
     with pytest.raises(TypeError):
         Worker(tasks.Squares(notes(tmp_path))).attempt(None)
 
 
-def test_executors_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_are_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_executor("local") is IN_PROCESS
     assert open_executor("local", workers=1) is IN_PROCESS
     two = open_executor("local", workers=2)
@@ -159,7 +161,7 @@ def test_executors_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         open_executor("ray")
 
 
-def test_an_address_at_which_nothing_answers_is_said_at_once() -> None:
+def test_an_address_without_a_cluster_is_reported_at_once() -> None:
     pytest.importorskip("ray")
     started = time.monotonic()
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):

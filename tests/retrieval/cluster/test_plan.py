@@ -45,7 +45,7 @@ def test_every_segment_is_in_one_shard_and_none_is_much_fuller_than_it_must_be(s
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(50, 120))
-def test_a_budget_is_kept_with_about_as_few_shards_as_can_be(sizes: list[int], room: int) -> None:
+def test_shards_fit_the_memory_and_are_about_as_few_as_possible(sizes: list[int], room: int) -> None:
     shards = spread(needs(*sizes), Sharding(memory=room + 5), shared=5, what="an index")
     assert max(shard.bytes for shard in shards) <= room + 5
     assert len(shards) >= -(-sum(sizes) // room)
@@ -54,7 +54,7 @@ def test_a_budget_is_kept_with_about_as_few_shards_as_can_be(sizes: list[int], r
         assert max(shard.bytes for shard in fewer) > room + 5 or len(shards) - 1 < -(-sum(sizes) // room)
 
 
-def test_what_does_not_fit_is_refused_with_what_it_needs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_segment_that_does_not_fit_is_refused_with_its_size(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(InputError, match=r"an index: segment s1 needs 1,010 bytes of memory, more than 1,009 per shard; allow"):
         spread(needs(5, 1000, 7), Sharding(memory=1009), shared=10, what="an index")
     assert len(spread(needs(5, 1000, 7), Sharding(memory=1010), shared=10, what="an index")) == 2
@@ -64,14 +64,14 @@ def test_what_does_not_fit_is_refused_with_what_it_needs(caplog: pytest.LogCaptu
         assert len(spread(needs(1, 2), Sharding(shards=5), shared=0, what="an index")) == 2
     assert "an index: the index has 2 segments, so 2 shards are used instead of 5" in caplog.text
     assert spread([], Sharding(shards=5, memory=1), shared=10, what="an index") == ()
-    with pytest.raises(ValueError, match="shards or memory is required"):
+    with pytest.raises(ValueError, match="pass shards or memory"):
         Sharding(replicas=2)
     for name in ("shards", "memory", "replicas"):
         with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
             Sharding(**{"shards": 2, name: 0})
 
 
-def test_needs_are_those_of_the_files_and_of_what_is_made_in_memory(tmp_path: Path, build: Callable[..., Any]) -> None:
+def test_memory_of_a_segment_is_its_files_and_resident_data(tmp_path: Path, build: Callable[..., Any]) -> None:
     for engine in ("exact-dense", "ivf-tokens"):
         index = open_index(build(tmp_path / engine, engine).path)
         for need, entry, segment in zip(segment_needs(index), index.manifest.segments, index.segments, strict=True):

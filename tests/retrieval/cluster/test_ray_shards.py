@@ -117,6 +117,7 @@ def check_hits(sharded: ShardedIndex, built: Any, assert_same: Any, filters: Any
     return seen
 
 
+@pytest.mark.slow
 def test_the_same_hits_and_no_failed_query_when_an_actor_dies(
     cluster: None, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,11 +158,11 @@ def test_the_same_hits_and_no_failed_query_when_an_actor_dies(
         assert assert_same(hits, index.search(queries, 10, filter=Filter(ids=frozenset(there)), effort="exact")) > 10
 
 
-def test_what_a_shard_raises_arrives_as_it_was_raised(cluster: None, tmp_path: Path, build: Any) -> None:
+def test_errors_of_a_ray_shard_are_raised_unchanged(cluster: None, tmp_path: Path, build: Any) -> None:
     built = build(tmp_path / "i")
     queries = np.full_like(built.queries(), 1e38)
     with open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE) as sharded:
-        with pytest.raises(ValueError, match="do not fit into float32; the vectors are too long") as caught:
+        with pytest.raises(ValueError, match="do not fit into float32; the norms of the vectors are too large") as caught:
             sharded.search(queries, 3)
         with pytest.raises(ValueError, match=r".") as expected:
             open_index(built.path).search(queries, 3)
@@ -169,11 +170,13 @@ def test_what_a_shard_raises_arrives_as_it_was_raised(cluster: None, tmp_path: P
         assert sharded.replicas == (1,)
     file = next((built.path / "segments").glob("*/vectors.f32"))
     file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(DamagedIndexError, match=r"have changed since they were written; quiver index repair keeps the rest$"):
+    with pytest.raises(
+        DamagedIndexError, match=r"have changed since they were written; run quiver index repair to keep the intact documents$"
+    ):
         open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE)
 
 
-def test_a_process_that_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launching_without_a_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytest.importorskip("ray"), "is_initialized", lambda: False)
     with pytest.raises(InputError, match="not connected to a Ray cluster"):
         RayLauncher()
@@ -188,7 +191,9 @@ def test_every_engine(cluster: None, engine: str, tmp_path: Path, build: Any, as
 
 
 @pytest.mark.exhaustive
-def test_rolling_under_load(cluster: None, tmp_path: Path, build: Any, fast: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rolling_under_load_fails_no_query(
+    cluster: None, tmp_path: Path, build: Any, fast: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     built = build(tmp_path / "i")
     queries = built.queries()
     expected = [open_index(built.path).search(queries, 10)]

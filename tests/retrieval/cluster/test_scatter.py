@@ -114,14 +114,14 @@ def eventually(holds: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.005)
 
 
-def test_the_load_is_shared(replicated: Any) -> None:
+def test_searches_are_spread_over_the_replicas(replicated: Any) -> None:
     shard, launcher = replicated(*(Fake(f"r{number}", "answer") for number in range(3)))
     for _ in range(30):
         asked(shard)
     assert [each.asked for each in launcher.launched] == [10, 10, 10]
 
 
-def test_a_lost_replica_costs_no_query_and_is_replaced(replicated: Any) -> None:
+def test_a_lost_replica_fails_no_query_and_is_replaced(replicated: Any) -> None:
     dead, alive = Fake("dead", "lost"), Fake("alive", "answer")
     shard, launcher = replicated(dead, alive)
     other, _ = replicated(Fake("other", "answer"))
@@ -134,7 +134,7 @@ def test_a_lost_replica_costs_no_query_and_is_replaced(replicated: Any) -> None:
     assert len(launcher.launched) == 3
 
 
-def test_without_a_replica_the_shard_is_left_out_until_it_is_there_again(replicated: Any) -> None:
+def test_without_replicas_results_lack_the_shard_until_it_is_restarted(replicated: Any) -> None:
     starting = Fake("second", "answer", opens="hang")
     shard, launcher = replicated(Fake("only", "lost"))
     launcher.to_come = [starting]
@@ -145,7 +145,7 @@ def test_without_a_replica_the_shard_is_left_out_until_it_is_there_again(replica
     shard.close()
 
 
-def test_starting_again_is_tried_until_it_goes(replicated: Any) -> None:
+def test_restarting_a_replica_is_tried_until_it_succeeds(replicated: Any) -> None:
     shard, launcher = replicated(Fake("only", "lost"))
     failing = [
         Fake("dies", "answer", opens="lost"),
@@ -159,7 +159,7 @@ def test_starting_again_is_tried_until_it_goes(replicated: Any) -> None:
     assert [each.closed for each in failing] == [1, 1, 1]
 
 
-def test_all_replicas_may_be_lost_at_once(replicated: Any) -> None:
+def test_all_replicas_of_a_shard_may_be_lost_at_once(replicated: Any) -> None:
     shard, launcher = replicated(*(Fake(f"r{number}", "lost") for number in range(3)), timeouts=IMPATIENT)
     launcher.to_come = [Fake(f"stuck {number}", "answer", opens="hang") for number in range(3)]
     assert asked(shard) == [None]
@@ -168,7 +168,7 @@ def test_all_replicas_may_be_lost_at_once(replicated: Any) -> None:
     assert all(each.closed == 1 for each in launcher.launched[:6])
 
 
-def test_what_a_shard_raises_is_raised_and_no_replica_is_lost(replicated: Any) -> None:
+def test_an_error_raised_by_a_shard_is_raised_and_loses_no_replica(replicated: Any) -> None:
     shard, launcher = replicated(Fake("one", ValueError("too long")), Fake("two", ValueError("too long")))
     with pytest.raises(ValueError, match=r"^too long$"):
         asked(shard)
@@ -176,7 +176,7 @@ def test_what_a_shard_raises_is_raised_and_no_replica_is_lost(replicated: Any) -
     assert sum(each.asked for each in launcher.launched) == 1
 
 
-def test_a_slow_replica_is_helped_out_and_asked_last_until_it_breathes(replicated: Any) -> None:
+def test_a_slow_replica_is_asked_last_until_it_answers_a_health_check(replicated: Any) -> None:
     slow, quick = Fake("slow", "hang"), Fake("quick", "answer")
     shard, _ = replicated(slow, quick, timeouts=IMPATIENT)
     assert [asked(shard, timeouts=IMPATIENT) for _ in range(2)] == [["quick"]] * 2
@@ -188,7 +188,7 @@ def test_a_slow_replica_is_helped_out_and_asked_last_until_it_breathes(replicate
     assert {asked(shard, timeouts=IMPATIENT)[0] for _ in range(4)} == {"slow", "quick"}
 
 
-def test_a_replica_that_hangs_and_does_not_breathe_is_lost(replicated: Any) -> None:
+def test_a_replica_that_answers_no_health_check_is_lost(replicated: Any) -> None:
     hung = Fake("hung", "hang", breathes=False)
     shard, launcher = replicated(hung, Fake("quick", "answer"), timeouts=IMPATIENT)
     answers = [asked(shard, timeouts=IMPATIENT)[0] for _ in range(20)]
@@ -198,7 +198,7 @@ def test_a_replica_that_hangs_and_does_not_breathe_is_lost(replicated: Any) -> N
     assert {asked(shard)[0] for _ in range(4)} == {"quick", "new 2"}
 
 
-def test_a_search_ends_without_the_shards_that_do_not_answer_in_time(replicated: Any) -> None:
+def test_a_search_continues_without_shards_that_do_not_answer_in_time(replicated: Any) -> None:
     hung, _ = replicated(Fake("hung", "hang"), timeouts=IMPATIENT)
     well, _ = replicated(Fake("well", "answer"), timeouts=IMPATIENT)
     begun = time.monotonic()
@@ -207,7 +207,7 @@ def test_a_search_ends_without_the_shards_that_do_not_answer_in_time(replicated:
     assert hung.alive == 1  # it breathes: a heavy query is no reason to end it
 
 
-def test_a_batch_is_waited_for_longer(replicated: Any) -> None:
+def test_a_search_with_more_queries_has_longer_timeouts(replicated: Any) -> None:
     timeouts = Timeouts(attempt=0.01, answer=0.02, query=0.01)
     hung, _ = replicated(Fake("hung", "hang"))
     begun = time.monotonic()
@@ -215,14 +215,14 @@ def test_a_batch_is_waited_for_longer(replicated: Any) -> None:
     assert 0.2 < time.monotonic() - begun < 5
 
 
-def test_an_infinite_timeouts_waits(replicated: Any) -> None:
+def test_an_infinite_timeout_waits(replicated: Any) -> None:
     slow = Fake("slow", "hang")
     shard, _ = replicated(slow)
     threading.Timer(0.3, lambda: slow.hanging[0].set_result(ShardHits.of(Hits([["late"]], [np.float32([1])])))).start()
     assert asked(shard) == ["late"]
 
 
-def test_a_shard_that_does_not_open(replicated: Any) -> None:
+def test_a_shard_that_does_not_open_is_reported(replicated: Any) -> None:
     shard, _ = replicated(Fake("slow", "answer", opens="hang"), timeouts=IMPATIENT)
     with pytest.raises(InputError, match=r"generation 1: not opened within 0.3 s; it needs 9 bytes of free memory"):
         shard.wait()
@@ -233,7 +233,7 @@ def test_a_shard_that_does_not_open(replicated: Any) -> None:
         shard.wait()
 
 
-def test_many_threads_and_replicas_that_die_all_the_time(replicated: Any) -> None:
+def test_many_threads_search_while_replicas_die(replicated: Any) -> None:
     """Whenever a replica is lost another one is there: of all searches none fails."""
 
     class Mortal(Fake):

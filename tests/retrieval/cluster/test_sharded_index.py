@@ -24,7 +24,7 @@ Build = Callable[..., Any]
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINE_MODULES))
-def test_every_search_of_every_engine(
+def test_sharded_searches_equal_those_of_one_process(
     engine: str, tmp_path: Path, build: Build, assert_same: Any, filters: Mapping[str, Any], narrow: Mapping[str, Any]
 ) -> None:
     built = build(tmp_path / "i", engine, measured=True)
@@ -53,7 +53,7 @@ def raised(act: Callable[[], object]) -> tuple[type[BaseException], str]:
     return type(caught.value), str(caught.value)
 
 
-def test_what_an_index_refuses_is_refused_in_the_same_words(tmp_path: Path, build: Build) -> None:
+def test_a_sharded_index_refuses_with_the_same_errors(tmp_path: Path, build: Build) -> None:
     built = build(tmp_path / "i")
     index, queries = open_index(built.path), built.queries()
     with open_sharded(built.path, Sharding(shards=2), ThreadLauncher()) as sharded:
@@ -78,7 +78,7 @@ def test_what_an_index_refuses_is_refused_in_the_same_words(tmp_path: Path, buil
         sharded.roll()
 
 
-def test_a_run_by_a_model(tmp_path: Path, build: Build, other_word_sum: Any) -> None:
+def test_a_sharded_index_is_searched_with_a_model(tmp_path: Path, build: Build, other_word_sum: Any) -> None:
     built = build(tmp_path / "i")
     queries = [Query(f"q{number}", text) for number, text in enumerate(("w1 w2", "w3", "w9 w1"))]
     with open_sharded(built.path, Sharding(shards=2), ThreadLauncher()) as sharded:
@@ -121,7 +121,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-def test_rolling_on_to_new_generations_while_others_search(tmp_path: Path, build: Build, assert_same: Any, fast: Any) -> None:
+def test_rolling_to_a_new_generation_does_not_interrupt_searches(tmp_path: Path, build: Build, assert_same: Any, fast: Any) -> None:
     built, launcher = build(tmp_path / "i"), Launcher()
     queries = built.queries()
     expected = {open_index(built.path).manifest.generation: open_index(built.path).search(queries, 20)}
@@ -175,7 +175,7 @@ def test_rolling_on_to_new_generations_while_others_search(tmp_path: Path, build
     assert all(map(closed, launcher.handles))
 
 
-def test_a_generation_that_cannot_be_opened_leaves_the_former_one(tmp_path: Path, build: Build, assert_same: Any) -> None:
+def test_a_generation_that_cannot_be_opened_keeps_the_current_one(tmp_path: Path, build: Build, assert_same: Any) -> None:
     built, launcher = build(tmp_path / "i"), Launcher()
     queries = built.queries()
     with open_sharded(built.path, Sharding(shards=2), launcher) as sharded:
@@ -190,7 +190,7 @@ def test_a_generation_that_cannot_be_opened_leaves_the_former_one(tmp_path: Path
     assert all(map(closed, launcher.handles))
 
 
-def test_a_writer_that_is_faster_than_the_shards(tmp_path: Path, build: Build, assert_same: Any, fast: Any) -> None:
+def test_a_generation_removed_while_shards_open_is_retried(tmp_path: Path, build: Build, assert_same: Any, fast: Any) -> None:
     built, launcher = build(tmp_path / "i"), Launcher()
 
     def commit_twice(spec: ShardSpec) -> None:
@@ -216,7 +216,7 @@ def test_an_empty_index_has_no_shards(tmp_path: Path, build: Build, assert_same:
         assert assert_same(sharded.search(built.queries(), 5), index.search(built.queries(), 5)) == 0
 
 
-def test_a_folder_that_is_not_there_on_the_machine_of_a_shard(tmp_path: Path, build: Build) -> None:
+def test_a_folder_missing_on_the_machine_of_a_shard_is_reported(tmp_path: Path, build: Build) -> None:
     built = build(tmp_path / "i")
 
     def elsewhere(spec: ShardSpec) -> Shard:

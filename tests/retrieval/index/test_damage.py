@@ -42,11 +42,16 @@ DOCUMENTS = [
 ENGINES = ["exact-dense", "pq-dense", "exact-tokens", "ivf-tokens"]
 
 
-@pytest.fixture(params=ENGINES)
-def built(request: pytest.FixtureRequest, tmp_path: Path, word_sum: Any, word_by_word: Any) -> Path:
-    model = word_sum if request.param.endswith("dense") else word_by_word
-    build_index(DOCUMENTS, model, tmp_path / "index", options=BuildOptions(engine=request.param, calibrate=False))
-    return tmp_path / "index"
+@pytest.fixture(scope="module", params=ENGINES)
+def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, word_model: Callable[[str], Any]) -> Path:
+    folder = tmp_path_factory.mktemp("pristine") / "index"
+    return build_index(DOCUMENTS, word_model(request.param), folder, options=BuildOptions(engine=request.param, calibrate=False)).path
+
+
+@pytest.fixture
+def built(pristine: Path, tmp_path: Path) -> Path:
+    """A copy of the index that the test may damage."""
+    return Path(shutil.copytree(pristine, tmp_path / "index"))
 
 
 @pytest.fixture

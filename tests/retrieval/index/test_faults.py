@@ -79,6 +79,7 @@ A_FEW_CALLS = [
     MEASURED,
 ]
 """Sweeps over a few calls of those operations in which these engines do most."""
+COMPRESSED_CALLS = [pytest.param(*each, marks=pytest.mark.slow) for each in A_FEW_CALLS]
 
 
 def script(*words: object, threads: int = 1, **environment: str) -> str:
@@ -119,7 +120,7 @@ def check_kills(engine: str, name: str, lines: Sequence[list[str]]) -> None:
     "sweeps",
     [
         pytest.param([(EXACT, "build", 61), (EXACT, "add", 19), (EXACT, "add and merge", 19), (EXACT, "delete", 7)], id="exact"),
-        pytest.param(A_FEW_CALLS, id="compressed"),
+        pytest.param(A_FEW_CALLS, id="compressed", marks=pytest.mark.slow),
         pytest.param([(EXACT, name, 1) for name in OPERATIONS], id="exact-every-call", marks=pytest.mark.exhaustive),
         *(
             pytest.param([(engine, name, max(3, CALLS[name] // 14)) for name in OPERATIONS], id=engine, marks=pytest.mark.exhaustive)
@@ -135,7 +136,11 @@ def test_a_child_killed_at_a_call_leaves_the_old_or_the_new_state(sweeps: list[t
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(
     ("engine", "stride"),
-    [(EXACT, 29), ("ivf-tokens", 83), *(pytest.param(each, 5, marks=pytest.mark.exhaustive) for each in (EXACT, *COMPRESSED))],
+    [
+        (EXACT, 29),
+        pytest.param("ivf-tokens", 83, marks=pytest.mark.slow),
+        *(pytest.param(each, 5, marks=pytest.mark.exhaustive) for each in (EXACT, *COMPRESSED)),
+    ],
 )
 def test_other_changes_go_ahead_of_a_killed_addition_and_it_adds_everything_once(engine: str, stride: int, tmp_path: Path) -> None:
     rows = [line.split(" ", 3) for line in script("ahead", tmp_path, engine, stride).splitlines()]
@@ -151,7 +156,7 @@ def test_other_changes_go_ahead_of_a_killed_addition_and_it_adds_everything_once
 FAILURES = [errno.EIO, errno.ENOSPC]
 
 
-@pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *A_FEW_CALLS, *EVERY_CALL, *MANY_CALLS])
+@pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *COMPRESSED_CALLS, *EVERY_CALL, *MANY_CALLS])
 def test_an_error_of_the_disk_loses_nothing(engine: str, name: str, stride: int, tmp_path: Path, faults: ModuleType) -> None:
     """At every call an input/output error or a full disk, once or from then on; the operation says so and can be done again."""
     operation, base, work = faults.OPERATIONS[name], tmp_path / "base", tmp_path / "work"
@@ -196,7 +201,7 @@ def fail(faults: ModuleType, run: Callable[[Any], object], failing: int, code: i
     return False
 
 
-@pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *A_FEW_CALLS, *EVERY_CALL, *MANY_CALLS])
+@pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *COMPRESSED_CALLS, *EVERY_CALL, *MANY_CALLS])
 def test_a_power_cut_loses_what_was_not_synced_and_nothing_else(
     engine: str, name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType
 ) -> None:
@@ -351,7 +356,7 @@ def test_a_flipped_bit_that_nobody_looks_for_ends_no_process(engine: str, flips:
     ("engine", "seconds"),
     [
         (EXACT, 3),
-        ("ivf-tokens", 3),
+        pytest.param("ivf-tokens", 3, marks=pytest.mark.slow),
         *(
             pytest.param(engine, seconds, marks=pytest.mark.exhaustive)
             for engine, seconds in ((EXACT, 140), ("ivf-tokens", 100), ("pq-dense", 60))

@@ -163,7 +163,7 @@ class Long:
 def test_token_vectors_that_half_precision_cannot_hold_are_refused(tmp_path: Path, faults: ModuleType) -> None:
     documents = [Document(f"d{number}", f"w{number} w{number % 5} w{number % 3}") for number in range(60)]
     options = BuildOptions("ivf-tokens", {"centroids": 4}, calibrate=False)
-    with pytest.raises(InputError, match="too long for an index that keeps bits; use the engine exact-tokens"):
+    with pytest.raises(InputError, match="too large for quantized codes; use the engine exact-tokens"):
         build_index(documents, Long(faults.TOKENS, 1e6), tmp_path / "i", options=options)
 
 

@@ -141,7 +141,7 @@ def test_an_engine_is_checked_before_anything_is_encoded(tmp_path: Path, word_su
     for card, engine, message in (
         (word_sum.card, "exacty", "unknown index engine 'exacty' (did you mean 'exact'?)"),
         (word_sum.card, "faiss-dense:factory=Flat,nprobe=3", "faiss-dense has no setting 'nprobe'; it has factory, bits"),
-        (word_sum.card, "faiss-dense:factory=Nonsense", "index 'Nonsense': FAISS cannot make it for width 256"),
+        (word_sum.card, "faiss-dense:factory=Nonsense", "index 'Nonsense': FAISS cannot create it for width 256"),
         (word_by_word.card, "faiss-dense:factory=Flat", "index engine 'faiss-dense' does not exist for a colbert model"),
     ):
         for call in (

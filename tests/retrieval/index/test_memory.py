@@ -57,6 +57,7 @@ class Noise:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options", "documents", "bytes_a_document"),
     [

@@ -138,7 +138,9 @@ def test_two_workers_that_make_the_same_piece_leave_one(tmp_path: Path) -> None:
     assert two.finish("piece-000000", again, {"file": "text"}, {}).folder == again
 
 
-@pytest.mark.parametrize(("kind", "engine", "workers"), [("dense", "exact", 2), ("colbert", "ivf-tokens", 3)])
+@pytest.mark.parametrize(
+    ("kind", "engine", "workers"), [("dense", "exact", 2), pytest.param("colbert", "ivf-tokens", 3, marks=pytest.mark.slow)]
+)
 def test_processes_build_the_same_bytes(tmp_path: Path, kind: str, engine: str, workers: int, left: Callable[[], Left]) -> None:
     model, given = load_model(make_model(tmp_path / "model", kind)), documents(100)
     options = BuildOptions(engine, calibrate=False, pieces=PieceSizes(chunk_documents=4, documents=8))

@@ -27,7 +27,7 @@ def expected(index: Index, model: Any, k: int, conditions: list[str] | None = No
     return list(search(index, model, [Query("q", TEXT)], k, filter=filter).run["q"].items())
 
 
-def test_langchain(index: Index, model: Any) -> None:
+def test_the_langchain_retriever_returns_the_documents_of_a_search(index: Index, model: Any) -> None:
     retriever = langchain_retriever(index, model=model, defaults=Defaults(k=4, filter=["odd=true"]))
     found = retriever.invoke(TEXT)
     assert [(each.id, each.metadata["score"]) for each in found] == expected(index, model, 4, ["odd=true"])
@@ -39,7 +39,7 @@ def test_langchain(index: Index, model: Any) -> None:
     assert [[each.id for each in batch] for batch in retriever.batch([TEXT] * 3)] == [[each.id for each in found]] * 3
 
 
-def test_llama_index(index: Index, model: Any) -> None:
+def test_the_llama_index_retriever_returns_the_documents_of_a_search(index: Index, model: Any) -> None:
     retriever = llama_index_retriever(index.path, model=model, defaults=Defaults(k=3, filter=Filter.parse(["part>=5"]), effort="exact"))
     found = retriever.retrieve(TEXT)
     assert [(each.node.node_id, each.score) for each in found] == expected(index, model, 3, ["part>=5"])
@@ -51,7 +51,7 @@ def test_llama_index(index: Index, model: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [langchain_retriever, llama_index_retriever])
-def test_what_cannot_be_asked(
+def test_invalid_retriever_options_are_refused(
     make: Callable[..., Any], index: Index, model: Any, other_word_sum: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="built with"):

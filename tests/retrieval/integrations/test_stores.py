@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from quiver.retrieval.data.corpus import read_documents, read_queries
 from quiver.retrieval.index import BuildOptions, Index, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.integrations import export_to, stores
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.records import Document
+from quiver.retrieval.records import Document, Role, TokenEncoding
 
 qdrant_client = pytest.importorskip("qdrant_client")
 lancedb = pytest.importorskip("lancedb")
@@ -82,7 +83,7 @@ def ids_in(store: str, tmp_path: Path, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("store", ["qdrant", "lancedb"])
-def test_an_export_that_was_interrupted_goes_on_and_a_newer_state_replaces(
+def test_an_interrupted_export_is_resumed_and_a_newer_generation_replaces_rows(
     store: str, index: Index, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "MOST", 5)
@@ -108,7 +109,7 @@ def test_an_export_that_was_interrupted_goes_on_and_a_newer_state_replaces(
 
 
 @pytest.mark.parametrize("store", ["qdrant", "lancedb"])
-def test_documents_without_words_texts_or_vectors(store: str, word_by_word: Any, tmp_path: Path) -> None:
+def test_documents_without_texts_or_vectors_are_exported(store: str, word_by_word: Any, tmp_path: Path) -> None:
     corpus = [Document("full", "word1 word2"), Document("empty", "")]
     index = build_index(corpus, word_by_word, tmp_path / "i", options=BuildOptions(engine="exact", store_text=False))
     assert export_to(index, f"{store}://{tmp_path / store}", collection="c").written == 2
@@ -125,7 +126,7 @@ def test_documents_without_words_texts_or_vectors(store: str, word_by_word: Any,
 
 
 @pytest.mark.parametrize("store", ["qdrant", "lancedb"])
-def test_a_collection_for_other_vectors_stays(store: str, word_sum: Any, word_by_word: Any, tmp_path: Path) -> None:
+def test_a_collection_for_other_vectors_is_not_replaced(store: str, word_sum: Any, word_by_word: Any, tmp_path: Path) -> None:
     options, target = BuildOptions(engine="exact"), f"{store}://{tmp_path / store}"
     corpus = [Document("d1", "word1 word2"), Document("d2", "word3")]
     export_to(build_index(corpus, word_sum, tmp_path / "dense", options=options), target, collection="c")
@@ -137,27 +138,31 @@ def test_a_collection_for_other_vectors_stays(store: str, word_sum: Any, word_by
     assert ids_in(store, tmp_path, "c") == ["d1"]
 
 
-def test_vectors_that_cosine_would_compare_otherwise_are_refused(
-    word_by_word: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = build_index([Document("d1", "word1")], word_by_word, tmp_path / "i", options=BuildOptions(engine="exact"))
-    monkeypatch.setattr(lance, "_UNIT", -1.0)
+def test_lancedb_refuses_token_vectors_that_are_not_of_unit_length(word_by_word: Any, tmp_path: Path) -> None:
+    class Doubled:
+        card = word_by_word.card
+
+        def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+            encoding = word_by_word.encode(texts, role)
+            return replace(encoding, vectors=[2 * vectors for vectors in encoding.vectors])
+
+    index = build_index([Document("d1", "word1")], Doubled(), tmp_path / "i", options=BuildOptions(engine="exact"))
     with pytest.raises(InputError, match="document 'd1' has vectors that are not of unit length"):
         export_to(index, f"lancedb://{tmp_path / 'lance'}")
 
 
-def test_the_command(quiver: Callable[..., Any], index: Index, tmp_path: Path) -> None:
-    done = quiver("index", "export", index.path, "--to", f"lancedb://{tmp_path / 'lance'}", "--json")
+def test_the_export_command_writes_to_a_store(quiver: Callable[..., Any], index: Index, tmp_path: Path) -> None:
+    done = quiver("index", "export", index.path, "--store", f"lancedb://{tmp_path / 'lance'}", "--json")
     stored = {"store": "lancedb", "where": str(tmp_path / "lance"), "collection": "birds", "documents": 23, "written": 23}
     assert (done.code, json.loads(done.out)) == (0, stored)
     for arguments, message in (
-        (("--to", "weaviate://x"), "must be qdrant://FOLDER_OR_ADDRESS, lancedb://FOLDER"),
-        (("--to", "qdrant://"), "must be qdrant://"),
-        (("--to", "qdrant://x", "--out", "y"), "pass either --out FOLDER"),
+        (("--store", "weaviate://x"), "must be qdrant://FOLDER_OR_ADDRESS, lancedb://FOLDER"),
+        (("--store", "qdrant://"), "must be qdrant://"),
+        (("--store", "qdrant://x", "--out", "y"), "pass either --out FOLDER"),
         ((), "pass either --out FOLDER"),
-        (("--out", tmp_path / "files", "--collection", "c"), "--collection and --overwrite apply only to --to"),
-        (("--to", f"qdrant://{tmp_path / 'q'}", "--collection", "a/b"), "--collection 'a/b': must be"),
-        (("--to", "qdrant://http://127.0.0.1:9"), "Qdrant, collection 'birds': "),
+        (("--out", tmp_path / "files", "--collection", "c"), "--collection and --overwrite apply only to --store"),
+        (("--store", f"qdrant://{tmp_path / 'q'}", "--collection", "a/b"), "--collection 'a/b': must be"),
+        (("--store", "qdrant://http://127.0.0.1:9"), "Qdrant, collection 'birds': "),
     ):
         done = quiver("index", "export", index.path, *arguments)
         assert (done.code, done.err.count("\n")) == (2, 1), done.err

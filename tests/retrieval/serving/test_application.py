@@ -74,7 +74,7 @@ def test_the_first_retriever_is_the_default(app: Any) -> None:
     assert len(search(app, query="granite").json()["hits"]) == 10
 
 
-def test_words_are_ranked_by_bm25(app: Any, indexes: Indexes) -> None:
+def test_the_bm25_retriever_ranks_by_words(app: Any, indexes: Indexes) -> None:
     words = WordIndex(open_index(indexes.dense)).search(["granite snow"], 5)
     found = search(app, query="granite snow", k=5, retriever="bm25", explain=True).json()
     assert [hit["id"] for hit in found["hits"]] == list(words.ids[0])
@@ -102,13 +102,13 @@ def test_an_explanation_adds_up_and_its_spans_are_of_its_texts(app: Any) -> None
             assert all(text[slice(*token["span"])] == token["token"] for token in spoken)
 
 
-def test_a_similarity_is_explained_by_itself(app: Any) -> None:
+def test_a_bi_encoder_hit_is_explained_by_its_similarity(app: Any) -> None:
     hit = search(app, query="bird", k=1, explain=True).json()["hits"][0]
     assert hit["explanation"]["kind"] == "similarity"
     assert hit["explanation"]["score"] == pytest.approx(hit["score"], rel=1e-5)
 
 
-def test_a_batch_is_its_queries_one_by_one(app: Any) -> None:
+def test_a_batch_gives_the_answers_of_its_queries(app: Any) -> None:
     queries = ["bird", "granite snow", "deep sea"]
     together = answer(app, "POST", "/api/search/batch", json={"queries": queries, "k": 4, "filter": "even=true"}).json()["results"]
     for query, found in zip(queries, together, strict=True):
@@ -117,7 +117,7 @@ def test_a_batch_is_its_queries_one_by_one(app: Any) -> None:
         assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit["score"] for hit in alone["hits"]], abs=1e-6)
 
 
-def test_what_can_be_searched_is_said(app: Any) -> None:
+def test_info_lists_the_retrievers(app: Any) -> None:
     info = answer(app, "GET", "/api/info").json()
     kinds = {each["name"]: each["kind"] for each in info["retrievers"]}
     assert kinds == {"dense": "dense", "colbert": "colbert", "silent": "dense", "bm25": "bm25"}
@@ -131,7 +131,7 @@ def test_what_can_be_searched_is_said(app: Any) -> None:
     assert info["writable"] is False
 
 
-def test_documents_by_id(app: Any) -> None:
+def test_documents_are_returned_by_id(app: Any) -> None:
     found = answer(app, "GET", "/api/documents/d/7").json()
     assert found["id"] == "d/7"
     assert found["text"]
@@ -142,7 +142,7 @@ def test_documents_by_id(app: Any) -> None:
     assert refused(answer(app, "GET", "/api/documents/d/7?retriever=none")) == (404, "unknown_retriever")
 
 
-def test_hits_without_texts(app: Any) -> None:
+def test_hits_of_an_index_without_texts_have_null_texts(app: Any) -> None:
     hits = search(app, query="bird", retriever="silent", k=2).json()["hits"]
     assert [set(hit) for hit in hits] == [{"id", "score", "title", "text", "metadata", "explanation"}] * 2
     assert hits[0]["text"] is None
@@ -183,13 +183,13 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("body", "status", "code"), MALFORMED, ids=[str(body[:40]) for body, _, _ in MALFORMED])
-def test_what_cannot_be_is_refused(app: Any, body: bytes, status: int, code: str | None) -> None:
+def test_invalid_requests_are_refused(app: Any, body: bytes, status: int, code: str | None) -> None:
     found = refused(answer(app, "POST", "/api/search", content=body, headers={"content-type": "application/json"}))
     assert found[0] == status
     assert code is None or found[1] == code
 
 
-def test_limits_of_a_batch(app: Any) -> None:
+def test_a_batch_beyond_the_limits_is_refused(app: Any) -> None:
     many = answer(app, "POST", "/api/search/batch", json={"queries": ["a"] * 5})
     assert refused(many) == (422, "beyond_limit")
     assert "at most 4" in many.json()["error"]["message"]
@@ -197,19 +197,19 @@ def test_limits_of_a_batch(app: Any) -> None:
     assert refused(answer(app, "POST", "/api/search/batch", json={"queries": []})) == (422, "invalid_request")
 
 
-def test_no_message_says_where_an_index_lies(app: Any, indexes: Indexes) -> None:
+def test_no_message_contains_the_path_of_an_index(app: Any, indexes: Indexes) -> None:
     said = search(app, query="a", filter="colour=red").text + search(app, query="a", target_recall=0.5, retriever="none").text
     assert str(indexes.dense.parent) not in said
     assert str(indexes.dense.parent.parent) not in answer(app, "GET", "/api/info").text
 
 
-def test_pages_that_there_are_not(app: Any) -> None:
+def test_unknown_paths_are_refused(app: Any) -> None:
     assert refused(answer(app, "GET", "/docs")) == (404, "not_found")
     assert refused(answer(app, "GET", "/api/search")) == (405, "method_not_allowed")
     assert answer(app, "GET", "/api/search").headers["allow"] == "POST"
 
 
-def test_health_readiness_and_metrics(indexes: Indexes) -> None:
+def test_health_readiness_and_metrics_are_served(indexes: Indexes) -> None:
     service = open_service({"dense": indexes.dense})
     app = create_application(service)
     assert answer(app, "GET", "/healthz").json() == {"status": "ok"}
@@ -274,7 +274,7 @@ def test_rankings_of_different_documents_carry_a_warning(
     assert [each["warning"] for each in batch] == [warning] * 2
 
 
-def test_the_warning_goes_with_the_difference(indexes: Indexes, tmp_path: Path) -> None:
+def test_the_warning_disappears_with_the_difference(indexes: Indexes, tmp_path: Path) -> None:
     shutil.copytree(indexes.silent, tmp_path / "other")
     delete_documents(tmp_path / "other", ["d/7"])
     app = create_application(open_service({"dense": indexes.dense, "other": tmp_path / "other"}, token=TOKEN))
@@ -284,7 +284,7 @@ def test_the_warning_goes_with_the_difference(indexes: Indexes, tmp_path: Path) 
     assert search(app, query="granite", retriever="other").json()["warning"] is None
 
 
-def test_the_page_asks_nobody_else(app: Any) -> None:
+def test_the_page_sends_no_request_to_other_hosts(app: Any) -> None:
     page = answer(app, "GET", "/")
     assert page.headers["content-type"].startswith("text/html")
     policy = page.headers["content-security-policy"]
@@ -292,7 +292,7 @@ def test_the_page_asks_nobody_else(app: Any) -> None:
     assert "connect-src 'self'" in policy
 
 
-def test_a_failure_says_nothing_of_the_inside(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_reveals_no_details(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     service = open_service({"dense": indexes.dense})
 
     def fail(texts: object) -> None:
@@ -307,7 +307,7 @@ def test_a_failure_says_nothing_of_the_inside(indexes: Indexes, monkeypatch: pyt
 AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
 
 
-def test_changes_want_the_token(indexes: Indexes, app: Any) -> None:
+def test_changes_require_the_token(indexes: Indexes, app: Any) -> None:
     body = {"documents": [{"id": "new", "text": "snow"}]}
     assert refused(answer(app, "POST", "/api/documents", json=body, headers=AUTHORISED)) == (403, "read_only")
     writable = create_application(open_service({"dense": indexes.dense}, token=TOKEN))
@@ -369,9 +369,7 @@ add_documents(sys.argv[1], sys.argv[2], Killed())
 
 
 @pytest.mark.parametrize("calls", [0, 2])
-def test_unrelated_additions_go_ahead_of_a_killed_one_and_it_adds_everything_once(
-    indexes: Indexes, tmp_path: Path, quiver: Any, calls: int
-) -> None:
+def test_a_killed_addition_does_not_block_others_and_is_completed_once(indexes: Indexes, tmp_path: Path, quiver: Any, calls: int) -> None:
     """An addition of 1,100 documents gets SIGKILL before it has encoded anything, and after two of three batches."""
     folder, corpus, other = tmp_path / "index", tmp_path / "corpus.jsonl", tmp_path / "other.jsonl"
     shutil.copytree(indexes.dense, folder)
@@ -446,7 +444,7 @@ def test_the_service_and_the_commands_wait_for_another_writer(indexes: Indexes, 
     ]
 
 
-def test_the_schema_says_the_limits(app: Any) -> None:
+def test_the_schema_contains_the_limits(app: Any) -> None:
     schema = json.loads(answer(app, "GET", "/openapi.json").text)
     search_request = schema["components"]["schemas"]["SearchRequest"]["properties"]
     assert search_request["k"]["maximum"] == 50
@@ -458,7 +456,7 @@ def test_the_schema_says_the_limits(app: Any) -> None:
     assert schema["paths"]["/api/search"]["post"]["responses"]["429"]["content"]["application/json"]
 
 
-def test_names_and_models(indexes: Indexes) -> None:
+def test_retrievers_have_names_and_models(indexes: Indexes) -> None:
     with pytest.raises(InputError, match="reserved for BM25"):
         open_service({"bm25": indexes.dense}, words=True)
     with pytest.raises(InputError, match="built without texts"):

@@ -53,13 +53,13 @@ async def asked(batches: Batcher[Letters, str], engine: Engine, texts: Sequence[
     return list(await asyncio.gather(*tasks, return_exceptions=True))
 
 
-def test_what_waits_is_one_batch() -> None:
+def test_waiting_queries_become_one_batch() -> None:
     engine = Engine()
     assert asyncio.run(asked(batcher(engine), engine, ["a", "b", "c", "d"])) == ["A", "B", "C", "D"]
     assert engine.batches == [["a"], ["b", "c", "d"]]
 
 
-def test_a_batch_has_a_size_and_the_order_is_kept() -> None:
+def test_a_batch_has_a_maximum_size_and_keeps_the_order() -> None:
     engine = Engine()
     found = asyncio.run(asked(batcher(engine, room=50), engine, ["a", "bbbbb", "ccc", "ddddddddddd", "e"]))
     assert found == ["A", "BBBBB", "CCC", "DDDDDDDDDDD", "E"]
@@ -77,20 +77,20 @@ def test_a_full_queue_refuses_at_once() -> None:
     assert batches.waiting == 0
 
 
-def test_an_error_is_told_to_whom_it_is_of() -> None:
+def test_an_error_reaches_only_its_own_request() -> None:
     engine = Engine()
     found = asyncio.run(asked(batcher(engine), engine, ["a", "b", "bad"]))
     assert found[:2] == ["A", "B"]
     assert isinstance(found[2], KeyError)
 
 
-def test_a_batch_that_fails_leaves_the_next_alone() -> None:
+def test_a_failed_batch_does_not_affect_the_next() -> None:
     engine = Engine()
     found = asyncio.run(asked(batcher(engine, room=50), engine, ["a", "fault", "b", "cccccccc"]))
     assert [type(each) for each in found] == [str, ZeroDivisionError, ZeroDivisionError, str]
 
 
-def test_who_has_gone_is_not_searched_for() -> None:
+def test_cancelled_requests_are_not_searched() -> None:
     engine = Engine()
 
     async def leave() -> str:
@@ -111,7 +111,7 @@ def test_who_has_gone_is_not_searched_for() -> None:
     assert engine.batches == [["a"], ["c"]]
 
 
-def test_several_workers_run_at_a_time() -> None:
+def test_several_workers_run_at_the_same_time() -> None:
     engine = Engine()
     asyncio.run(asked(batcher(engine, workers=2), engine, ["a", "b", "c"]))
     assert sorted(engine.batches) == [["a"], ["b"], ["c"]]

@@ -17,7 +17,7 @@ from tests.retrieval.serving.conftest import Indexes
 Quiver = Callable[..., Done]
 
 
-def test_names_of_indexes(tmp_path: Path) -> None:
+def test_names_of_indexes_are_checked(tmp_path: Path) -> None:
     assert named_folders(["a/dense", "other=b/dense"]) == {"dense": Path("a/dense"), "other": Path("b/dense")}
     assert list(named_folders(["a/dense", "b/dense"])) == ["a/dense", "b/dense"]
     (tmp_path / "x=y").mkdir()
@@ -33,7 +33,7 @@ def refused(done: Done) -> str:
     return done.err
 
 
-def test_mistakes(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("short")
     assert "16 characters" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "token"))
     assert "none" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "none"))
@@ -65,7 +65,7 @@ def test_mistakes(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
         ],
     ],
 )
-def test_serve_refuses_a_limit_that_lets_nothing_through(quiver: Quiver, indexes: Indexes, option: str, value: str, message: str) -> None:
+def test_serve_refuses_a_limit_of_zero(quiver: Quiver, indexes: Indexes, option: str, value: str, message: str) -> None:
     assert message in refused(quiver("serve", indexes.dense, option, value))
 
 
@@ -73,18 +73,18 @@ def test_serve_refuses_a_limit_that_lets_nothing_through(quiver: Quiver, indexes
     "origin",
     ["foo", "example.com", "https://", "https://example.com/", "https://example.com/page", "https://*.example.com", "http://a b", ""],
 )
-def test_serve_refuses_what_is_no_origin(quiver: Quiver, indexes: Indexes, origin: str) -> None:
+def test_serve_refuses_a_malformed_origin(quiver: Quiver, indexes: Indexes, origin: str) -> None:
     said = refused(quiver("serve", indexes.dense, "--allow-origin", origin))
     assert f"--allow-origin {origin!r}: expected scheme://host or scheme://host:port without a path" in said
 
 
 @pytest.mark.parametrize("host", ["http://example.com", "example.com:80", "a/b", "a b", "", "*.", "a.*.b", "*example.com"])
-def test_serve_refuses_what_is_no_host(quiver: Quiver, indexes: Indexes, host: str) -> None:
+def test_serve_refuses_a_malformed_host(quiver: Quiver, indexes: Indexes, host: str) -> None:
     said = refused(quiver("serve", indexes.dense, "--allow-host", host))
     assert f"--allow-host {host!r}: expected a host without scheme and port" in said
 
 
-def test_without_the_extra(quiver: Quiver, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_without_its_extra_names_the_extra(quiver: Quiver, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else find(name, *rest))
     assert "pip install 'quiver-retrieval[serve]'" in refused(quiver("serve", indexes.dense))

@@ -41,14 +41,14 @@ def loaded(index: Path, serving: Callable[..., Any], seconds: int) -> dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_five_seconds_of_load(index: Path, serving: Callable[..., Any]) -> None:
+def test_five_seconds_of_load_lose_no_request(index: Path, serving: Callable[..., Any]) -> None:
     found = loaded(index, serving, 5)
     assert found["errors"] == []
     assert found["requests"] > 50
 
 
 @pytest.mark.exhaustive
-def test_two_minutes_of_load(index: Path, serving: Callable[..., Any]) -> None:
+def test_two_minutes_of_load_lose_no_request(index: Path, serving: Callable[..., Any]) -> None:
     found = loaded(index, serving, 120)
     assert found["errors"] == []
     assert found["p99"] < SPREAD * found["p50"]

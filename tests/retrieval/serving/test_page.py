@@ -38,7 +38,7 @@ def parts() -> Parts:
     return found
 
 
-def test_nothing_but_the_own_style_and_script_may_run() -> None:
+def test_the_policy_allows_only_the_own_style_and_script() -> None:
     policy = dict(each.strip().split(" ", 1) for each in content_security_policy().split(";"))
     assert policy["default-src"] == "'none'"
     assert policy["connect-src"] == "'self'"
@@ -50,7 +50,7 @@ def test_nothing_but_the_own_style_and_script_may_run() -> None:
     assert own == content_security_policy().replace("; frame-ancestors 'none'", "")  # which only a header may say
 
 
-def test_it_names_no_other_place() -> None:
+def test_the_page_names_no_other_address() -> None:
     linked = [value for _, name, value in parts().attributes if name in ("src", "href", "action", "srcset")]
     assert len(linked) == 1
     assert linked[0].startswith("data:image/svg+xml,")
@@ -66,7 +66,7 @@ def test_no_text_becomes_markup_and_no_markup_runs() -> None:
     assert not [name for _, name, _ in parts().attributes if name.startswith("on") or name == "style"]
 
 
-def test_all_parts_are_in_it() -> None:
+def test_the_page_contains_all_parts() -> None:
     assert len(SCRIPTS) == 10
     (script,) = parts().texts["script"]
     assert script.startswith('"use strict";')

@@ -26,7 +26,7 @@ def add(service: Service, key: str) -> None:
     add_documents(served.folder, [Document(key, "obsidian")], served.current.model)
 
 
-def test_the_old_generation_is_let_go_of(service: Service) -> None:
+def test_the_old_generation_is_released(service: Service) -> None:
     (served,) = service.indexes
     old = weakref.ref(served.current.index)
     segments = [weakref.ref(segment) for segment in served.current.index.segments]
@@ -47,7 +47,7 @@ def test_without_a_newer_generation_nothing_is_opened(service: Service) -> None:
     assert asyncio.run(served.refresh()) is before
 
 
-def test_a_damaged_generation_does_not_answer(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_generation_is_not_served(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     (served,) = service.indexes
     add(service, "new")
     newest = served.folder / "manifests" / "m-000000000002.json"

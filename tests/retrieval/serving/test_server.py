@@ -69,7 +69,7 @@ def test_the_command_serves(child: Child) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /api/sea", HEADER], ids=["nothing", "half a line", "half a header"])
-def test_a_client_that_never_finishes_its_header_is_let_go(child: Child, sent: bytes) -> None:
+def test_a_client_that_never_finishes_its_header_is_disconnected(child: Child, sent: bytes) -> None:
     begun = time.monotonic()
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
         connection.sendall(sent)
@@ -78,7 +78,7 @@ def test_a_client_that_never_finishes_its_header_is_let_go(child: Child, sent: b
     assert query(child).status_code == 200
 
 
-def test_a_header_that_comes_byte_by_byte_is_let_go(child: Child) -> None:
+def test_a_client_that_sends_its_header_byte_by_byte_is_disconnected(child: Child) -> None:
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
         sent = 0
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -90,13 +90,13 @@ def test_a_header_that_comes_byte_by_byte_is_let_go(child: Child) -> None:
     assert query(child).status_code == 200
 
 
-def test_a_second_header_that_never_ends_is_let_go(child: Child) -> None:
+def test_a_client_that_never_finishes_a_second_header_is_disconnected(child: Child) -> None:
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
         assert read_all(connection).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_a_body_that_never_comes_is_refused(child: Child) -> None:
+def test_a_body_that_is_never_sent_is_refused(child: Child) -> None:
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
         connection.sendall(HEADER + b'Content-Length: 100\r\n\r\n{"query": ')
         answer = read_all(connection)
@@ -105,7 +105,7 @@ def test_a_body_that_never_comes_is_refused(child: Child) -> None:
     assert query(child).status_code == 200
 
 
-def test_clients_that_stand_in_the_way_do_not(child: Child) -> None:
+def test_slow_clients_do_not_delay_others(child: Child) -> None:
     """Many half requests at a time: others are answered meanwhile."""
     idle = [socket.create_connection(("127.0.0.1", child.port)) for _ in range(100)]
     try:
@@ -148,7 +148,7 @@ def test_an_endless_body_is_cut_off(child: Child) -> None:
     assert query(child).status_code == 200
 
 
-def test_an_answer_that_nobody_reads_is_given_up(child: Child) -> None:
+def test_a_client_that_reads_no_answer_is_disconnected(child: Child) -> None:
     body = json.dumps({"queries": ["sea bird"] * 64, "k": 150}).encode()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -200,7 +200,7 @@ def test_a_service_on_a_loopback_address_refuses_other_hosts(child: Child, host:
     assert answer.status_code == 421
 
 
-def test_a_request_without_a_host_is_no_browsers(child: Child) -> None:
+def test_a_request_without_host_header_is_accepted(child: Child) -> None:
     assert asked_as(child, None, version="1.0")[0] == 200
     assert asked_as(child, None)[0] == 400
 
@@ -224,7 +224,7 @@ def test_a_service_on_all_interfaces_answers_to_addresses_and_its_machine(indexe
         assert asked_as(child, "evil.example")[0] == 200
 
 
-def test_no_http_at_all(child: Child) -> None:
+def test_bytes_that_are_not_http_are_refused(child: Child) -> None:
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert read_all(connection).startswith(b"HTTP/1.1 400 ")
@@ -269,7 +269,7 @@ def test_a_new_generation_under_load_fails_no_request(child: Child, index: Path)
     assert {hit["id"] for hit in found} == {"new1", "new3"}
 
 
-def test_a_full_queue_says_so_and_sigterm_loses_nothing(indexes: Indexes, held_serving: Serving, tmp_path: Path) -> None:
+def test_a_full_queue_refuses_and_sigterm_loses_no_request(indexes: Indexes, held_serving: Serving, tmp_path: Path) -> None:
     go = tmp_path / "go"
     with held_serving(indexes.dense, go, queue=3, seconds=120) as child:
         with ThreadPoolExecutor(12) as threads, httpx.Client(base_url=child.url, timeout=120) as client:
@@ -293,7 +293,7 @@ def test_a_full_queue_says_so_and_sigterm_loses_nothing(indexes: Indexes, held_s
             query(child)
 
 
-def test_what_takes_too_long_is_given_up(indexes: Indexes, held_serving: Serving, tmp_path: Path) -> None:
+def test_a_search_beyond_the_time_limit_is_given_up(indexes: Indexes, held_serving: Serving, tmp_path: Path) -> None:
     with held_serving(indexes.dense, tmp_path / "never", seconds=0.3) as child:
         answer = query(child)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")

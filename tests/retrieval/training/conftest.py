@@ -1,4 +1,4 @@
-"""What a whole run needs, as small as it can be: rows with everything a row may have, a model with dropout, recipes over both."""
+"""Fixtures of small training runs: rows with scores and negatives, a model with dropout, and recipes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.encoder.config import DROPOUTS, global_every
-from quiver.retrieval.training.recipe import load_recipe
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import Recipe, load_recipe
 
 VERBS = ("open", "close", "read", "write", "copy", "move", "count", "sort")
 NOUNS = ("file", "folder", "line", "word", "socket", "thread", "index", "page")
@@ -32,7 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """64 rows: query, positive, four negatives that are other rows' positives, five scores."""
+    """64 rows: a query, a positive, four negatives that are positives of other rows, and five scores."""
     pairs = [(verb, noun) for verb in VERBS for noun in NOUNS]
     code = [f"def {verb}_{noun}(x): return x.{verb}()" for verb, noun in pairs]
     rows = [
@@ -62,13 +61,13 @@ def write_start(folder: Path, rows: Path, *, dropout: float) -> Path:
 
 @pytest.fixture(scope="session")
 def start_folder(tmp_path_factory: pytest.TempPathFactory, rows_file: Path) -> Path:
-    """A bare encoder of two layers that drops out in every place it can."""
+    """A bare encoder of two layers with every kind of dropout."""
     return write_start(tmp_path_factory.mktemp("start"), rows_file, dropout=0.1)
 
 
 @pytest.fixture(scope="session")
 def steady_folder(tmp_path_factory: pytest.TempPathFactory, rows_file: Path) -> Path:
-    """The same without dropout."""
+    """A bare encoder of two layers without dropout."""
     return write_start(tmp_path_factory.mktemp("steady"), rows_file, dropout=0.0)
 
 
@@ -77,7 +76,7 @@ MakeRecipe = Callable[..., Recipe]
 
 @pytest.fixture
 def make_recipe(tmp_path: Path, rows_file: Path, start_folder: Path) -> MakeRecipe:
-    """``make_recipe(kind, "training.batch_size=4", ...)``: 16 updates of 4 rows and 3 documents each, unless an override says otherwise."""
+    """``make_recipe(kind, "training.batch_size=4", ...)``: 16 steps of 4 rows with 3 documents each, unless overridden."""
 
     def make(kind: str = "dense", *overrides: str) -> Recipe:
         described = dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test")

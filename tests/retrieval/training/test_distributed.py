@@ -1,4 +1,4 @@
-"""Two processes are one with the batch doubled, and one of them alone writes."""
+"""Two processes train like one with a batch of twice the size, and only the main process writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import Recipe
 
 pytest.importorskip("pylate.models")
 
@@ -34,8 +34,8 @@ from torch import distributed
 from quiver.retrieval.training.recipe import load_recipe
 from quiver.retrieval.training.run import train
 
-logging.getLogger("quiver.retrieval.training.loop.fsdp").setLevel(logging.INFO)
-logging.getLogger("quiver.retrieval.training.loop.fsdp").addHandler(logging.StreamHandler())
+logging.getLogger("quiver.retrieval.training.state").setLevel(logging.INFO)
+logging.getLogger("quiver.retrieval.training.state").addHandler(logging.StreamHandler())
 distributed.init_process_group("gloo")  # once for all runs: each would begin one of its own
 for name in sys.argv[2:]:
     folder = Path(sys.argv[1])
@@ -64,13 +64,13 @@ CASES = {
 
 
 def torchrun(*arguments: str) -> subprocess.Popen[str]:
-    """Two processes of a script or a module."""
+    """Start two processes of a script or module with torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path) -> None:
+def test_two_processes_equal_one_with_a_batch_of_twice_the_size(make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path) -> None:
     alone = {}
     for name, (kind, *overrides) in CASES.items():
         usual = ("training.log_every=1", "training.max_steps=6", "training.learning_rate=1e-3", f"model.init={steady_folder}")
@@ -81,7 +81,7 @@ def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, s
     process = torchrun(str(worker), str(tmp_path), *CASES)
     _, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors[-4000:]
-    shares = re.findall(r"process \d has ([\d,]+) of ([\d,]+) weights", errors)
+    shares = re.findall(r"process \d holds ([\d,]+) of ([\d,]+) weights", errors)
     assert len(shares) == 2 * sum(SHARDED[0] in options for options in CASES.values())
     assert all(int(own.replace(",", "")) < 0.55 * int(every.replace(",", "")) for own, every in shares)
 
@@ -119,8 +119,8 @@ def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, s
 
 
 @pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.slow), pytest.param("full", marks=pytest.mark.exhaustive)])
-def test_processes_that_are_stopped_go_on_as_if_they_were_not(make_recipe: MakeRecipe, tmp_path: Path, sharding: str) -> None:
-    """With dropout: each process has random numbers of its own, and has them back."""
+def test_stopped_processes_resume_as_if_uninterrupted(make_recipe: MakeRecipe, tmp_path: Path, sharding: str) -> None:
+    """With dropout: each process has its own random state and restores it."""
     recipe = make_recipe(
         "dense",
         "training.epochs=40",

@@ -1,4 +1,4 @@
-"""The grid of a sweep: what is an axis, what is the recipe of each run, what is refused before anything is trained."""
+"""Grids of sweeps: axes, the recipe of each run, and grids that are refused before training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_combination_is_a_recipe_and_seeds_vary_fastest(recipe: Path) -> N
         assert run.settings == {"training.learning_rate": run.recipe.training.learning_rate, "training.seed": run.recipe.training.seed}
 
 
-def test_a_fixed_learning_rate_is_no_axis(recipe: Path) -> None:
+def test_a_fixed_learning_rate_is_not_an_axis(recipe: Path) -> None:
     grid = make_grid(recipe, ["training.learning_rate=3e-5", "training.seed=1,2"])
     assert list(grid.axes) == ["training.seed"]
     assert {run.recipe.training.learning_rate for run in grid.runs} == {3e-5}
@@ -59,19 +59,19 @@ def test_values_may_be_lists_and_texts(recipe: Path) -> None:
     assert not set("/[], '\"") & set("".join(names)), "names are folders"
 
 
-def test_an_axis_may_lie_in_a_section_the_recipe_lacks(recipe: Path) -> None:
+def test_an_axis_may_be_in_a_section_that_the_recipe_lacks(recipe: Path) -> None:
     grid = make_grid(recipe, ["training.learning_rate=3e-5", "training.lora.alpha=16", "training.lora.rank=4,8"])
     assert [run.recipe.training.lora.rank for run in grid.runs if run.recipe.training.lora] == [4, 8]
     assert [run.name for run in grid.runs] == ["rank=4", "rank=8"]
 
 
-def test_names_tell_texts_apart_that_folders_cannot_hold(recipe: Path) -> None:
+def test_folder_names_distinguish_texts_that_are_not_valid_names(recipe: Path) -> None:
     grid = make_grid(recipe, ["training.learning_rate=3e-5", "data.train=a/b.jsonl,a-b.jsonl,../c.jsonl", "model.tokenizer=x/y,x y"])
     assert len({run.name for run in grid.runs}) == 6
     assert not any("/" in run.name or run.name.startswith(".") for run in grid.runs)
 
 
-def test_settings_of_one_name_are_told_apart(recipe: Path) -> None:
+def test_settings_of_equal_names_are_distinguished(recipe: Path) -> None:
     grid = make_grid(recipe, ["training.learning_rate=3e-5", "model.max_length=16,32", "training.max_length=8,16"])
     assert grid.runs[0].name == "model.max_length=16_training.max_length=8"
     assert show_settings(grid.runs[0].settings) == "model.max_length=16 training.max_length=8"
@@ -89,7 +89,7 @@ def test_settings_of_one_name_are_told_apart(recipe: Path) -> None:
         (["development="], "a sweep needs a development collection"),
     ],
 )
-def test_a_grid_that_makes_no_sense_is_refused(recipe: Path, settings: list[str], message: str) -> None:
+def test_invalid_grids_are_refused(recipe: Path, settings: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message) as refused:
         make_grid(recipe, settings)
     assert "\n" not in str(refused.value)
@@ -99,13 +99,13 @@ def test_problems_of_all_combinations_are_named_once(recipe: Path) -> None:
     with pytest.raises(SchemaError) as refused:
         make_grid(recipe, ["training.learning_rate=3,8e-5", "training.batch_size=0,1,4"])
     assert sorted(refused.value.problems) == [
-        "loss.name: mnrl finds its negatives in the batch: training.batch_size must be >= 2",
+        "loss.name: mnrl takes its negatives from the batch: training.batch_size must be >= 2",
         "training.batch_size: must be >= 1, got 0",
         "training.learning_rate: must be <= 1, got 3",
     ]
 
 
-def test_commas_part_values_outside_of_quotes_and_brackets() -> None:
+def test_commas_separate_values_outside_quotes_and_brackets() -> None:
     assert split_values("it's,so") == ["it's", "so"]
     assert split_values("[a, [b, c]],d") == ["[a, [b, c]]", "d"]
     assert split_values("") == [""]

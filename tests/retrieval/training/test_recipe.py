@@ -1,4 +1,4 @@
-"""Recipes: every kind of problem with its path, all at once; overrides; what is shipped; the round trip."""
+"""Recipes: each problem with its path, all problems at once, overrides, shipped recipes, and writing and reading back."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ import yaml
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import Rule, SchemaError, validate
 from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
-from quiver.retrieval.training.recipe import KINDS, load_recipe
-from quiver.retrieval.training.rules import DISTILLING, IN_BATCH, LOSSES, READ_BY, RULES
-from quiver.retrieval.training.sections import LossSection, Recipe
+from quiver.retrieval.training.recipe import (
+    DISTILLATION,
+    IN_BATCH,
+    LOSSES_BY_KIND,
+    LOSSES_BY_SETTING,
+    RULES,
+    LossSection,
+    Recipe,
+    load_recipe,
+)
 
 RANDOM: dict[str, Any] = {
     "name": "sample",
@@ -88,7 +95,7 @@ TEACHER: dict[str, Any] = {"data.score_fields": "scores", "loss.name": "kl"}
 
 
 def changed(changes: dict[str, Any]) -> dict[str, Any]:
-    """The sample with settings replaced by dotted path; ``...`` takes one out."""
+    """The sample recipe with settings replaced by dotted path; ``...`` removes one."""
     recipe = copy.deepcopy(RANDOM)
     for path, value in copy.deepcopy(changes).items():
         *parents, name = path.split(".")
@@ -150,14 +157,14 @@ def test_a_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
         COLBERT | {"loss.scale": 20.0, "loss.name": "cached_contrastive", "loss.temperature": 0.05, "loss.mini_batch_size": 4},
     ],
 )
-def test_what_fits_together(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_valid_combinations_of_settings_are_accepted(tmp_path: Path, changes: dict[str, Any]) -> None:
     recipe = load_recipe(write(tmp_path, changed(changes)))
     again = tmp_path / "again.json"
     again.write_text(json.dumps(recipe.model_dump()))
     assert load_recipe(again) == recipe
 
 
-def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
+def test_numbers_that_yaml_parses_as_text_are_read_as_numbers(tmp_path: Path) -> None:
     text = yaml.safe_dump(RANDOM).replace("8.0e-05", "8e-5").replace("seed: 12", "seed: 0012").replace("limit: 100", "limit: 1e2")
     assert text.count("8e-5") == text.count("0012") == text.count("1e2") == 1
     recipe = load_recipe(write(tmp_path, text))
@@ -170,10 +177,10 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"model.architecture.window": 15}, "model.architecture.window: must be a multiple of 2, got 15"),
     ({"model.architecture.vocab_size": 256}, "model.architecture.vocab_size: must be >= 261, got 256"),
     ({"model.architecture.family": "bert"}, "model.architecture.family: must be one of modernbert; got 'bert'"),
-    ({"model.architecture": ...}, "model.architecture: needed, since init is random"),
-    ({"model.tokenizer": ...}, "model.tokenizer: needed, since init is random"),
-    ({"model.init": "a/b", "model.tokenizer": None}, "model.architecture: only for init: random; 'a/b' has its own"),
-    ({"model.init": "a/b", "model.architecture": None}, "model.tokenizer: only for init: random; 'a/b' has its own"),
+    ({"model.architecture": ...}, "model.architecture: required for init: random"),
+    ({"model.tokenizer": ...}, "model.tokenizer: required for init: random"),
+    ({"model.init": "a/b", "model.tokenizer": None}, "model.architecture: only for init: random; 'a/b' brings its own"),
+    ({"model.init": "a/b", "model.architecture": None}, "model.tokenizer: only for init: random; 'a/b' brings its own"),
     ({"model.max_length": 129}, "model.max_length: must be <= architecture.max_positions 128, got 129"),
     (COLBERT | {"model.colbert.query_length": 129}, "model.colbert.query_length: must be <= architecture.max_positions 128, got 129"),
     (COLBERT | {"model.colbert": {}}, "model.colbert.document_length: must be <= architecture.max_positions 128, got 180"),
@@ -181,9 +188,9 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"model.pooling": "max"}, "model.pooling: must be one of mean, cls; got 'max'"),
     ({"model.normalize": "yes"}, "model.normalize: must be true or false, got 'yes'"),
     ({"model.init": " "}, "model.init: must not be blank, got ' '"),
-    *(({f"model.{name}": ...}, f"model.{name}: needed, since kind is dense") for name in ("pooling", "normalize", "max_length")),
+    *(({f"model.{name}": ...}, f"model.{name}: required for kind: dense") for name in ("pooling", "normalize", "max_length")),
     *(
-        (COLBERT | {f"model.{name}": value}, f"model.{name}: only for kind: dense, this is colbert")
+        (COLBERT | {f"model.{name}": value}, f"model.{name}: only for kind: dense, but kind is colbert")
         for name, value in (
             ("pooling", "cls"),
             ("normalize", True),
@@ -193,25 +200,25 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
             ("document_prompt", "d"),
         )
     ),
-    (COLBERT | {"model.colbert": None}, "model.colbert: needed, since kind is colbert"),
-    ({"model.colbert": {"document_length": 100}}, "model.colbert: only for kind: colbert, this is dense"),
+    (COLBERT | {"model.colbert": None}, "model.colbert: required for kind: colbert"),
+    ({"model.colbert": {"document_length": 100}}, "model.colbert: only for kind: colbert, but kind is dense"),
     ({"data.train": []}, "data.train: must name at least one source"),
     ({"data.train": ["rows.jsonl", " "]}, "data.train.1: must not be blank, got ' '"),
     ({"data.train": ["rows.jsonl", "docstrings:stdlib"]}, "data.train: docstrings:stdlib cannot be mixed with other sources"),
-    (IDS | {"data.queries": None}, "data.queries: needed, since format is ids"),
-    (IDS | {"data.documents": None}, "data.documents: needed, since format is ids"),
-    (IDS | {"data.format": "texts", "data.documents": None}, "data.queries: only for format: ids, this is texts"),
-    (IDS | {"data.format": "beir", "data.queries": None}, "data.documents: only for format: ids, this is beir"),
+    (IDS | {"data.queries": None}, "data.queries: required for format: ids"),
+    (IDS | {"data.documents": None}, "data.documents: required for format: ids"),
+    (IDS | {"data.format": "texts", "data.documents": None}, "data.queries: only for format: ids, but format is texts"),
+    (IDS | {"data.format": "beir", "data.queries": None}, "data.documents: only for format: ids, but format is beir"),
     (
         TEACHER | {"data.format": "beir"},
-        "data.format: beir has no teacher scores; mine negatives and score them first (quiver mine, quiver teacher-scores)",
+        "data.format: beir folders have no teacher scores; run quiver mine and quiver teacher-scores first, and train on their rows",
     ),
     ({"data.document_fields": []}, "data.document_fields: must name at least one field"),
     ({"data.document_fields": ["text", "text"]}, "data.document_fields: names a field twice: ('text', 'text')"),
-    ({"data.document_fields": ["query", "text"]}, "data.document_fields: query_field 'query' is among them"),
+    ({"data.document_fields": ["query", "text"]}, "data.document_fields: must not contain query_field 'query'"),
     (
         {"data.format": "beir", "data.positives": "each"},
-        "data.positives: beir has a row for each relevant document already; leave it out",
+        "data.positives: format: beir already makes one row per relevant document; remove it",
     ),
     ({"data.limit": 7}, "data.limit: must be >= training.batch_size 8, got 7"),
     ({"loss.scale": 0}, "loss.scale: must be > 0, got 0"),
@@ -222,29 +229,29 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"kind": "dense", "loss.name": "contrastive"},
-        "loss.name: contrastive does not train kind: dense; the losses of dense are mnrl, cached_mnrl, margin_mse, kl, "
+        "loss.name: contrastive cannot train kind: dense; the losses of dense are mnrl, cached_mnrl, margin_mse, kl, "
         "of colbert contrastive, cached_contrastive, distillation",
     ),
-    ({"loss.name": "kl"}, "loss.name: kl needs a teacher's scores: name them in data.score_fields"),
+    ({"loss.name": "kl"}, "loss.name: kl needs teacher scores: name their fields in data.score_fields"),
     (
         {"data.score_fields": "scores"},
-        "data.score_fields: mnrl reads no teacher's scores: leave it out, or choose margin_mse or kl or distillation",
+        "data.score_fields: mnrl does not use teacher scores: remove it, or choose margin_mse or kl or distillation",
     ),
-    ({"training.batch_size": 1}, "loss.name: mnrl finds its negatives in the batch: training.batch_size must be >= 2"),
+    ({"training.batch_size": 1}, "loss.name: mnrl takes its negatives from the batch: training.batch_size must be >= 2"),
     *(
-        (changes | {f"loss.{setting}": value}, f"loss.{setting}: {problem}; take it out")
+        (changes | {f"loss.{setting}": value}, f"loss.{setting}: {problem}; remove it")
         for changes, setting, value, problem in (
-            (TEACHER, "gather_across_devices", True, "kl does not read it (only mnrl, cached_mnrl, contrastive, cached_contrastive)"),
-            ({}, "temperature", 0.05, "mnrl does not read it (only kl, contrastive, cached_contrastive)"),
-            (COLBERT, "scale", 50, "contrastive does not read it (only mnrl, cached_mnrl)"),
-            ({}, "mini_batch_size", 8, "mnrl does not read it (only cached_mnrl, cached_contrastive)"),
-            (TEACHER, "student_scores", "as_they_are", "kl does not read it (only distillation)"),
-            ({}, "teacher_scores", "minmax", "mnrl does not read it (only margin_mse, kl, distillation)"),
+            (TEACHER, "gather_across_devices", True, "kl does not use it (only mnrl, cached_mnrl, contrastive, cached_contrastive do)"),
+            ({}, "temperature", 0.05, "mnrl does not use it (only kl, contrastive, cached_contrastive do)"),
+            (COLBERT, "scale", 50, "contrastive does not use it (only mnrl, cached_mnrl do)"),
+            ({}, "mini_batch_size", 8, "mnrl does not use it (only cached_mnrl, cached_contrastive do)"),
+            (TEACHER, "student_scores", "as_they_are", "kl does not use it (only distillation do)"),
+            ({}, "teacher_scores", "minmax", "mnrl does not use it (only margin_mse, kl, distillation do)"),
         )
     ),
     (COLBERT | {"loss.matryoshka_dims": [64, 32]}, "loss.matryoshka_dims: only for kind: dense"),
-    ({"loss.matryoshka_dims": [32, 64]}, "loss.matryoshka_dims: must fall, as in [384, 256, 128]; got (32, 64)"),
-    ({"loss.matryoshka_dims": [64, 64]}, "loss.matryoshka_dims: must fall, as in [384, 256, 128]; got (64, 64)"),
+    ({"loss.matryoshka_dims": [32, 64]}, "loss.matryoshka_dims: must be descending, such as [384, 256, 128]; got (32, 64)"),
+    ({"loss.matryoshka_dims": [64, 64]}, "loss.matryoshka_dims: must be descending, such as [384, 256, 128]; got (64, 64)"),
     ({"loss.matryoshka_dims": [64, 0]}, "loss.matryoshka_dims.1: must be >= 1, got 0"),
     ({"training.batch_size": 8.5}, "training.batch_size: must be a whole number, got '8.5'"),
     ({"training.learning_rate": -1}, "training.learning_rate: must be > 0, got -1"),
@@ -269,12 +276,12 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"training.sharding": "full", "training.lora": {"rank": 4, "alpha": 8}},
-        "training.sharding: full is for training all weights; leave training.lora out",
+        "training.sharding: full cannot be combined with training.lora; remove one of them",
     ),
     ({"training.average_checkpoints": 3}, "training.keep_checkpoints: must be >= training.average_checkpoints 3, got 2"),
     (
         {"training.average_checkpoints": 2, "development": {"data": "scifact", "keep_best": True}},
-        "training.average_checkpoints: averaging the last checkpoints and development.keep_best exclude each other",
+        "training.average_checkpoints: cannot be combined with development.keep_best; remove one of them",
     ),
     ({"training.max_length": 65}, "training.max_length: must be <= model.max_length 64, got 65"),
     (COLBERT | {"training.max_length": 101}, "training.max_length: must be <= model.colbert.document_length 100, got 101"),
@@ -282,16 +289,16 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"loss": "mnrl"}, "loss: must be a mapping of settings, got 'mnrl'"),
     ({"kind": "colbrt"}, "kind: must be one of dense, colbert; got 'colbrt', did you mean 'colbert'?"),
 ]
-"""Changes to the sample, and what is said of them."""
+"""Changes to the sample recipe, and the problem that is reported."""
 
 
 @pytest.mark.parametrize(("changes", "problem"), PROBLEMS)
-def test_each_kind_of_problem(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+def test_each_rule_reports_its_problem(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     assert problems(write(tmp_path, changed(changes))) == [problem]
 
 
-def test_every_rule_is_tested_above() -> None:
-    """Each rule is broken by one of the changes: one that is added asks for a line in the table."""
+def test_every_rule_has_a_test() -> None:
+    """Each rule is broken by one of the changes, so a new rule needs a new entry in the table."""
     broken: set[int] = set()
 
     def noting(number: int, rule: Rule) -> Rule:
@@ -310,20 +317,20 @@ def test_every_rule_is_tested_above() -> None:
     assert [(rule.fields, rule.message) for number, rule in enumerate(RULES) if number not in broken] == []
 
 
-def test_every_loss_trains_one_kind_and_finds_its_negatives_in_one_way() -> None:
+def test_every_loss_has_one_kind_and_one_source_of_negatives() -> None:
     names = typing.get_args(typing.get_type_hints(LossSection)["name"])
-    assert sorted(names) == sorted(name for of_kind in LOSSES.values() for name in of_kind)
-    assert sorted(names) == sorted(IN_BATCH + DISTILLING)
+    assert sorted(names) == sorted(name for of_kind in LOSSES_BY_KIND.values() for name in of_kind)
+    assert sorted(names) == sorted(IN_BATCH + DISTILLATION)
 
 
-def test_every_setting_of_a_loss_is_read_by_some() -> None:
-    """The widths of a Matryoshka loss, which stands around any of the dense ones, have a rule of their own."""
+def test_every_loss_setting_is_used_by_a_loss() -> None:
+    """``matryoshka_dims`` applies to every dense loss and has a rule of its own."""
     settings = set(LossSection.model_fields)
-    assert set(READ_BY) == settings - {"name", "matryoshka_dims"}
-    assert all(set(losses) < {*IN_BATCH, *DISTILLING} for losses in READ_BY.values())
+    assert set(LOSSES_BY_SETTING) == settings - {"name", "matryoshka_dims"}
+    assert all(set(losses) < {*IN_BATCH, *DISTILLATION} for losses in LOSSES_BY_SETTING.values())
 
 
-def test_all_problems_come_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     recipe = changed(
         {
             "name": ...,
@@ -354,7 +361,7 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
+def test_overrides_replace_settings_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, RANDOM)
     overrides = [
         "training.batch_size=4",
@@ -387,13 +394,13 @@ def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
     assert load_recipe(path).training.batch_size == 8
 
 
-def test_one_value_stands_for_a_list_of_one(tmp_path: Path) -> None:
+def test_one_value_is_read_as_a_list_of_one(tmp_path: Path) -> None:
     overrides = ["data.train=rows, old.jsonl", "data.document_fields=positive", "loss.matryoshka_dims=[]"]
     recipe = load_recipe(write(tmp_path, changed({"loss.matryoshka_dims": [64]})), overrides)
     assert (recipe.data.train, recipe.data.document_fields, recipe.loss.matryoshka_dims) == (("rows, old.jsonl",), ("positive",), ())
 
 
-def test_a_section_can_be_unset_and_set_up_by_overrides(tmp_path: Path) -> None:
+def test_overrides_can_unset_a_section_and_create_one(tmp_path: Path) -> None:
     pretrained = ["model.init=a/b", "model.architecture=null", "model.tokenizer=null"]
     assert load_recipe(write(tmp_path, RANDOM), pretrained).model.architecture is None
     empty = write(tmp_path, changed({"model.architecture": None}))
@@ -411,17 +418,17 @@ def test_a_section_can_be_unset_and_set_up_by_overrides(tmp_path: Path) -> None:
         ("training.batchsize=3", "training.batchsize: unknown key, did you mean 'batch_size'?"),
         ("trainig.seed=3", "trainig: unknown key, did you mean 'training'?"),
         ("training.seed=[1, 2]", "training.seed: must be a number, got a list"),
-        ("loss.matryoshka_dims=[32, 64]", "loss.matryoshka_dims: must fall, as in [384, 256, 128]; got (32, 64)"),
+        ("loss.matryoshka_dims=[32, 64]", "loss.matryoshka_dims: must be descending, such as [384, 256, 128]; got (32, 64)"),
         ("data.train=[a", "override 'data.train=[a': line 1: not YAML: expected ',' or ']', but got '<stream end>'"),
         ("name='open", 'override "name=\'open": line 1: not YAML: found unexpected end of stream'),
     ],
 )
-def test_an_override_that_cannot_be_applied(tmp_path: Path, override: str, problem: str) -> None:
+def test_an_invalid_override_is_refused(tmp_path: Path, override: str, problem: str) -> None:
     assert problems(write(tmp_path, RANDOM), [override]) == [problem]
 
 
 @pytest.mark.parametrize("text", ["", "- a list\n", "text\n"])
-def test_a_file_without_settings(tmp_path: Path, text: str) -> None:
+def test_a_file_without_settings_is_refused(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
     [problem] = problems(path)
     assert problem.startswith("the whole document: must be a mapping of settings, got ")
@@ -434,7 +441,7 @@ def test_broken_yaml_names_file_and_line(tmp_path: Path) -> None:
     assert problem.startswith("line 3: not YAML: ")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"name: gr\xfcn\n")
     with pytest.raises(InputError, match=r"latin\.yaml: not UTF-8 \(.* at byte 8\)"):
         load_recipe(tmp_path / "latin.yaml")
@@ -443,13 +450,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "old.yaml").mkdir()
     for folder in (tmp_path, tmp_path / "old.yaml"):
         with pytest.raises(
-            InputError, match=rf"^{re.escape(str(folder))}: a folder; give the recipes in it, as in {re.escape(str(folder))}/\*\.yaml$"
+            InputError, match=rf"^{re.escape(str(folder))}: is a folder; name the recipes in it, such as {re.escape(str(folder))}/\*\.yaml$"
         ):
             load_recipe(folder)
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "json"])
-def test_what_is_written_loads_as_the_same_recipe(tmp_path: Path, suffix: str) -> None:
+def test_a_written_recipe_loads_as_the_same_recipe(tmp_path: Path, suffix: str) -> None:
     awkward = changed(
         {
             "name": "null",
@@ -460,7 +467,7 @@ def test_what_is_written_loads_as_the_same_recipe(tmp_path: Path, suffix: str) -
             "training.learning_rate": 1e-7,
         }
     )
-    shipped = [load_recipe(name) for name in shipped_recipes(KINDS)]
+    shipped = [load_recipe(name) for name in shipped_recipes(tuple(LOSSES_BY_KIND))]
     for recipe in (load_recipe(write(tmp_path, RANDOM)), load_recipe(write(tmp_path, awkward)), *shipped):
         path = tmp_path / f"written.{suffix}"
         path.write_text(yaml.safe_dump(recipe.model_dump()) if suffix == "yaml" else json.dumps(recipe.model_dump()), encoding="utf-8")
@@ -468,7 +475,7 @@ def test_what_is_written_loads_as_the_same_recipe(tmp_path: Path, suffix: str) -
 
 
 def test_every_shipped_recipe_is_valid_and_found_by_name() -> None:
-    names = shipped_recipes(KINDS)
+    names = shipped_recipes(tuple(LOSSES_BY_KIND))
     folder = Path(__file__).resolve().parents[3] / "recipes"
     assert shipped_recipes() == sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
     assert len(names) >= 1
@@ -485,7 +492,7 @@ def test_the_quickstart_ends_with_a_global_layer() -> None:
     assert (shape.layers - 1) % shape.global_every == 0
 
 
-def test_a_name_that_is_not_shipped() -> None:
+def test_an_unknown_recipe_name_is_refused() -> None:
     with pytest.raises(InputError, match=r"^no shipped recipe 'quikstart'; did you mean 'quickstart'\?$"):
         find_recipe("quikstart")
     with pytest.raises(
@@ -494,18 +501,21 @@ def test_a_name_that_is_not_shipped() -> None:
         find_recipe("dpr-modernbert")
     with pytest.raises(InputError) as caught:
         load_recipe("zzz")
-    assert str(caught.value) == f"no shipped recipe 'zzz'; give the path of a .yaml file, or one of {', '.join(shipped_recipes(KINDS))}"
+    assert (
+        str(caught.value)
+        == f"no shipped recipe 'zzz'; give the path of a .yaml file, or one of {', '.join(shipped_recipes(tuple(LOSSES_BY_KIND)))}"
+    )
 
 
-def test_a_folder_is_no_recipe_and_hides_none_that_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_named_like_a_shipped_recipe_does_not_hide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("recipes", "quickstart"):
         (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=r"^recipes: a folder; give the recipes in it, as in recipes/\*\.yaml$"):
+    with pytest.raises(InputError, match=r"^recipes: is a folder; name the recipes in it, such as recipes/\*\.yaml$"):
         find_recipe("recipes")
     assert find_recipe("quickstart").is_file()
 
 
-def test_a_recipe_cannot_be_changed_by_accident() -> None:
+def test_a_recipe_is_immutable() -> None:
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         load_recipe("quickstart").name = "other"  # type: ignore[misc]

@@ -28,8 +28,8 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ModelFolder, load_model
 from quiver.retrieval.training import run as training_run
-from quiver.retrieval.training.recipe import KINDS, load_recipe
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import LOSSES_BY_KIND, load_recipe
 
 COUNT = 30
 STEPS = 3
@@ -41,7 +41,7 @@ PAPER = (
     *("colbert-modernbert-base", "colbert-modernbert-large", "jacolbertv25", "gte-moderncolbert"),
     *("mldr-modernbert-base", "coir-codesearchnet", "coir-stackoverflow-qa"),
 )
-"""Recipes at the scale of the papers; their data lie on the hub."""
+"""Recipes at the scale of the papers; their data are on the Hugging Face Hub."""
 
 SMALL = (
     *(
@@ -82,7 +82,7 @@ MODELS = {
     "jhu-clsp/mmBERT-base": "mmbert-base",
     "runs/pretrain_small/model": "modernbert-base",
 }
-"""Hub id -> the preset that its stand-in is a narrow copy of; the folders lie where the recipe looks first, in the working directory."""
+"""Hub id -> preset whose narrow copy replaces it; the folders are in the working directory, where a recipe looks first."""
 
 BI_ENCODERS = {
     "Alibaba-NLP/gte-modernbert-base": ("gte-modernbert-base", "cls", 64),
@@ -113,7 +113,7 @@ def _parquet(path: Path, columns: dict[str, Any], types: dict[str, Any] | None =
 
 
 def _card(folder: Path, configs: dict[str, dict[str, str]], *, lists: dict[str, str] | None = None) -> None:
-    """README.md as the hub's cards are written: configurations, name -> split -> files; what columns of the config train hold lists of."""
+    """Write a data set card: configurations as name -> split -> files, and the item type of list columns of the config train."""
     lines = ["---"]
     if lists is not None:  # such a card has no num_bytes, which the library says aloud
         lines += ["dataset_info:", "- config_name: train", "  features:", "  - name: query_id", "    dtype: string"]
@@ -272,7 +272,7 @@ def _models(work: Path) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory, with ``../shared/data`` and a folder of local copies of the hub beside it."""
+    """A working directory next to ``../shared/data`` and a folder of local copies of Hub data sets."""
     root = tmp_path_factory.mktemp("world")
     hub, work, shared = root / "hub", root / "work", root / "shared" / "data"
     _triplets(hub)
@@ -328,7 +328,7 @@ DOCUMENTS = {
 
 @pytest.mark.usefixtures("_at_work")
 @pytest.mark.parametrize("name", [*PAPER, *SMALL])
-def test_its_first_updates_run(name: str, world: Path) -> None:
+def test_the_first_steps_of_each_recipe_run(name: str, world: Path) -> None:
     recipe = load_recipe(name, [*SIZES, *OWN.get(name, ())])
     if recipe.training.optimizer == "schedule_free_adamw" and importlib.util.find_spec("schedulefree") is None:
         pytest.skip("schedulefree is not installed")
@@ -353,18 +353,18 @@ def test_its_first_updates_run(name: str, world: Path) -> None:
     assert trained.card.fingerprint != start.card.fingerprint
 
 
-def test_all_recipes_are_here() -> None:
-    assert len(shipped_recipes(KINDS)) == COUNT
-    assert sorted([*PAPER, *SMALL, "quickstart"]) == shipped_recipes(KINDS)
+def test_all_shipped_recipes_are_tested() -> None:
+    assert len(shipped_recipes(tuple(LOSSES_BY_KIND))) == COUNT
+    assert sorted([*PAPER, *SMALL, "quickstart"]) == shipped_recipes(tuple(LOSSES_BY_KIND))
 
 
-def test_validate_checks_them_all(quiver: Callable[..., Any]) -> None:
-    done = quiver("validate", *(find_recipe(name) for name in shipped_recipes(KINDS)))
+def test_validate_accepts_all_shipped_recipes(quiver: Callable[..., Any]) -> None:
+    done = quiver("validate", *(find_recipe(name) for name in shipped_recipes(tuple(LOSSES_BY_KIND))))
     assert (done.code, done.out.strip()) == (0, f"{COUNT} recipes checked, no problems")
 
 
-@pytest.mark.parametrize("name", shipped_recipes(KINDS))
-def test_it_says_what_it_is(name: str) -> None:
+@pytest.mark.parametrize("name", shipped_recipes(tuple(LOSSES_BY_KIND)))
+def test_each_recipe_states_source_cost_and_expected_score(name: str) -> None:
     recipe = load_recipe(name)
     text = find_recipe(name).read_text(encoding="utf-8")
     head = [line for line in text.splitlines() if line.startswith("#")]
@@ -399,7 +399,7 @@ def test_learning_rates_are_those_of_the_paper(encoder: str) -> None:
 
 
 def test_the_recipes_readme_says_where_each_data_set_comes_from() -> None:
-    """Every path and every data set of the hub that a recipe names stands in the table of the README."""
+    """The table of recipes/README.md lists every path and Hub data set that a recipe names."""
     folder = find_recipe("quickstart").parent
     section = (folder / "README.md").read_text(encoding="utf-8").split("## Where the data comes from")[1].split("\n## ")[0]
     named: set[str] = set()

@@ -1,4 +1,4 @@
-"""A run that was interrupted anywhere and resumed is the run that was not: weights, log and record."""
+"""An interrupted and resumed run equals the uninterrupted one in weights, log and record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.recipe import Recipe
 
 pytest.importorskip("pylate.models")
 
@@ -62,11 +62,11 @@ SLOW_CASES = {
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """An exception that no code catches."""
 
 
 class DieAfter(Callback):
-    """The process dies after so many further steps, before anything is written of the last of them."""
+    """Simulate a kill after a number of further steps, before anything of the last one is written."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -84,12 +84,12 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 def timeless(out: Path) -> list[dict[str, float]]:
-    """The log without what depends on the machine."""
+    """The log without values that depend on the machine."""
     return [{key: value for key, value in line.items() if key not in ("seconds", "tokens_per_second")} for line in read_log(out / LOG)]
 
 
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)])
-def test_a_resumed_run_is_the_run(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_run(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     kind, *overrides = (CASES | SLOW_CASES)[case]
     if "schedule_free" in " ".join(overrides):
         pytest.importorskip("schedulefree")
@@ -122,7 +122,7 @@ LONG = ("training.epochs=40", "training.save_every=10", "training.log_every=1", 
 
 
 def start_process(recipe: Recipe, out: Path) -> subprocess.Popen[str]:
-    """``quiver train`` in a process of its own."""
+    """``quiver train`` in a separate process."""
     path = out.with_suffix(".json")
     path.write_text(json.dumps(recipe.model_dump()))
     command = [sys.executable, "-m", "quiver.cli.main", "train", str(path), "--out", str(out)]
@@ -132,7 +132,7 @@ def start_process(recipe: Recipe, out: Path) -> subprocess.Popen[str]:
 
 
 def wait_for_lines(process: subprocess.Popen[str], out: Path, count: int) -> None:
-    """Until the log has so many lines."""
+    """Wait until the log has a number of lines."""
     deadline = time.monotonic() + 300
     while not (out / LOG).exists() or (out / LOG).read_bytes().count(b"\n") < count:
         assert process.poll() is None, process.communicate()
@@ -142,7 +142,7 @@ def wait_for_lines(process: subprocess.Popen[str], out: Path, count: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_a_process_killed_at_a_random_step(kind: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_process_killed_at_a_random_step_resumes(kind: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe(kind, *LONG)
     draw = random.Random()
     killed_at = draw.randint(11, 120)
@@ -162,7 +162,7 @@ def test_a_process_killed_at_a_random_step(kind: str, make_recipe: MakeRecipe, t
 
 
 @pytest.mark.slow
-def test_sigterm_saves_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe("dense", *LONG, "training.save_every=190")
     out = tmp_path / "out"
     process = start_process(recipe, out)
@@ -179,12 +179,12 @@ def test_sigterm_saves_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     )
     assert "Traceback" not in errors
     assert load_model(checkpoint).dim == 16
-    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
+    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or start over with --overwrite"):
         train(recipe, out)
 
 
-def test_a_signal_in_the_process_stops_and_saves(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """SIGINT, within the process; the handlers are back afterwards."""
+def test_a_signal_stops_and_saves_the_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """SIGINT within the process; the signal handlers are restored afterwards."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     class Interrupt(Callback):

@@ -1,4 +1,4 @@
-"""A run from start to end: what it records, whose weights it keeps, what it refuses, and what it leaves where it fails."""
+"""Runs from start to end: record, kept weights, refused settings, and what remains after a failure."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training import run as module
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.dataloader import BatchOrder
-from quiver.retrieval.training.loop.optimization import learning_rate_share
-from quiver.retrieval.training.loop.task import SCORE
+from quiver.retrieval.training.dataloader import BatchOrder
+from quiver.retrieval.training.model import build_model
+from quiver.retrieval.training.recipe import SCORE, Recipe
 from quiver.retrieval.training.run import describe_data
-from quiver.retrieval.training.sections import Recipe
-from quiver.retrieval.training.start import build_model
+from quiver.retrieval.training.state import learning_rate_share
 
 pytest.importorskip("pylate.models")
 
@@ -51,11 +50,11 @@ WATCHED = ("development.data=nowhere", "development.every=2")
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """An exception that no code catches."""
 
 
 class Scorer:
-    """Gives the scores it was made with, one a call, and looks at what it is asked to score."""
+    """Scorer that returns the given scores, one per call, and records the fingerprints of the models."""
 
     def __init__(self, *scores: float, then: Callable[[int], None] = lambda call: None) -> None:
         self.scores = list(scores)
@@ -84,7 +83,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 class StopAt(Callback):
-    """The process dies in a step, before anything is written of it."""
+    """Simulate a kill in a step, before anything of the step is written."""
 
     def __init__(self, step: int, error: type[BaseException] | None = None) -> None:
         self.step, self.error = step, error or Killed
@@ -95,7 +94,7 @@ class StopAt(Callback):
 
 
 class SignalAt(Callback):
-    """SIGTERM in a step that was already asked whether to stop."""
+    """Send SIGTERM in a step after the stop request was checked."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -115,7 +114,7 @@ def rows_of(recipe: Recipe, tmp_path: Path) -> TrainingRows:
 
 
 def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path) -> None:
-    """All of run.json; the first loss is that of the vectors that the starting model gives at search; the best model is kept."""
+    """All of run.json; the first loss follows from the vectors of the starting model; the best model is kept."""
     overrides = (
         f"model.init={steady_folder}",
         "training.max_steps=6",
@@ -174,8 +173,8 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     np.testing.assert_allclose(ours.encode_documents(documents[0]), plain.encode_document(documents[0]), atol=1e-5, rtol=0)
 
 
-def test_passes_are_those_that_were_done(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Half of the rows have one query: an epoch has two batches of 16, not four, and what is due at its end is due then."""
+def test_the_recorded_passes_are_those_done(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Half of the rows share a query: an epoch has two batches of 16 instead of four, and its periodic actions are due at its end."""
     path = tmp_path / "half.jsonl"
     path.write_text(
         "".join(
@@ -197,12 +196,12 @@ def test_passes_are_those_that_were_done(make_recipe: MakeRecipe, tmp_path: Path
     assert (usual["result"]["steps"], usual["result"]["epochs"]) == (4, 1.0)
 
 
-def test_a_run_of_one_update_in_its_warm_up(
+def test_a_run_of_one_step_in_its_warm_up_warns_that_nothing_is_trained(
     make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told that nothing is trained, and nothing is."""
+    """The weights do not change, and a warning says so."""
     chosen = (f"model.init={steady_folder}", "training.max_steps=1")
-    told = "nothing is trained: the warm-up begins with a learning rate of 0, and the run has one update"
+    told = "nothing is trained: the run has one step, and its learning rate is 0"
     for place, (overrides, nothing) in enumerate((((), True), (("training.warmup_ratio=0",), False))):
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
@@ -235,8 +234,8 @@ def test_a_step_of_several_batches_has_the_loss_and_gradient_of_one_large_batch(
             assert other == pytest.approx(one, rel=1e-4), key
 
 
-def test_scores_change_nothing_but_what_is_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """With dropout: what the scorer draws and reads leaves the run as it is; of equal scores the first counts."""
+def test_evaluation_affects_only_which_checkpoints_are_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """With dropout: random numbers drawn by the scorer do not affect the run; of equal scores the first counts."""
     usual = ("training.max_steps=5",)
     train(make_recipe("dense", *usual), tmp_path / "plain")
     train(make_recipe("dense", *usual, *WATCHED), tmp_path / "watched", scorer=Scorer(0.5, 0.7, 0.7))
@@ -246,7 +245,7 @@ def test_scores_change_nothing_but_what_is_kept(make_recipe: MakeRecipe, tmp_pat
     assert not same(tmp_path / "plain" / "model", tmp_path / "best" / "model")
 
 
-def test_the_best_checkpoint_outlives_the_newest(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_beside_the_newest(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe(
         "dense",
         *WATCHED,
@@ -296,8 +295,8 @@ def test_the_last_checkpoints_are_averaged(make_recipe: MakeRecipe, tmp_path: Pa
     assert not same(out / "model", out / "checkpoints" / "step-000010")
 
 
-def test_what_a_signal_saves_is_not_averaged(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Stopped twice between two checkpoints, a run still has the weights of one that was not stopped."""
+def test_a_checkpoint_saved_for_a_signal_is_not_averaged(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """A run stopped twice between two checkpoints ends with the weights of one that was not stopped."""
     recipe, out = make_recipe("dense", *AVERAGED, "training.save_every=4", "training.max_steps=13"), tmp_path / "out"
     whole = train(recipe, tmp_path / "whole")
     for resume, step in ((False, 7), (True, 9)):
@@ -312,7 +311,9 @@ def test_what_a_signal_saves_is_not_averaged(make_recipe: MakeRecipe, tmp_path: 
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"step-{step:06d}" for step in (8, 12, 13)]
 
 
-def test_fewer_checkpoints_than_are_to_be_averaged(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_averaging_fewer_checkpoints_than_requested_warns(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         record = train(make_recipe("dense", *AVERAGED, "training.max_steps=4"), tmp_path / "out")
     assert record["result"]["kept_steps"] == [3, 4]
@@ -347,7 +348,7 @@ def test_equal_seeds_give_equal_weights(make_recipe: MakeRecipe, tmp_path: Path)
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_a_run_leaves_the_generators_alone(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_run_restores_the_random_generators(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), float(torch.rand(1))  # noqa: NPY002
 
@@ -364,11 +365,13 @@ def test_a_run_leaves_the_generators_alone(make_recipe: MakeRecipe, tmp_path: Pa
     assert draw() == expected
 
 
-def test_what_is_refused_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_runs_are_refused_before_anything_is_written(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, recipe = tmp_path / "out", make_recipe("dense")
-    with pytest.raises(InputError, match="--resume goes on with a run and --overwrite replaces it; give one of them"):
+    with pytest.raises(InputError, match="--resume continues a run and --overwrite replaces it; use one of them"):
         train(recipe, out, resume=True, overwrite=True)
-    with pytest.raises(InputError, match="holds no run to resume"):
+    with pytest.raises(InputError, match="contains no run to resume"):
         train(recipe, out, resume=True)
     for chosen, scorer in ((recipe, Scorer()), (make_recipe("dense", *WATCHED), None)):
         with pytest.raises(ValueError, match="a scorer is given if and only if the recipe has a development collection"):
@@ -377,10 +380,10 @@ def test_what_is_refused_before_anything_is_written(make_recipe: MakeRecipe, tmp
         train(make_recipe("dense", f"data.train={tmp_path / 'nowhere.jsonl'}"), out)
     with pytest.raises(InputError, match=r"rows\.jsonl:1: .*question"):
         train(make_recipe("dense", "data.query_field=question"), out)
-    with pytest.raises(InputError, match=r"data\.train: 64 rows are fewer than one batch of 65; lower training\.batch_size"):
+    with pytest.raises(InputError, match=r"data\.train: 64 rows do not fill one batch of 65; lower training\.batch_size"):
         train(make_recipe("dense", "training.batch_size=65"), out)
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file: a file; --out names a folder"):
+    with pytest.raises(InputError, match="file: is a file; --out must name a folder"):
         train(recipe, tmp_path / "file")
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "schedulefree", None)
@@ -401,14 +404,14 @@ def test_a_missing_extra_is_named_before_anything_is_read(
     assert not (tmp_path / "out").exists()
 
 
-def test_rows_at_hand_are_checked_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_given_rows_are_checked_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe("dense", "training.batch_size=65")
-    with pytest.raises(InputError, match="64 rows are fewer than one batch of 65"):
+    with pytest.raises(InputError, match="64 rows do not fill one batch of 65"):
         check_rows(recipe, rows_of(recipe, tmp_path))
     check_rows(make_recipe("dense", "training.batch_size=64"), rows_of(recipe, tmp_path))
 
 
-def test_rows_and_model_at_hand_give_the_run_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_given_rows_and_model_give_the_run_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe("dense", "training.max_steps=2")
     model = build_model(recipe, [])
     record = train_and_save(recipe, rows_of(recipe, tmp_path), model, tmp_path / "at-hand", command="it")
@@ -417,18 +420,18 @@ def test_rows_and_model_at_hand_give_the_run_of_the_recipe(make_recipe: MakeReci
     plain = train(recipe, tmp_path / "plain")
     assert record["model"] == plain["model"]
     assert record["data"] == plain["data"]
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already contains a run"):
         train_and_save(recipe, rows_of(recipe, tmp_path), model, tmp_path / "at-hand")
 
 
-def test_a_run_that_is_there_is_replaced_by_one_that_is_complete(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_an_earlier_run_is_replaced_only_by_a_complete_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     out = tmp_path / "out"
     train(make_recipe("dense", "training.max_steps=1"), out)
     (out / "notes.txt").write_text("mine")
     (out / "report.md").write_text("of the old run")
     before = contents(out)
     for overwrite, resume, problem in (
-        (False, False, "holds a run already"),
+        (False, False, "already contains a run"),
         (False, True, "the run is complete, there is nothing to resume"),
     ):
         with pytest.raises(InputError, match=problem):
@@ -448,14 +451,14 @@ def test_a_run_that_is_there_is_replaced_by_one_that_is_complete(make_recipe: Ma
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000002"]
 
 
-def test_only_the_run_that_was_begun_is_resumed(make_recipe: MakeRecipe, rows_file: Path, tmp_path: Path) -> None:
+def test_only_the_same_run_can_be_resumed(make_recipe: MakeRecipe, rows_file: Path, tmp_path: Path) -> None:
     rows, out = tmp_path / "mine.jsonl", tmp_path / "out"
     rows.write_bytes(rows_file.read_bytes())
     chosen = (f"data.train={rows}", "training.max_steps=6", "training.save_every=2")
     recipe = make_recipe("dense", *chosen)
     killed(recipe, out, 4)
     before = contents(out)
-    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
+    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or start over with --overwrite"):
         train(recipe, out)
     with pytest.raises(
         InputError,
@@ -464,14 +467,14 @@ def test_only_the_run_that_was_begun_is_resumed(make_recipe: MakeRecipe, rows_fi
         train(make_recipe("dense", *chosen, "training.seed=8", "training.learning_rate=0.1"), out, resume=True)
     assert contents(out) == before
     rows.write_text(rows.read_text().replace("write every line", "write any line"))
-    with pytest.raises(InputError, match=r"--resume needs the run as it was begun; data\.sha256 was"):
+    with pytest.raises(InputError, match=r"--resume needs the recipe and data of the interrupted run; data\.sha256 was"):
         train(recipe, out, resume=True)
     rows.write_bytes(rows_file.read_bytes())  # the same rows, at another time
     assert train(recipe, out, resume=True)["result"]["resumed_at"] == [2]
 
 
 @pytest.mark.parametrize("more", [(), ("training.lora.rank=2", "training.lora.alpha=4")], ids=["whole", "lora"])
-def test_a_disk_that_fills_up_is_one_line_and_the_run_resumes(
+def test_a_full_disk_is_reported_in_one_line_and_the_run_resumes(
     quiver: Callable[..., Any],
     make_recipe: MakeRecipe,
     tmp_path: Path,
@@ -501,8 +504,10 @@ def test_a_disk_that_fills_up_is_one_line_and_the_run_resumes(
     assert same(out / "model", whole / "model")
 
 
-def test_a_run_goes_on_with_other_words_and_another_log(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And where its recipe was written before there was some setting."""
+def test_a_run_resumes_with_another_description_and_log_interval(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if its recipe was written before a setting existed."""
     out, chosen = tmp_path / "out", ("training.max_steps=6", "training.save_every=2")
     killed(make_recipe("dense", *chosen), out, 5)
     begun = json.loads((out / "recipe.json").read_text())
@@ -511,13 +516,13 @@ def test_a_run_goes_on_with_other_words_and_another_log(make_recipe: MakeRecipe,
     other = make_recipe("dense", *chosen, "training.log_every=1").replace(description="in better words")
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         record = train(other, out, resume=True)
-    assert "changed since the run was begun: description, training.log_every; no weight depends on that" in caplog.text
+    assert "changed since the run was started: description, training.log_every; this does not affect the weights" in caplog.text
     assert record["recipe"] == json.loads(json.dumps(other.model_dump())) == json.loads((out / "recipe.json").read_text())
     train(make_recipe("dense", *chosen), tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")
 
 
-def test_a_folder_in_which_another_session_trains(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_folder_used_by_another_session_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe, out = make_recipe("dense", "training.max_steps=2"), tmp_path / "out"
     used = "out: another session is training there; wait for it, or choose another --out"
     asked: list[dict[str, bool]] = [{}, {"overwrite": True}, {"resume": True}]
@@ -532,7 +537,7 @@ def test_a_folder_in_which_another_session_trains(make_recipe: MakeRecipe, tmp_p
         assert settled() == before
 
     def settled() -> dict[str, bytes]:
-        """What the session that trains writes at no time of its own: TensorBoard's writer does, in a thread."""
+        """Files except those that a thread of TensorBoard writes at any time."""
         return {name: content for name, content in contents(out).items() if name != ".lock" and not name.startswith("tensorboard/")}
 
     scorer = Scorer(0.5, then=refused)
@@ -544,8 +549,10 @@ def test_a_folder_in_which_another_session_trains(make_recipe: MakeRecipe, tmp_p
     assert not (tmp_path / "begun").exists()
 
 
-def test_a_kill_when_the_record_is_written(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the run needs no more goes with the next look, and the run stays complete."""
+def test_a_run_killed_while_writing_its_record_is_complete_after_resume(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leftovers are deleted by the next session, and the run stays complete."""
     out = tmp_path / "out"
     recipe = make_recipe("dense", "training.max_steps=2", "training.lora.rank=2", "training.lora.alpha=4")
 
@@ -563,14 +570,14 @@ def test_a_kill_when_the_record_is_written(make_recipe: MakeRecipe, tmp_path: Pa
     assert contents(out) == kept
 
 
-def test_a_damaged_checkpoint_is_passed_over(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_skipped(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recipe, out = make_recipe("colbert", "training.max_steps=6", "training.save_every=2", "training.log_every=1"), tmp_path / "out"
     killed(recipe, out, 6)
     path = out / "checkpoints" / "step-000004" / "trainer.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         resumed = train(recipe, out, resume=True)
-    assert "step-000004: trainer.safetensors is damaged; removed, the run goes on from the checkpoint before it" in caplog.text
+    assert "step-000004: trainer.safetensors is damaged; removed it, so the run resumes from the checkpoint before it" in caplog.text
     assert resumed["result"]["resumed_at"] == [2]
     whole = train(recipe, tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")
@@ -583,7 +590,7 @@ def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(make_recipe: M
         tmp_path / "out",
     )
     with pytest.MonkeyPatch.context() as patched:  # as after a kill: nothing is put back
-        patched.setattr("quiver.retrieval.training.run.new_run", module.nullcontext)
+        patched.setattr("quiver.encoder.training.run_folder.new_run", module.nullcontext)
         (out / "checkpoints").mkdir(parents=True)
         (out / "checkpoints").rmdir()
         killed(recipe, out, 3)
@@ -595,15 +602,17 @@ def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(make_recipe: M
     assert [line["step"] for line in read_log(out / LOG)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("where", ["average_models", "finish_run"])
-def test_a_kill_behind_the_last_update(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+@pytest.mark.parametrize("where", ["retrieval.training.run.average_models", "encoder.training.run_folder.finish_run"])
+def test_a_run_killed_after_its_last_step_is_finished_by_resume(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     recipe, out = make_recipe("dense", "training.max_steps=2"), tmp_path / "out"
 
     def dying(*arguments: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, where, dying)
+        patched.setattr(f"quiver.{where}", dying)
         with pytest.raises(Killed):
             train(recipe, out)
     assert not (out / "run.json").exists()
@@ -614,15 +623,15 @@ def test_a_kill_behind_the_last_update(make_recipe: MakeRecipe, tmp_path: Path, 
     assert not list(out.glob(".*"))
 
 
-def test_a_second_ctrl_c_leaves_the_last_checkpoint(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_keeps_the_last_checkpoint(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe, out = make_recipe("dense", "training.max_steps=6", "training.save_every=2"), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         train(recipe, out, callbacks=[StopAt(5, KeyboardInterrupt)])
     assert train(recipe, out, resume=True)["result"]["resumed_at"] == [4]
 
 
-def test_the_precision_is_the_recipes(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not taken from the environment that ``accelerate launch`` sets."""
+def test_the_precision_is_that_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment variables of ``accelerate launch`` have no effect."""
     usual = ("training.max_steps=3", "training.log_every=1")
     losses = {}
     for named in ("no", "bf16"):

@@ -1,4 +1,4 @@
-"""What is recorded of a run: negatives by hand, versions, curves from the log."""
+"""The run record: negatives per query computed by hand, data, batch, and curves from the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.task import SCORE
+from quiver.retrieval.training.recipe import SCORE, Recipe
 from quiver.retrieval.training.run import (
     base_model,
     describe_batch,
@@ -17,7 +17,6 @@ from quiver.retrieval.training.run import (
     describe_result,
     negatives_per_query,
 )
-from quiver.retrieval.training.sections import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -40,12 +39,16 @@ GATHERED = "loss.gather_across_devices=true"
         (("colbert", "loss.name=distillation", SCORED), 2, 2),
     ],
 )
-def test_negatives_of_a_query(make_recipe: MakeRecipe, recipe: tuple[str, ...], processes: int, negatives: int) -> None:
+def test_negatives_per_query_are_counted_for_each_loss_and_setup(
+    make_recipe: MakeRecipe, recipe: tuple[str, ...], processes: int, negatives: int
+) -> None:
     assert negatives_per_query(make_recipe(*recipe), 3, processes) == negatives
 
 
-def test_a_base_model_is_the_hubs(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``runs/start`` may be either; a folder goes before the hub, as where the model is opened."""
+def test_the_base_model_is_recorded_only_if_it_is_on_the_hub(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``runs/start`` may be a folder or a Hub id; an existing folder takes precedence, as when a model is loaded."""
     assert base_model(make_recipe("dense")) is None  # it starts from a folder
     started = make_recipe("dense", "model.init=runs/start")
     assert base_model(started) == "runs/start"
@@ -59,7 +62,7 @@ def rows(make_recipe: MakeRecipe, tmp_path: Path) -> TrainingRows:
     return prepare_rows(make_recipe("dense").data, tmp_path / "work", seed=1)
 
 
-def test_batch_and_data(make_recipe: MakeRecipe, rows: TrainingRows) -> None:
+def test_the_record_describes_batch_and_data(make_recipe: MakeRecipe, rows: TrainingRows) -> None:
     recipe = make_recipe("dense", "training.accumulation=8", "data.revision=2026-11", GATHERED)
     expected = {"rows": 4, "accumulation": 8, "processes": 2, "effective": 64, "negatives_per_query": 23}
     assert describe_batch(recipe, rows, 2) == expected
@@ -73,7 +76,7 @@ def test_batch_and_data(make_recipe: MakeRecipe, rows: TrainingRows) -> None:
     }
 
 
-def test_a_result_is_the_log_and_the_progress() -> None:
+def test_the_result_is_taken_from_log_and_progress() -> None:
     line = {"epoch": 0.1, "learning_rate": 1e-5, "grad_norm": 2.0, "tokens_per_second": 100.0, "seconds": 1.5}
     log = [{"step": 1, "loss": 0.5, **line}, {"step": 1, "epoch": 0.1, SCORE: 0.25, "seconds": 1.75}, {"step": 2, "loss": 0.25, **line}]
     progress = Progress(step=2, seconds=3.5, texts=24, truncated=1, tokens=300, best_step=1, best_score=0.25, resumed_at=[1])

@@ -268,7 +268,7 @@ def test_a_list_that_does_not_exist_is_damage_and_no_crash(dense: Any, documents
     content[-1] = 0xFF
     path.write_bytes(content)
     segment = codec.open(Files(tmp_path / "s"), 300)
-    with pytest.raises(DamagedIndexError, match="names a list that the codec does not have"):
+    with pytest.raises(DamagedIndexError, match="refers to an inverted list that the codec does not have"):
         segment.search(documents.queries(1), 3, params=codec.preset_params("fast", k=3), ranks=documents.ranks)
 
 
@@ -378,6 +378,6 @@ def test_a_vector_that_is_too_long_for_bytes(documents: Any, tmp_path: Path, kin
     writer = documents.codec(kind).writer(tmp_path, REAL)
     vectors = documents.vectors[:3].copy()
     vectors[1] = 3e38
-    with pytest.raises(InputError, match="too long to be coded; use the engine exact-dense"):
+    with pytest.raises(InputError, match="too large for quantized codes; use the engine exact-dense"):
         writer.add(vectors)
     writer.close()

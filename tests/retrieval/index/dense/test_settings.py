@@ -67,8 +67,8 @@ def test_lists_grow_with_the_root_of_the_size_and_have_enough_to_learn_from() ->
         ("faiss-dense", {}, "faiss-dense requires the setting factory"),
         ("faiss-dense", {"factory": 4}, "faiss-dense requires the setting factory"),
         ("faiss-dense", {"factory": "Flat", "nprobe": 4}, "faiss-dense has no setting 'nprobe'; it has factory, bits"),
-        ("faiss-dense", {"factory": "Nonsense"}, "index 'Nonsense': FAISS cannot make it for width 16"),
-        ("faiss-dense", {"factory": "LSH"}, "index 'LSH': FAISS cannot make it for width 16"),
+        ("faiss-dense", {"factory": "Nonsense"}, "index 'Nonsense': FAISS cannot create it for width 16"),
+        ("faiss-dense", {"factory": "LSH"}, "index 'LSH': FAISS cannot create it for width 16"),
         ("faiss-dense", {"factory": "SQ8,RFlat"}, "index 'SQ8,RFlat': faiss-dense refines with its own codes"),
     ],
 )

@@ -230,7 +230,7 @@ def test_two_writers_whose_lock_does_not_hold_lose_nothing(built: Path, word_sum
         with writing(built) as writer:
             add_documents(built, [Document(f"x{len(files_of(built))}", "word")], word_sum)
             after = files_of(built)
-            with pytest.raises(InputError, match="another process has changed this index at the same time"):
+            with pytest.raises(InputError, match="another process changed this index at the same time"):
                 use(writer)
         assert {name: content for name, content in files_of(built).items() if not name.startswith("tmp")} == after
     assert len(open_index(built)) == 24

@@ -232,7 +232,7 @@ def test_a_centroid_that_does_not_exist_is_damage_and_no_crash(codec: TokenCodec
     content = bytearray(path.read_bytes())
     content[-1] = 0xFF
     path.write_bytes(content)
-    with pytest.raises(DamagedIndexError, match="names a centroid that the codec does not have"):
+    with pytest.raises(DamagedIndexError, match="refers to a centroid that the codec does not have"):
         codec.open(Files(tmp_path / "s"), len(tokens.lengths)).search(
             tokens.queries(1), 3, params=codec.preset_params("balanced", k=3), ranks=tokens.ranks
         )
@@ -243,7 +243,7 @@ def test_a_codec_of_single_coordinates_is_refused(codec: TokenCodec, tmp_path: P
     described = json.loads((tmp_path / "codec.json").read_text())
     described["arrays"].remove("pairs.f32")
     (tmp_path / "codec.json").write_text(json.dumps(described))
-    with pytest.raises(InputError, match="coded by an earlier version of Quiver, a coordinate at a time; build the index again"):
+    with pytest.raises(InputError, match="written by an earlier version of Quiver; build the index again"):
         open_tokens(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Rows in files of every kind."""
+"""Fixtures: training rows in files of every supported type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 Rows = Sequence[dict[str, Any]]
 
@@ -29,7 +29,7 @@ def _parquet(path: Path, rows: Rows) -> Path:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[[str, Rows], Path]:
-    """Write rows to a file whose suffix says how."""
+    """Write rows to a file in the format of its suffix."""
 
     def file(name: str, rows: Rows) -> Path:
         path = tmp_path / name
@@ -41,7 +41,7 @@ def write(tmp_path: Path) -> Callable[[str, Rows], Path]:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of local copies of the hub's data sets, and no network."""
+    """A folder of local copies of Hub data sets, without a network."""
     monkeypatch.setenv("QUIVER_HUB", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path / "hub"

@@ -1,4 +1,4 @@
-"""What the three formats read, through the door that a run uses."""
+"""The three formats of training data, read with `prepare_rows`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quiver.retrieval.data.docstrings import Pair
 from quiver.retrieval.training.data import HELD_OUT, TrainingRows, prepare_rows, rows_of_pairs
 from quiver.retrieval.training.data.prepare import TextEntry, write_texts_by_id
 from quiver.retrieval.training.data.table import TableWriter
-from quiver.retrieval.training.sections import STDLIB_DOCSTRINGS, DataSection
+from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
 
 TRIPLET = ("positive", "negative")
 
@@ -30,14 +30,14 @@ def documents(row: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
-def test_texts(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]], name: str) -> None:
+def test_rows_of_texts_are_read_back(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]], name: str) -> None:
     rows = prepare_rows(DataSection(train=(str(write(name, triplets)),), document_fields=TRIPLET), tmp_path / "work", seed=0)
     assert list(rows) == [{"query": f"q{n}", "document_1": f"p{n}", "document_2": f"n{n}"} for n in range(7)]
     assert (len(rows), rows.documents_per_row, rows.scored, rows.skipped) == (7, 2, False, 0)
     assert list(rows.texts()) == [text for row in triplets for text in row.values()]
 
 
-def test_equal_data_have_equal_sums_whatever_holds_them(write: Callable[..., Path], tmp_path: Path, ids: DataSection) -> None:
+def test_equal_data_have_equal_checksums_in_any_format(write: Callable[..., Path], tmp_path: Path, ids: DataSection) -> None:
     by_ids = prepare_rows(ids, tmp_path / "work", seed=0)
     texts = [
         {
@@ -61,7 +61,7 @@ def test_equal_data_have_equal_sums_whatever_holds_them(write: Callable[..., Pat
     assert len(sums) == 5
 
 
-def test_ids(ids: DataSection, tmp_path: Path) -> None:
+def test_rows_of_ids_are_resolved(ids: DataSection, tmp_path: Path) -> None:
     rows = prepare_rows(ids, tmp_path / "work", seed=0)
     assert rows[1] == {
         "query": "query 1",
@@ -73,7 +73,7 @@ def test_ids(ids: DataSection, tmp_path: Path) -> None:
     assert list(rows.texts())[:4] == ["query 0", "document 0", "document 1", "document 5"]
 
 
-def test_scores_stay_with_their_documents_where_a_row_is_cut(ids: DataSection, tmp_path: Path) -> None:
+def test_scores_stay_with_their_documents_in_shortened_rows(ids: DataSection, tmp_path: Path) -> None:
     [row, *_] = rows_of(ids.replace(documents_per_row=2), tmp_path)
     assert row == {"query": "query 0", "document_1": "document 0", "document_2": "document 1", "scores": [0.5, 0.25]}
 
@@ -95,7 +95,7 @@ def test_missing_ids_are_counted_and_the_first_is_named(ids: DataSection, write:
     assert [path.name for path in (tmp_path / "work").iterdir() if path.is_dir()] == []
 
 
-def test_an_id_with_two_texts(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_id_with_two_texts_is_refused(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
     entries = [{"document_id": f"d{n % 9}", "text": f"document {n % 9}"} for n in range(12)]
     write("documents.jsonl.gz", entries)
     assert len(rows_of(ids, tmp_path)) == 4
@@ -113,7 +113,7 @@ def test_ids_of_equal_hash_keep_their_texts(tmp_path: Path) -> None:
         assert found.numbers(["id7", "id49", "none"]).tolist() == [8, 50, -1]
 
 
-def test_blank_texts_by_id(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
+def test_blank_texts_are_excluded_by_id(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
     entries = [{"document_id": f"d{n}", "text": "" if n in (1, 6) else f"document {n}"} for n in range(9)]
     path = write("documents.jsonl.gz", entries)  # the positive of row 1; a negative of rows 0 and 1
     with pytest.raises(InputError, match=rf"train.jsonl:2: the text of 'd1' in {path} is blank; .*data.short_rows: skip"):
@@ -125,7 +125,7 @@ def test_blank_texts_by_id(ids: DataSection, write: Callable[..., Path], tmp_pat
     assert (documents(rows[0]), rows[0]["scores"]) == (["document 0", "document 5"], [0.5, -1])
 
 
-def test_a_negative_is_not_the_positive_nor_twice_in_a_row(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_copies_among_the_documents_of_a_row_are_excluded(write: Callable[..., Path], tmp_path: Path) -> None:
     rows = [
         {"query": "q0", "positive": "p", "negatives": ["a", "b", "c"], "scores": [4, 3, 2, 1]},
         {"query": "q1", "positive": "p", "negatives": [" p\n", "b", "b ", "", "c"], "scores": [9, 8, 7, 6, 5, 4]},
@@ -142,7 +142,7 @@ def test_a_negative_is_not_the_positive_nor_twice_in_a_row(write: Callable[..., 
     assert list(drawn.texts()) == ["q0", "p", "a", "b", "c", "q1", "p", "b", "c"]
 
 
-def test_the_first_row_says_how_many_documents_its_copies_included(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_first_row_decides_the_number_of_documents_copies_included(write: Callable[..., Path], tmp_path: Path) -> None:
     rows = [{"query": f"q{n}", "positive": "p", "negatives": ["a", "a" if n == 0 else "b"]} for n in range(3)]
     section = DataSection(train=(str(write("rows.jsonl", rows)),), document_fields=("positive", "negatives"))
     with pytest.raises(InputError, match=r"rows.jsonl:1: the row has 2 documents \(and 1 blank or repeated ones\), 3 are needed"):
@@ -150,7 +150,7 @@ def test_the_first_row_says_how_many_documents_its_copies_included(write: Callab
     assert prepare_rows(section.replace(short_rows="skip"), tmp_path / "work", seed=0).documents_per_row == 3
 
 
-def test_copies_by_id_and_by_the_text_behind_it(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
+def test_copies_are_found_by_id_and_by_text(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
     write("documents.jsonl.gz", [{"document_id": f"d{n}", "text": f"document {n % 5}"} for n in range(9)])  # d5 is d0 again
     lists = [["d0", "d5", "d1", "d2"], ["d1", "d2", "d2", "d3"], ["d1", "d2", "d3", "d4"]]
     write("train.jsonl", [{"query_id": n, "document_ids": row, "scores": [4, 3, 2, 1]} for n, row in enumerate(lists)])
@@ -163,7 +163,7 @@ def test_copies_by_id_and_by_the_text_behind_it(ids: DataSection, write: Callabl
     assert rows.copies == 2
 
 
-def test_several_positives(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_several_positives_make_several_rows(write: Callable[..., Path], tmp_path: Path) -> None:
     """The fields of cfli/msmarco_train_m3 and of FlagEmbedding's own examples."""
     rows = [{"query": "q", "pos": ["a", "b"], "neg": ["n", "m"], "pos_scores": [3, 2], "neg_scores": [1, 0], "prompt": "", "type": "x"}]
     section = DataSection(
@@ -177,7 +177,7 @@ def test_several_positives(write: Callable[..., Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("documents_per_row", [None, 3])
-def test_short_rows(write: Callable[..., Path], tmp_path: Path, documents_per_row: int | None) -> None:
+def test_short_rows_are_refused_or_skipped(write: Callable[..., Path], tmp_path: Path, documents_per_row: int | None) -> None:
     rows = [{"query": f"q{n}", "positive": "p", "negatives": ["a", "b", "c", "d"][: n % 4]} for n in (2, 1, 3, 0)]
     path = write("rows.jsonl", [*rows, {"query": "q", "positive": None, "negatives": ["a", "b"]}, {"query": "r", "positive": "p"}])
     section = DataSection(train=(str(path),), document_fields=("positive", "negatives"), documents_per_row=documents_per_row)
@@ -199,7 +199,7 @@ def test_sources_follow_each_other_and_each_is_checked(write: Callable[..., Path
         rows_of(section, tmp_path)
 
 
-def test_what_lies_behind_the_limit_is_not_read(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]]) -> None:
+def test_rows_beyond_the_limit_are_not_read(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]]) -> None:
     path = write("rows.jsonl", triplets)
     path.write_bytes(path.read_bytes() + b"{broken")
     section = DataSection(train=(str(path),), document_fields=TRIPLET, limit=7)
@@ -208,7 +208,7 @@ def test_what_lies_behind_the_limit_is_not_read(write: Callable[..., Path], tmp_
         rows_of(section.replace(limit=8), tmp_path)
 
 
-def test_shuffling_before_the_limit(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_rows_are_shuffled_before_the_limit(write: Callable[..., Path], tmp_path: Path) -> None:
     path = write("rows.jsonl", [{"query": f"q{n}", "positive": f"p{n}"} for n in range(3000)])
     section = DataSection(train=(str(path),), shuffle=True)
     orders = {seed: [row["query"] for row in rows_of(section, tmp_path, seed)] for seed in (1, 2)}
@@ -235,7 +235,7 @@ def beir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_judgements_of_a_beir_folder(beir: Path, tmp_path: Path) -> None:
+def test_judgements_of_a_beir_folder_make_rows(beir: Path, tmp_path: Path) -> None:
     section = DataSection(train=(str(beir),), format="beir")
     expected = [("what swims", "fins"), ("what swims", "Wings two of them"), ("what flies", "Wings two of them")]
     assert [(row["query"], row["document_1"]) for row in rows_of(section, tmp_path)] == expected
@@ -254,7 +254,7 @@ def test_judgements_of_a_beir_folder(beir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.data
-def test_a_real_collection(quiver_data: Path, tmp_path: Path) -> None:
+def test_a_real_collection_is_prepared(quiver_data: Path, tmp_path: Path) -> None:
     rows = prepare_rows(DataSection(train=(str(quiver_data / "scifact"),), format="beir"), tmp_path / "work", seed=0)
     collection = load_collection(quiver_data / "scifact", "train")
     texts = {document.id: document.content() for document in collection.documents}
@@ -265,7 +265,7 @@ def test_a_real_collection(quiver_data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.data
-def test_real_pairs(quiver_data: Path, tmp_path: Path) -> None:
+def test_pairs_of_the_standard_library_are_prepared(quiver_data: Path, tmp_path: Path) -> None:
     path = quiver_data / "tldr_nl2cmd" / "train_pairs.jsonl.gz"
     rows = prepare_rows(DataSection(train=(str(path),), document_fields=("pos",), shuffle=True, limit=500), tmp_path / "work", seed=0)
     with gzip.open(path, "rt", encoding="utf-8") as lines:
@@ -277,7 +277,7 @@ def test_real_pairs(quiver_data: Path, tmp_path: Path) -> None:
 PAIRS: Sequence[Pair] = [Pair(f"m.f{n}:1", f"does {n}", f"def f{n}(): ...", f"m{n % 9}", f"f{n}", 1) for n in range(40)]
 
 
-def test_mined_pairs(tmp_path: Path) -> None:
+def test_mined_pairs_are_prepared(tmp_path: Path) -> None:
     rows = rows_of_pairs(PAIRS, tmp_path / "work")
     assert [(row["query"], row["document_1"]) for row in rows] == [(pair.query, pair.code) for pair in PAIRS]
     assert rows_of_pairs(PAIRS[:-1], tmp_path / "work").sha256 != rows.sha256 == rows_of_pairs(PAIRS, tmp_path / "work").sha256
@@ -297,5 +297,5 @@ def test_mined_pairs(tmp_path: Path) -> None:
 def test_half_a_surrogate_pair_is_refused_in_its_row(write: Callable[..., Path], tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"query": "q", "positive": "p"}\n{"query": "q", "positive": "\\ud800"}\n')
-    with pytest.raises(InputError, match=r"rows.jsonl:2: 'positive' holds an unpaired surrogate"):
+    with pytest.raises(InputError, match=r"rows.jsonl:2: 'positive' contains an unpaired surrogate; replace the invalid character"):
         rows_of(DataSection(train=(str(path),)), tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.training.data.sources import Example, FieldReader, id_of, parse_list, text_of
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 
 def read(row: dict[str, Any], **fields: Any) -> Example:
@@ -16,7 +16,7 @@ def read(row: dict[str, Any], **fields: Any) -> Example:
     return example
 
 
-def test_documents_of_several_fields_are_put_together_in_their_order() -> None:
+def test_documents_of_several_fields_are_concatenated_in_order() -> None:
     row = {"q": "a", "pos": "b", "negs": ["c", "d"], "more": "e", "other": 7}
     assert read(row, query_field="q", document_fields=("pos", "negs", "more")) == Example("rows.jsonl:1", "a", ["b", "c", "d", "e"], [])
 
@@ -37,7 +37,7 @@ def test_documents_of_several_fields_are_put_together_in_their_order() -> None:
         ("empty.*.text", []),
     ],
 )
-def test_paths(path: str, found: list[str]) -> None:
+def test_dotted_paths_reach_nested_values(path: str, found: list[str]) -> None:
     row = {
         "query": "q",
         "positive": "p",
@@ -88,7 +88,7 @@ def test_lists_stored_as_text(text: str, items: list[object]) -> None:
 @pytest.mark.parametrize(
     "text", ["[1, 2", "[__import__('os')]", "[1;2]", "[a, b]", "[1 + 1]", "[12ab]", "['a\\'b']", "[,]", "[" * 20_000, "[(1, 2)]"]
 )
-def test_what_is_no_list_is_refused_and_never_run(text: str) -> None:
+def test_text_that_is_not_a_list_is_refused_and_never_executed(text: str) -> None:
     with pytest.raises(InputError, match=r"f:1: the field 'scores' must hold a list of numbers or ids"):
         parse_list("f:1", "scores", text)
 
@@ -136,7 +136,7 @@ def test_every_document_has_a_score(scores: object) -> None:
         ({"query": " ", "positive": 2}, {"format": "ids"}, "'query' must hold an id"),
     ],
 )
-def test_what_is_wrong_with_a_row(row: dict[str, Any], fields: dict[str, Any], problem: str) -> None:
+def test_malformed_fields_are_refused(row: dict[str, Any], fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(InputError, match=rf"^rows\.jsonl:1: .*{problem}"):
         read(row, **fields)
 
@@ -151,11 +151,11 @@ def test_what_is_wrong_with_a_row(row: dict[str, Any], fields: dict[str, Any], p
         ({"query": "q", "positive": "p"}, ""),
     ],
 )
-def test_flaws(row: dict[str, Any], flaw: str) -> None:
+def test_blank_queries_and_positives_are_flaws(row: dict[str, Any], flaw: str) -> None:
     assert read({**row, "negative": ""}, document_fields=("positive", "negative")).flaw == flaw
 
 
-def test_a_negative_is_never_taken_for_the_positive() -> None:
+def test_a_missing_positive_is_not_replaced_by_a_negative() -> None:
     assert read({"query": "q", "positive": [], "negative": "n"}, document_fields=("positive", "negative")).flaw
 
 
@@ -185,19 +185,19 @@ def test_text_and_id_of_a_corpus_row() -> None:
         (f"[{'9' * 5000}]", ["9" * 5000]),
     ],
 )
-def test_an_id_in_a_printed_list_is_what_it_looks_like(printed: str, ids: list[str]) -> None:
+def test_ids_in_printed_lists_stay_strings(printed: str, ids: list[str]) -> None:
     fields = {"format": "ids", "query_field": "id", "document_fields": ("docs",)}
     assert read({"id": 1, "docs": printed}, **fields).documents == ids
 
 
-def test_numbers_of_thousands_of_digits_are_no_scores() -> None:
+def test_numbers_with_thousands_of_digits_are_not_scores() -> None:
     with pytest.raises(InputError, match=r"^rows\.jsonl:1: a score in 's' must be a finite number, got \"999"):
         read({"query": "q", "positive": "p", "s": f"[{'9' * 5000}]"}, score_fields=("s",))
     assert read({"query": "q", "docs": ["a", "b"], "s": "[007 1e-1]"}, document_fields=("docs",), score_fields=("s",)).scores == [7, 0.1]
 
 
-def test_a_long_list_that_is_none_is_refused_at_once() -> None:
-    """The pattern does not try every way to cut a number in two."""
+def test_a_long_malformed_list_is_refused_quickly() -> None:
+    """The pattern does not backtrack over every split of a number."""
     with pytest.raises(InputError, match="must hold a list of numbers or ids"):
         read({"id": 1, "docs": f"[{'1' * 200_000}x]"}, format="ids", query_field="id", document_fields=("docs",))
 
@@ -223,7 +223,7 @@ def test_each_positive_makes_an_example_with_all_negatives(scored: bool) -> None
     assert nothing.flaw
 
 
-def test_a_list_of_positives_without_negatives() -> None:
+def test_a_list_of_positives_may_have_no_negatives() -> None:
     section = DataSection(train=("f",), document_fields=("pos",), positives="each")
     assert [example.documents for example in FieldReader(section).examples("f:1", FLAG)] == [["a"], ["b"], ["c"]]
     with pytest.raises(InputError, match=r"f:1: the field 'pos' holds 3 documents, but .* set data.positives: each"):

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def negatives(row: dict[str, Any]) -> list[str]:
 
 
 def check(rows: TrainingRows) -> None:
-    """Every row has its positive and three different negatives of its own, in their order and with their scores."""
+    """Every row has its positive and three different negatives of its own, in order and with their scores."""
     for number, row in enumerate(rows):
         assert (row["query"], row["document_1"], row["scores"][0]) == (f"q{number}", f"p{number}", number)
         taken = [int(text.removeprefix(f"n{number}.")) for text in negatives(row)]
@@ -68,13 +68,13 @@ def test_every_negative_has_the_same_chance(pools: DataSection, tmp_path: Path) 
     np.testing.assert_allclose(list(counts.values()), 225, atol=50)
 
 
-def test_texts_are_all_that_may_be_drawn(pools: DataSection, tmp_path: Path) -> None:
+def test_texts_include_negatives_that_may_be_drawn(pools: DataSection, tmp_path: Path) -> None:
     texts = list(prepare_rows(pools, tmp_path / "work", seed=0).texts())
     assert len(texts) == 30 * 10
     assert texts[:10] == ["q0", "p0", *(f"n0.{k}" for k in range(8))]
 
 
-def test_the_first_negatives(pools: DataSection, tmp_path: Path) -> None:
+def test_without_drawing_the_first_negatives_are_used(pools: DataSection, tmp_path: Path) -> None:
     rows = prepare_rows(pools.replace(negatives="first"), tmp_path / "work", seed=0)
     rows.set_epoch(3)
     check(rows)

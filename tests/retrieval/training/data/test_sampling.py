@@ -10,16 +10,16 @@ from quiver.retrieval.training.data.sources import Example
 
 
 def chosen(rows: int, sample: RowSample, block: int = SAMPLE_BLOCK) -> tuple[list[int], int]:
-    """The rows that are chosen of a stream, and how many were written."""
+    """The rows sampled from a stream, and the number of rows written."""
     written: list[Example] = []
     for start in range(0, rows, block):
         for example in sample.wanted([Example(str(number), "", [], []) for number in range(start, min(rows, start + block))]):
             sample.add(example)
             written.append(example)
-    return [int(written[number].place) for number in sample.order().tolist()], len(written)
+    return [int(written[number].location) for number in sample.order().tolist()], len(written)
 
 
-def test_the_first_rows() -> None:
+def test_without_shuffling_the_first_rows_are_used() -> None:
     assert chosen(5, RowSample(shuffle=False, limit=3, seed=0))[0] == [0, 1, 2]
     assert chosen(5, RowSample(shuffle=False, limit=None, seed=0))[0] == [0, 1, 2, 3, 4]
 

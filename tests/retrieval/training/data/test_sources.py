@@ -17,13 +17,13 @@ KINDS = ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"]
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_files(write: Callable[..., Path], name: str) -> None:
+def test_supported_files_are_read(write: Callable[..., Path], name: str) -> None:
     path = write(name, ROWS)
     assert list(iter_source(str(path))) == [(f"{path}:{n}", row) for n, row in enumerate(ROWS, start=1)]
     assert count_rows([str(path), str(path)]) == 10
 
 
-def test_parquet_reads_the_columns_that_are_asked_for(write: Callable[..., Path]) -> None:
+def test_parquet_reads_only_the_requested_columns(write: Callable[..., Path]) -> None:
     path = write("rows.parquet", ROWS)
     assert [row for _, row in iter_source(str(path), ("query", "positive.0"))] == [
         {"query": row["query"], "positive": row["positive"]} for row in ROWS
@@ -43,7 +43,7 @@ def test_a_folder_is_read_in_the_order_of_names(write: Callable[..., Path], tmp_
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_damaged_files(write: Callable[..., Path], name: str) -> None:
+def test_damaged_files_are_refused(write: Callable[..., Path], name: str) -> None:
     path = write(name, ROWS * 50)
     path.write_bytes(path.read_bytes()[:-30] if name != "rows.jsonl" else b'{"query": "q"}\n{"que')
     with pytest.raises(InputError, match=rf"^{path}.*(damaged|malformed)"):
@@ -53,7 +53,7 @@ def test_damaged_files(write: Callable[..., Path], name: str) -> None:
         list(iter_source(str(path)))
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file or folder"):
         list(iter_source(str(tmp_path / "none.jsonl")))
     (tmp_path / "rows.csv").write_text("a,b")
@@ -68,12 +68,12 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "source", ["hub://a", "hub://a/b", "hub://a/b/c", "hub://a/b/c/d/e", "hub://a/b@/c/d", "hub:///b/c/d", "hub://a/../c/d", "hub://a/b//d"]
 )
-def test_what_is_no_source_on_the_hub(source: str) -> None:
+def test_malformed_hub_sources_are_refused(source: str) -> None:
     with pytest.raises(InputError, match="must read hub://OWNER/NAME"):
         parse_hub(source)
 
 
-def test_parts_of_a_source_on_the_hub() -> None:
+def test_hub_sources_are_parsed() -> None:
     assert parse_hub("hub://a/b@v1/x/train") == ("a/b", "v1", ("x", "train"))
     assert parse_hub("hub://a/b/x/y/rows.jsonl.gz") == ("a/b", None, ("x", "y", "rows.jsonl.gz"))
     assert parse_hub("hub://a/b/x/y/rows.jsonl.gz").is_file
@@ -106,7 +106,7 @@ def data_set(hub: Path, write: Callable[..., Path]) -> Path:
     return hub / "owner/name"
 
 
-def test_splits_of_the_hub(data_set: Path) -> None:
+def test_splits_of_the_hub_are_read(data_set: Path) -> None:
     source = "hub://owner/name/triplet/train"
     assert list(iter_source(source)) == [(f"{source} row {n}", row) for n, row in enumerate(ROWS, start=1)]
     assert [row for _, row in iter_source(source, ("positive.0",))] == [{"positive": row["positive"]} for row in ROWS]
@@ -141,10 +141,10 @@ configs:
 """
 
 
-def test_a_card_that_declares_other_types_than_the_files_have(
+def test_a_data_set_card_with_other_types_than_the_files_is_read(
     hub: Path, write: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lists that are stored as text, with the card of a set whose lists are lists; of the card's entries some are not the library's."""
+    """Lists stored as text under a card that declares lists; some entries of the card are unknown to the library."""
     pytest.importorskip("datasets")
     rows = [{"query_id": f"{n}", "document_ids": "['1', '2']", "scores": "[0.5, 0.25]"} for n in range(3)]
     write("hub/lists/as_text/dataset.parquet", rows)
@@ -155,13 +155,13 @@ def test_a_card_that_declares_other_types_than_the_files_have(
     assert not caplog.records
 
 
-def test_a_split_whose_files_differ_in_their_columns(data_set: Path, write: Callable[..., Path]) -> None:
+def test_a_split_with_differing_columns_is_refused(data_set: Path, write: Callable[..., Path]) -> None:
     write("hub/owner/name/data/train-00001-of-00002.parquet", [{"query": "q", "positive": "text", "rest": 1}])
     with pytest.raises(InputError, match="hub://owner/name/triplet/train: downloading from the Hub failed"):
         list(iter_source("hub://owner/name/triplet/train"))
 
 
-def test_the_hub_clients_notes_are_no_part_of_a_data_set(data_set: Path, write: Callable[..., Path]) -> None:
+def test_metadata_of_the_hub_client_is_ignored(data_set: Path, write: Callable[..., Path]) -> None:
     before = source_files("hub://owner/name/triplet/train")
     write("hub/owner/name/.cache/huggingface/download/rows.jsonl", ROWS)
     (data_set / ".gitattributes").write_text("")
@@ -178,7 +178,7 @@ def test_rows_of_large_files_are_estimated(write: Callable[..., Path]) -> None:
     assert count_rows([str(path)]) == 0
 
 
-def test_files_of_the_hub(data_set: Path) -> None:
+def test_files_of_the_hub_are_read(data_set: Path) -> None:
     path = data_set / "plain" / "rows.jsonl.gz"
     assert list(iter_source("hub://owner/name/plain/rows.jsonl.gz")) == [(f"{path}:{n}", row) for n, row in enumerate(ROWS, start=1)]
     assert source_files("hub://owner/name/plain/rows.jsonl.gz") == [path]
@@ -193,12 +193,12 @@ def test_files_of_the_hub(data_set: Path) -> None:
         ("hub://owner/name/plain/none.jsonl", "cannot be read"),
     ],
 )
-def test_what_the_hub_does_not_have(data_set: Path, source: str, problem: str) -> None:
+def test_missing_data_sets_of_the_hub_are_refused(data_set: Path, source: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         list(iter_source(source))
 
 
-def test_a_damaged_file_of_the_hub(data_set: Path) -> None:
+def test_a_damaged_file_of_the_hub_is_refused(data_set: Path) -> None:
     file = data_set / "data" / "train-00001-of-00002.parquet"
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(InputError, match="hub://owner/name/triplet/train: downloading from the Hub failed"):
@@ -206,7 +206,7 @@ def test_a_damaged_file_of_the_hub(data_set: Path) -> None:
 
 
 def test_the_hubs_cache_is_enough_without_a_network(tmp_path: Path, write: Callable[..., Path]) -> None:
-    """In a process of its own: the client reads its settings when it is imported."""
+    """In a separate process, because the client reads its settings at import."""
     pytest.importorskip("datasets")
     commit = "c" * 40
     write(f"cache/datasets--owner--name/snapshots/{commit}/plain/rows.jsonl", ROWS)
@@ -228,7 +228,7 @@ def test_the_hubs_cache_is_enough_without_a_network(tmp_path: Path, write: Calla
 
 
 def test_parquet_is_read_in_little_memory(tmp_path: Path) -> None:
-    """What pyarrow holds at any time is a row group, not all that has been read."""
+    """pyarrow holds one row group at a time, not everything that was read."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, group = tmp_path / "rows.parquet", arrow.table({"text": [f"{n} " + os.urandom(500).hex() for n in range(500)]})
     with parquet.ParquetWriter(path, group.schema, use_dictionary=False) as writer:

@@ -89,13 +89,13 @@ def test_ids_are_found_whatever_their_hashes(tmp_path: Path, hashed: Callable[[s
 
 
 @pytest.mark.parametrize("hashed", HASHES.values(), ids=HASHES)
-def test_repetitions_are_told_from_collisions(tmp_path: Path, hashed: Callable[[str], int]) -> None:
+def test_repeated_ids_are_distinguished_from_hash_collisions(tmp_path: Path, hashed: Callable[[str], int]) -> None:
     found = indexed(tmp_path, ["a", "b", "a", "c", "b", "a"], hashed)
     assert sorted(found.repeated()) == [(0, 2), (0, 5), (1, 4)]
     np.testing.assert_array_equal(found.find(["a", "b", "c", "d"]), [0, 1, 3, -1])
 
 
-def test_an_empty_indexed(tmp_path: Path) -> None:
+def test_an_empty_id_index_finds_nothing(tmp_path: Path) -> None:
     found = indexed(tmp_path, [])
     np.testing.assert_array_equal(found.find(["a"]), [-1])
     assert list(found.repeated()) == []

@@ -1,4 +1,4 @@
-"""Hard negatives: the rules by hand, whole runs against a brute-force search, and what happens when a run is killed."""
+"""Hard negatives: rules computed by hand, runs against a brute-force search, and killed runs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from quiver.retrieval.search.bm25 import PARAMETERS
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining import negatives
+from quiver.retrieval.training.mining.job_folder import WORK, JobFolder, open_job
 from quiver.retrieval.training.mining.negatives import (
     MARGINS,
     Margin,
@@ -45,8 +46,7 @@ from quiver.retrieval.training.mining.negatives import (
 )
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked
 from quiver.retrieval.training.mining.texts import BeirSource, PairSource, TextTableWriter, content_id, read_mining_data
-from quiver.retrieval.training.mining.work_folder import WORK, JobFolder, open_work
-from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.recipe import DataSection
 
 WORDS = [f"w{number}" for number in range(40)]
 
@@ -89,7 +89,7 @@ def similarity(model: Any, query: str, document: str) -> float:
 
 
 def brute_force(model: Any, pairs: Sequence[tuple[str, str]], corpus: Sequence[str], rules: Rules) -> list[tuple[str, str, list[str]]]:
-    """What mining has to give by comparing every query with every document, in Python: query, positive, negatives."""
+    """Expected result by comparing every query with every document: query, positive, negatives."""
     positives: dict[str, list[str]] = {}
     for query, document in pairs:
         if document not in positives.setdefault(query, []):
@@ -147,7 +147,7 @@ def test_a_random_choice_depends_on_seed_and_query_alone() -> None:
 
 
 @pytest.mark.parametrize("text", ["10", "a-b", "5-", "-3", "1-2-3", ""])
-def test_ranks_that_are_none(text: str) -> None:
+def test_invalid_ranks_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="FIRST-LAST"):
         parse_ranks(text)
 
@@ -157,13 +157,13 @@ def test_ranks_that_are_none(text: str) -> None:
     [
         (["perc=0.9"], "perc-pos=VALUE, margin-pos=VALUE, max-score=VALUE"),
         (["perc-pos"], "perc-pos=VALUE"),
-        (["perc-pos=much"], "must be a number"),
-        (["perc-pos=nan"], "must be finite"),
+        (["perc-pos=much"], "must be a finite number"),
+        (["perc-pos=nan"], "must be a finite number"),
         (["none", "max-score=1"], "or none; got"),
         (["max-score=1", "max-score=2"], "given twice"),
     ],
 )
-def test_margins_that_are_none(texts: list[str], message: str) -> None:
+def test_invalid_margins_are_refused(texts: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_margins(texts)
     assert parse_margins(["none"]) == ()
@@ -183,7 +183,7 @@ def test_margins_that_are_none(texts: list[str], message: str) -> None:
         ({"margins": (Margin("max-score", float("nan")),)}, "max-score must be a finite score; got nan"),
     ],
 )
-def test_rules_that_cannot_be_met(values: dict[str, Any], message: str) -> None:
+def test_rules_that_cannot_be_met_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Rules(**values)
 
@@ -197,7 +197,9 @@ RULES = [
 
 @pytest.mark.parametrize("rules", RULES, ids=["perc-pos", "ranks", "two margins"])
 @pytest.mark.parametrize("kind", ["word_sum", "word_by_word"])
-def test_pairs_against_brute_force(kind: str, rules: Rules, request: pytest.FixtureRequest, tmp_path: Path, small_parts: None) -> None:
+def test_negatives_of_pairs_equal_brute_force(
+    kind: str, rules: Rules, request: pytest.FixtureRequest, tmp_path: Path, small_parts: None
+) -> None:
     model = request.getfixturevalue(kind)
     path, pairs = pairs_file(tmp_path)
     corpus = list(dict.fromkeys(document for _, document in pairs))
@@ -227,7 +229,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(negatives, "QUERIES_PER_PART", (7, 7))
 
 
-def test_suspects_are_what_the_margin_left_out(word_sum: Any, tmp_path: Path) -> None:
+def test_suspects_are_the_candidates_that_the_margin_excluded(word_sum: Any, tmp_path: Path) -> None:
     path, _ = pairs_file(tmp_path)
     out = tmp_path / "out"
     rules = Rules(negatives=4, ranks=Ranks(1, 30))
@@ -243,7 +245,7 @@ def test_suspects_are_what_the_margin_left_out(word_sum: Any, tmp_path: Path) ->
     assert max(sum(other["query"] == suspect["query"] for other in suspects) for suspect in suspects) == 2
 
 
-def test_copies_of_the_positive_and_of_the_query_are_no_negatives(word_sum: Any, tmp_path: Path) -> None:
+def test_copies_of_the_positive_and_the_query_are_not_negatives(word_sum: Any, tmp_path: Path) -> None:
     corpus = ["w1 w2 w3", " W1  w2 w3", "w1 w2\tW3 ", "w1 w2", "W1 W2", "w1 w3", "w1 w3", "", "   ", "w9"]
     write_lines(tmp_path / "corpus.jsonl", [{"_id": f"d{place}", "text": text} for place, text in enumerate(corpus)])
     path = write_lines(tmp_path / "pairs.jsonl", [{"query": "w1 w2", "positive": "w1 w2 w3"}])
@@ -257,7 +259,7 @@ def test_copies_of_the_positive_and_of_the_query_are_no_negatives(word_sum: Any,
     assert record["data"]["documents"] == 10
 
 
-def test_positives_that_the_corpus_lacks_join_it(word_sum: Any, tmp_path: Path) -> None:
+def test_positives_missing_from_the_corpus_are_added(word_sum: Any, tmp_path: Path) -> None:
     path, pairs = pairs_file(tmp_path)
     corpus = [*sentences(25, seed=7, most=8), pairs[4][1]]
     write_lines(tmp_path / "corpus.jsonl", [{"_id": f"d{place}", "text": text} for place, text in enumerate(corpus)])
@@ -287,7 +289,7 @@ def beir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_beir_folder(beir: Path, word_sum: Any, tmp_path: Path) -> None:
+def test_a_beir_folder_is_mined_by_its_judgements(beir: Path, word_sum: Any, tmp_path: Path) -> None:
     rules = Rules(negatives=50, ranks=Ranks(1, 50), margins=())
     record = mine_negatives(BeirSource(beir), MiningSystem(word_sum), tmp_path / "out", rules=rules, output=Output())
     rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
@@ -308,8 +310,8 @@ def test_a_beir_folder(beir: Path, word_sum: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["word_sum", "word_by_word", "bm25"])
-def test_ranks_are_reached_however_many_copies_there_are(system: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """A corpus with 15 copies of each text gives what the corpus of the texts alone gives."""
+def test_the_last_rank_is_reached_despite_many_copies(system: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """A corpus with 15 copies of each text gives the same negatives as the corpus without copies."""
     texts = [f"w0 {text}" for text in sentences(60, seed=8, most=4)]
     pairs = write_lines(tmp_path / "pairs.jsonl", [{"query": f"w0 {text}", "positive": text} for text in texts[:12]])
     model = None if system == "bm25" else request.getfixturevalue(system)
@@ -331,7 +333,7 @@ def test_ranks_are_reached_however_many_copies_there_are(system: str, request: p
 
 
 @pytest.mark.parametrize("kind", ["word_sum", "word_by_word"])
-def test_an_index_gives_what_its_model_gives(kind: str, request: pytest.FixtureRequest, beir: Path, tmp_path: Path) -> None:
+def test_an_index_and_its_model_mine_the_same_negatives(kind: str, request: pytest.FixtureRequest, beir: Path, tmp_path: Path) -> None:
     model = request.getfixturevalue(kind)
     rules = Rules(negatives=5, ranks=Ranks(2, 30))
     index = build_index(beir, model, tmp_path / "index")
@@ -345,11 +347,11 @@ def test_an_index_gives_what_its_model_gives(kind: str, request: pytest.FixtureR
 
 
 def close(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose scores may differ from those of another in the last digit."""
+    """A row that compares equal if its scores differ by at most 1e-6."""
     return {name: pytest.approx(value, abs=1e-6) if "score" in name else value for name, value in row.items()}
 
 
-def test_pairs_against_an_index_that_lacks_their_positives(beir: Path, word_sum: Any, tmp_path: Path) -> None:
+def test_pairs_can_be_mined_with_an_index_without_their_positives(beir: Path, word_sum: Any, tmp_path: Path) -> None:
     path, pairs = pairs_file(tmp_path)
     index = build_index(beir, word_sum, tmp_path / "index")
     rules = Rules(negatives=5, ranks=Ranks(1, 30))
@@ -364,7 +366,7 @@ def test_pairs_against_an_index_that_lacks_their_positives(beir: Path, word_sum:
     assert all(key.startswith("d") for row in rows for key in row["document_ids"][1:])
 
 
-def test_an_index_that_does_not_fit(beir: Path, word_sum: Any, other_word_sum: Any, tmp_path: Path) -> None:
+def test_an_index_of_another_model_is_refused(beir: Path, word_sum: Any, other_word_sum: Any, tmp_path: Path) -> None:
     rules, out = Rules(), tmp_path / "out"
     index = build_index(beir, word_sum, tmp_path / "index")
     with pytest.raises(InputError, match="built with word-sum-a"):
@@ -381,7 +383,7 @@ def test_an_index_that_does_not_fit(beir: Path, word_sum: Any, other_word_sum: A
 
 
 @pytest.mark.parametrize("ids", [False, True])
-def test_what_is_written_can_be_trained_on(ids: bool, beir: Path, word_sum: Any, tmp_path: Path) -> None:
+def test_mined_rows_can_be_trained_on(ids: bool, beir: Path, word_sum: Any, tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     out = tmp_path / "out"
     rules = Rules(negatives=4, ranks=Ranks(1, 5), margins=(Margin("max-score", 1.0),))
@@ -406,7 +408,7 @@ def test_what_is_written_can_be_trained_on(ids: bool, beir: Path, word_sum: Any,
         assert row["scores"] == mined["scores"]
 
 
-def test_a_second_run_without_ids_leaves_no_texts_of_the_first(beir: Path, word_sum: Any, tmp_path: Path) -> None:
+def test_a_run_without_ids_removes_text_files_of_the_previous_run(beir: Path, word_sum: Any, tmp_path: Path) -> None:
     for ids in (True, False):
         mine_negatives(BeirSource(beir), MiningSystem(word_sum), tmp_path / "out", rules=Rules(), output=Output(ids=ids), overwrite=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mining.json", "suspects.jsonl.gz", "train.jsonl.gz"]
@@ -415,7 +417,7 @@ def test_a_second_run_without_ids_leaves_no_texts_of_the_first(beir: Path, word_
     assert (tmp_path / "out" / "queries.jsonl.gz").is_file()
 
 
-def test_bm25_is_the_one_that_is_evaluated(beir: Path, tmp_path: Path) -> None:
+def test_mining_and_evaluation_use_the_same_bm25(beir: Path, tmp_path: Path) -> None:
     collection = load_collection(beir, "train")
     documents = list(collection.documents)
     searcher = BM25Searcher(
@@ -437,7 +439,7 @@ def test_bm25_is_the_one_that_is_evaluated(beir: Path, tmp_path: Path) -> None:
         assert [of[row] for row in common] == [found[documents[row].id] for row in common]
 
 
-def test_bm25_mines(tmp_path: Path) -> None:
+def test_bm25_mines_negatives(tmp_path: Path) -> None:
     path, _ = pairs_file(tmp_path)
     rules = Rules(negatives=3, ranks=Ranks(2, 20), margins=(), choice="random")
     record = mine_negatives(
@@ -453,7 +455,7 @@ def test_bm25_mines(tmp_path: Path) -> None:
         mine_negatives(PairSource((str(blank),)), MiningSystem(None), tmp_path / "none", rules=rules, output=Output())
 
 
-def test_a_limit_leaves_the_corpus_whole(word_sum: Any, tmp_path: Path) -> None:
+def test_a_limit_of_queries_keeps_the_whole_corpus(word_sum: Any, tmp_path: Path) -> None:
     path, pairs = pairs_file(tmp_path)
     rules = Rules(negatives=4, ranks=Ranks(1, 30))
     source = PairSource((str(path),), positive_field="pos")
@@ -477,7 +479,7 @@ def test_a_limit_leaves_the_corpus_whole(word_sum: Any, tmp_path: Path) -> None:
         ([{"query": "a", "positive": 7}], "pairs.jsonl:1: the field 'positive' must hold text, got 7"),
     ],
 )
-def test_pairs_that_are_malformed(rows: list[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
+def test_malformed_pairs_are_refused(rows: list[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "pairs.jsonl", rows)
     with pytest.raises(InputError, match=message):
         mine_negatives(PairSource((str(path),)), MiningSystem(word_sum), tmp_path / "out", rules=Rules(), output=Output())
@@ -502,14 +504,14 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from conftest import WordSum
-from quiver.retrieval.training.mining import negatives, work_folder
+from quiver.retrieval.training.mining import job_folder, negatives
 negatives.QUERIES_PER_PART = (7, 7)
-plain = work_folder.JobFolder.write
+plain = job_folder.JobFolder.write
 def killing(self, part, content):
     if part == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     plain(self, part, content)
-work_folder.JobFolder.write = killing
+job_folder.JobFolder.write = killing
 negatives.mine_negatives(
     negatives.PairSource(({path!r},), positive_field="pos"), negatives.MiningSystem(WordSum(), None, Path({cache!r})), Path({out!r}),
     rules=negatives.Rules(negatives=3, choice="random"), output=negatives.Output(),
@@ -517,7 +519,7 @@ negatives.mine_negatives(
 """
 
 
-def test_a_killed_run_goes_on_and_ends_the_same(word_sum: Any, tmp_path: Path, small_parts: None) -> None:
+def test_a_killed_run_resumes_with_the_same_result(word_sum: Any, tmp_path: Path, small_parts: None) -> None:
     path, _ = pairs_file(tmp_path)
     tests, killed, whole = Path(__file__).resolve().parents[2], tmp_path / "killed", tmp_path / "whole"
     code = CHILD.format(tests=str(tests), path=str(path), cache=str(tmp_path / "cache"), out=str(killed))
@@ -555,7 +557,7 @@ def stopped(source: PairSource, model: Any, out: Path, monkeypatch: pytest.Monke
             mine_negatives(source, MiningSystem(model), out, rules=Rules(), output=Output())
 
 
-def test_parts_of_another_job_are_not_taken(
+def test_parts_of_another_job_are_not_used(
     word_sum: Any, other_word_sum: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_parts: None
 ) -> None:
     path, _ = pairs_file(tmp_path)
@@ -582,7 +584,7 @@ def test_parts_of_another_job_are_not_taken(
     assert max(len(row["negatives"]) for row in read_lines(out / "train.jsonl.gz")) == 2
 
 
-def test_a_damaged_part_is_done_again(
+def test_a_damaged_part_is_computed_again(
     word_sum: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_parts: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, _ = pairs_file(tmp_path)
@@ -601,11 +603,11 @@ def test_a_damaged_part_is_done_again(
 
 @contextmanager
 def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[JobFolder]:
-    with open_work(out, "r.json", "quiver-sample/1", settings=settings, overwrite=overwrite) as work:
+    with open_job(out, "r.json", "quiver-sample/1", settings=settings, overwrite=overwrite) as work:
         yield work
 
 
-def test_folders_that_are_taken(tmp_path: Path) -> None:
+def test_folders_with_other_content_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(InputError, match="file: is a file; --out must name a folder"), opened(file, overwrite=True):
@@ -624,7 +626,7 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="another process is using this folder"), opened(busy, overwrite=True, a=1):
             pass
         assert work.read(0) == b"part"
-        work.finish("r.json", {"schema": "quiver-sample/1"})
+        work.finish({}, command=None, packages=())
     assert [path.name for path in busy.iterdir()] == ["r.json"]
     with pytest.raises(InputError, match=r"busy: holds a finished result \(r.json\)"), opened(busy, a=1):
         pass
@@ -633,7 +635,7 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("content", [{"notes.md": "mine"}, {"plan.json": "{}"}, {"lock": "not empty"}, {"000000.part": "x"}])
 @pytest.mark.parametrize("finished", [False, True])
-def test_somebody_elses_work_folder_is_left_alone(tmp_path: Path, overwrite: bool, content: dict[str, str], finished: bool) -> None:
+def test_a_foreign_work_folder_is_not_touched(tmp_path: Path, overwrite: bool, content: dict[str, str], finished: bool) -> None:
     folder = tmp_path / WORK
     folder.mkdir()
     for name, text in content.items():
@@ -646,8 +648,8 @@ def test_somebody_elses_work_folder_is_left_alone(tmp_path: Path, overwrite: boo
     assert {path.name: path.read_text() for path in folder.iterdir()} == content
 
 
-def test_a_folder_called_work_is_nobodys(tmp_path: Path, word_sum: Any) -> None:
-    """Neither a run that succeeds nor one that fails, nor one that replaces another, touches what it has not made."""
+def test_an_empty_folder_named_like_the_work_folder_is_refused(tmp_path: Path, word_sum: Any) -> None:
+    """Successful, failed and replacing runs do not touch files that they have not created."""
     path, _ = pairs_file(tmp_path)
     out = tmp_path / "out"
     mine_negatives(PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum), out, rules=Rules(), output=Output())
@@ -667,7 +669,7 @@ def test_a_folder_called_work_is_nobodys(tmp_path: Path, word_sum: Any) -> None:
     assert not (out / WORK).exists()
 
 
-def test_a_job_that_was_killed_before_it_had_a_plan_begins_again(tmp_path: Path) -> None:
+def test_a_job_killed_before_its_plan_starts_over(tmp_path: Path) -> None:
     (tmp_path / "out" / WORK).mkdir(parents=True)
     (tmp_path / "out" / WORK / "lock").touch()
     with opened(tmp_path / "out", a=1) as work:
@@ -688,7 +690,7 @@ def test_texts_are_numbered_once(tmp_path: Path) -> None:
     assert len(set(table.ids)) == len(table) == 5
 
 
-def test_a_table_takes_little_memory_whatever_is_in_it(tmp_path: Path) -> None:
+def test_a_text_table_needs_little_memory(tmp_path: Path) -> None:
     count = 50_000  # what does not grow with it is small beside it
     documents = (Document(f"a rather long id of a document {number}", f"{number} " + "text " * 40) for number in range(count))
     tracemalloc.start()
@@ -709,7 +711,7 @@ def test_a_table_takes_little_memory_whatever_is_in_it(tmp_path: Path) -> None:
         writer.number(["text"])
 
 
-def test_mining_data_of_equal_content_have_equal_sums(tmp_path: Path) -> None:
+def test_mining_data_of_equal_content_have_equal_checksums(tmp_path: Path) -> None:
     path, pairs = pairs_file(tmp_path)
     sums = []
     for name, rows in (("a", pairs), ("b", pairs), ("c", pairs[:-1]), ("d", pairs[:-2])):

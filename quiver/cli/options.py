@@ -1,0 +1,103 @@
+"""Options and arguments that several commands share, each declared once: a name has one meaning and one help text everywhere.
+
+Use them as annotations, such as ``overwrite: options.Overwrite = False``. Nothing here imports torch, faiss or numba.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+# Arguments.
+IndexFolder: TypeAlias = Annotated[Path, typer.Argument(help="Index folder.")]
+CorpusPath: TypeAlias = Annotated[Path, typer.Argument(help="Corpus: a folder with corpus.jsonl[.gz], or such a file.")]
+ResultsFolder: TypeAlias = Annotated[Path, typer.Argument(help="Results folder of quiver evaluate.")]
+ResultsFolders: TypeAlias = Annotated[list[Path], typer.Argument(help="Results folders of quiver evaluate.")]
+CollectionNames: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(help="Collections, groups or families: beir/scifact, beir/cqadupstack, beir. Default: all.")
+]
+Overrides: TypeAlias = Annotated[list[str] | None, typer.Argument(help="Recipe settings to change, written section.setting=value.")]
+
+# Models.
+IndexModel: TypeAlias = Annotated[
+    str | None, typer.Option("--model", "-m", help="Folder or hub id of the model. Default: the model that built the index.")
+]
+Int8: TypeAlias = Annotated[
+    bool, typer.Option("--int8", help="Quantize the weights to int8: about 2x faster on CPUs with VNNI, 1.5x on others.")
+]
+Revision: TypeAlias = Annotated[
+    str | None, typer.Option("--revision", help="Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")
+]
+
+# Documents and vectors.
+Title: TypeAlias = Annotated[bool, typer.Option("--title/--no-title", help="Prepend the title to the text of each document.")]
+StoreText: TypeAlias = Annotated[bool, typer.Option("--text/--no-text", help="Store the texts in the index, so that search can show them.")]
+DocumentIds: TypeAlias = Annotated[
+    Path | None, typer.Option("--ids", help="File of document ids, one per line: delete or search these documents.")
+]
+Cache: TypeAlias = Annotated[
+    Path | None, typer.Option("--cache", help="Cache folder for vectors. Default: the user's cache folder (quiver cache info shows it).")
+]
+NoCache: TypeAlias = Annotated[bool, typer.Option("--no-cache", help="Do not cache vectors.")]
+
+# Indexes.
+ENGINE = "Index engine with settings: auto, exact, or NAME:key=value,key=value such as ivf-dense:nlist=1024,bits=16."
+Engine: TypeAlias = Annotated[str, typer.Option("--engine", help=ENGINE)]
+BuildMemory: TypeAlias = Annotated[
+    str, typer.Option("--memory", help="Memory for building the index, in addition to the model, such as 2GB.")
+]
+Verify: TypeAlias = Annotated[
+    bool, typer.Option("--verify/--no-verify", help="Verify the checksum of each block of an index when it is first read.")
+]
+Generation: TypeAlias = Annotated[
+    int | None, typer.Option("--generation", help="Number of the index generation to open. Default: the newest.")
+]
+Wait: TypeAlias = Annotated[
+    str, typer.Option("--wait", help="Time to wait until another process has finished writing to the index, such as 30s or 5m.")
+]
+EFFORT = "exact (exhaustive), balanced (fastest search parameters with a measured recall of 0.95), fast (0.90), or search parameters"
+Effort: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--effort",
+        help=f"Search effort: {EFFORT} such as nprobe=8,k_factor=2. Default: balanced.",
+        autocompletion=lambda: ["exact", "balanced", "fast"],
+    ),
+]
+Split: TypeAlias = Annotated[str, typer.Option("--split", help="Split of the relevance judgements: train, dev or test.")]
+
+# Where encoding runs.
+Executor: TypeAlias = Annotated[
+    str, typer.Option("--executor", help="Where texts are encoded: local (this machine) or ray (a Ray cluster).")
+]
+Workers: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="Number of worker processes. Default: local: this process only; ray: as many as fit."),
+]
+Threads: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="CPU threads; with several workers, those of each. Default: all, divided among the workers."),
+]
+Address: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--address", help="Address of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto. Default: start Ray on this machine."),
+]
+
+# Runs and output.
+Out: TypeAlias = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
+ModelOut: TypeAlias = Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")]
+RunOut: TypeAlias = Annotated[
+    Path, typer.Option("--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md.")
+]
+Resume: TypeAlias = Annotated[
+    bool, typer.Option("--resume", help="Resume the unfinished run in --out. The final weights equal those of an uninterrupted run.")
+]
+Overwrite: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Overwrite the output if it exists.")]
+Seed: TypeAlias = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
+Progress: TypeAlias = Annotated[
+    bool | None,
+    typer.Option("--progress/--no-progress", help="Show progress bars on standard error. Default: only on a terminal."),
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

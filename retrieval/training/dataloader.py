@@ -1,0 +1,425 @@
+"""From rows to packed batches: the order of the rows, their tokens, and batches made ahead of the model.
+
+The order depends on the seed alone, so a resumed run and a run on several processes read the same batches. The order of an epoch is
+torch's random permutation with the seed ``training.seed`` + epoch, epochs counted from 0, as in the samplers of accelerate and
+sentence-transformers. An incomplete batch at the end of an epoch is dropped, because it would have fewer negatives.
+
+Shapes: B rows of a batch, n documents per row, C columns of texts, N packed tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count, islice
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from quiver.encoder import InputError, pack_ids
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.trainer import TrainingBatch
+from quiver.retrieval.data.embedding_store import text_keys
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.records import Role
+from quiver.retrieval.training.data import SCORES, TrainingRows
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+TEXTS, COLUMNS, LABEL = "texts", "columns", "label"
+"""Keys of a batch: the packed texts of all columns, the number of texts of each column, the teacher scores."""
+
+_BLOCK = 512
+"""Rows read together to compare their texts."""
+
+_MOST_LEFT_OUT = 0.01
+"""Share of the rows that an epoch may leave out without a warning."""
+
+_MANY_TRUNCATED, _FIRST_TEXTS = 0.2, 256
+"""Share of truncated texts that is worth a warning, and the number of texts after which it is computed."""
+
+_EPSILON = 1e-8
+"""PyLate's, against a division by zero if all scores of a row are equal."""
+
+_REMEDY = "lower training.batch_size, remove repeated rows, or set training.no_duplicates to false"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one batch.
+
+    Attributes:
+        epoch: From 0.
+        number: Position in the epoch, from 1.
+        rows: B row numbers.
+        last: Whether it is the last batch of its epoch.
+    """
+
+    epoch: int
+    number: int
+    rows: list[int]
+    last: bool
+
+    @property
+    def next_position(self) -> tuple[int, int]:
+        """Position of the next batch: its epoch, and the number of batches before it in that epoch."""
+        return (self.epoch + 1, 0) if self.last else (self.epoch, self.number)
+
+
+class BatchOrder:
+    """The batches of a run, epoch after epoch, without end.
+
+    Args:
+        rows: Training rows.
+        size: Rows per batch, B.
+        seed: Random seed of the order.
+        no_duplicates: No two rows of a batch share a text; a row that shares one is deferred to a later batch of the epoch, as in
+            sentence-transformers' sampler.
+        warn: Log a warning if an epoch leaves out many rows.
+
+    Raises:
+        InputError: There are fewer rows than one batch.
+    """
+
+    def __init__(self, rows: TrainingRows, *, size: int, seed: int, no_duplicates: bool, warn: bool = True) -> None:
+        if len(rows) < size:
+            raise InputError(f"data.train: {len(rows)} rows do not fill one batch of {size}; lower training.batch_size")
+        self._rows = rows
+        self._size = size
+        self._seed = seed
+        self._no_duplicates = no_duplicates
+        self._warn = warn
+
+    @property
+    def per_epoch(self) -> int:
+        """Full batches per epoch; with ``no_duplicates`` an epoch may have fewer."""
+        return len(self._rows) // self._size
+
+    def batches(self, epoch: int = 0, done: int = 0) -> Iterator[Batch]:
+        """Yield the batches from a position on, see `Batch.next_position`.
+
+        While a batch is in use, the rows are in its epoch (`TrainingRows.set_epoch`).
+
+        Args:
+            epoch: Epoch of the first batch.
+            done: Batches of that epoch to skip. With ``no_duplicates`` their rows are read again.
+
+        Raises:
+            InputError: An epoch has no full batch without a repeated text.
+        """
+        while True:
+            self._rows.set_epoch(epoch)
+            full = 0
+            for full, (rows, last) in enumerate(_with_last(self._epoch(epoch)), start=1):
+                if last:
+                    self._warn_of_left_out(epoch, full)
+                if full > done:
+                    yield Batch(epoch, full, rows, last)
+            if not full:
+                raise InputError(
+                    f"data.train: {len(self._rows)} rows do not fill one batch of {self._size} without a repeated text; {_REMEDY}"
+                )
+            epoch, done = epoch + 1, 0
+
+    def _epoch(self, epoch: int) -> Iterator[list[int]]:
+        order = self._permutation(epoch)
+        if self._no_duplicates:
+            return without_shared_texts(_rows_with_keys(self._rows, order), self._size)
+        return (order[first : first + self._size] for first in range(0, self.per_epoch * self._size, self._size))
+
+    def _permutation(self, epoch: int) -> list[int]:
+        generator = torch.Generator().manual_seed(self._seed + epoch)
+        order: list[int] = torch.randperm(len(self._rows), generator=generator).tolist()
+        return order
+
+    def _warn_of_left_out(self, epoch: int, full: int) -> None:
+        left_out = (self.per_epoch - full) * self._size
+        if self._warn and left_out > _MOST_LEFT_OUT * len(self._rows):
+            logger.warning("epoch %d leaves out %d of %d rows because they repeat texts; %s", epoch + 1, left_out, len(self._rows), _REMEDY)
+
+
+def _with_last(items: Iterator[Item]) -> Iterator[tuple[Item, bool]]:
+    """Each item, and whether it is the last."""
+    for held in items:
+        for item in items:
+            yield held, False
+            held = item
+        yield held, True
+
+
+@dataclass(frozen=True)
+class KeyedRow:
+    """A row with a key of each of its texts.
+
+    Attributes:
+        number: Number of the row.
+        keys: Equal keys mean equal texts.
+    """
+
+    number: int
+    keys: frozenset[bytes]
+
+
+@dataclass
+class _PartialBatch:
+    """A batch that is being filled."""
+
+    rows: list[int] = field(default_factory=list)
+    keys: set[bytes] = field(default_factory=set)
+
+    def add(self, row: KeyedRow) -> bytes | None:
+        """Add a row unless it shares a text with the batch; return the key of that text, or None if the row was added."""
+        if shared := row.keys & self.keys:
+            return min(shared)
+        self.rows.append(row.number)
+        self.keys |= row.keys
+        return None
+
+
+class _DeferredRows:
+    """Rows that did not fit into a batch, in the order in which they were read.
+
+    Each row is in the heap of a text that it shared with the batch. While that text is in a batch, its whole heap is skipped, so that a
+    text of thousands of rows does not cost thousands of comparisons per batch.
+    """
+
+    def __init__(self) -> None:
+        self._heaps: dict[bytes, list[tuple[int, KeyedRow]]] = {}
+
+    def add(self, key: bytes, position: int, row: KeyedRow) -> None:
+        heappush(self._heaps.setdefault(key, []), (position, row))
+
+    def fill(self, batch: _PartialBatch, size: int) -> None:
+        """Add the first rows that fit to an empty batch."""
+        heads = sorted((heap[0][0], key) for key, heap in self._heaps.items())
+        while heads and len(batch.rows) < size:
+            _, key = heappop(heads)
+            if key in batch.keys:
+                continue
+            heap = self._heaps[key]
+            position, row = heappop(heap)
+            if not heap:
+                del self._heaps[key]
+            shared = batch.add(row)
+            if shared is not None:  # move the row to the heap of that text; the next row of this heap may fit
+                self.add(shared, position, row)
+                if heap:
+                    heappush(heads, (heap[0][0], key))
+
+
+def without_shared_texts(rows: Iterator[KeyedRow], size: int) -> Iterator[list[int]]:
+    """Yield full batches of rows that share no text; each gets the first rows that fit, deferred rows before new ones.
+
+    Args:
+        rows: Rows in their order.
+        size: Rows per batch.
+    """
+    deferred, positions = _DeferredRows(), count()
+    while True:
+        batch = _PartialBatch()
+        deferred.fill(batch, size)
+        while len(batch.rows) < size:
+            row = next(rows, None)
+            if row is None:
+                return
+            shared = batch.add(row)
+            if shared is not None:
+                deferred.add(shared, next(positions), row)
+        yield batch.rows
+
+
+def _rows_with_keys(rows: TrainingRows, order: Sequence[int]) -> Iterator[KeyedRow]:
+    for first in range(0, len(order), _BLOCK):
+        numbers = list(order[first : first + _BLOCK])
+        columns = rows.columns(numbers)
+        keys = [text_keys(texts).tolist() for name, texts in columns.items() if name != SCORES]
+        for number, row in zip(numbers, zip(*keys, strict=True), strict=True):
+            yield KeyedRow(number, frozenset(row))
+
+
+@dataclass
+class TextCounts:
+    """Totals of the texts that a collator has seen.
+
+    Attributes:
+        texts: Number of texts.
+        truncated: Number of texts that were truncated.
+        tokens: Number of tokens after truncation, with prompts, prefixes and special tokens, without query expansion.
+    """
+
+    texts: int = 0
+    truncated: int = 0
+    tokens: int = 0
+
+
+class Collator:
+    """Tokenizes and packs rows, with the prompts, prefixes, lengths and query expansion that the model applies when it encodes.
+
+    It logs one warning if many texts are truncated.
+
+    Args:
+        model: Model that is trained.
+        max_length: Tokens to which texts are truncated, if fewer than the model's own limit.
+        merge_documents: Put all documents of a batch in one column, row by row, as PyLate's distillation loss reads them; otherwise
+            each position in a row is a column.
+        minmax: Scale the teacher scores of each row to 0..1.
+
+    Attributes:
+        counts: Totals of all batches so far.
+
+    Raises:
+        InputError: A limit leaves no token for the text after its prompt or prefix.
+    """
+
+    def __init__(
+        self, model: BiEncoder | ColBERT, *, max_length: int | None = None, merge_documents: bool = False, minmax: bool = False
+    ) -> None:
+        self.counts = TextCounts()
+        self._model = model
+        self._max_length = max_length
+        self._merge_documents = merge_documents
+        self._minmax = minmax
+        self._warns = os.environ.get("RANK", "0") == "0"  # set by torchrun
+        for role in ("query", "document"):
+            _check_room(model, role, max_length)
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return a batch.
+
+        Args:
+            rows: B rows with equal keys: texts, the query first, and optionally ``scores``.
+
+        Returns:
+            ``texts``: a `PackedBatch` of all texts, column by column, the queries first. ``columns``: the number of texts of each column, C
+            integers. ``label``: the teacher scores, (B, n) float32, if the rows have scores.
+        """
+        query, *documents = (column for column in rows[0] if column != SCORES)
+        ids, key_lengths = self._queries([row[query] for row in rows])
+        sizes = [len(rows)]
+        columns = [[row[column] for row in rows] for column in documents]
+        for texts in [[text for row in zip(*columns, strict=True) for text in row]] if self._merge_documents else columns:
+            tokens = self._tokens(texts, "document")
+            ids, key_lengths = [*ids, *tokens], [*key_lengths, *map(len, tokens)]
+            sizes.append(len(texts))
+        batch: dict[str, Any] = {TEXTS: pack_ids(ids, key_lengths=key_lengths), COLUMNS: tuple(sizes)}
+        if SCORES in rows[0]:
+            batch[LABEL] = teacher_scores([row[SCORES] for row in rows], minmax=self._minmax)
+        self._warn_of_truncation()
+        return batch
+
+    def _queries(self, texts: Sequence[str]) -> tuple[list[list[int]], list[int]]:
+        """Token ids of queries, expanded if the model expands them, and the number of leading tokens that are attended to."""
+        ids, attended = self._tokens(texts, "query"), None
+        if isinstance(self._model, ColBERT):
+            ids, attended = self._model.expand(ids, max_length=self._max_length)
+        return ids, list(map(len, ids)) if attended is None else attended
+
+    def _tokens(self, texts: Sequence[str], role: Role) -> list[list[int]]:
+        found = self._model.tokenize(texts, role, max_length=self._max_length)
+        self.counts.texts += len(found.ids)
+        self.counts.truncated += sum(found.truncated)
+        self.counts.tokens += sum(map(len, found.ids))
+        return found.ids
+
+    def _warn_of_truncation(self) -> None:
+        counts = self.counts
+        if self._warns and counts.texts >= _FIRST_TEXTS and counts.truncated > _MANY_TRUNCATED * counts.texts:
+            self._warns = False
+            logger.warning(
+                "%.0f%% of the texts so far are truncated; their remaining tokens are not trained on. The limit is the model's, or "
+                "training.max_length",
+                100 * counts.truncated / counts.texts,
+            )
+
+
+def _check_room(model: BiEncoder | ColBERT, role: Role, max_length: int | None) -> None:
+    """Refuse a limit that a prompt or prefix fills up."""
+    if isinstance(model, ColBERT):
+        own = model.settings.colbert.query_length if role == "query" else model.settings.colbert.document_length
+        name, remedy = f"model.colbert.{role}_length", "raise it"
+    else:
+        own, name, remedy = model.max_length, "model.max_length", f"raise it, or shorten model.{role}_prompt"
+    limit = min(own, max_length or own)
+    if len(model.tokenize([""], role, max_length=max_length).ids[0]) >= limit:
+        name = name if limit == own else "training.max_length"
+        raise InputError(f"{name}: {limit} tokens leave no room for the text of a {role} after its prompt or prefix; {remedy}")
+
+
+def teacher_scores(scores: Sequence[Sequence[float]], *, minmax: bool) -> Tensor:
+    """Return teacher scores as labels, (B, n) float32.
+
+    Args:
+        scores: For each row the scores of its n documents.
+        minmax: Scale each row's scores to 0..1; a row of equal scores becomes zeros.
+
+    Example:
+        >>> teacher_scores([[9.0, 3.0, 6.0]], minmax=True)
+        tensor([[1.0000, 0.0000, 0.5000]])
+    """
+    labels = torch.tensor([list(row) for row in scores], dtype=torch.float32)
+    if not minmax:
+        return labels
+    low, high = labels.amin(dim=1, keepdim=True), labels.amax(dim=1, keepdim=True)
+    return (labels - low) / (high - low + _EPSILON)
+
+
+@dataclass(frozen=True)
+class DataLoader:
+    """The remaining batches of a run: this process's rows of each, collated.
+
+    While the model trains on a batch, a thread makes the next one. It draws no random numbers, and no other thread reads rows, so the
+    result does not depend on timing.
+
+    Attributes:
+        order: All batches of the run.
+        rows: Training rows.
+        collate: Turns rows into the input of the loss.
+        processes: Each process gets an equal part of the rows of a batch, by rank.
+        start: Position of the first batch: its epoch, and the number of batches before it in that epoch.
+        count: Number of batches.
+    """
+
+    order: BatchOrder
+    rows: TrainingRows
+    collate: Collator
+    processes: Processes
+    start: tuple[int, int]
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        batches = (self._collated(batch) for batch in islice(self.order.batches(*self.start), self.count))
+        with ThreadPoolExecutor(1, thread_name_prefix="dataloader") as worker:
+            pending = worker.submit(next, batches, None)
+            while (ready := pending.result()) is not None:
+                pending = worker.submit(next, batches, None)
+                yield ready
+
+    def _collated(self, batch: Batch) -> TrainingBatch:
+        share = len(batch.rows) // self.processes.size
+        first = share * self.processes.rank
+        numbers = batch.rows[first : first + share]
+        columns = self.rows.columns(numbers)
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        before = replace(self.collate.counts)
+        inputs = self.collate(rows)
+        now = self.collate.counts
+        return TrainingBatch(
+            inputs,
+            [{"row": number, "epoch": batch.epoch, **row} for number, row in zip(numbers, rows, strict=True)],
+            texts=now.texts - before.texts,
+            truncated=now.truncated - before.truncated,
+            tokens=now.tokens - before.tokens,
+            next_position=batch.next_position,
+            ends_epoch=batch.last,
+        )

@@ -1,1 +1,0 @@
-"""Dense and ColBERT recipes as tasks of the trainer: batches, optimizers, sharding, checkpoints."""

@@ -1,0 +1,309 @@
+"""The losses of a recipe: those of sentence-transformers and PyLate, around a model of ours.
+
+A loss of these libraries calls a model once per column of a batch (queries, positives, first negatives, ...) with a dictionary of features,
+and reads vectors from the dictionary that it returns. Batches stay packed: `LossModel` encodes a `PackedBatch` as it is, all columns in
+one pass where the loss permits, and makes what a loss needs besides (padded token vectors, token ids and masks of a ColBERT) in one
+place.
+
+Importing this module imports sentence-transformers and PyLate (extra ``train``).
+
+Shapes: B rows, C columns, N packed tokens, S padded length, D width of the encoder, d width of a vector.
+Source: ``losses`` of sentence-transformers 5.3 and of PyLate 1.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from pylate.losses import CachedContrastive, Contrastive, Distillation
+from pylate.utils import get_world_size
+from sentence_transformers.losses import (
+    CachedMultipleNegativesRankingLoss,
+    DistillKLDivLoss,
+    MarginMSELoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers.util import cos_sim, dot_score, pairwise_cos_sim, pairwise_dot_score
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from quiver.encoder import InputError, PackedBatch
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.training.dataloader import COLUMNS, LABEL, TEXTS
+from quiver.retrieval.training.recipe import LossSection, Recipe
+
+SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
+"""Similarity of a checkpoint -> function that a loss compares vectors with."""
+
+PAIRWISE = {"cosine": pairwise_cos_sim, "dot": pairwise_dot_score}
+"""Similarity of a checkpoint -> function that compares vectors one to one."""
+
+PACKED = "packed"
+"""Feature of a column: its `PackedBatch`."""
+
+SHARED = "shared_pass"
+"""Feature of a column: a function that returns its hidden states (N, D), from one pass over all columns."""
+
+SKIP = "skipped_tokens"
+"""Feature of a column of a bi-encoder: leading tokens that pooling skips."""
+
+
+class LossModel(nn.Module):
+    """A bi-encoder or ColBERT with the interface of sentence-transformers' and PyLate's models that their losses use.
+
+    It holds the weights of the given model: an optimizer step changes the model that is saved and searched with.
+
+    Args:
+        model: The model to train; its encoder must not be prepacked.
+        bfloat16: Run the forward pass under bfloat16 autocast. Vectors are float32 in any case, so losses compare in float32.
+        max_length: Length to which texts are truncated in training, in tokens, if shorter than the model's own.
+        pad_to_limit: Pad the documents of a ColBERT to their maximum length, so that processes can exchange them.
+
+    Attributes:
+        similarity_fn_name: Similarity of a bi-encoder's vectors: cosine or dot.
+        do_query_expansion: Whether the vectors of all query tokens count (PyLate).
+        skiplist: Ids of the tokens whose document vectors do not count (PyLate).
+
+    Raises:
+        ValueError: The encoder is prepacked and has no gradients.
+    """
+
+    def __init__(
+        self, model: BiEncoder | ColBERT, *, bfloat16: bool = False, max_length: int | None = None, pad_to_limit: bool = False
+    ) -> None:
+        super().__init__()
+        if model.encoder.prepacked:
+            raise ValueError("a prepacked encoder has no gradients; load the model with quiver.retrieval.models.loading.load_parts")
+        self.encoder = model.encoder
+        self.projections = model.projections
+        self.similarity_fn_name = model.settings.similarity
+        self._model = model
+        self._bfloat16 = bfloat16
+        self._pad_to_limit = pad_to_limit
+        if isinstance(model, ColBERT):
+            own = model.settings.colbert.document_length
+            self._document_limit = min(own, max_length or own)
+            self.do_query_expansion = model.settings.colbert.query_expansion
+            self.skiplist = model.skipped_ids
+
+    def __getitem__(self, number: int) -> nn.Module:
+        """Return a submodule; cached losses check the type of the first."""
+        return list(self.children())[number]
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return the width d of a vector; `MatryoshkaLoss` asks for it."""
+        return self._model.dim
+
+    def columns(self, batch: PackedBatch, sizes: Sequence[int], *, one_pass: bool) -> list[dict[str, Any]]:
+        """Return the features of each column of a batch.
+
+        Args:
+            batch: The texts of all columns, column by column, the queries first.
+            sizes: Number of texts of each of the C columns.
+            one_pass: The loss calls the model exactly once per column, so that all columns can be encoded together: each weight matrix is
+                read, and its gradient summed, once instead of once per column.
+
+        Returns:
+            For each column its `PackedBatch`, and what the loss reads. For a bi-encoder, ``input_ids`` is empty, (B, 0): cached losses
+            read the number of texts and the device from it. For a ColBERT, ``input_ids`` (B, S) and ``attention_mask`` (B, S).
+        """
+        bounds = list(pairwise(accumulate(sizes, initial=0)))
+        parts = [batch[first:last] for first, last in bounds]
+        columns = [self._features(part, is_query=position == 0, width=self._width(parts, position)) for position, part in enumerate(parts)]
+        # On a GPU, tokens that are not attended to (query expansion) would exclude all columns from flash attention.
+        if one_pass and (batch.ids.device.type == "cpu" or batch.key_lengths is None):
+            shared = _SharedPass(batch, [part.num_tokens for part in parts])
+            columns = [{**column, SHARED: partial(shared.hidden, position)} for position, column in enumerate(columns)]
+        return columns
+
+    def _width(self, parts: Sequence[PackedBatch], position: int) -> int:
+        """Padded length S of a column of a ColBERT."""
+        if not isinstance(self._model, ColBERT) or position == 0:
+            return parts[position].max_seqlen
+        if self._pad_to_limit:
+            return self._document_limit
+        # PyLate pads documents to their limit and multiplies scores of padding by zero, so a document with padding scores at least 0 per
+        # query token. One position after the longest document gives the same scores.
+        return min(max(part.max_seqlen for part in parts[1:]) + 1, self._document_limit)
+
+    def _features(self, batch: PackedBatch, *, is_query: bool, width: int) -> dict[str, Any]:
+        if isinstance(self._model, BiEncoder):
+            skip = self._model.skipped_tokens("query" if is_query else "document")
+            return {PACKED: batch, "input_ids": batch.ids.new_empty(len(batch), 0), SKIP: skip}
+        attended = torch.tensor(batch.key_lengths or batch.lengths).to(batch.ids.device, non_blocking=True)
+        mask = torch.arange(width, device=batch.ids.device) < attended[:, None]  # (B, S)
+        return {PACKED: batch, "input_ids": _pad(batch.ids[:, None], batch, width)[..., 0], "attention_mask": mask}
+
+    def forward(self, features: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Encode a column.
+
+        Args:
+            features: One element of `columns`.
+
+        Returns:
+            ``sentence_embedding`` (B, d) of a bi-encoder; ``token_embeddings`` (B, S, d) of a ColBERT, zeros in the padding. Float32.
+        """
+        batch: PackedBatch = features[PACKED]
+        with torch.autocast(self.encoder.device.type, torch.bfloat16, enabled=self._bfloat16):
+            hidden = features[SHARED](self.encoder) if SHARED in features else self.encoder(batch)
+            if isinstance(self._model, BiEncoder):
+                return {"sentence_embedding": self._model.pool(hidden, batch, skip=features[SKIP]).float()}
+            vectors = self.projections(hidden)
+        return {"token_embeddings": _pad(vectors, batch, features["input_ids"].shape[1]).float()}
+
+
+class _SharedPass:
+    """Encodes a whole batch when the hidden states of one of its columns are first asked for."""
+
+    def __init__(self, batch: PackedBatch, tokens: list[int]) -> None:
+        self._batch = batch
+        self._tokens = tokens
+        self._hidden: Sequence[Tensor] = ()
+
+    def hidden(self, column: int, encoder: nn.Module) -> Tensor:
+        if not self._hidden:
+            self._hidden = encoder(self._batch).split(self._tokens)
+        return self._hidden[column]
+
+
+def _pad(values: Tensor, batch: PackedBatch, width: int) -> Tensor:
+    """Lay (N, d) out as (B, S, d), zeros in the padding."""
+    return F.pad(batch.pad(values), (0, 0, 0, width - batch.max_seqlen))
+
+
+class RetrievalLoss(nn.Module):
+    """The loss of a recipe around a model.
+
+    Args:
+        recipe: Loss and precision.
+        model: Result of `quiver.retrieval.training.model.build_model`; trained in place.
+        processes: Number of processes of the run.
+
+    Attributes:
+        model: The model as the loss calls it; its parameters are those to train.
+        loss: The library's loss.
+
+    Raises:
+        InputError: The Matryoshka widths of the loss do not fit the model.
+        ValueError: The encoder is prepacked and has no gradients.
+    """
+
+    def __init__(self, recipe: Recipe, model: BiEncoder | ColBERT, *, processes: int = 1) -> None:
+        super().__init__()
+        section, training = recipe.loss, recipe.training
+        if section.matryoshka_dims:
+            _check_matryoshka(section.matryoshka_dims, model)
+        model.encoder.gradient_checkpointing = training.gradient_checkpointing
+        self.model = LossModel(
+            model,
+            bfloat16=training.precision == "bf16",
+            max_length=training.max_length,
+            pad_to_limit=section.gather_across_devices and processes > 1,
+        )
+        self.loss = LOSSES[section.name](self.model, section)
+        if section.matryoshka_dims:
+            self.loss = MatryoshkaLoss(self.model, self.loss, matryoshka_dims=list(section.matryoshka_dims))
+        self._one_pass = section.name not in CACHED
+
+    def forward(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the loss of a batch of the `Collator`, a scalar; its tensors are on the model's device."""
+        columns = self.model.columns(inputs[TEXTS], inputs[COLUMNS], one_pass=self._one_pass)
+        loss: Tensor = self.loss(columns, inputs.get(LABEL))
+        return loss
+
+
+def _check_matryoshka(dims: tuple[int, ...], model: BiEncoder | ColBERT) -> None:
+    if dims[0] != model.dim:
+        raise InputError(f"loss.matryoshka_dims: the first must be {model.dim}, the width of the model's vectors, got {dims[0]}")
+    if isinstance(model, BiEncoder) and not model.settings.normalize:
+        raise InputError("loss.matryoshka_dims: requires model.normalize: true, because the loss compares vectors scaled to length 1")
+
+
+class GatheredContrastive(Contrastive):  # type: ignore[misc]  # the library is untyped
+    """PyLate's contrastive loss as a mean over the queries of all processes.
+
+    PyLate multiplies gathered losses by the number of processes, and the trainer then averages over the processes, so that losses and
+    gradients are too large by that factor.
+    """
+
+    def forward(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """Return the mean loss of this process's queries."""
+        loss: Tensor = super().forward(sentence_features, labels)
+        return loss / get_world_size() if self.gather_across_devices else loss
+
+
+class MeanCachedContrastive(CachedContrastive):  # type: ignore[misc]  # the library is untyped
+    """PyLate's cached contrastive loss with the gradients of the value that it returns.
+
+    Losses and gradients are those of `GatheredContrastive`, with less memory (GradCache). PyLate 1.6 returns the mean over a batch but
+    caches the gradients of the sum, which are B times larger; with gathered documents both are too large by the number of processes.
+    """
+
+    cache: list[list[Tensor]]
+
+    def calculate_loss_and_cache_gradients(self, reps: list[list[Tensor]], masks: list[Tensor]) -> Tensor:
+        """Return the mean loss of this process's queries, and cache its gradients with respect to the vectors."""
+        processes = get_world_size() if self.gather_across_devices else 1
+        rows = sum(map(len, reps[0]))
+        loss: Tensor = super().calculate_loss_and_cache_gradients(reps, masks)
+        self.cache = [[gradient / (rows * processes) for gradient in column] for column in self.cache]
+        return (loss.detach() / processes).requires_grad_()
+
+
+class PackedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc]  # the library is untyped
+    """The library's cached loss; its mini-batches are also cut from packed batches (the library cuts only tensors)."""
+
+    def embed_minibatch(
+        self,
+        sentence_feature: dict[str, Any],
+        begin: int,
+        end: int,
+        with_grad: bool,
+        copy_random_state: bool,
+        random_state: Any = None,
+    ) -> Any:
+        """Encode the texts ``begin`` to ``end``; arguments and result are the library's."""
+        features = {key: value[begin:end] if isinstance(value, PackedBatch) else value for key, value in sentence_feature.items()}
+        return super().embed_minibatch(features, begin, end, with_grad, copy_random_state, random_state)
+
+
+LOSSES: dict[str, Callable[[Any, LossSection], nn.Module]] = {
+    "mnrl": lambda model, section: MultipleNegativesRankingLoss(
+        model,
+        scale=section.scale,
+        similarity_fct=SIMILARITIES[model.similarity_fn_name],
+        gather_across_devices=section.gather_across_devices,
+    ),
+    "cached_mnrl": lambda model, section: PackedCachedMNRL(
+        model,
+        scale=section.scale,
+        similarity_fct=SIMILARITIES[model.similarity_fn_name],
+        mini_batch_size=section.mini_batch_size,
+        gather_across_devices=section.gather_across_devices,
+    ),
+    "margin_mse": lambda model, _: MarginMSELoss(model, similarity_fct=PAIRWISE[model.similarity_fn_name]),
+    "kl": lambda model, section: DistillKLDivLoss(
+        model, similarity_fct=PAIRWISE[model.similarity_fn_name], temperature=section.temperature
+    ),
+    "contrastive": lambda model, section: GatheredContrastive(
+        model, gather_across_devices=section.gather_across_devices, temperature=section.temperature
+    ),
+    "cached_contrastive": lambda model, section: MeanCachedContrastive(
+        model,
+        mini_batch_size=section.mini_batch_size,
+        gather_across_devices=section.gather_across_devices,
+        temperature=section.temperature,
+    ),
+    "distillation": lambda model, section: Distillation(model, normalize_scores=section.student_scores == "minmax"),
+}
+"""Name in a recipe -> the loss around a `LossModel`, or around a model of the library. `LOSSES_BY_KIND` of
+`quiver.retrieval.training.recipe` says which kind of model each trains."""
+
+CACHED = ("cached_mnrl", "cached_contrastive")
+"""Losses that encode a few texts at a time, to save memory (GradCache)."""

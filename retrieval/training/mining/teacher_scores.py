@@ -1,0 +1,677 @@
+"""Score the rows of a training file with teachers: the same rows, each with a score per document, from which a student learns.
+
+    OUT/train.jsonl.gz    the rows with the field ``scores``
+    OUT/scoring.json      the teacher, the settings and statistics of the scores; written last
+
+A bi-encoder or ColBERT teacher encodes each distinct text once; a cross-encoder reads every pair. Scores are raw: a cross-encoder's are its
+logits, since a sigmoid saturates near 1.
+
+Rows are scored in parts that are saved: a killed run resumes and writes the same files. Of several teachers each scores all rows before the
+next one starts. In memory a row takes 8 bytes per query and document and 16 bytes for its key; a text takes 24 bytes if rows hold texts.
+
+Shapes: R rows, n_r documents of row r, B pairs of a part, T texts (of an ensemble: teachers).
+Source of min-max normalized teacher scores: JaColBERTv2.5, arXiv:2407.20750.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import platform
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from quiver.encoder.checkpoints.folder import has_safetensors, local_folder, read_weights, weight_files
+from quiver.encoder.config import Precision
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import atomic_file, file_sha256, read_json
+from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
+from quiver.retrieval.models.loading import default_device, load_model
+from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
+from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
+from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_whole
+from quiver.retrieval.training.data.table import SCORES, TableWriter, TextColumn, blocks
+from quiver.retrieval.training.mining.job_folder import JobFolder, open_job
+from quiver.retrieval.training.mining.searchers import PairScores
+from quiver.retrieval.training.recipe import DataSection
+from quiver.retrieval.utils import progress_bar
+
+# The rows and their texts.
+
+
+@dataclass(frozen=True)
+class ScoringData:
+    """Rows to score.
+
+    Attributes:
+        texts: T texts, on disk.
+        queries: Number of each row's query, (R,).
+        documents: Numbers of all rows' documents, row by row.
+        ends: The documents of row r are ``documents[ends[r]:ends[r + 1]]``, (R + 1,).
+        rows: Key of each row with all its fields but the scores, (R,).
+        sha256: Checksum of the rows and their texts.
+    """
+
+    texts: TextColumn
+    queries: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    rows: NDArray[np.bytes_]
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def pairs(self, rows: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the numbers of query and document of every pair of a slice of rows, (B,) each."""
+        counts = np.diff(self.ends[rows.start : rows.stop + 1])
+        documents = self.documents[self.ends[rows.start] : self.ends[rows.stop]]
+        return np.repeat(self.queries[rows], counts), documents
+
+
+def read_scoring_data(section: DataSection, folder: Path) -> ScoringData:
+    """Read the rows of a data section and their texts.
+
+    Args:
+        section: Sources and fields; ``format`` is texts or ids.
+        folder: Empty folder for the texts.
+
+    Raises:
+        InputError: A row is malformed, has no document or a blank query or positive, cannot be written as JSON, or has an id without a text
+            (named by its location); or there are no rows.
+    """
+    rows = _RowReader()
+    with TableWriter(folder) as writer:
+        if section.format == "ids":
+            _number_ids(section, rows, writer, folder)
+        else:
+            _number_texts(section, rows, writer)
+        if not len(rows.queries):
+            raise InputError(f"{', '.join(section.train)}: no rows")
+        return rows.data(writer)
+
+
+def read_again(section: DataSection, data: ScoringData) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Read the rows a second time, to write them with their scores.
+
+    Raises:
+        InputError: The rows have changed since they were scored.
+    """
+    remedy = "restore the file, or start over with --overwrite"
+    found = 0
+    for source in section.train:
+        for location, row in iter_source(source):
+            if found == len(data) or text_keys([row_line(location, row, ())])[0] != data.rows[found]:
+                raise InputError(f"{location}: the row has changed since it was scored; {remedy}")
+            found += 1
+            yield location, row
+    if found < len(data):
+        raise InputError(f"{', '.join(section.train)}: has {found:,} rows, but {len(data):,} were scored; {remedy}")
+
+
+def row_line(location: str, row: Mapping[str, object], scores: Sequence[float]) -> str:
+    """Return a row with its scores as JSON.
+
+    Raises:
+        InputError: A field cannot be written as JSON.
+    """
+    try:
+        return json.dumps({**row, SCORES: scores}, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{location}: a field cannot be written as JSON ({error}); remove it from the file") from error
+
+
+class _RowReader:
+    """Collects the numbers and keys of rows."""
+
+    def __init__(self) -> None:
+        self.queries, self.documents, self.ends = array("q"), array("q"), array("q", [0])
+        self._keys = bytearray()
+
+    def read(self, section: DataSection) -> Iterator[Example]:
+        """Yield the rows, and remember their keys."""
+        for example, row in read_whole(section, all_columns=True):
+            self._keys += text_keys([row_line(example.location, row, ())]).tobytes()
+            yield example
+
+    def add(self, query: int, documents: Sequence[int]) -> None:
+        """Add the numbers of the next row."""
+        self.queries.append(query)
+        self.documents.extend(documents)
+        self.ends.append(len(self.documents))
+
+    def data(self, writer: TableWriter) -> ScoringData:
+        """Return all rows with their texts."""
+        queries, documents, ends = (np.array(numbers, np.int64) for numbers in (self.queries, self.documents, self.ends))
+        digest = hashlib.sha256(self._keys)
+        for numbers in (queries, documents, ends):
+            digest.update(numbers.tobytes())
+        for block in blocks(np.unique(np.concatenate([queries, documents])).tolist()):
+            digest.update(b"".join(writer.digests(block)))
+        writer.texts.close()
+        keys = np.frombuffer(self._keys, KEY)
+        return ScoringData(TextColumn(writer.folder / "texts.arrow"), queries, documents, ends, keys, digest.hexdigest())
+
+
+def _number_texts(section: DataSection, rows: _RowReader, writer: TableWriter) -> None:
+    """Write each distinct text once."""
+    known = KeyTable()
+    for block in blocks(rows.read(section)):
+        locations = {text: example.location for example in block for text in (example.query, *example.documents)}
+        texts = list(locations)
+        keys = text_keys(texts)
+        numbers = known.find(keys)
+        new = np.flatnonzero(numbers < 0)
+        numbers[new] = [writer.add_text(encode_text(locations[texts[number]], texts[number])) for number in new.tolist()]
+        known.add(keys[new], numbers[new])
+        of = dict(zip(texts, numbers.tolist(), strict=True))
+        for example in block:
+            rows.add(of[example.query], [of[text] for text in example.documents])
+
+
+def _number_ids(section: DataSection, rows: _RowReader, writer: TableWriter, folder: Path) -> None:
+    """Write all texts that have an id."""
+    if section.queries is None or section.documents is None:
+        raise InputError("rows of ids need the sources of their texts; set queries and documents")
+    queries, documents = (
+        write_texts_by_id(
+            read_text_entries(source, id_field, section.text_field),
+            writer,
+            folder / f"{name}.arrow",
+            source=source,
+            advance=lambda steps: None,
+        )
+        for name, source, id_field in (
+            ("queries", section.queries, section.query_id_field),
+            ("documents", section.documents, section.document_id_field),
+        )
+    )
+    examples = rows.read(section)
+    ids = IdNumbering(examples, queries, documents, writer)
+    for block in blocks(examples):
+        for example, query, numbers in ids.look_up(block):
+            if flaw := ids.flaw(example, query, numbers[0]):
+                raise InputError(f"{example.location}: {flaw}")
+            rows.add(query, numbers)
+    ids.close()
+
+
+# Teachers.
+
+# Pairs per forward pass of a cross-encoder.
+_BATCH = {"cpu": 32, "cuda": 256}
+
+# Files besides the weights that transformers and sentence-transformers read of a cross-encoder: configurations and tokenizers.
+_SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model")
+
+
+class Scorer(Protocol):
+    """Scores the rows that it was made for."""
+
+    def __call__(self, parts: Mapping[int, slice]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield each part's number and the scores of its B pairs, (B,), in any order.
+
+        Args:
+            parts: Slices of rows by number.
+        """
+
+
+class Teacher(Protocol):
+    """A model that scores pairs."""
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """Description for ``scoring.json``; teachers of equal ``fingerprint`` give equal scores."""
+
+    def scorer(self, data: ScoringData, *, cache: Path | None, progress: bool) -> Any:
+        """Return a context manager that yields a `Scorer` of the rows."""
+
+
+class VectorTeacher:
+    """A bi-encoder or ColBERT model; the score is the similarity used for search.
+
+    ColBERT vectors take 4 bytes times width times tokens on disk: 80 GB for 2 million passages of 80 tokens and width 128.
+
+    Args:
+        model: The model.
+        executor: Where documents are encoded.
+    """
+
+    def __init__(self, model: DenseModel | TokenModel, executor: Executor = IN_PROCESS) -> None:
+        self._model = model
+        self._executor = executor
+        card = model.card
+        self.description: Mapping[str, Any] = {"kind": card.kind, "source": card.source, "fingerprint": card.fingerprint}
+
+    @contextmanager
+    def scorer(self, data: ScoringData, *, cache: Path | None, progress: bool) -> Iterator[Scorer]:
+        """Encode the texts of the rows.
+
+        Args:
+            data: The rows.
+            cache: Folder of the embedding store; None for a temporary one.
+            progress: Show progress bars.
+        """
+        with open_embedding_store(cache, self._executor) as store:
+            yield _VectorScorer(store, self._model, data, progress=progress).score
+
+
+class _VectorScorer:
+    """Scores pairs from the vectors of the rows' distinct texts."""
+
+    def __init__(self, store: EmbeddingStore, model: DenseModel | TokenModel, data: ScoringData, *, progress: bool) -> None:
+        self._data = data
+        self._queries, self._documents = np.unique(data.queries), np.unique(data.documents)
+        queries = (data.texts[number] for number in self._queries.tolist())
+        encoded = store.encode(model, queries, "query", total=len(self._queries), progress=progress)
+        documents = (data.texts[number] for number in self._documents.tolist())
+        found = store.encode(model, documents, "document", total=len(self._documents), progress=progress)
+        self._scores = PairScores(encoded, found)
+
+    def score(self, parts: Mapping[int, slice]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        for number, part in parts.items():
+            queries, documents = self._data.pairs(part)
+            yield number, self._scores(np.searchsorted(self._queries, queries), np.searchsorted(self._documents, documents))
+
+
+class CrossEncoderTeacher:
+    """A cross-encoder, run by sentence-transformers.
+
+    Args:
+        source: Folder or Hub id.
+        device: Device in this process.
+        executor: Where pairs are scored.
+
+    Raises:
+        InputError: sentence-transformers is not installed or cannot load the model, or the model returns several scores per pair.
+    """
+
+    def __init__(self, source: str, *, device: str, executor: Executor = IN_PROCESS) -> None:
+        folder = local_folder(source)
+        self._source, self._executor = source, executor
+        self._model = _cross_encoder(source, device)
+        labels = int(self._model.config.num_labels)
+        if labels != 1:
+            raise InputError(f"{source}: the cross-encoder has {labels} classes; a teacher must return one score per pair")
+        length = self._model.max_length
+        self.description: Mapping[str, Any] = {
+            "kind": "cross-encoder",
+            "source": source,
+            "max_length": length,
+            "fingerprint": _fingerprint(source, folder, length),
+        }
+
+    @contextmanager
+    def scorer(self, data: ScoringData, *, cache: Path | None, progress: bool) -> Iterator[Scorer]:
+        """Score the pairs of the rows; nothing is cached."""
+        del cache, progress
+        threads = self._executor.threads(torch.get_num_threads())
+        here = Path(self._source)
+        source = str(here.resolve()) if here.is_dir() else self._source  # a worker may have another working directory
+        task = (
+            _WorkerModelTask(source, str(self.description["fingerprint"]), threads)
+            if self._executor.remote
+            else _LoadedModelTask(self._model)
+        )
+
+        def score(parts: Mapping[int, slice]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+            pairs = (_Pairs(number, *(tuple(data.texts.take(side)) for side in data.pairs(part))) for number, part in parts.items())
+            with closing(self._executor.run(task, pairs, threads=threads)) as results:
+                for read, scores in results:
+                    yield read.number, scores
+
+        yield score
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Texts of a part's B pairs."""
+
+    number: int
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _LoadedModelTask:
+    """Score pairs with a loaded cross-encoder."""
+
+    model: Any
+
+    def open(self) -> Callable[[_Pairs], NDArray[np.float32]]:
+        return partial(_predict, self.model)
+
+
+@dataclass(frozen=True)
+class _WorkerModelTask:
+    """Score pairs with a cross-encoder that the worker loads."""
+
+    source: str
+    fingerprint: str
+    threads: int
+
+    def open(self) -> Callable[[_Pairs], NDArray[np.float32]]:
+        torch.set_num_threads(self.threads)
+        model = _cross_encoder(self.source, default_device())
+        found = _fingerprint(self.source, local_folder(self.source), model.max_length)
+        if found != self.fingerprint:
+            raise InputError(
+                f"{self.source}: the model on {platform.node()} has other files than on the first machine; all machines need the same files"
+            )
+        return partial(_predict, model)
+
+
+def _cross_encoder(source: str, device: str) -> Any:
+    try:
+        library = importlib.import_module("sentence_transformers")
+    except ModuleNotFoundError as error:
+        raise InputError("a cross-encoder needs sentence-transformers: pip install 'quiver-retrieval[train]'") from error
+    folder = local_folder(source)
+    if not has_safetensors(folder):
+        read_weights(folder)  # explains in one line why a pickle is refused
+    try:
+        with _no_bars():
+            return library.CrossEncoder(str(folder), device=device)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"{source}: sentence-transformers cannot load this model ({str(error).strip().splitlines()[0]})") from error
+
+
+def _predict(model: Any, pairs: _Pairs) -> NDArray[np.float32]:
+    """Scores of pairs by a cross-encoder, (B,)."""
+    texts = list(zip(pairs.queries, pairs.documents, strict=True))
+    # Pairs of similar length share a batch, since the library pads a batch to its longest pair.
+    order = np.argsort([len(query) + len(document) for query, document in texts], kind="stable")
+    scores = np.empty(len(texts), np.float32)
+    scores[order] = model.predict(
+        [texts[row] for row in order.tolist()],
+        batch_size=_BATCH.get(torch.device(model.device).type, _BATCH["cpu"]),
+        activation_fn=torch.nn.Identity(),
+        show_progress_bar=False,
+    )
+    return scores
+
+
+def load_teacher(source: str, *, precision: Precision = "float", executor: Executor = IN_PROCESS) -> Teacher:
+    """Load a teacher from a folder or the Hub; its configuration decides the kind.
+
+    Args:
+        source: Folder or Hub id of a cross-encoder, bi-encoder or ColBERT model.
+        precision: ``int8`` quantizes the weight matrices of bi-encoders and ColBERT models (CPU only).
+        executor: Where documents are encoded, or a cross-encoder's pairs are scored.
+
+    Raises:
+        InputError: The folder is not a supported model.
+    """
+    folder = local_folder(source)
+    if not _is_cross_encoder(folder):
+        return VectorTeacher(load_model(source, precision=precision), executor)
+    if precision != "float":
+        raise InputError(f"{source}: is a cross-encoder, which does not support {precision}; use a bi-encoder or a ColBERT model")
+    return CrossEncoderTeacher(source, device=default_device(), executor=executor)
+
+
+def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:
+    """Hash of everything that affects a cross-encoder's scores: weights, configuration, tokenizer and maximum length."""
+    weights = set(weight_files(folder))
+    if missing := sorted(path.name for path in weights if not path.is_file()):
+        raise InputError(f"{source}: {', '.join(missing)} is missing")
+    files = sorted(weights | {path for pattern in _SETTINGS for path in folder.glob(pattern)})
+    sums = {str(path.relative_to(folder)): file_sha256(path) for path in files}
+    return hashlib.sha256(json.dumps([sums, max_length]).encode()).hexdigest()
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Disable the progress bars of transformers while it loads."""
+    bars = importlib.import_module("transformers.utils.logging")
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
+def _is_cross_encoder(folder: Path) -> bool:
+    settings, config = folder / "config_sentence_transformers.json", folder / "config.json"
+    if settings.is_file() and read_json(settings).get("model_type") == "CrossEncoder":
+        return True
+    names = read_json(config).get("architectures") if config.is_file() else None
+    return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
+
+
+class Ensemble:
+    """Teachers whose scores are combined.
+
+    Teachers of different kinds have different scales: cosines up to 1, ColBERT scores up to the number of query tokens, logits. Scores are
+    summed with given weights, or averaged after min-max normalization per row. For teachers that were trained with a softmax over
+    documents, suitable weights are the scale of that softmax divided by the number of teachers: the sum is the mean of their logits.
+
+    Args:
+        members: T teachers, at least two.
+        weights: T weights of the sum; None for the mean of min-max normalized scores.
+
+    Attributes:
+        members: The teachers.
+        weights: The weights, or None.
+        description: Description for ``scoring.json``; the ``fingerprint`` depends on the members in their order, not on the weights.
+
+    Raises:
+        InputError: The weights are invalid (see `check_weights`), or two teachers are the same.
+    """
+
+    def __init__(self, members: Sequence[Teacher], weights: Sequence[float] | None = None) -> None:
+        check_weights(len(members), weights)
+        described = [dict(member.description) for member in members]
+        prints = [member["fingerprint"] for member in described]
+        for position, one in enumerate(prints):
+            if one in prints[:position]:
+                raise InputError(f"{described[position]['source']}: is given twice as a teacher; use weights to increase its share")
+        self.members = tuple(members)
+        self.weights = None if weights is None else tuple(weights)
+        fingerprint = hashlib.sha256(json.dumps(prints).encode()).hexdigest()
+        self.description: Mapping[str, Any] = {
+            "kind": "ensemble",
+            "members": described,
+            "weights": self.weights,
+            "fingerprint": fingerprint,
+        }
+
+    def together(self, scores: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+        """Combine the teachers' scores of a row, T finite arrays (n,), to (n,); infinite if the weights are too large."""
+        if self.weights is None:
+            together: NDArray[np.float64] = np.mean([min_max(one) for one in scores], axis=0)
+        else:
+            with np.errstate(over="ignore"):  # the caller refuses infinite scores
+                together = np.array(self.weights) @ np.array(scores, np.float64)
+        return together
+
+
+def check_weights(teachers: int, weights: Sequence[float] | None) -> None:
+    """Check the weights of an ensemble.
+
+    Raises:
+        InputError: There are fewer than two teachers, or not one positive, finite weight per teacher.
+    """
+    if teachers < 2:
+        raise InputError(f"an ensemble needs at least two teachers, got {teachers}")
+    if weights is not None and len(weights) != teachers:
+        raise InputError(f"got {len(weights)} weights for {teachers} teachers; pass one weight per teacher, in their order")
+    if weights is not None and not all(isfinite(weight) and weight > 0 for weight in weights):
+        raise InputError(f"weights of teachers must be positive numbers, got {', '.join(f'{weight:g}' for weight in weights)}")
+
+
+def min_max(scores: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scale the scores of a row, (n,), to 0..1; all zero if they are equal.
+
+    Example:
+        >>> min_max(np.array([1.0, 3.0, 2.0], np.float32)).tolist()
+        [0.0, 1.0, 0.5]
+    """
+    exact = scores.astype(np.float64)  # the difference may overflow float32
+    low, high = exact.min(), exact.max()
+    return (exact - low) / (high - low) if high > low else np.zeros_like(exact)
+
+
+# Score all rows.
+
+SCHEMA = "quiver-scoring/1"
+RECORD, ROWS = "scoring.json", "train.jsonl.gz"
+"""Files of a finished run."""
+
+PAIRS_PER_PART = 4096
+"""Pairs per part: less than a minute of a small cross-encoder on two CPU cores."""
+
+
+NORMALIZATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"none": lambda scores: scores, "minmax": min_max}
+"""Normalizations of a row's scores."""
+
+
+def score_rows(
+    section: DataSection,
+    teacher: Teacher | Ensemble,
+    out: Path,
+    *,
+    normalize: str = "none",
+    cache: Path | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Score the rows of a source into a folder.
+
+    Args:
+        section: Sources and fields, as in a recipe; its ``format`` is texts or ids.
+        teacher: Teacher, or an ensemble whose members score in turn.
+        out: Output folder.
+        normalize: A key of `NORMALIZATIONS`.
+        cache: Folder of the embedding store; None for a temporary one.
+        overwrite: Start over, replacing an unfinished or finished run in ``out``.
+        progress: Show progress bars.
+        command: Command line to record.
+
+    Returns:
+        Content of ``scoring.json``.
+
+    Raises:
+        InputError: The rows or the teacher cannot be used, a score is not finite, or ``out`` holds other files.
+    """
+    if normalize not in NORMALIZATIONS:
+        raise InputError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
+    members = teacher.members if isinstance(teacher, Ensemble) else (teacher,)
+    # Without the weights: scores are saved before weighting, so that a run can resume with other weights.
+    settings = {"teacher": teacher.description["fingerprint"], "normalize": normalize, "rows": _named_fields(section)}
+    with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
+        data = read_scoring_data(section, work.fresh("texts"))
+        work.agree(data=data.sha256)
+        parts = _parts(data.ends)
+        pairs = int(data.ends[-1])
+        sizes = [int(data.ends[part.stop] - data.ends[part.start]) for part in parts]
+        for position, member in enumerate(members):
+            first = position * len(parts)  # each teacher's parts follow those of the previous one
+            missing = {number: part for number, part in enumerate(parts) if not work.has(first + number)}
+            if not missing:
+                continue
+            with member.scorer(data, cache=cache, progress=progress) as score:
+                label = "scoring" if len(members) == 1 else f"scoring, teacher {position + 1} of {len(members)}"
+                with progress_bar(label, pairs, enabled=progress) as advance:
+                    advance(pairs - sum(sizes[number] for number in missing))
+                    for number, scores in score(missing):
+                        work.write(first + number, _checked(scores, section, parts[number], data.ends).tobytes())
+                        advance(sizes[number])
+        result = _write(section, data, _row_scores(work, parts, data.ends, teacher, members=len(members)), out, NORMALIZATIONS[normalize])
+        content = {**settings, "teacher": dict(teacher.description), "data": {"sha256": data.sha256}, "result": result}
+        return work.finish(content, command=command, packages=("quiver-retrieval", "torch", "numpy", "sentence-transformers"))
+
+
+def _named_fields(section: DataSection) -> dict[str, Any]:
+    """Settings of a section that decide which texts are scored."""
+    names = (
+        "train",
+        "format",
+        "query_field",
+        "document_fields",
+        "queries",
+        "documents",
+        "query_id_field",
+        "document_id_field",
+        "text_field",
+    )
+    fields = section.model_dump()
+    return {name: fields[name] for name in names}
+
+
+def _parts(ends: NDArray[np.int64]) -> list[slice]:
+    """Slices of rows with at most ``PAIRS_PER_PART`` pairs, but at least one row."""
+    parts: list[slice] = []
+    first, rows = 0, len(ends) - 1
+    while first < rows:
+        last = max(first + 1, int(np.searchsorted(ends, ends[first] + PAIRS_PER_PART, side="right")) - 1)
+        parts.append(slice(first, last))
+        first = last
+    return parts
+
+
+def _checked(scores: NDArray[np.float32], section: DataSection, rows: slice, ends: NDArray[np.int64]) -> NDArray[np.float32]:
+    if not np.isfinite(scores).all():
+        pair = int(ends[rows.start]) + int(np.isfinite(scores).argmin())
+        row = int(np.searchsorted(ends, pair, side="right"))
+        raise InputError(f"{', '.join(section.train)}: row {row}: the teacher's score is not finite")
+    return np.ascontiguousarray(scores, "<f4")
+
+
+def _row_scores(
+    work: JobFolder, parts: list[slice], ends: NDArray[np.int64], teacher: Teacher | Ensemble, *, members: int
+) -> Iterator[NDArray[np.float64]]:
+    """Scores of each row, in order."""
+    for number, part in enumerate(parts):
+        inner = ends[part.start + 1 : part.stop] - ends[part.start]
+        kept = [np.frombuffer(work.read(position * len(parts) + number), "<f4") for position in range(members)]
+        for scores in zip(*(np.split(one, inner) for one in kept), strict=True):
+            together = teacher.together(scores) if isinstance(teacher, Ensemble) else scores[0].astype(np.float64)
+            if not np.abs(together).max() <= np.finfo(np.float32).max:
+                raise InputError("the weighted scores overflow float32; run the command again with smaller weights")
+            yield together
+
+
+def _write(
+    section: DataSection,
+    data: ScoringData,
+    scores: Iterator[NDArray[np.float64]],
+    out: Path,
+    normalize: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+) -> dict[str, Any]:
+    """Write the rows with their scores; return statistics for ``scoring.json``."""
+    best, positives, everything, lowest, highest = 0, 0.0, 0.0, np.inf, -np.inf
+    rows = read_again(section, data)
+    with atomic_file(out / ROWS) as file:
+        for (location, row), raw in zip(rows, scores, strict=True):
+            values = [float(f"{score:.9g}") for score in normalize(raw).tolist()]
+            file.write(row_line(location, row, values).encode("utf-8") + b"\n")
+            best += bool(raw.argmax() == 0)
+            positives += float(raw[0])
+            everything += float(raw.sum(dtype=np.float64))
+            lowest, highest = min(lowest, float(raw.min())), max(highest, float(raw.max()))
+    count, pairs = len(data), int(data.ends[-1])
+    means = {"positive": positives / count, "others": (everything - positives) / max(pairs - count, 1)}
+    return {
+        "rows": count,
+        "pairs": pairs,
+        "positive_first": best,
+        "mean_scores": {name: round(mean, 6) for name, mean in means.items()},
+        "lowest": lowest,
+        "highest": highest,
+    }

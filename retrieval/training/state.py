@@ -1,0 +1,524 @@
+"""Weights, optimizer, learning rate and sharding of a run, the checkpoint that holds them, and averages of checkpoints.
+
+A checkpoint folder opens like any model folder and makes a resumed run equal to one that was not interrupted, on a CPU bit for bit:
+
+    config.json, model.safetensors, ...     the model as it would be used, by `BiEncoder.save` or `ColBERT.save`
+    trained_weights.safetensors             the weights in training, where they differ from the model's: LoRA, schedule-free AdamW
+    trainer.json, trainer.safetensors       optimizer, schedule, random generators of all processes, progress
+
+The frozen weights of a LoRA run are not in its checkpoints but in ``start/``, see `quiver.encoder.training.run_folder`.
+
+Matrices and embeddings decay; biases and the scales of norms do not, as in transformers' trainer.
+
+Source: AdamW, arXiv:1711.05101; schedule-free AdamW, arXiv:2405.15682 (package schedulefree); transformers' schedules; FSDP,
+arXiv:2304.11277 (torch's ``fully_shard``).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from quiver.encoder import Encoder
+from quiver.encoder.checkpoints.folder import local_folder
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import save_tensors
+from quiver.encoder.training.averaging import average_weights
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.state import read_state, write_state
+from quiver.encoder.training.trainer import Progress, read_progress, whole_tensor
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.export.export import check_target, replacing_folder
+from quiver.retrieval.models.loading import default_device, load_parts
+from quiver.retrieval.records import ModelCard
+from quiver.retrieval.training.recipe import Recipe, TrainingSection
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS = "trained_weights.safetensors"
+STATE = "trainer"
+SCHEDULE_FREE = "schedule_free_adamw"
+
+DECAYS: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "constant": lambda done: 1.0,
+}
+"""Scheduler -> share of the peak learning rate, given the share of the steps after the warm-up that are done."""
+
+
+# Optimizer and learning rate.
+
+
+def require_optimizer(training: TrainingSection) -> None:
+    """Check that the package of a recipe's optimizer is installed.
+
+    Raises:
+        InputError: The optimizer is schedule-free, and its package is missing.
+    """
+    if training.optimizer == SCHEDULE_FREE and importlib.util.find_spec("schedulefree") is None:
+        raise InputError("training.optimizer: schedule_free_adamw needs schedulefree: pip install schedulefree")
+
+
+def warmup_steps(training: TrainingSection, steps: int) -> int:
+    """Return the number of steps in which the learning rate rises."""
+    return math.ceil(steps * training.warmup_ratio)
+
+
+def learning_rate_share(training: TrainingSection, step: int, steps: int) -> float:
+    """Return the learning rate of a step as a share of its peak.
+
+    Args:
+        training: Scheduler and warm-up.
+        step: The step, counted from 0.
+        steps: Steps of the whole run.
+    """
+    warmup = warmup_steps(training, steps)
+    if step < warmup:
+        # Schedule-free AdamW begins with the first step of the warm-up, transformers' schedules begin with zero.
+        return (step + 1 if training.optimizer == SCHEDULE_FREE else step) / warmup
+    return max(0.0, DECAYS[training.scheduler]((step - warmup) / max(1, steps - warmup)))
+
+
+def make_optimizer(training: TrainingSection, parameters: Iterable[tuple[str, nn.Parameter]], steps: int) -> tuple[Optimizer, LambdaLR]:
+    """Make the optimizer of a recipe and its schedule.
+
+    Args:
+        training: Optimizer, learning rate, decay and warm-up.
+        parameters: Parameters by name; those without gradients are left out.
+        steps: Steps of the whole run.
+
+    Raises:
+        InputError: The package of the optimizer is missing.
+    """
+    require_optimizer(training)
+    trained = [parameter for _, parameter in parameters if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": training.weight_decay},
+        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if training.optimizer == SCHEDULE_FREE:
+        library = importlib.import_module("schedulefree")
+        optimizer: Optimizer = library.AdamWScheduleFree(groups, lr=training.learning_rate, warmup_steps=warmup_steps(training, steps))
+        return optimizer, LambdaLR(optimizer, lambda step: 1.0)  # the optimizer has a schedule of its own
+    optimizer = AdamW(groups, lr=training.learning_rate, fused=True)
+    return optimizer, LambdaLR(optimizer, lambda step: learning_rate_share(training, step, steps))
+
+
+def has_two_weights(optimizer: Optimizer) -> bool:
+    """Whether the model is used with other weights than those in training, as with schedule-free optimizers."""
+    return callable(getattr(optimizer, "eval", None))
+
+
+@contextmanager
+def weights_for_use(optimizer: Optimizer) -> Iterator[None]:
+    """Give the model the weights that it is used with while the block runs; afterwards it has, bit for bit, those in training."""
+    if not has_two_weights(optimizer):
+        yield
+        return
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
+    kept = [parameter.detach().clone() for parameter in parameters]
+    modes = [group["train_mode"] for group in groups]
+    optimizer.eval()  # type: ignore[attr-defined]  # checked by has_two_weights
+    try:
+        yield
+    finally:
+        # Not optimizer.train(): interpolating there and back rounds, so saving a checkpoint would change the run.
+        with torch.no_grad():
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.copy_(value)
+        for group, mode in zip(groups, modes, strict=True):
+            group["train_mode"] = mode
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Length of a run in steps, and the steps after which it logs, evaluates and saves.
+
+    The number of steps is fixed in advance. The number of batches per epoch is not, if no text may occur twice in a batch.
+
+    Attributes:
+        steps: Optimizer steps.
+        batches_per_epoch: Full batches of the rows; an epoch has at most this many.
+        accumulation: Batches per step.
+    """
+
+    steps: int
+    batches_per_epoch: int
+    accumulation: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, batches_per_epoch: int) -> Schedule:
+        """Return the schedule of a recipe."""
+        training = recipe.training
+        steps = max(1, math.ceil(batches_per_epoch * training.epochs / training.accumulation))
+        return cls(steps if training.max_steps is None else min(steps, training.max_steps), batches_per_epoch, training.accumulation)
+
+    def epochs(self, epoch: int, batches: int) -> float:
+        """Return the number of passes over the rows, as a fraction.
+
+        Args:
+            epoch: Complete passes.
+            batches: Batches done in the current pass.
+
+        Example:
+            >>> Schedule(steps=9, batches_per_epoch=4, accumulation=2).epochs(1, 2)
+            1.5
+        """
+        return epoch + batches / self.batches_per_epoch
+
+    def due(self, every: int | None, step: int, ends: Collection[int]) -> bool:
+        """Whether a periodic action is due after a step; after the last step it always is.
+
+        Args:
+            every: Period in steps; None for the end of each epoch.
+            step: The step, counted from 1.
+            ends: Steps in which an epoch ended.
+
+        Example:
+            >>> schedule = Schedule(steps=9, batches_per_epoch=4, accumulation=1)
+            >>> [[step for step in range(1, 10) if schedule.due(every, step, ends=[4, 7])] for every in (None, 5)]
+            [[4, 7, 9], [5, 9]]
+        """
+        return step == self.steps or (step % every == 0 if every else step in ends)
+
+    def planned(self, steps: Iterable[int], every: int | None, ends: Collection[int]) -> list[int]:
+        """Return the steps after which a periodic action is due, see `due`."""
+        return [step for step in steps if self.due(every, step, ends)]
+
+
+# Sharding: no process holds more than its share of weights, gradients and optimizer state.
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A model whose weights are sharded over the processes (FSDP).
+
+    Each block of the encoder is gathered when it runs, forward and backward, and freed afterwards; the other weights (embedding, last norm,
+    projections) are gathered for the whole batch. The result is that of data-parallel training.
+
+    Attributes:
+        model: The model with sharded weights.
+        whole: A copy in CPU memory for saving and evaluating, in the main process; None in the others.
+    """
+
+    model: BiEncoder | ColBERT
+    whole: BiEncoder | ColBERT | None
+
+    @contextmanager
+    def gathered(self) -> Iterator[BiEncoder | ColBERT | None]:
+        """Yield the model with whole weights on the device of the shards in the main process, None in the others; called by all."""
+        shares, whole = _modules(self.model), None if self.whole is None else _modules(self.whole)
+        for number, weight in enumerate(_weights(shares)):
+            full = whole_tensor(weight.detach())  # all processes take part; one weight at a time, to save memory
+            if whole is not None:
+                _weights(whole)[number].data.copy_(full)
+        if self.whole is None or whole is None:
+            yield None
+            return
+        for module in whole:
+            module.to(self.model.encoder.device).eval()
+        try:
+            yield without_cache(self.whole)
+        finally:
+            for module in whole:
+                module.to("cpu")
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the optimizer state of the unsharded weights in the main process; called by all processes."""
+        state = optimizer.state_dict()
+        slots = {
+            number: {name: self._gathered_slot(value) if isinstance(value, DTensor) else value for name, value in held.items()}
+            for number, held in state["state"].items()
+        }
+        return {**state, "state": slots}
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Load a state of `optimizer_state`; all processes call it with the same state."""
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        slots = {
+            number: {name: _sharded(value, weights[number]) for name, value in held.items()} for number, held in state["state"].items()
+        }
+        optimizer.load_state_dict({**state, "state": slots})
+
+    def _gathered_slot(self, value: DTensor) -> Tensor | None:
+        full = whole_tensor(value)
+        return None if self.whole is None else full.cpu()
+
+
+def shard(model: BiEncoder | ColBERT, module: nn.Module, processes: Processes) -> Shards:
+    """Shard the weights of a model in place; call it before an optimizer is made over them.
+
+    Args:
+        model: The model, equal in all processes.
+        module: The module with these weights that the loss calls.
+        processes: Two or more.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # slow imports that one process does not need
+    from torch.distributed.fsdp import fully_shard
+
+    whole = _cpu_copy(model) if processes.is_main_process else None
+    mesh = init_device_mesh(model.encoder.device.type, (processes.size,))
+    if isinstance(model.encoder, Encoder):
+        for block in model.encoder.layers:
+            fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    weights = list(module.parameters())
+    own = sum(weight.to_local().numel() if isinstance(weight, DTensor) else weight.numel() for weight in weights)
+    logger.info("process %d holds %s of %s weights", processes.rank, f"{own:,}", f"{sum(weight.numel() for weight in weights):,}")
+    return Shards(model, whole)
+
+
+def _sharded(value: object, weight: Tensor) -> object:
+    """A tensor of a weight's shape, sharded as the weight is; any other value unchanged."""
+    if isinstance(weight, DTensor) and isinstance(value, Tensor) and value.shape == weight.shape and value.ndim:
+        return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
+    return value
+
+
+def _modules(model: BiEncoder | ColBERT) -> tuple[nn.Module, nn.Module]:
+    return model.encoder, model.projections
+
+
+def _weights(modules: tuple[nn.Module, ...]) -> list[nn.Parameter]:
+    return [weight for module in modules for weight in module.parameters()]
+
+
+def _cpu_copy(model: BiEncoder | ColBERT) -> BiEncoder | ColBERT:
+    encoder = copy.deepcopy(model.encoder).to("cpu")
+    settings = replace(model.settings, projections=tuple(copy.deepcopy(one).to("cpu") for one in model.settings.projections))
+    return type(model)(encoder, model.tokenizer, settings, source=model.source)
+
+
+def without_cache(model: BiEncoder | ColBERT) -> BiEncoder | ColBERT:
+    """Return the model with the same weights and nothing cached from earlier ones, such as its fingerprint."""
+    return type(model)(model.encoder, model.tokenizer, model.settings, source=model.source)
+
+
+# Train state and checkpoints.
+
+
+@dataclass
+class TrainState:
+    """What changes during a run.
+
+    Attributes:
+        model: The model in training.
+        module: Module with its weights that the loss calls.
+        optimizer: Optimizer of the weights that have gradients.
+        schedule: Schedule of the learning rate.
+        lora: Whether the weights of the encoder are frozen and low-rank matrices are trained.
+        shards: The sharded model; None if each process holds all weights.
+    """
+
+    model: BiEncoder | ColBERT
+    module: nn.Module
+    optimizer: Optimizer
+    schedule: LambdaLR
+    lora: bool
+    shards: Shards | None = None
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return the weights that have gradients, by name."""
+        return {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
+
+    @contextmanager
+    def model_for_use(self) -> Iterator[BiEncoder | ColBERT | None]:
+        """Yield the model as it would be saved and searched with, at least in the main process; called by all processes."""
+        with weights_for_use(self.optimizer):
+            if self.shards is None:
+                yield without_cache(self.model)
+                return
+            with self.shards.gathered() as model:
+                yield model
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer state of whole weights, at least in the main process; called by all processes."""
+        return self.optimizer.state_dict() if self.shards is None else self.shards.optimizer_state(self.optimizer)
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Load a state of `optimizer_state`."""
+        if self.shards is None:
+            self.optimizer.load_state_dict(state)
+        else:
+            self.shards.load_optimizer_state(self.optimizer, state)
+
+
+def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Progress, random_states: list[dict[str, Any]]) -> None:
+    """Write the state of a run into a folder; called by all processes.
+
+    Args:
+        folder: An existing, empty folder; None in processes that write nothing.
+        train_state: State between two steps.
+        progress: Progress at that step.
+        random_states: `random_state` of every process, by rank.
+    """
+    if folder is None and train_state.shards is None:
+        return
+    with train_state.model_for_use() as model:
+        if folder is not None and model is not None:
+            model.save(folder)
+    optimizer = train_state.optimizer_state()
+    if folder is None:
+        return
+    if train_state.lora or has_two_weights(train_state.optimizer):
+        save_tensors({name: weight.detach().cpu().contiguous() for name, weight in train_state.trained().items()}, folder / WEIGHTS)
+    state = {
+        "optimizer": optimizer,
+        "schedule": train_state.schedule.state_dict(),
+        "random": random_states,
+        "progress": asdict(progress),
+    }
+    write_state(folder / STATE, state)
+
+
+def load_trainable(folder: Path) -> BiEncoder | ColBERT:
+    """Load the model of a checkpoint, or of any model folder, with weights that can be trained.
+
+    Raises:
+        InputError: The folder is not a supported model.
+    """
+    parts = load_parts(folder, device=default_device())
+    kind: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
+    return kind(parts.encoder, parts.tokenizer, parts.settings, source=str(folder))
+
+
+def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, list[dict[str, Any]]]:
+    """Restore optimizer, schedule and, if they are not those of the model, the weights in training.
+
+    Args:
+        folder: An undamaged checkpoint.
+        train_state: State made from the checkpoint's model; changed in place.
+
+    Returns:
+        The progress, and the random generator states of every process by rank. The caller restores these after everything else that draws
+        random numbers before the next step.
+
+    Raises:
+        InputError: The checkpoint belongs to another model, or was written by another version.
+    """
+    if (folder / WEIGHTS).is_file():
+        saved, trained = load_file(folder / WEIGHTS), train_state.trained()
+        if {name: tensor.shape for name, tensor in saved.items()} != {name: weight.shape for name, weight in trained.items()}:
+            raise InputError(f"{folder / WEIGHTS}: contains the weights of another model")
+        with torch.no_grad():
+            for name, weight in trained.items():
+                weight.copy_(saved[name])
+    state = read_state(folder / STATE)
+    try:
+        train_state.load_optimizer_state(state["optimizer"])
+        train_state.schedule.load_state_dict(state["schedule"])
+        return read_progress(state, folder), state["random"]
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder}: written by another version of Quiver or torch ({error}); start the run again") from error
+
+
+# Averages of models.
+
+
+def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
+    """Load models one by one and average their weights.
+
+    Two models are in memory at a time.
+
+    Args:
+        sources: Folders or Hub ids, at least one. A model that occurs twice counts twice.
+
+    Returns:
+        The average, with the common settings.
+
+    Raises:
+        InputError: A source is not a model, or two models differ in more than their weights (names both and the difference).
+    """
+    if not sources:
+        raise ValueError("an average needs at least one model")
+    mean = load_trainable(local_folder(sources[0]))
+    if len(sources) == 1:
+        return mean
+
+    def weights() -> Iterator[dict[str, Tensor]]:
+        yield _tensors(mean)
+        for source in sources[1:]:
+            other = load_trainable(local_folder(source))
+            if difference := _difference(mean, other):
+                raise InputError(f"{source} and {sources[0]} cannot be averaged: they differ in {difference}")
+            yield _tensors(other)
+
+    averages = average_weights(weights())
+    with torch.no_grad():
+        for name, tensor in _tensors(mean).items():
+            tensor.copy_(averages[name])
+    return mean
+
+
+def write_average(sources: Sequence[str | Path], out: Path, *, overwrite: bool = False) -> ModelCard:
+    """Average models and write the result by one rename (into a git clone, file by file).
+
+    Args:
+        sources: See `average_models`.
+        out: Target folder.
+        overwrite: Replace an existing model.
+
+    Returns:
+        The card of the average.
+
+    Raises:
+        InputError: The models cannot be averaged (see `average_models`); or ``out`` is a file, contains one of the sources, holds a model
+            and ``overwrite`` is False, holds other files, or cannot be written.
+    """
+    if any(Path(source).resolve().is_relative_to(out.resolve()) for source in sources):
+        raise InputError(f"{out}: is or contains one of the models to average; choose another --out")
+    for source in sources:
+        check_target(out, Path(source), overwrite=overwrite)
+    mean = average_models(sources)
+    model = type(mean)(mean.encoder, mean.tokenizer, mean.settings, source=str(out))
+    try:
+        with replacing_folder(out) as folder:
+            model.save(folder)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    return model.card
+
+
+def _tensors(model: BiEncoder | ColBERT) -> dict[str, Tensor]:
+    """Tensors of the model by name, not copied."""
+    return {
+        f"{part}.{name}": tensor
+        for part, module in (("encoder", model.encoder), ("projections", model.projections))
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def _difference(first: BiEncoder | ColBERT, second: BiEncoder | ColBERT) -> str | None:
+    """Difference of two models besides their weights, in words; None if there is none."""
+    compared = {
+        "kind": (first.settings.kind, second.settings.kind),
+        "architecture": (asdict(first.encoder.config), asdict(second.encoder.config)),
+        "vocabulary": (first.tokenizer.to_json(), second.tokenizer.to_json()),
+        "the shapes of their weights": tuple({name: t.shape for name, t in _tensors(model).items()} for model in (first, second)),
+        "their settings": tuple(replace(model.settings, encoder_folder=Path(), projections=()) for model in (first, second)),
+        "their Dense modules": tuple(
+            [(one.activation, one.use_residual) for one in model.settings.projections] for model in (first, second)
+        ),
+    }
+    return next((what for what, (one, other) in compared.items() if one != other), None)

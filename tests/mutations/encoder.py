@@ -1,0 +1,201 @@
+"""Mutations of the encoder; see mutate.py."""
+
+FORMULAS = "tests/encoder/test_model.py::test_states_are_those_of_the_formulas"
+ATTENTION = "tests/encoder/test_attention.py"
+CHECKPOINT = "tests/encoder/test_checkpoint.py"
+HEADS = "tests/encoder/test_heads.py"
+BLOCKS = "tests/encoder/cpu/test_blocks.py::test_the_states_are_those_of_torch[(257, 1)-modernbert]"
+
+MUTATIONS = [
+    (
+        "window of the reference attention is one token narrower",
+        "encoder/attention/reference.py",
+        "visible & (distance <= window // 2)\n        weights",
+        "visible & (distance < window // 2)\n        weights",
+        [f"{ATTENTION}::test_packed_is_the_definition"],
+    ),
+    (
+        "window of the packed attention is one token narrower",
+        "encoder/attention/packed.py",
+        ".abs() > half  # (rows, keys)",
+        ".abs() >= half  # (rows, keys)",
+        [FORMULAS],
+    ),
+    (
+        "window of the compiled attention is one token narrower",
+        "encoder/cpu/tiles.py",
+        'b.icmp_unsigned("<=", b.add(b.sub(at, lane), reach), twice)',
+        'b.icmp_unsigned("<", b.add(b.sub(at, lane), reach), twice)',
+        ["tests/encoder/cpu/test_attention.py::test_it_is_the_definition[(257,)-62]"],
+    ),
+    (
+        "compiled attention starts one key late in a window",
+        "encoder/cpu/attention_kernels.py",
+        "return max(panel, begin - half), min(",
+        "return max(panel, begin - half + 1), min(",
+        ["tests/encoder/cpu/test_attention.py::test_it_is_the_definition[(257,)-62]"],
+    ),
+    (
+        "rope theta of the wrong kind of layer",
+        "encoder/config.py",
+        'return self.global_theta if layer_type == "global" else self.local_theta',
+        'return self.local_theta if layer_type == "global" else self.global_theta',
+        [FORMULAS],
+    ),
+    (
+        "rope table of the first layer everywhere",
+        "encoder/model.py",
+        "[rows[table] for table in self._table_of]",
+        "[rows[0] for table in self._table_of]",
+        [FORMULAS],
+    ),
+    (
+        "rope scaling is left out",
+        "encoder/positions.py",
+        "return 1.0 / theta**exponents / scaling.factor, 1.0",
+        "return 1.0 / theta**exponents, 1.0",
+        ["tests/encoder/test_positions.py"],
+    ),
+    (
+        "halves of GeGLU are swapped",
+        "encoder/ops.py",
+        "    activated, gate = up.chunk(2, dim=-1)\n    return",
+        "    gate, activated = up.chunk(2, dim=-1)\n    return",
+        [FORMULAS],
+    ),
+    (
+        "halves of the compiled GeGLU are swapped",
+        "encoder/cpu/block_kernels.py",
+        "gate(call[ACTIVATION], block, gates, count, out)",
+        "gate(call[ACTIVATION], gates, block, count, out)",
+        [BLOCKS],
+    ),
+    (
+        "pre-norm takes the norm of the attention before the MLP",
+        "encoder/layers.py",
+        "hidden, normed = add_norm(hidden, mixed, self.mlp_norm)",
+        "hidden, normed = add_norm(hidden, mixed, self.attention_norm)",
+        [FORMULAS],
+    ),
+    (
+        "post-norm takes the norm of the MLP after attention",
+        "encoder/layers.py",
+        "self.attention(hidden, batch, rope), self.attention_norm)",
+        "self.attention(hidden, batch, rope), self.mlp_norm)",
+        [FORMULAS],
+    ),
+    (
+        "position offset is left out",
+        "encoder/layers.py",
+        "self.positions(batch.positions + self.position_offset)",
+        "self.positions(batch.positions)",
+        [FORMULAS],
+    ),
+    (
+        "positions of a packed batch do not restart",
+        "encoder/packing.py",
+        "positions=torch.arange(offsets[-1]) - starts,",
+        "positions=torch.arange(offsets[-1]),",
+        ["tests/encoder/test_packing.py", FORMULAS],
+    ),
+    (
+        "cu_seqlens without the last border",
+        "encoder/packing.py",
+        "        ids=torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int64),\n"
+        "        cu_seqlens=torch.tensor(offsets, dtype=torch.int32),",
+        "        ids=torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int64),\n"
+        "        cu_seqlens=torch.tensor(offsets[:-1], dtype=torch.int32),",
+        ["tests/encoder/test_packing.py"],
+    ),
+    (
+        "states stay in the order of equal lengths",
+        "encoder/model.py",
+        "return output if order is None else output[order]",
+        "return output",
+        ["tests/encoder/test_model.py"],
+    ),
+    (
+        "checkpoint swaps queries and keys",
+        "encoder/checkpoints/bert.py",
+        'for name in ("query", "key", "value")',
+        'for name in ("key", "query", "value")',
+        [CHECKPOINT],
+    ),
+    (
+        "checkpoint of a GTE does not swap the halves of its MLP",
+        "encoder/checkpoints/bert.py",
+        'swapped=frozenset({"layers.{}.mlp.up"}),',
+        "swapped=frozenset(),",
+        [CHECKPOINT],
+    ),
+    (
+        "config.json of a ModernBERT loses a bias",
+        "encoder/checkpoints/modernbert.py",
+        'ConfigKey("attention_bias", ("qkv_bias", "attention_output_bias"), False)',
+        'ConfigKey("attention_bias", ("qkv_bias",), False)',
+        [CHECKPOINT, "tests/encoder/test_config.py"],
+    ),
+    (
+        "a decoder of its own is tied",
+        "encoder/checkpoints/head_checkpoint.py",
+        'settings["tied"] = settings["tied"] and not _has_own_decoder(opened)',
+        'settings["tied"] = True',
+        ["tests/encoder/test_head_checkpoint.py"],
+    ),
+    (
+        "int8 weights are truncated instead of rounded",
+        "encoder/cpu/linear.py",
+        "(wide / self.scales[:, None]).round_()",
+        "(wide / self.scales[:, None]).trunc_()",
+        ["tests/encoder/cpu/test_hadamard.py"],
+    ),
+    (
+        "int8 products lose the minimum of the token",
+        "encoder/cpu/linear.py",
+        "return output.addr_(least[:, 0], self.ones).to(x.dtype)",
+        "return output.to(x.dtype)",
+        ["tests/encoder/cpu/test_hadamard.py"],
+    ),
+    (
+        "compiled int8 activations are truncated instead of rounded",
+        "encoder/cpu/tiles.py",
+        "rounded = code.fma(b.fsub(code.load(tile, place), shift), share, every(2.0**23))",
+        "rounded = code.fma(b.fsub(code.load(tile, place), shift), share, every(2.0**23 - 0.5))",
+        ["tests/encoder/cpu/test_blocks_int8.py::test_sums_are_exact[64]"],
+    ),
+    (
+        "mean pooling divides by one token too many",
+        "encoder/heads.py",
+        "return (sums / lengths[:, None]).to(hidden.dtype)",
+        "return (sums / (lengths[:, None] + 1)).to(hidden.dtype)",
+        [HEADS],
+    ),
+    (
+        "first token of the wrong sequence",
+        "encoder/heads.py",
+        "return hidden[batch.cu_seqlens[:-1].to(hidden.device).long()]",
+        "return hidden[batch.cu_seqlens[1:].to(hidden.device).long() - 1]",
+        [HEADS],
+    ),
+    (
+        "initial residual matrices are sqrt(2) too wide",
+        "encoder/model.py",
+        "std / math.sqrt(2 * encoder.config.num_layers)",
+        "std / math.sqrt(encoder.config.num_layers)",
+        ["tests/encoder/test_model.py"],
+    ),
+    (
+        "LoRA's update is not divided by the rank",
+        "encoder/lora.py",
+        "return self.alpha / self.rank",
+        "return self.alpha",
+        ["tests/encoder/test_lora.py"],
+    ),
+    (
+        "kept values of dropout are not scaled",
+        "encoder/ops.py",
+        "self.scale = levels / (levels - dropped)",
+        "self.scale = 1.0",
+        ["tests/encoder/test_dropout.py"],
+    ),
+]

@@ -1,0 +1,282 @@
+"""Readers of collections: what they accept, and that every error says where."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import load_collection, read_documents, read_qrels, read_queries
+from quiver.retrieval.records import Document, Query
+
+
+def lines(path: Path, *rows: str | bytes) -> Path:
+    path.write_bytes(b"\n".join(row if isinstance(row, bytes) else row.encode() for row in rows) + b"\n")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "birds"
+    (root / "qrels").mkdir(parents=True)
+    lines(
+        root / "corpus.jsonl",
+        '{"_id": "d1", "title": "Wing", "text": "flies"}',
+        '{"_id": "d2", "title": "T", "text": " "}',
+        '{"_id": "d3", "text": "c"}',
+    )
+    lines(root / "queries.jsonl", '{"_id": "q2", "text": "b"}', '{"_id": "q9", "text": "z"}', '{"_id": "q1", "text": "a"}')
+    lines(root / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t2", "q2\td3\t0", "q2\td1\t-1")
+    lines(root / "qrels" / "dev.tsv", "q9\td2\t1")
+    return root
+
+
+def test_documents_of_all_forms_are_read(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path / "c.jsonl",
+        '{"_id": "a", "title": "t", "text": "x", "metadata": {"year": 1}}',
+        '{"id": 7, "title": null, "text": ""}',
+        "",
+        '{"_id": "c", "id": "other", "text": "\\ud83d\\ude00 \u2028"}',
+    )
+    assert list(read_documents(path)) == [
+        Document("a", "x", "t", {"year": 1}),
+        Document("7", "", ""),
+        Document("c", "\U0001f600 \u2028", ""),
+    ]
+
+
+def test_documents_are_streamed(tmp_path: Path) -> None:
+    stream = read_documents(lines(tmp_path / "c.jsonl", '{"_id": "a", "text": "x"}', "{broken"))
+    assert isinstance(stream, Iterator)
+    assert next(stream).id == "a"
+    with pytest.raises(InputError, match=r"c\.jsonl:2: malformed JSON"):
+        next(stream)
+
+
+def test_gzip_and_folder_give_the_same_documents(tmp_path: Path) -> None:
+    plain = lines(tmp_path / "corpus.jsonl", '{"_id": "a", "text": "x"}')
+    (tmp_path / "gz").mkdir()
+    (tmp_path / "gz" / "corpus.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    assert list(read_documents(plain)) == list(read_documents(tmp_path)) == list(read_documents(tmp_path / "gz")) == [Document("a", "x")]
+    (tmp_path / "corpus.jsonl.gz").write_bytes(b"")
+    with pytest.raises(InputError, match=r"both corpus\.jsonl and corpus\.jsonl\.gz"):
+        list(read_documents(tmp_path))
+
+
+GOOD = '{"_id": "a", "text": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("{", "malformed JSON"),
+        ("[" * 100_000, "malformed JSON"),
+        ('["a"]', "expected a JSON object"),
+        ('{"text": "x"}', "'_id' (or 'id') must be a string or an integer, got nothing"),
+        ('{"_id": null, "text": "x"}', "got nothing"),
+        ('{"_id": true, "text": "x"}', "got true"),
+        ('{"_id": 1.5, "text": "x"}', "got 1.5"),
+        ('{"_id": " ", "text": "x"}', "the id is blank"),
+        ('{"_id": "", "id": "b", "text": "x"}', "the id is blank"),
+        ('{"_id": "b"}', "'text' must be a string, got nothing"),
+        ('{"_id": "b", "text": 3}', "'text' must be a string, got 3"),
+        ('{"_id": "b", "text": "x", "title": ["y"]}', "'title' must be a string"),
+        ('{"_id": "b", "text": "\\ud83d"}', "'text' contains an unpaired surrogate; replace the invalid character"),
+        ('{"_id": "a", "text": "y"}', "id 'a' is already used on line 1"),
+        (b'{"_id": "b", "text": "\xe9"}', "not UTF-8"),
+    ],
+)
+def test_a_bad_document_names_file_and_line(tmp_path: Path, bad: str | bytes, message: str) -> None:
+    path = lines(tmp_path / "c.jsonl", GOOD, "", bad)
+    with pytest.raises(InputError, match=re.escape(f"{path}:3: ") + ".*" + re.escape(message)):
+        list(read_documents(path))
+
+
+def test_a_numeric_id_equals_the_string_of_its_digits(tmp_path: Path) -> None:
+    path = lines(tmp_path / "c.jsonl", '{"_id": 7, "text": "x"}', '{"_id": "7", "text": "y"}')
+    with pytest.raises(InputError, match="id '7' is already used on line 1"):
+        list(read_documents(path))
+
+
+def test_queries_are_read_from_json_lines_and_tsv(tmp_path: Path) -> None:
+    expected = [Query("q1", "what flies"), Query("q2", "")]
+    assert list(read_queries(lines(tmp_path / "q.tsv", "q1\twhat flies", "q2\t"))) == expected
+    assert list(read_queries(lines(tmp_path / "q.jsonl", '{"_id": "q1", "text": "what flies"}', '{"_id": "q2", "text": ""}'))) == expected
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [("q2", "expected 2 columns"), ("q2\ta\tb", "got 3"), ("\ta", "the id is blank"), ("q1\tb", "used on line 1")],
+)
+def test_a_bad_query_line_names_file_and_line(tmp_path: Path, bad: str, message: str) -> None:
+    path = lines(tmp_path / "q.tsv", "q1\ta", bad)
+    with pytest.raises(InputError, match=re.escape(f"{path}:2: ") + ".*" + message):
+        list(read_queries(path))
+
+
+def test_queries_of_another_suffix_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"are read from \.jsonl"):
+        list(read_queries(lines(tmp_path / "q.csv", "q1,a")))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["query-id\tcorpus-id\tscore", "q 1\td1\t1", "q 1\td2\t-1", "q2\td1\t+3"],
+        ["q 1\td1\t1", "q 1\td2\t-1", "q2\td1\t3\r"],
+    ],
+)
+def test_qrels_are_read_with_and_without_header(tmp_path: Path, rows: list[str]) -> None:
+    assert read_qrels(lines(tmp_path / "test.tsv", *rows)) == {"q 1": {"d1": 1, "d2": -1}, "q2": {"d1": 3}}
+
+
+@pytest.mark.parametrize("separator", [" ", "\t", "   "])
+def test_qrels_in_trec_format_are_read(tmp_path: Path, separator: str) -> None:
+    path = lines(tmp_path / "qrels.txt", *(separator.join(row) for row in (("q1", "0", "d1", "1"), ("q1", "0", "d2", "0"))))
+    assert read_qrels(path) == {"q1": {"d1": 1, "d2": 0}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "message"),
+    [
+        (["q1\td1\tone"], 1, 'the grade must be an integer of at most 9 digits, got "one"'),
+        (["query-id\tcorpus-id\tscore", "q1\td1\tscore"], 2, 'the grade must be an integer of at most 9 digits, got "score"'),
+        (["q1\td1\t1", "query-id\tcorpus-id\tscore"], 2, "must be an integer"),
+        (["q1\td1\t1.0"], 1, "must be an integer"),
+        (["q1\td1\t1000000000"], 1, "at most 9 digits"),
+        (["q1\td1\t-" + "1" * 400], 1, "at most 9 digits"),
+        (["q1\td1\t1", "q1\td2\t" + "0" * 5000], 2, f'got "{"0" * 39}...'),
+        (["q1\td1\t1_0"], 1, "must be an integer"),
+        (["q1\td1\t\u0661"], 1, "must be an integer"),
+        (["q1\td1\t1", "q1\td2"], 2, "expected 3 (query, document, grade; tab-separated) columns, got 2"),
+        (["q1 0 d1 1", "q1\td2\t1"], 2, "got 3"),
+        (["q1 d1 1"], 1, "expected 3 tab-separated or 4"),
+        (["q1\td1\t1", "q1\td1\t0"], 2, "document 'd1' is already judged for query 'q1' on line 1"),
+        (["q1\t \t1"], 1, "the document id is blank"),
+        (["\td1\t1"], 1, "the query id is blank"),
+    ],
+)
+def test_bad_qrels_name_file_and_line(tmp_path: Path, rows: list[str], line: int, message: str) -> None:
+    path = lines(tmp_path / "test.tsv", *rows)
+    with pytest.raises(InputError, match=re.escape(f"{path}:{line}: ") + ".*" + re.escape(message)):
+        read_qrels(path)
+
+
+def test_a_collection_has_the_judged_queries_in_file_order(folder: Path) -> None:
+    collection = load_collection(folder, "test")
+    assert (collection.name, collection.split, collection.empty_texts) == ("birds", "test", 1)
+    assert [document.id for document in collection.documents] == ["d1", "d2", "d3"]
+    assert collection.queries == (Query("q2", "b"), Query("q1", "a"))
+    assert collection.qrels == {"q1": {"d1": 2}, "q2": {"d3": 0, "d1": -1}}
+
+
+def test_the_documents_of_a_collection_stay_on_disk(folder: Path) -> None:
+    documents = load_collection(folder, "test").documents
+    assert len(documents) == 3
+    assert list(documents) == list(documents)
+    lines(folder / "corpus.jsonl", '{"_id": "d1", "text": "flies"}', '{"_id": "d2", "text": " "}')
+    with pytest.raises(InputError, match=r"corpus\.jsonl: changed while in use: 3 documents at first, 2 now"):
+        list(documents)
+    (folder / "corpus.jsonl").unlink()
+    with pytest.raises(InputError, match=r"no corpus\.jsonl or"):
+        list(documents)
+
+
+def test_a_collection_with_a_repeated_id_is_refused(folder: Path) -> None:
+    path = lines(folder / "corpus.jsonl", '{"_id": "d1", "text": "a"}', '{"_id": "d3", "text": "b"}', "", '{"_id": "d1", "text": "c"}')
+    with pytest.raises(InputError, match=re.escape(f"{path}:4: id 'd1' is already used on line 1; ids must be unique")):
+        load_collection(folder, "test")
+
+
+def test_a_grade_has_at_most_nine_digits(tmp_path: Path) -> None:
+    assert read_qrels(lines(tmp_path / "test.tsv", "q1\td1\t-999999999")) == {"q1": {"d1": -999_999_999}}
+
+
+@pytest.mark.parametrize("split", ["../qrels/test", "sub/test", "/etc/passwd", "..", ".", "test/"])
+def test_a_split_must_be_a_name_and_not_a_path(folder: Path, split: str) -> None:
+    lines(folder / "qrels" / "..tsv", "q1\td1\t1")
+    (folder / "qrels" / "sub").mkdir()
+    lines(folder / "qrels" / "sub" / "test.tsv", "q1\td1\t1")
+    with pytest.raises(InputError, match="a split must be the name of a file" if split != ".." else "no split"):
+        load_collection(folder, split)
+
+
+def test_a_missing_split_is_reported_with_the_existing_ones(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"no split 'train'; existing splits: dev, test"):
+        load_collection(folder, "train")
+
+
+def test_a_split_that_is_a_folder_is_refused(folder: Path) -> None:
+    (folder / "qrels" / "train.tsv").mkdir()
+    with pytest.raises(InputError, match=r"qrels/train\.tsv: is a folder; the judgements of a split must be a file"):
+        load_collection(folder, "train")
+    with pytest.raises(InputError, match=r"no split 'valid'; existing splits: dev, test$"):
+        load_collection(folder, "valid")
+
+
+def test_judgements_with_only_a_header_are_refused(folder: Path) -> None:
+    path = lines(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore")
+    message = re.escape(f"{path}: no judgements, only a header")
+    with pytest.raises(InputError, match=message):
+        load_collection(folder, "test")
+    with pytest.raises(InputError, match=message):
+        read_qrels(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [("q1\tdX\t1", "document 'dX' is not in the corpus"), ("qX\td1\t1", "query 'qX' is not among the collection's queries")],
+)
+def test_an_unknown_id_in_the_qrels_is_reported_with_its_line(folder: Path, row: str, message: str) -> None:
+    path = lines(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t1", row)
+    with pytest.raises(InputError, match=re.escape(f"{path}:3: {message}")):
+        load_collection(folder, "test")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("corpus.jsonl", r"no corpus\.jsonl or"), ("queries.jsonl", r"no queries\.jsonl or"), ("qrels", "no split")]
+)
+def test_a_missing_file_of_a_collection_is_named(folder: Path, name: str, message: str) -> None:
+    (folder / name).rename(folder / "elsewhere")
+    with pytest.raises(InputError, match=message):
+        load_collection(folder, "test")
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        load_collection(tmp_path / "none", "test")
+
+
+@pytest.mark.data
+def test_the_real_collections_load(quiver_data: Path) -> None:
+    sizes = {}
+    for corpus in sorted(quiver_data.glob("*/corpus.jsonl")):
+        collection = load_collection(corpus.parent, "test")
+        sizes[collection.name] = (len(collection.documents), len(collection.queries))
+        assert {query.id for query in collection.queries} == set(collection.qrels)
+        assert json.loads(corpus.read_text(encoding="utf-8").split("\n", 1)[0])["_id"] == next(iter(collection.documents)).id
+    assert sizes == {
+        "cosqa": (6267, 500),
+        "cranfield": (1400, 225),
+        "designdocs_long": (2322, 1190),
+        "pycodesearch": (11406, 2000),
+        "scifact": (5183, 300),
+        "tldr_nl2cmd": (4571, 3730),
+    }
+
+
+@pytest.mark.data
+def test_the_official_topics_and_qrels_load(quiver_data: Path) -> None:
+    seen = 0
+    for path in sorted((quiver_data / "beir_topics_qrels").glob("*.qrels.test.trec.gz")):
+        name = path.name.removesuffix(".qrels.test.trec.gz")
+        queries = {query.id for query in read_queries(path.with_name(f"{name}.queries.test.tsv.gz"))}
+        assert set(read_qrels(path)) <= queries
+        seen += 1
+    assert seen == 28

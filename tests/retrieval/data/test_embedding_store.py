@@ -1,0 +1,443 @@
+"""The embedding store: no text is encoded twice, after kills and damage too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, StoreLimits, open_shard, text_keys
+from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
+
+TEXTS = ["a b", "c", "a b", "", "d e f", "c", "g", "h", "i j", "", "k", "l m n o"]
+DISTINCT = 9
+
+
+SMALL = StoreLimits(chunk_texts=3, shard_texts=4)  # a dozen texts make several chunks and shards
+
+
+def small_store(folder: Path) -> EmbeddingStore:
+    return EmbeddingStore(folder, limits=SMALL)
+
+
+class Counting:
+    """Words as numbers: a text's vector, or its tokens', can be told from the text; the first ``length`` words are read."""
+
+    def __init__(self, kind: str = "dense", *, fingerprint: str = "a" * 64, similarity: str = "dot", length: int = 3) -> None:
+        colbert = kind == "colbert"
+        self.card = ModelCard("counting", "colbert" if colbert else "dense", fingerprint, 4, "dot", length, length)
+        self.card = replace(self.card, similarity="maxsim" if colbert else similarity)
+        self.asked: list[list[str]] = []
+        self.length = length
+
+    def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
+        self.asked.append(list(texts))
+        words = [text.split() for text in texts]
+        counts = np.array([len(text) for text in words], np.int32)
+        tokens = TextTokens(np.minimum(counts, self.length), counts > self.length, counts == 0)
+        matrices = [np.array([vector(word) for word in text[: self.length]], np.float32).reshape(-1, 4) for text in words]
+        if self.card.kind == "colbert":
+            return TokenEncoding(matrices, tokens)
+        return DenseEncoding(np.array([matrix.sum(axis=0) for matrix in matrices], np.float32), tokens)
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for call in self.asked for text in call]
+
+
+def vector(word: str) -> NDArray[np.float64]:
+    return np.random.default_rng(list(word.encode())).standard_normal(4)
+
+
+def check(stored: StoredVectors, model: Counting, texts: Sequence[str]) -> None:
+    """Every way of reading gives what the model itself gives."""
+    encoding = Counting(model.card.kind, length=model.length).encode(texts, "document")
+    matrix = encoding.vectors if model.card.kind == "dense" else np.concatenate(encoding.vectors)
+    assert stored.counts == encoding.counts
+    assert stored.rows.shape == matrix.shape
+    if model.card.kind == "dense":
+        assert stored.lengths is None
+    else:
+        assert stored.lengths is not None
+        assert stored.lengths.tolist() == [len(rows) for rows in encoding.vectors]
+    for size in (1, 4, 1000):
+        blocks = list(stored.rows.blocks(size))
+        assert [start for start, _ in blocks] == list(range(0, len(matrix), size))
+        np.testing.assert_array_equal(np.concatenate([block for _, block in blocks]), matrix)
+    np.testing.assert_array_equal(stored.rows.span(2, 7), matrix[2:7])
+    some = np.random.default_rng(0).integers(0, len(matrix), 50)
+    np.testing.assert_array_equal(stored.rows.take(some), matrix[some])
+    assert stored.rows.take(np.empty(0, np.int64)).shape == (0, 4)
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.arrow"))
+
+
+def damage_vectors(shard: Path) -> None:
+    content = bytearray(shard.read_bytes())
+    content[open_shard(shard, Counting().card).vectors_start] ^= 1
+    shard.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_stored_texts_are_not_encoded_again(tmp_path: Path, kind: str) -> None:
+    model = Counting(kind)
+    first = small_store(tmp_path).encode(model, iter(TEXTS), "document")
+    check(first, model, TEXTS)
+    assert first.reused == 0
+    assert sorted(model.texts) == sorted(set(TEXTS))  # a text that is there twice is encoded once
+    assert [len(call) for call in model.asked] == [3, 3, 3]  # and the calls are full in spite of that
+    assert len(shards(tmp_path)) == 2
+    again, shuffled = Counting(kind), [TEXTS[place] for place in np.random.default_rng(1).permutation(len(TEXTS))]
+    for texts in (TEXTS, shuffled, TEXTS[3:5] * 4):
+        second = small_store(tmp_path).encode(again, texts, "document")
+        check(second, again, texts)
+        assert second.reused == len(texts)
+    assert again.asked == []
+
+
+def test_only_new_texts_are_encoded(tmp_path: Path) -> None:
+    store, model = small_store(tmp_path), Counting()
+    store.encode(model, TEXTS[:5], "document")
+    model.asked.clear()
+    mixed = ["new", *TEXTS, "newer", "new"]
+    stored = store.encode(model, mixed, "document")
+    check(stored, model, mixed)
+    assert model.texts == ["new", "g", "h", "i j", "k", "l m n o", "newer"]
+    assert stored.reused == 7  # "a b" twice, "c" twice, "" twice, "d e f"
+
+
+def test_models_and_roles_are_kept_apart(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    store.encode(Counting(), TEXTS, "document")
+    for other, role in ((Counting(), "query"), (Counting(fingerprint="b" * 64), "document")):
+        assert store.encode(other, TEXTS, role).reused == 0
+        assert len(other.texts) == DISTINCT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a" * 64 + "-document", "a" * 64 + "-query", "b" * 64 + "-document"]
+
+
+def test_vectors_of_a_cosine_model_are_stored_at_unit_length(tmp_path: Path) -> None:
+    model = Counting(similarity="cosine")
+    for _ in range(2):
+        rows = small_store(tmp_path).encode(model, ["a b", "", "c"], "document").rows.span(0, 3)
+        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), [1, 0, 1], rtol=1e-6)
+        np.testing.assert_allclose(rows[2], vector("c") / np.linalg.norm(vector("c")), rtol=1e-6)
+
+
+def test_no_texts_give_no_vectors(tmp_path: Path) -> None:
+    for kind in ("dense", "colbert"):
+        stored = small_store(tmp_path).encode(Counting(kind, fingerprint=kind[0] * 64), [], "document")
+        assert (stored.counts, stored.reused, stored.rows.shape) == (TokenCounts(0, 0, 0, 0), 0, (0, 4))
+        assert list(stored.rows.blocks(5)) == []
+    words = small_store(tmp_path).encode(Counting("colbert"), ["", ""], "document")
+    assert (words.rows.shape, words.lengths is not None and words.lengths.tolist()) == ((0, 4), [0, 0])
+
+
+CHILD = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import test_embedding_store as t
+from pathlib import Path
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoreLimits
+calls = 0
+def killing(function):
+    def call(*arguments, **options):
+        global calls
+        calls += 1
+        if calls == {at}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+model = t.Counting({kind!r})
+if {where!r} == "encode":
+    model.encode = killing(model.encode)
+else:
+    os.{where} = killing(os.{where})
+EmbeddingStore(Path({folder!r}), limits=StoreLimits(chunk_texts=10, shard_texts=40)).encode(model, t.many(), "document")
+"""
+
+
+def many() -> list[str]:
+    return [f"word{number} {'x ' * (number % 5)}" for number in range(400)]
+
+
+# A shard is written with two calls of os.fsync, its own and its folder's; the first two are the manifest's.
+@pytest.mark.parametrize(
+    ("kind", "where", "at", "committed"),
+    [
+        ("dense", "encode", 25, 240),
+        ("colbert", "encode", 25, 240),
+        ("dense", "fsync", 7, 80),
+        ("dense", "fsync", 8, 120),
+        ("dense", "fsync", 1, 0),
+    ],
+)
+def test_a_killed_process_loses_only_uncommitted_vectors(tmp_path: Path, kind: str, where: str, at: int, committed: int) -> None:
+    code = CHILD.format(tests=str(Path(__file__).parent), kind=kind, folder=str(tmp_path), where=where, at=at)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    model = Counting(kind)
+    stored = small_store(tmp_path).encode(model, many(), "document")
+    assert model.texts == many()[committed:]
+    assert stored.reused == committed
+    check(stored, model, many())
+
+
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    store, model = small_store(tmp_path), Counting()
+    store.encode(model, TEXTS, "document")
+    old, fresh = (shards(tmp_path)[0].parent / f".{name}.arrow.00.tmp" for name in ("old", "fresh"))
+    for path in (old, fresh):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    assert store.encode(model, TEXTS, "document").reused == len(TEXTS)
+    assert (old.exists(), fresh.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("failing", ["texts", "model"])
+def test_vectors_encoded_before_an_error_are_kept(tmp_path: Path, failing: str) -> None:
+    def broken() -> Iterator[str]:
+        yield from TEXTS[:7]
+        raise InputError("corpus.jsonl:8: malformed")
+
+    class Failing(Counting):
+        def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
+            if "g" in texts:
+                raise RuntimeError("out of memory")
+            return super().encode(texts, role)
+
+    with pytest.raises(InputError if failing == "texts" else RuntimeError):
+        small_store(tmp_path).encode(*((Counting(), broken()) if failing == "texts" else (Failing(), TEXTS)), "document")
+    model = Counting()
+    small_store(tmp_path).encode(model, TEXTS, "document")
+    assert model.texts == ["d e f", "g", "h", "i j", "k", "l m n o"]
+
+
+@pytest.mark.parametrize("damaged", ["keys", "vectors", "footer"])
+def test_a_damaged_shard_is_renamed_and_its_texts_are_encoded_again(tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture) -> None:
+    small_store(tmp_path).encode(Counting(), TEXTS, "document")
+    victim = shards(tmp_path)[0]
+    content = bytearray(victim.read_bytes())
+    place = {
+        "keys": content.index(bytes(text_keys(["c"])[0])),
+        "vectors": open_shard(victim, Counting().card).vectors_start + 7,
+        "footer": len(content) - 1,
+    }[damaged]
+    content[place] ^= 1
+    victim.write_bytes(content)
+    model = Counting()
+    stored = small_store(tmp_path).encode(model, TEXTS, "document")
+    check(stored, model, TEXTS)
+    assert len(model.texts) == 6
+    assert stored.reused == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    message = caplog.records[0].getMessage()
+    assert message.startswith(f"{victim.with_suffix('.damaged')}: damaged (")
+    assert message.endswith("its texts are encoded again and the file can be deleted")
+    assert victim.with_suffix(".damaged").read_bytes() == bytes(content)
+    again = Counting()
+    check(small_store(tmp_path).encode(again, TEXTS, "document"), again, TEXTS)
+    assert again.asked == []
+
+
+def test_only_requested_shards_are_verified(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A small collection does not pay for the checksums of a large one that the same model has encoded."""
+    small_store(tmp_path).encode(Counting(), TEXTS, "document")
+    last = shards(tmp_path)[-1]
+    damage_vectors(last)
+    model = Counting()
+    assert small_store(tmp_path).encode(model, ["a b", "c"], "document").reused == 2
+    assert caplog.records == []
+    assert last.exists()
+
+
+def test_the_undamaged_copy_of_a_text_stored_twice_is_found(tmp_path: Path) -> None:
+    start, models = threading.Barrier(2), [Counting(), Counting()]
+
+    def late(texts: list[str]) -> Iterator[str]:
+        start.wait()  # both have looked at the folder before either writes
+        yield from texts
+
+    workers = [threading.Thread(target=small_store(tmp_path).encode, args=(model, late(TEXTS), "document")) for model in models]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [len(model.texts) for model in models] == [DISTINCT, DISTINCT]
+    assert len(shards(tmp_path)) == 4
+    for victim in shards(tmp_path)[:1]:
+        damage_vectors(victim)
+    again = Counting()
+    check(small_store(tmp_path).encode(again, TEXTS, "document"), again, TEXTS)
+    assert again.asked == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("version", 99), ("fingerprint", "b" * 64), ("dim", 5), ("role", "query"), ("kind", "colbert")]
+)
+def test_a_folder_of_another_model_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    small_store(tmp_path).encode(Counting(), TEXTS, "document")
+    manifest = next(tmp_path.rglob("manifest.json"))
+    fields = json.loads(manifest.read_text())
+    assert fields["source"] == "counting"
+    manifest.write_text(json.dumps(fields | {name: value}))
+    model = Counting()
+    with pytest.raises(InputError, match=rf"manifest\.json: {name} is .*, expected .*; delete the folder to encode again") as caught:
+        small_store(tmp_path).encode(model, TEXTS, "document")
+    assert "\n" not in str(caught.value)
+    assert model.asked == []
+
+
+def test_a_folder_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match=r"cannot be created .*choose another folder for vectors"):
+        small_store(tmp_path / "file").encode(Counting(), TEXTS, "document")
+    with pytest.raises(ValueError, match="a fingerprint must be a hexadecimal number"):
+        small_store(tmp_path).encode(Counting(fingerprint="../../elsewhere"), TEXTS, "document")
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_vector_that_is_not_finite_is_not_stored(tmp_path: Path, kind: str, bad: float) -> None:
+    class Broken(Counting):
+        def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
+            encoding = super().encode(texts, role)
+            if "d e f" in texts:
+                encoding.vectors[list(texts).index("d e f")][..., -1] = bad
+            return encoding
+
+    with pytest.raises(InputError, match="counting: the vector of the document 'd e f' is not finite"):
+        small_store(tmp_path).encode(Broken(kind), TEXTS, "document")
+    model = Counting(kind)
+    check(small_store(tmp_path).encode(model, TEXTS, "document"), model, TEXTS)
+    assert "d e f" in model.texts
+
+
+def test_vectors_that_contradict_the_model_card_are_refused(tmp_path: Path) -> None:
+    model = Counting()
+    model.card = replace(model.card, dim=5)
+    with pytest.raises(ValueError, match="width 4, its card says 5"):
+        small_store(tmp_path).encode(model, TEXTS, "document")
+    short = Counting(fingerprint="b" * 64)
+    whole = short.encode
+    short.encode = lambda texts, role, *, progress=False: whole(texts[1:], role)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="the vectors of 2 texts for 3"):
+        small_store(tmp_path).encode(short, TEXTS, "document")
+
+
+def test_one_progress_bar_counts_encoded_and_stored_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[tuple[str, int, list[int]]] = []
+
+    @contextmanager
+    def recorded(description: str, total: int, *, enabled: bool) -> Iterator[Callable[[int], None]]:
+        bars.append((description, total if enabled else 0, []))
+        yield bars[-1][2].append
+
+    monkeypatch.setattr("quiver.retrieval.data.embedding_store.progress_bar", recorded)
+    model = Counting()
+    shown: list[bool] = []
+    encode = model.encode
+
+    def watched(texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
+        shown.append(progress)
+        return encode(texts, role)
+
+    model.encode = watched  # type: ignore[method-assign]
+    store = small_store(tmp_path)
+    store.encode(model, TEXTS[:6], "document", total=6, progress=True)
+    store.encode(model, TEXTS, "document", total=12, progress=True, description="corpus")
+    store.encode(model, ["q"], "query", progress=True)
+    assert [(name, total) for name, total, _ in bars] == [("documents", 6), ("corpus", 12), ("queries", 0)]
+    assert [sum(steps) for _, _, steps in bars] == [6, 12, 1]
+    assert shown == [False] * 4 + [True]  # without a total the model shows its own
+
+
+def test_long_texts_are_encoded_in_smaller_calls_and_large_vectors_in_smaller_shards(tmp_path: Path) -> None:
+    limits = StoreLimits(chunk_texts=100, chunk_characters=50, shard_texts=4)
+    texts = [f"{number} " + "y" * length for number, length in enumerate([10, 10, 10, 10, 60, 10, 20, 20, 20])]
+    model = Counting()
+    check(EmbeddingStore(tmp_path, limits=limits).encode(model, texts, "document"), model, texts)
+    assert [len(call) for call in model.asked] == [4, 1, 2, 2]
+    limits = replace(limits, shard_bytes=4 * 4 * 2, shard_texts=1000)
+    EmbeddingStore(tmp_path / "bytes", limits=limits).encode(Counting(), texts, "document")
+    assert len(shards(tmp_path / "bytes")) == 3  # of four, of one and two, of two: at least two vectors each
+
+
+def test_vectors_of_a_slow_model_are_committed_after_a_time(tmp_path: Path) -> None:
+    clock = iter(range(0, 10_000, 20))
+    limits = StoreLimits(chunk_texts=3, shard_texts=1000, clock=lambda: float(next(clock)))
+    EmbeddingStore(tmp_path, limits=limits).encode(Counting(), [str(number) for number in range(18)], "document")
+    assert len(shards(tmp_path)) == 3  # six calls, 20 seconds each: every second one is more than 30 after the last commit
+
+
+def test_texts_and_vectors_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """20,000 texts of 1,000 characters and 20,000 vectors of 1 KiB pass through a few megabytes."""
+    store = EmbeddingStore(tmp_path, limits=StoreLimits(chunk_texts=256, shard_texts=1024))
+
+    class Wide:
+        card = ModelCard("wide", "dense", "d" * 64, 256, "dot", 9, 9)
+
+        def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> DenseEncoding:
+            one = np.ones(len(texts), np.int32)
+            return DenseEncoding(np.full((len(texts), 256), len(texts[0]), np.float32), TextTokens(one, one > 1, one > 1))
+
+    tracemalloc.start()
+    try:
+        stored = store.encode(Wide(), (f"{number:05d}" * 200 for number in range(20_000)), "document")
+        total = sum(float(block.sum()) for _, block in stored.rows.blocks(1024))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert total == 20_000 * 256 * 1000.0
+    assert peak < 8 << 20
+
+
+LARGE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from quiver.retrieval.index import index_vectors
+from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens
+from quiver.retrieval.data.embedding_store import EmbeddingStore
+
+class Random:
+    card = ModelCard("random", "dense", "f" * 64, 384, "cosine", 9, 9)
+    def encode(self, texts, role, *, progress=False):
+        one = np.ones(len(texts), np.int32)
+        rng = np.random.default_rng(int(texts[0]))
+        return DenseEncoding(rng.standard_normal((len(texts), 384), dtype=np.float32), TextTokens(one, one > 1, one > 1))
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+before, count = peak(), 400_000
+stored = EmbeddingStore(Path(sys.argv[1])).encode(Random(), map(str, range(count)), "document")
+index = index_vectors([str(number) for number in range(count)], stored.rows, Random.card)
+hits = index.search(stored.rows.span(0, 100), 100)
+assert [found[0] for found in hits.ids] == [str(number) for number in range(100)]
+print(index.nbytes, peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_encoding_and_exact_search_take_less_memory_than_the_vectors(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    size, grown = map(int, done.stdout.split())
+    assert size == 400_000 * 384 * 4
+    assert grown < 0.75 * size

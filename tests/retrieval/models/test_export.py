@@ -1,0 +1,634 @@
+"""Export to layouts of other libraries: the same vectors when read back, refusals, model cards, and atomic writing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder.checkpoints.checkpoint import to_hf_state
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.export import export
+from quiver.retrieval.models.export.export import FILES, LAYOUTS, MODULE, MODULE_FILES, ModelScores, export_model
+from quiver.retrieval.models.export.sentence_transformers import reads_as_token, with_prefixes, without_strip
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, read_model_folder
+from quiver.retrieval.search.explain import text_tokens
+
+CONFIG = EncoderConfig.modernbert(
+    vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
+)
+TEXTS = ["a bird has wings", "wings, and a beak!", "x"]
+
+
+def tokenizer() -> Tokenizer:
+    made = Tokenizer.train(TEXTS, vocab_size=300, max_length=50)
+    for prefix in ("[Q] ", "[D] "):
+        made.add_token(prefix)
+    return made
+
+
+def save_dense(folder: Path, **changes: Any) -> Path:
+    settings = ModelFolder("dense", folder, max_length=32, normalize=True, projections=(Projection(32, 16),))
+    BiEncoder(init_weights(Encoder(CONFIG), seed=1), tokenizer(), dataclasses.replace(settings, **changes)).save(folder)
+    return folder
+
+
+def save_colbert(folder: Path, *, projections: tuple[Projection, ...] | None = None, **changes: Any) -> Path:
+    settings = ModelFolder("colbert", folder, projections=projections or (Projection(32, 8),), similarity="maxsim")
+    colbert = dataclasses.replace(ColBERTSettings(query_length=12, document_length=40), **changes)
+    ColBERT(init_weights(Encoder(CONFIG), seed=1), tokenizer(), dataclasses.replace(settings, colbert=colbert)).save(folder)
+    return folder
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    return save_dense(tmp_path / "dense")
+
+
+@pytest.fixture
+def colbert(tmp_path: Path) -> Path:
+    return save_colbert(tmp_path / "colbert")
+
+
+@pytest.fixture
+def multi_vector(tmp_path: Path, colbert: Path) -> Path:
+    """A ColBERT in the layout of sentence-transformers 6."""
+    return export_model(colbert, tmp_path / "multi-vector", layout="sentence-transformers").folder
+
+
+def change(path: Path, **values: object) -> None:
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+
+
+def same_vectors(one: Path, other: Path) -> None:
+    first, second = load_model(one), load_model(other)
+    for found, expected in (
+        (second.encode_queries(TEXTS), first.encode_queries(TEXTS)),
+        (second.encode_documents(TEXTS), first.encode_documents(TEXTS)),
+    ):
+        for left, right in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+# Layouts.
+
+
+def test_weights_of_every_module_may_be_a_bin_file(dense: Path, tmp_path: Path) -> None:
+    pickled = tmp_path / "pickled"
+    shutil.copytree(dense, pickled)
+    weights = sorted(pickled.rglob("model.safetensors"))
+    assert len(weights) == 2  # of the encoder and of the Dense module
+    for path in weights:
+        torch.save(load_file(path), path.with_name("pytorch_model.bin"))
+        path.unlink()
+    same_vectors(dense, pickled)
+    assert load_model(pickled).card.fingerprint == load_model(dense).card.fingerprint
+
+
+@pytest.mark.parametrize("layout", [name for name, kinds in LAYOUTS.items() if "colbert" in kinds and name not in ("hf", "onnx")])
+def test_a_colbert_model_gives_the_same_vectors_after_export(colbert: Path, tmp_path: Path, layout: str) -> None:
+    exported = export_model(colbert, tmp_path / "out", layout=layout)
+    same_vectors(colbert, tmp_path / "out")
+    assert load_model(tmp_path / "out").card.fingerprint == exported.fingerprint
+    assert exported.bytes == sum(file.stat().st_size for file in (tmp_path / "out").rglob("*") if file.is_file())
+
+
+def test_a_bi_encoder_gives_the_same_vectors_after_export(dense: Path, tmp_path: Path) -> None:
+    exported = export_model(dense, tmp_path / "out", layout="sentence-transformers")
+    same_vectors(dense, tmp_path / "out")
+    assert load_model(tmp_path / "out").card.fingerprint == exported.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_the_hf_layout_stores_only_the_encoder_and_warns(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source: Path = request.getfixturevalue(kind)
+    exported = export_model(source, tmp_path / "out", layout="hf")
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    assert exported.left_out
+    assert all(part in caplog.text and part in (tmp_path / "out" / "README.md").read_text() for part in exported.left_out)
+    ours = to_hf_state(load_model(source).encoder)
+    theirs = load_file(tmp_path / "out" / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(theirs[key].equal(tensor) for key, tensor in ours.items())
+
+
+@pytest.mark.parametrize("layout", ["pylate", "stanford"])
+def test_a_bi_encoder_cannot_be_exported_in_a_colbert_layout(dense: Path, tmp_path: Path, layout: str) -> None:
+    with pytest.raises(InputError, match=f"is a bi-encoder, but the layout {layout} is for ColBERT models; .* hf, onnx$"):
+        export_model(dense, tmp_path / "out", layout=layout)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_layout_is_refused(dense: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="unknown layout 'gguf'; choose one of sentence-transformers, pylate, hf, stanford, onnx"):
+        export_model(dense, tmp_path / "out", layout="gguf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"projections": (Projection(32, 16), Projection(16, 8))}, "more than one matrix"),
+        ({"projections": (Projection(32, 8, bias=True),)}, "more than one matrix"),
+        ({"projections": (Projection(32, 32, residual=True),)}, "more than one matrix"),
+        ({"projections": (Projection(32, 8, activation="torch.nn.modules.activation.Tanh"),)}, "more than one matrix"),
+        ({"query_prefix": ""}, "no prefixes"),
+        ({"query_expansion": False}, "does not expand queries"),
+        ({"skiplist": ("!",)}, "its skiplist is neither"),
+    ],
+)
+def test_stanfords_layout_refuses_models_that_it_cannot_express(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    source = save_colbert(tmp_path / "source", **changes)
+    with pytest.raises(InputError) as caught:
+        export_model(source, tmp_path / "out", layout="stanford")
+    assert message in str(caught.value)
+    assert str(caught.value).endswith("use --layout pylate")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_stanfords_layout_has_the_files_of_stanfords_colbert(colbert: Path, tmp_path: Path) -> None:
+    folder = export_model(colbert, tmp_path / "out", layout="stanford").folder
+    metadata = json.loads((folder / "artifact.metadata").read_text())
+    asked = {"query_token_id": "[Q] ", "doc_token_id": "[D] ", "query_maxlen": 12, "doc_maxlen": 40, "dim": 8, "similarity": "cosine"}
+    assert asked.items() <= metadata.items()
+    assert (metadata["mask_punctuation"], metadata["attend_to_mask_tokens"]) == (True, False)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["HF_ColBERT"]
+    state = load_file(folder / "model.safetensors")
+    assert tuple(state.pop("linear.weight").shape) == (8, 32)
+    assert all(key.startswith("model.") for key in state)
+
+
+def test_defaults_of_a_stanford_folder_without_metadata_are_logged(colbert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = export_model(colbert, tmp_path / "out", layout="stanford").folder
+    (folder / "artifact.metadata").unlink()
+    settings = read_model_folder(folder).colbert
+    assert settings == ColBERTSettings("[unused0]", "[unused1]", 32, 220, skiplist=tuple(string.punctuation))
+    assert "no artifact.metadata; using Stanford's defaults" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("similarity", "l2", "similarity must be 'cosine', got 'l2'"),
+        ("interaction", "flipr", "interaction must be 'colbert'"),
+        ("query_maxlen", "32", "query_maxlen must be of type int, got '32'"),
+        ("doc_maxlen", 2, "must be >= 4"),
+    ],
+)
+def test_stanfords_metadata_is_checked(colbert: Path, tmp_path: Path, key: str, value: object, message: str) -> None:
+    folder = export_model(colbert, tmp_path / "out", layout="stanford").folder
+    change(folder / "artifact.metadata", **{key: value})
+    with pytest.raises(InputError, match=message):
+        load_model(folder)
+
+
+def test_a_stanford_folder_without_projection_is_refused(colbert: Path, tmp_path: Path) -> None:
+    folder = export_model(colbert, tmp_path / "out", layout="stanford").folder
+    state = load_file(folder / "model.safetensors")
+    del state["linear.weight"]
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"linear\.weight, the projection of a HF_ColBERT checkpoint, is missing"):
+        load_model(folder)
+
+
+def test_skiplist_words_that_are_not_tokens_are_exported_as_unk(tmp_path: Path) -> None:
+    source = save_colbert(tmp_path / "source", skiplist=("!", "no such token", "nor this"))
+    for layout in ("pylate", "sentence-transformers"):
+        folder = export_model(source, tmp_path / layout, layout=layout).folder
+        assert read_model_folder(folder).colbert.skiplist == ("!", "[UNK]")
+        same_vectors(source, folder)
+
+
+# What sentence-transformers 6 writes.
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task must be 'feature-extraction'"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 5}}}, "processing_kwargs must be"),
+        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "modality_config must map text"),
+        (
+            "sentence_bert_config.json",
+            {"query_expansion": {"strategy": "all", "length": 12}},
+            "strategy must be 'fixed' or 'min', got 'all'",
+        ),
+        ("sentence_bert_config.json", {"query_expansion": {"strategy": "fixed"}}, "must be >= 4, got 0 and 40"),
+        (
+            "sentence_bert_config.json",
+            {"query_expansion": {"strategy": "fixed", "length": 12, "token": "[CLS]"}},
+            "the expansion token must be the mask token, got '",
+        ),
+        ("2_MultiVectorMask/config.json", {"skiplist_tasks": ["query", "document"]}, "skiplist_tasks must be"),
+        ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [7]}, "keep_only_token_ids must be"),
+        ("2_MultiVectorMask/config.json", {"skiplist_words": [5]}, "skiplist_words must be a list of strings"),
+        ("3_Normalize/config.json", {"module_input_name": "sentence_embedding"}, "module_input_name must be 'token_embeddings'"),
+        ("1_Dense/config.json", {"module_output_name": "elsewhere"}, "module_output_name must be 'token_embeddings'"),
+        ("config_sentence_transformers.json", {"similarity_fn_name": "cosine"}, "similarity_fn_name must be"),
+        (
+            "config_sentence_transformers.json",
+            {"model_type": "SparseEncoder"},
+            "model_type must be one of SentenceTransformer, ColBERT, MultiVectorEncoder, got 'SparseEncoder'",
+        ),
+    ],
+)
+def test_unsupported_settings_are_refused(multi_vector: Path, file: str, values: dict[str, object], message: str) -> None:
+    assert isinstance(load_model(multi_vector), ColBERT)
+    change(multi_vector / file, **values)
+    with pytest.raises(InputError) as caught:
+        load_model(multi_vector)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_settings_has_the_length_of_its_tokenizer_and_no_expansion(multi_vector: Path) -> None:
+    (multi_vector / "sentence_bert_config.json").write_text("{}")
+    change(multi_vector / "config_sentence_transformers.json", prompts={"query": "", "document": None})
+    settings = read_model_folder(multi_vector).colbert
+    assert (settings.query_length, settings.document_length, settings.query_expansion) == (50, 50, False)
+    assert (settings.query_prefix, settings.document_prefix) == ("", "")
+    assert [len(vectors) for vectors in load_model(multi_vector).encode_queries(["x"])] == [3]
+
+
+def test_prompts_of_several_tokens_and_a_minimum_expansion_are_read(multi_vector: Path, tmp_path: Path) -> None:
+    plain = load_model(multi_vector)
+    change(multi_vector / "config_sentence_transformers.json", prompts={"query": "wings: ", "document": "a bird: "})
+    change(multi_vector / "sentence_bert_config.json", query_length=30, query_expansion={"strategy": "min", "length": 12})
+    model = load_model(multi_vector)
+    assert isinstance(model, ColBERT)
+    assert (model.card.query_prompt, model.card.document_prompt) == ("wings: ", "a bird: ")
+    assert model.card.fingerprint != plain.card.fingerprint
+    queries = ["x", "a bird has wings and " * 9]
+    assert [len(vectors) for vectors in model.encode_queries(queries)] == [12, 30]
+    assert [len(text_tokens(model, query, "query")) for query in queries] == [12, 30]
+    assert text_tokens(model, "x", "document")[1].name == "a"
+    exported = export_model(multi_vector, tmp_path / "out", layout="sentence-transformers")
+    same_vectors(multi_vector, tmp_path / "out")
+    assert load_model(tmp_path / "out").card.fingerprint == exported.fingerprint
+    for layout in ("pylate", "stanford"):
+        with pytest.raises(InputError, match=r"prompts of several tokens; its queries may be longer .* --layout sentence-transformers$"):
+            export_model(multi_vector, tmp_path / layout, layout=layout)
+
+
+def test_a_model_without_a_mask_module_has_no_skiplist(multi_vector: Path) -> None:
+    modules = json.loads((multi_vector / "modules.json").read_text())
+    kept = [{**module, "idx": idx} for idx, module in enumerate(module for module in modules if "Mask" not in module["type"])]
+    (multi_vector / "modules.json").write_text(json.dumps(kept))
+    assert read_model_folder(multi_vector).colbert.skiplist == ()
+
+
+def test_vectors_that_are_not_normalised_are_refused(multi_vector: Path) -> None:
+    modules = json.loads((multi_vector / "modules.json").read_text())
+    (multi_vector / "modules.json").write_text(json.dumps(modules[:-1]))
+    with pytest.raises(InputError, match="a multi-vector model must have Transformer, one or more Dense, optionally MultiVectorMask, and"):
+        load_model(multi_vector)
+
+
+def test_skiplist_words_that_are_not_tokens_are_ignored_as_in_version_6(multi_vector: Path) -> None:
+    change(multi_vector / "2_MultiVectorMask" / "config.json", skiplist_words=["!", "no such token"])
+    assert read_model_folder(multi_vector).colbert.skiplist == ("!",)
+
+
+def test_meanmaxsim_is_read_as_maxsim_with_a_warning(multi_vector: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change(multi_vector / "config_sentence_transformers.json", similarity_fn_name="meanmaxsim")
+    assert load_model(multi_vector).card.similarity == "maxsim"
+    assert "Quiver sums over the query's tokens" in caplog.text
+
+
+def test_a_pylate_folder_is_recognized_without_model_type(colbert: Path) -> None:
+    """PyLate writes no model_type where it started from a folder without one."""
+    before = load_model(colbert).card.fingerprint
+    change(colbert / "config_sentence_transformers.json", model_type=...)
+    assert load_model(colbert).card.fingerprint == before
+
+
+# Prefixes.
+
+
+def word_pieces() -> Tokenizer:
+    """A vocabulary like BERT's, in which [unused0] is a word and no added token."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocab = {word: place for place, word in enumerate([*special, "[unused0]", "[", "]", "unused", "##0", "wings", "7", "(", "a", ")"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
+    backend.normalizer = tokenizers.normalizers.BertNormalizer()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    backend.add_special_tokens(special)
+    return Tokenizer(backend, {})
+
+
+def test_a_prefix_in_the_vocabulary_becomes_one_token_everywhere() -> None:
+    words = word_pieces()
+    assert not reads_as_token(words, "[unused0] ", "[unused0]")
+    changed = with_prefixes(words, ("", "[unused0]"))
+    assert reads_as_token(changed, "[unused0] ", "[unused0]")
+    assert reads_as_token(changed, "[unused0]", "[unused0]")
+    assert changed.encode(["[unused0] wings 7"], max_length=9).ids == [[2, 5, 10, 11, 3]]
+    assert words.encode(["[unused0] wings 7"], max_length=9).ids == [[2, 6, 8, 9, 7, 10, 11, 3]]
+
+
+def test_prefixes_that_are_tokens_need_no_change() -> None:
+    words = tokenizer()
+    assert with_prefixes(words, ("[Q] ", "")) is words
+    # A byte-level vocabulary keeps the space behind a token.
+    assert not reads_as_token(words, "[Q]  ", "[Q] ")
+
+
+# Cards.
+
+RUN = {
+    "schema": "quiver-run/2",
+    "command": "quiver train mine --out runs/mine",
+    "date": "2026-11-21T10:00:00+00:00",
+    "versions": {"python": "3.11.2", "torch": "2.11.0", "pylate": None},
+    "data": {"rows": 1234, "sha256": "ab" * 32},
+    "batch": {"effective": 512, "negatives_per_query": 127},
+    "result": {"steps": 2441, "texts_truncated": 17, "development": [{"step": 9, "ndcg@10": 0.25}, {"step": 2441, "ndcg@10": 0.375}]},
+    "recipe": {
+        "name": "mine",
+        "description": "A model | with a bar.",
+        "source": "arXiv:2004.04906",
+        "model": {"init": "answerdotai/ModernBERT-base"},
+        "data": {
+            "train": ["hub://sentence-transformers/msmarco@abc/triplet-hard/train", "local/file.jsonl"],
+            "documents": "hub://lightonai/ms-marco-en-bge/documents/train",
+        },
+        "loss": {"name": "mnrl"},
+        "training": {"seed": 12},
+    },
+}
+TOLD = ("| Rows per update | `512` |", "| Negatives per query | `127` |", "| Updates | `2441` |", "nDCG@10 | `0.375` |")
+ENTRY = {
+    "task": {"type": "text-retrieval", "name": "Retrieval"},
+    "dataset": {"type": "mteb/scifact", "name": "SciFact", "split": "test"},
+    "metrics": [{"type": "ndcg_at_10", "name": "nDCG@10", "value": 0.64512}],
+}
+
+
+def card_of(folder: Path) -> tuple[dict[str, Any], str]:
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    _, metadata, body = text.split("---\n", 2)
+    return yaml.safe_load(metadata), body
+
+
+def run_folder(tmp_path: Path, source: Path, **changes: object) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    known = {"fingerprint": load_model(source).card.fingerprint, "base_model": "answerdotai/ModernBERT-base"}
+    record = {**RUN, "model": known, **changes}
+    (folder / "run.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_a_model_card_lists_known_facts(dense: Path, tmp_path: Path) -> None:
+    scores = ModelScores("results", load_model(dense).card.fingerprint, [ENTRY])
+    run = run_folder(tmp_path, dense)
+    export_model(dense, tmp_path / "my-model", layout="sentence-transformers", run=run, scores=[scores], languages=["en"])
+    metadata, body = card_of(tmp_path / "my-model")
+    assert metadata == {
+        "language": ["en"],
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-transformers", "sentence-similarity", "retrieval", "dense", "quiver"],
+        "base_model": "answerdotai/ModernBERT-base",
+        "datasets": ["sentence-transformers/msmarco", "lightonai/ms-marco-en-bge"],
+        "model-index": [{"name": "my-model", "results": [ENTRY]}],
+    }
+    for told in ("# my-model", 'SentenceTransformer("my-model")', "| SciFact | test | 0.6451 |", "`1234`", "`12`", "`mnrl`", *TOLD):
+        assert told in body
+    recipe = body.partition("```yaml\n")[2].partition("```")[0]
+    assert yaml.safe_load(recipe) == RUN["recipe"]
+
+
+def test_a_model_card_omits_unknown_facts(colbert: Path, tmp_path: Path) -> None:
+    export_model(colbert, tmp_path / "out", layout="pylate")
+    metadata, body = card_of(tmp_path / "out")
+    assert metadata.keys() == {"library_name", "pipeline_tag", "tags"}
+    assert metadata["library_name"] == "PyLate"
+    assert "## Training" not in body
+    assert "## Scores" not in body
+    assert "None" not in body
+
+
+def test_a_local_folder_is_not_named_as_the_base_model(dense: Path, tmp_path: Path) -> None:
+    """That ``runs/start`` is not there now says nothing: the record knows whether it was."""
+    recipe = {**RUN["recipe"], "model": {"init": "runs/start"}}
+    model = {"fingerprint": load_model(dense).card.fingerprint, "base_model": None}
+    run = run_folder(tmp_path, dense, recipe=recipe, model=model)
+    export_model(dense, tmp_path / "out", layout="hf", run=run)
+    assert "base_model" not in card_of(tmp_path / "out")[0]
+
+
+def test_a_recipe_that_contains_a_code_fence_stays_inside_its_own(dense: Path, tmp_path: Path) -> None:
+    text = "Start so:\n```\nquiver train mine\n````\n## Not a heading"
+    run = run_folder(tmp_path, dense, recipe={**RUN["recipe"], "source": text})
+    export_model(dense, tmp_path / "out", layout="hf", run=run)
+    body = card_of(tmp_path / "out")[1]
+    recipe = body.partition("\n`````yaml\n")[2].partition("\n`````\n")[0]
+    assert yaml.safe_load(recipe)["source"] == text
+
+
+@pytest.mark.parametrize("language", ["English", "Klingon!", "EN", "jp", "zh-CN", ""])
+def test_an_unknown_language_is_refused(dense: Path, tmp_path: Path, language: str) -> None:
+    with pytest.raises(InputError, match=f"unknown language '{language}'; use an ISO 639 code"):
+        export_model(dense, tmp_path / "out", layout="hf", languages=["en", language])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_language_code_no_is_not_read_as_a_boolean(dense: Path, tmp_path: Path) -> None:
+    export_model(dense, tmp_path / "out", layout="hf", languages=["no", "yue", "code"])
+    assert card_of(tmp_path / "out")[0]["language"] == ["no", "yue", "code"]
+
+
+def unstrippable(folder: Path) -> Path:
+    """The tokenizer of a saved model gets a token that is itself found behind the normalizer, white space and all."""
+    path = folder / "tokenizer.json"
+    rules = json.loads(without_strip(Tokenizer.from_pretrained(folder)).to_json())
+    [token] = [token for token in rules["added_tokens"] if token["content"] == "[unused0]"]
+    token |= {"special": True, "normalized": True}
+    path.write_text(json.dumps(rules))
+    return folder
+
+
+def test_a_model_card_omits_libraries_with_other_vectors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """sentence-transformers 6 strips neither a text nor a prompt by itself."""
+    dense, colbert = unstrippable(save_dense(tmp_path / "dense")), unstrippable(save_colbert(tmp_path / "colbert"))
+    for source, layout in ((dense, "sentence-transformers"), (colbert, "pylate"), (colbert, "stanford")):
+        caplog.clear()
+        out = export_model(source, tmp_path / "out", layout=layout, overwrite=True).folder
+        assert "sentence-transformers 6 does not strip white space around texts" in caplog.text
+        body = card_of(out)[1]
+        assert "MultiVectorEncoder" not in body
+        assert "5 or 6" not in body
+    with pytest.raises(InputError, match="and no stripping rule can be added to this tokenizer"):
+        export_model(colbert, tmp_path / "out", layout="sentence-transformers", overwrite=True)
+
+
+@pytest.mark.parametrize("layout", ["pylate", "stanford"])
+def test_a_model_card_lists_libraries_with_the_same_vectors(dense: Path, colbert: Path, tmp_path: Path, layout: str) -> None:
+    export_model(colbert, tmp_path / "out", layout=layout)
+    assert "MultiVectorEncoder" in card_of(tmp_path / "out")[1]
+    export_model(dense, tmp_path / "dense-out", layout="sentence-transformers")
+    assert "SentenceTransformer  # 5 or 6" in card_of(tmp_path / "dense-out")[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"fingerprint": "f" * 64}}, "belongs to another model (fingerprint ffffffffffff"),
+        ({"model": None}, "belongs to another model (fingerprint unknown"),
+        ({"schema": "quiver-run/1"}, "not the record of a training run (schema quiver-run/2)"),
+    ],
+)
+def test_a_run_record_of_another_model_is_refused(dense: Path, tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    run = run_folder(tmp_path, dense, **changes)
+    with pytest.raises(InputError) as caught:
+        export_model(dense, tmp_path / "out", layout="hf", run=run)
+    assert message in str(caught.value)
+
+
+def test_scores_of_another_model_and_repeated_scores_are_refused(dense: Path, tmp_path: Path) -> None:
+    fingerprint = load_model(dense).card.fingerprint
+    with pytest.raises(InputError, match="a: scores of another model"):
+        export_model(dense, tmp_path / "out", layout="hf", scores=[ModelScores("a", "f" * 64, [ENTRY])])
+    with pytest.raises(InputError, match="b and a both hold scores of SciFact; pass only one of them"):
+        export_model(dense, tmp_path / "out", layout="hf", scores=[ModelScores(name, fingerprint, [ENTRY]) for name in "ab"])
+    assert not (tmp_path / "out").exists()
+
+
+# Whole or not there.
+
+
+def test_a_failed_export_leaves_no_files(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object, **settings: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    export_model(dense, tmp_path / "out", layout="hf")
+    before = (tmp_path / "out" / "README.md").read_text()
+    monkeypatch.setattr(export, "render_card", fail)
+    for out in ("out", "new"):
+        with pytest.raises(OSError, match="No space"):
+            export_model(dense, tmp_path / out, layout="sentence-transformers", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "out"]
+    assert (tmp_path / "out" / "README.md").read_text() == before
+
+
+def test_only_a_model_is_replaced_and_only_with_overwrite(dense: Path, tmp_path: Path) -> None:
+    out = export_model(dense, tmp_path / "out", layout="sentence-transformers").folder
+    with pytest.raises(InputError, match="not empty; choose another --out, or add --overwrite"):
+        export_model(dense, out, layout="hf")
+    export_model(dense, out, layout="hf", overwrite=True)
+    assert not (out / "modules.json").exists()
+    other = tmp_path / "thesis"
+    other.mkdir()
+    (other / "chapter.tex").touch()
+    with pytest.raises(InputError, match="not overwritten, since it does not hold a model"):
+        export_model(dense, other, layout="hf", overwrite=True)
+    with pytest.raises(InputError, match="is a file; --out must name a folder"):
+        export_model(dense, other / "chapter.tex", layout="hf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "out", "thesis"]
+
+
+def test_a_folder_with_other_files_is_not_replaced(dense: Path, tmp_path: Path) -> None:
+    out = export_model(dense, tmp_path / "out", layout="sentence-transformers").folder
+    for name in ("notes.md", "1_Pooling/notes.md", "figures/README.md", ".gitattributes"):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+        before = (out / "README.md").stat().st_mtime_ns
+        with pytest.raises(InputError, match=f"since it holds {name.partition('/README')[0]}, which exports do not write"):
+            export_model(dense, out, layout="hf", overwrite=True)
+        assert (out / "README.md").stat().st_mtime_ns == before
+        (out / name).unlink()
+    (out / "figures").rmdir()
+    assert not any((export_model(dense, out, layout="hf", overwrite=True).folder).glob("*/"))
+
+
+@pytest.mark.parametrize("layout", ["sentence-transformers", "pylate", "hf", "stanford"])
+def test_a_git_clone_keeps_its_history_and_other_files(
+    colbert: Path, tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clone = tmp_path / "clone"
+    (clone / ".git" / "objects").mkdir(parents=True)
+    for name in (".git/HEAD", ".git/objects/ab", ".gitattributes"):
+        (clone / name).write_text("git's")
+    out = export_model(colbert, clone, layout="pylate").folder  # nothing there yet but git's: no --overwrite is needed
+    (out / "notes.md").write_text("mine")
+    with pytest.raises(InputError, match="not empty; choose another --out, or add --overwrite"):
+        export_model(colbert, out, layout=layout)
+    export_model(colbert, out, layout=layout, overwrite=True)
+    export_model(colbert, tmp_path / "alone" / "clone", layout=layout)
+    assert "kept files that exports do not write: notes.md" in caplog.text
+    kept = {".git/HEAD", ".git/objects/ab", ".gitattributes", "notes.md"}
+    assert files_in(out) == kept | files_in(tmp_path / "alone" / "clone")
+    assert all((out / name).read_text() in ("git's", "mine") for name in kept)
+    for name in files_in(out) - kept:
+        assert (out / name).read_bytes() == (tmp_path / "alone" / "clone" / name).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "clone", "colbert"]
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_failed_export_leaves_a_git_clone_unchanged(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "clone"
+    (out / ".git").mkdir(parents=True)
+    export_model(dense, out, layout="sentence-transformers")
+    before = {name: (out / name).read_bytes() for name in files_in(out)}
+
+    def fail(*given: object, **settings: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "render_card", fail)
+    with pytest.raises(OSError, match="No space"):
+        export_model(dense, out, layout="hf", overwrite=True)
+    assert {name: (out / name).read_bytes() for name in files_in(out)} == before
+
+
+def test_every_file_of_an_export_is_listed(dense: Path, colbert: Path, tmp_path: Path) -> None:
+    found = set[str]()
+    for source in (dense, colbert):
+        for layout, kinds in LAYOUTS.items():
+            if source.name in kinds and layout != "onnx":
+                found |= files_in(export_model(source, tmp_path / f"{source.name}-{layout}", layout=layout).folder)
+    graph = {"model.onnx", "model.onnx.data", "onnx_config.json"}  # of the layout onnx: test_onnx.py
+    assert {name for name in found if "/" not in name} | graph == FILES
+    modules = {tuple(name.split("/")) for name in found if "/" in name}
+    assert {name for _, name in modules} == MODULE_FILES
+    assert all(MODULE.fullmatch(folder) for folder, _ in modules)
+
+
+@pytest.mark.parametrize("target", ["dense", "."])
+def test_a_model_is_not_exported_over_itself(dense: Path, tmp_path: Path, target: str) -> None:
+    shutil.copy(dense / "config.json", tmp_path / "config.json")
+    with pytest.raises(InputError, match="contains the model to export"):
+        export_model(dense, tmp_path / target, layout="hf", overwrite=True)
+    assert isinstance(load_model(dense), BiEncoder)
+
+
+def test_every_layout_supports_a_kind_of_model() -> None:
+    kinds: Mapping[str, list[str]] = {layout: sorted(writers) for layout, writers in LAYOUTS.items()}
+    assert kinds == {
+        "sentence-transformers": ["colbert", "dense"],
+        "pylate": ["colbert"],
+        "hf": ["colbert", "dense"],
+        "stanford": ["colbert"],
+        "onnx": ["colbert", "dense"],
+    }

@@ -1,0 +1,189 @@
+"""Model folders: supported stacks of modules, malformed settings, and the contents of a fingerprint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.loading import ModelFolder, load_model, read_model_folder
+
+CONFIG = EncoderConfig.modernbert(
+    vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
+)
+TEXTS = ["a bird has wings", "[Q] ", "[D] "]
+
+
+def tokenizer() -> Tokenizer:
+    made = Tokenizer.train(TEXTS, vocab_size=300)
+    for prefix in ("[Q] ", "[D] "):
+        made.add_token(prefix)
+    return made
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    settings = ModelFolder("dense", tmp_path, max_length=32, normalize=True, projections=(Projection(32, 16),))
+    BiEncoder(init_weights(Encoder(CONFIG), seed=1), tokenizer(), settings).save(tmp_path / "dense")
+    return tmp_path / "dense"
+
+
+@pytest.fixture
+def colbert(tmp_path: Path) -> Path:
+    settings = ModelFolder("colbert", tmp_path, projections=(Projection(32, 8),), similarity="maxsim")
+    settings = dataclasses.replace(settings, colbert=dataclasses.replace(settings.colbert, document_length=60))
+    ColBERT(init_weights(Encoder(CONFIG), seed=1), tokenizer(), settings).save(tmp_path / "colbert")
+    return tmp_path / "colbert"
+
+
+def reorder(folder: Path, order: list[int]) -> None:
+    modules = json.loads((folder / "modules.json").read_text())
+    picked = [{**modules[place], "idx": idx} for idx, place in enumerate(order)]
+    (folder / "modules.json").write_text(json.dumps(picked))
+
+
+@pytest.mark.parametrize("order", [[], [0], [1, 0, 2, 3], [0, 2, 1, 3], [0, 1, 3, 2], [0, 1, 3, 3], [0, 0, 1]], ids=str)
+def test_stacks_in_another_order_are_refused(dense: Path, order: list[int]) -> None:
+    assert isinstance(load_model(dense), BiEncoder)
+    reorder(dense, order)
+    with pytest.raises(InputError, match="a dense model must have Transformer, Pooling, any number of Dense, and optionally Normalize"):
+        load_model(dense)
+
+
+def test_an_unknown_module_is_refused(dense: Path) -> None:
+    modules = json.loads((dense / "modules.json").read_text())
+    modules.insert(2, {**modules[1], "type": "sentence_transformers.models.LayerNorm"})
+    (dense / "modules.json").write_text(json.dumps([{**module, "idx": idx} for idx, module in enumerate(modules)]))
+    with pytest.raises(InputError, match=r"got .*LayerNorm"):
+        load_model(dense)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
+def test_settings_files_with_an_older_name_are_read(dense: Path, kind: str) -> None:
+    path = dense / "sentence_bert_config.json"
+    path.write_text(json.dumps({"max_seq_length": 17, "do_lower_case": True}))
+    path.rename(dense / f"sentence_{kind}_config.json")
+    settings = read_model_folder(dense)
+    assert (settings.max_length, settings.lower_case) == (17, True)
+
+
+@pytest.mark.parametrize("order", [[], [0], [1, 0]], ids=str)
+def test_a_colbert_model_without_projection_is_refused(colbert: Path, order: list[int]) -> None:
+    assert isinstance(load_model(colbert), ColBERT)
+    reorder(colbert, order)
+    with pytest.raises(InputError, match="a ColBERT model must have Transformer and one or more Dense"):
+        load_model(colbert)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "message"),
+    [
+        ("sentence_bert_config.json", "max_seq_length", "64", "max_seq_length must be of type int, got '64'"),
+        ("sentence_bert_config.json", "do_lower_case", 1, "do_lower_case must be of type bool, got 1"),
+        ("sentence_bert_config.json", "max_seq_length", 9999, "exceeds the encoder's 64 positions"),
+        ("sentence_bert_config.json", "max_seq_length", 0, "max_seq_length must be >= 1, got 0"),
+        ("1_Pooling/config.json", "pooling_mode", ["mean"], "pooling must be one of"),
+        ("config_sentence_transformers.json", "prompts", ["x"], "prompts must be of type dict"),
+        ("config_sentence_transformers.json", "prompts", {"document": 5}, "document must be of type str, got 5"),
+        ("config_sentence_transformers.json", "similarity_fn_name", "manhattan", "must be cosine or dot, got 'manhattan'"),
+        ("1_Pooling/config.json", "include_prompt", "no", "include_prompt must be of type bool"),
+        ("2_Dense/config.json", "in_features", "x", "in_features must be of type int, got 'x'"),
+        ("2_Dense/config.json", "in_features", 0, "must be >= 1, got 0 and 16"),
+        ("2_Dense/config.json", "out_features", 17, "the tensors do not match config.json"),
+        ("2_Dense/config.json", "activation_function", "os.system", "must be one of"),
+        ("config.json", "hidden_size", "big", "hidden_size must be an integer"),
+    ],
+)
+def test_mistyped_settings_are_named(dense: Path, file: str, key: str, value: object, message: str) -> None:
+    path = dense / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(InputError) as caught:
+        load_model(dense)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("skiplist_words", 5, "skiplist_words must be of type list"),
+        ("skiplist_words", [5], "skiplist_words must be a list of strings"),
+        ("query_prefix", 5, "query_prefix must be of type str"),
+        ("query_prefix", "[X] ", "the prefix '[X] ' is not a token"),
+        ("query_length", 2, "must be >= 4, got 2 and 60"),
+        ("document_length", 65, "exceeds the encoder's 64 positions"),
+    ],
+)
+def test_mistyped_colbert_settings_are_named(colbert: Path, key: str, value: object, message: str) -> None:
+    path = colbert / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(InputError) as caught:
+        load_model(colbert)
+    assert message in str(caught.value)
+
+
+def test_widths_of_successive_modules_must_agree() -> None:
+    settings = ModelFolder("dense", Path(), projections=(Projection(32, 16), Projection(17, 8)))
+    with pytest.raises(InputError, match="Dense module 2 expects 17 features, its input has 16"):
+        BiEncoder(Encoder(CONFIG), tokenizer(), settings)
+
+
+def test_loading_with_the_wrong_class_names_the_right_one(dense: Path, colbert: Path) -> None:
+    with pytest.raises(InputError, match="load it with ColBERT"):
+        BiEncoder.from_pretrained(colbert)
+    with pytest.raises(InputError, match="load it with BiEncoder"):
+        ColBERT.from_pretrained(dense)
+
+
+def test_a_residual_module_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    settings = ModelFolder("dense", Path(), projections=(Projection(32, 16, residual=True),))
+    with pytest.raises(InputError, match="residual Dense module, which the layout of sentence-transformers 5 does not support"):
+        BiEncoder(Encoder(CONFIG), tokenizer(), settings).save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"norm_eps": 0.1}, {"activation": "silu"}, {"num_heads": 4}, {"global_theta": 500.0}, {"window": 4}], ids=str
+)
+def test_the_fingerprint_covers_the_architecture(change: dict[str, object]) -> None:
+    words, settings = tokenizer(), ModelFolder("dense", Path())
+    model = BiEncoder(init_weights(Encoder(CONFIG), seed=1), words, settings)
+    other = init_weights(Encoder(dataclasses.replace(CONFIG, **change)), seed=1)
+    assert BiEncoder(other, words, settings).card.fingerprint != model.card.fingerprint
+
+
+def test_the_fingerprint_covers_settings_and_projections_and_nothing_else() -> None:
+    words = tokenizer()
+
+    def printed(settings: ModelFolder, **config: object) -> str:
+        encoder = init_weights(Encoder(dataclasses.replace(CONFIG, **config)), seed=1)
+        for projection in settings.projections:
+            projection.linear.weight.data.fill_(0.5)
+        return BiEncoder(encoder, words, settings).card.fingerprint
+
+    plain = ModelFolder("dense", Path())
+    tanh = Projection(32, 16, activation="torch.nn.modules.activation.Tanh")
+    prints = [
+        printed(plain),
+        printed(dataclasses.replace(plain, pooling="cls")),
+        printed(dataclasses.replace(plain, query_prompt="query: ")),
+        printed(dataclasses.replace(plain, normalize=True)),
+        printed(dataclasses.replace(plain, projections=(Projection(32, 16),))),
+        printed(dataclasses.replace(plain, projections=(tanh,))),
+    ]
+    assert len(set(prints)) == len(prints)
+    assert printed(plain, attention_dropout=0.3, pad_token_id=7) == prints[0]
+
+
+def test_a_bare_encoder_is_warned_about_once(dense: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (dense / "modules.json").unlink()
+    with caplog.at_level("WARNING", logger="retrieval"):
+        load_model(dense)
+    assert caplog.text.count("a bare encoder") == 1
+    assert read_model_folder(dense).pooling == "mean"

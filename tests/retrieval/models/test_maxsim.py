@@ -1,0 +1,109 @@
+"""MaxSim: the padded and the packed function, compared with explicit sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from quiver.retrieval.models.maxsim import maxsim_packed, maxsim_padded
+
+Tokens = NDArray[np.float32]
+
+
+def by_hand(queries: Sequence[Tokens], documents: Sequence[Tokens]) -> NDArray[np.float64]:
+    """Equation 3 of the paper in plain loops and double precision; no tokens, minus infinity."""
+    return np.array(
+        [
+            [
+                sum(max(float(q.astype(float) @ t.astype(float)) for t in document) for q in query) if len(document) else -np.inf
+                for document in documents
+            ]
+            for query in queries
+        ]
+    )
+
+
+def pack(documents: Sequence[Tokens]) -> tuple[Tokens, NDArray[np.int64]]:
+    return np.concatenate(documents), np.cumsum([0, *map(len, documents)], dtype=np.int64)
+
+
+def pad(texts: Sequence[Tokens]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Padded with large values, which would win every maximum if a mask let them."""
+    longest = max(map(len, texts))
+    out = torch.full((len(texts), longest, texts[0].shape[1]), 1e3)
+    mask = torch.zeros(len(texts), longest, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        out[row, : len(text)], mask[row, : len(text)] = torch.from_numpy(text), True
+    return out, mask
+
+
+def random_texts(seed: int, lengths: Sequence[int], width: int = 12) -> list[Tokens]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((length, width)).astype(np.float32) for length in lengths]
+
+
+LENGTHS = [3, 0, 1, 17, 0, 0, 40, 2, 0]
+
+
+def test_packed_maxsim_is_the_sum_of_maxima_with_empty_documents_anywhere() -> None:
+    for lengths in (LENGTHS, [0, 0, 5], [5], [4, 0]):
+        queries, documents = random_texts(0, [5, 1, 32]), random_texts(1, lengths)
+        np.testing.assert_allclose(maxsim_packed(queries, *pack(documents)), by_hand(queries, documents), rtol=1e-5, atol=1e-5)
+
+
+def test_padded_maxsim_is_the_sum_of_maxima_and_ranks_empty_documents_last() -> None:
+    queries, documents = random_texts(0, [5, 1, 7]), random_texts(1, LENGTHS)
+    (q, q_mask), (d, d_mask) = pad(queries), pad(documents)
+    scores = maxsim_padded(q, d, q_mask, d_mask)
+    expected = torch.from_numpy(by_hand(queries, documents)).float()
+    full = np.array(LENGTHS) > 0
+    torch.testing.assert_close(scores[:, full], expected[:, full], rtol=1e-5, atol=1e-5)
+    assert (scores[:, ~full] == torch.finfo(torch.float32).min).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_padding_never_exceeds_negative_similarities(dtype: torch.dtype) -> None:
+    queries = -torch.ones(1, 4, 3, dtype=dtype)
+    documents = torch.zeros(2, 5, 3, dtype=dtype)
+    documents[0], documents[1, :2] = 1.0, 2.0
+    d_mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    scores = maxsim_padded(queries, documents, torch.ones(1, 4, dtype=torch.bool), d_mask)
+    torch.testing.assert_close(scores, torch.tensor([[-12.0, -24.0]], dtype=dtype))
+    packed = maxsim_packed([np.full((4, 3), -1, np.float32)], *pack([np.ones((5, 3), np.float32), np.full((2, 3), 2, np.float32)]))
+    np.testing.assert_allclose(packed, [[-12.0, -24.0]])
+
+
+def test_block_sizes_do_not_change_scores() -> None:
+    queries, documents = random_texts(2, [4, 9, 1, 30, 2]), random_texts(3, [7, 0, 64, 1, 1, 0, 20, 33, 5])
+    whole = maxsim_packed(queries, *pack(documents))
+    for query_tokens, document_tokens in ((1, 1), (10, 8), (13, 64), (1000, 21)):
+        scores = maxsim_packed(queries, *pack(documents), query_block=query_tokens, document_block=document_tokens)
+        np.testing.assert_allclose(scores, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_padded_maxsim_has_gradients_for_the_best_tokens_only() -> None:
+    queries = torch.tensor([[[1.0, 0.0]]])
+    documents = torch.tensor([[[0.2, 0.0], [0.9, 0.0], [5.0, 0.0]]], requires_grad=True)
+    maxsim_padded(queries, documents, torch.ones(1, 1), torch.tensor([[1, 1, 0]])).sum().backward()
+    torch.testing.assert_close(documents.grad, torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]]))
+
+
+@pytest.mark.parametrize("shape", [(0, 12), (3, 11), (12,)])
+def test_a_query_of_another_width_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="query 1 must have the shape"):
+        maxsim_packed([np.ones((2, 12), np.float32), np.ones(shape, np.float32)], *pack(random_texts(0, [3])))
+
+
+@pytest.mark.parity
+def test_pylate_gives_the_same_scores_for_documents_without_padding() -> None:
+    scores = pytest.importorskip("pylate.scores")
+    rng = np.random.default_rng(5)
+    queries, documents = rng.standard_normal((4, 8, 16)).astype(np.float32), rng.standard_normal((6, 20, 16)).astype(np.float32)
+    theirs = scores.colbert_scores(torch.from_numpy(queries), torch.from_numpy(documents))
+    ours = maxsim_padded(torch.from_numpy(queries), torch.from_numpy(documents), torch.ones(4, 8), torch.ones(6, 20))
+    torch.testing.assert_close(ours, theirs)
+    np.testing.assert_allclose(maxsim_packed(list(queries), *pack(list(documents))), theirs.numpy(), rtol=1e-5)

@@ -1,0 +1,186 @@
+"""Export to ONNX: onnxruntime gives the vectors of Quiver for any number and length of texts, and the code of the model card runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, pack_padded, preset
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.export.export import FILES, export_model
+from quiver.retrieval.models.export.onnx import require_libraries, write_onnx
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, build_model, load_model, load_parts
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+TEXTS = ["A bird has wings, feathers and a beak.", "the sea", "", "retrieval finds documents " * 9]
+
+
+def tokenizer() -> Tokenizer:
+    trained = Tokenizer.train(TEXTS * 2, vocab_size=330)
+    for prefix in ("[Q] ", "[D] "):
+        trained.add_token(prefix)
+    return trained
+
+
+def modernbert(vocabulary: int) -> EncoderConfig:
+    return EncoderConfig.modernbert(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        num_heads=2,
+        intermediate_size=48,
+        layer_types=["global", "local", "local"],
+        max_positions=96,
+        window=16,
+    )
+
+
+def bert(vocabulary: int) -> EncoderConfig:
+    return replace(
+        preset("minilm-l6"), vocab_size=vocabulary, hidden_size=32, num_heads=2, intermediate_size=64, layer_types=("global",) * 2,
+        max_positions=96,
+    )  # fmt: skip
+
+
+def colbert(folder: Path, *, attend: bool = False) -> Path:
+    words = tokenizer()
+    torch.manual_seed(5)
+    settings = ModelFolder(
+        "colbert",
+        folder,
+        projections=(Projection(32, 16),),
+        similarity="maxsim",
+        colbert=ColBERTSettings(query_length=12, document_length=80, attend_to_expansion=attend),
+    )
+    ColBERT(init_weights(Encoder(modernbert(len(words))), seed=3).eval(), words, settings).save(folder / "model")
+    return folder / "model"
+
+
+def dense(folder: Path, config: Callable[[int], EncoderConfig], **settings: Any) -> Path:
+    words = tokenizer()
+    about = ModelFolder("dense", folder, max_length=90, **settings)
+    BiEncoder(init_weights(Encoder(config(len(words))), seed=4).eval(), words, about).save(folder / "model")
+    return folder / "model"
+
+
+def exported(model: Path | str, out: Path) -> dict[str, Any]:
+    export_model(model, out, layout="onnx")
+    settings: dict[str, Any] = json.loads((out / "onnx_config.json").read_text())
+    return settings
+
+
+def run_card(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the card's code defines, run beside the folder."""
+    (code,) = re.findall("```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(out.parent)
+    space: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(code, space)
+    return space
+
+
+@pytest.mark.parametrize("attend", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_onnx_gives_the_token_vectors_of_a_colbert_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attend: bool) -> None:
+    source, out = colbert(tmp_path, attend=attend), tmp_path / "graph"
+    settings = exported(source, out)
+    assert settings["check"]["largest_difference"] < 1e-5
+    assert [1, 80] in settings["check"]["shapes"]
+    assert {path.name for path in out.iterdir()} <= FILES
+    encode, model = run_card(out, monkeypatch)["encode"], load_model(source)
+    for role in ("query", "document"):
+        expected = model.encode(TEXTS, role).vectors
+        for found, ours in zip(encode(TEXTS, role), expected, strict=True):
+            np.testing.assert_allclose(found, ours, atol=1e-4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        (modernbert, {"normalize": True}),
+        (bert, {"pooling": "max", "query_prompt": "query: ", "document_prompt": "a bird: ", "include_prompt": False, "similarity": "dot"}),
+        (bert, {"pooling": "lasttoken", "lower_case": True, "similarity": "dot"}),
+        (modernbert, {"pooling": "cls", "query_prompt": "query: "}),
+    ],
+)
+def test_onnx_gives_the_vectors_of_a_bi_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Callable[[int], EncoderConfig], settings: Any
+) -> None:
+    source, out = dense(tmp_path, config, **settings), tmp_path / "graph"
+    written = exported(source, out)
+    assert ("pooling_mask" in written["inputs"]) == (settings.get("include_prompt") is False)
+    encode, model = run_card(out, monkeypatch)["encode"], load_model(source)
+    for role in ("query", "document"):
+        expected = model.encode(TEXTS, role).vectors
+        finite = np.isfinite(expected)  # the maximum over no token is none
+        np.testing.assert_allclose(encode(TEXTS, role)[finite], expected[finite], atol=1e-4)
+
+
+def every_length(source: str | Path, out: Path, lengths: range) -> None:
+    """The graph beside the packed model at many lengths, one to five texts each, the shorter ones padded."""
+    model = load_model(source, device="cpu")
+    assert isinstance(model, BiEncoder)
+    session = onnxruntime.InferenceSession(str(out / "model.onnx"))
+    rng = np.random.default_rng(7)
+    for number, length in enumerate(lengths):
+        rows = 1 + number % 5
+        ids = rng.integers(0, len(model.tokenizer), (rows, length))
+        mask = (np.arange(length) < np.append(length, rng.integers(1, length + 1, rows - 1))[:, None]).astype(np.int64)
+        (found,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
+        batch = pack_padded(torch.from_numpy(ids), torch.from_numpy(mask))
+        with torch.inference_mode():
+            ours = model.pool(model.encoder(batch), batch).numpy()
+        np.testing.assert_allclose(found, ours, atol=1e-4, err_msg=f"{rows} texts of {length}")
+
+
+@pytest.mark.slow
+def test_onnx_gives_the_vectors_of_a_small_modernbert_at_every_length(tmp_path: Path) -> None:
+    source = dense(tmp_path / "one", modernbert, normalize=True)
+    exported(source, tmp_path / "graph")
+    every_length(source, tmp_path / "graph", range(1, 91))
+    # The graph of another model is refused.
+    graph = tmp_path / "graph" / "model.onnx"
+    (tmp_path / "refused").mkdir()
+    other = load_parts(dense(tmp_path / "two", modernbert, normalize=False))
+    with pytest.raises(InputError, match=r"the graph's vectors differ from the model's by \d\.\de[-+]0\d, more than 1e-04"):
+        write_onnx(tmp_path / "refused", build_model(other, "two"), export=lambda model, path: path.write_bytes(graph.read_bytes()))
+
+
+@pytest.mark.slow
+def test_onnx_gives_the_vectors_of_minilm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minilm: Path) -> None:
+    out = tmp_path / "graph"
+    settings = exported(minilm, out)
+    assert settings["check"]["largest_difference"] < 1e-5
+    every_length(minilm, out, range(1, settings["document"]["max_length"] + 1, 15))
+    encode = run_card(out, monkeypatch)["encode"]
+    np.testing.assert_allclose(encode(TEXTS, "query"), load_model(minilm).encode(TEXTS, "query").vectors, atol=1e-4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["roberta-base", "mosaicbert-base", "nomicbert", "gte-en-mlm-large"])
+def test_onnx_gives_the_vectors_of_every_model_family(tmp_path: Path, name: str) -> None:
+    def config(vocabulary: int) -> EncoderConfig:
+        return replace(preset(name), vocab_size=vocabulary, hidden_size=32, num_heads=2, intermediate_size=256, layer_types=("global",) * 2,
+                       max_positions=96)  # fmt: skip
+
+    source = dense(tmp_path, config)
+    exported(source, tmp_path / "graph")
+    every_length(source, tmp_path / "graph", range(1, 91, 7))
+
+
+def test_a_missing_library_is_named() -> None:
+    with pytest.raises(InputError, match=r"needs no_such_library: pip install 'quiver-retrieval\[interop\]'"):
+        require_libraries(("onnx", "no_such_library"))

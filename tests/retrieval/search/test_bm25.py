@@ -1,0 +1,168 @@
+"""BM25 over an open index: equal to BM25 over the documents that are not deleted, with and without a cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
+from quiver.retrieval.records import Document, Hits
+from quiver.retrieval.search.bm25 import BlockLimits, WordIndex, rank_streamed
+
+QUERIES = ["rare7 common", "word3 text1 word3", "the of", "unknown", "tail title2", "\u00fcber \u6f22\u5b57"]
+
+
+def document(number: int) -> Document:
+    words = f"word{number % 9} text{number % 4} " + "tail " * (number % 3) + ("common " if number % 5 else "\u00fcber \u6f22\u5b57 ")
+    return Document(f"d{number:03d}", words + f"rare{number}" * (number % 2), f"title{number % 6}", {"part": number})
+
+
+DOCUMENTS = [*map(document, range(60)), Document("e1", ""), Document("e2", "the of a")]
+
+
+@pytest.fixture
+def changed(tmp_path: Path, word_sum: Any) -> tuple[Index, list[Document]]:
+    """An index of three segments, some documents of which are deleted or replaced, and what is alive of it."""
+    build_index(DOCUMENTS[:30], word_sum, tmp_path / "i")
+    add_documents(tmp_path / "i", DOCUMENTS[30:50], word_sum)
+    gone = {each.id for each in DOCUMENTS[10:50:3]}
+    delete_documents(tmp_path / "i", sorted(gone))
+    index = add_documents(tmp_path / "i", DOCUMENTS[40:], word_sum, replace_existing=True)
+    return index, [each for each in DOCUMENTS[:40] if each.id not in gone] + DOCUMENTS[40:]
+
+
+def over(documents: Iterable[Document], k: int) -> Hits:
+    return rank_streamed(lambda: ((each.id, each.content()) for each in documents), QUERIES, k)
+
+
+def same(found: Hits, wanted: Hits) -> None:
+    assert [list(ids) for ids in found.ids] == [list(ids) for ids in wanted.ids]
+    for mine, theirs in zip(found.scores, wanted.scores, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("block", [7, 100_000])
+def test_bm25_sees_all_segments_without_deleted_documents(
+    changed: tuple[Index, list[Document]], tmp_path: Path, cached: bool, block: int
+) -> None:
+    index, alive = changed
+    assert len(index.segments) == 3
+    words = WordIndex(index, cache=tmp_path / "words" if cached else None, limits=BlockLimits(block))
+    assert len(words) == len(alive)
+    for k in (1, 5, 1000):
+        same(words.search(QUERIES, k), over(alive, k))
+    everything = words.search(QUERIES, 1000)
+    assert [len(ids) for ids in everything.ids[2:4]] == [0, 0]  # stop words and words that nobody has
+    for query, ids, scores in zip(QUERIES, everything.ids, everything.scores, strict=True):
+        for key, score in list(zip(ids, scores.tolist(), strict=True))[:3]:
+            parts = words.word_scores(query, key)
+            assert sum(part.score for part in parts) == pytest.approx(score, rel=1e-6)
+            assert [part.word for part in parts] == query.split()
+    assert [part.score for part in words.word_scores("unknown", "d000")] == [0.0]
+    with pytest.raises(InputError, match="no document 'd010' in this index"):
+        words.word_scores("word3", "d010")
+    with pytest.raises(ValueError, match="k must be >= 1"):
+        words.search(QUERIES, 0)
+
+
+def test_filters_do_not_change_document_frequencies(changed: tuple[Index, list[Document]]) -> None:
+    index, alive = changed
+    words = WordIndex(index)
+    found = words.search(QUERIES, 1000, filter=Filter.parse(["part>=20", "part<45"], ids=[each.id for each in alive[::2]]))
+    allowed = {each.id for each in alive[::2] if each.metadata and 20 <= int(str(each.metadata["part"])) < 45}
+    whole = over(alive, 1000)
+    assert sum(map(len, found.ids)) > 10
+    for ids, scores, every, wanted in zip(found.ids, found.scores, whole.ids, whole.scores, strict=True):
+        expected = [(key, score) for key, score in zip(every, wanted.tolist(), strict=True) if key in allowed]
+        assert list(zip(ids, scores.tolist(), strict=True)) == expected
+    with pytest.raises(InputError, match="no document has the field 'color'"):
+        words.search(QUERIES, 3, filter=Filter.parse(["color=red"]))
+
+
+def counted(cache: Path) -> dict[str, tuple[int, int]]:
+    """Folder of a segment's words -> its documents, and when they were counted."""
+    files = {path.parent.name: path for path in cache.glob("*/words.json")}
+    return {
+        name: (sum(block[0] for block in json.loads(path.read_text())["blocks"]), path.stat().st_mtime_ns) for name, path in files.items()
+    }
+
+
+def test_words_are_counted_once(changed: tuple[Index, list[Document]], tmp_path: Path, word_sum: Any) -> None:
+    index, alive = changed
+    cache = tmp_path / "words"
+    WordIndex(index, cache=cache)
+    first = counted(cache)
+    assert sorted(documents for documents, _ in first.values()) == [20, 22, 30]  # deleted documents are part of a segment
+    for verify in (True, False):
+        same(WordIndex(index, cache=cache, verify=verify).search(QUERIES, 10), over(alive, 10))
+    assert counted(cache) == first
+    delete_documents(index.path, [alive[0].id])
+    added = add_documents(index.path, [Document("new", "word3 brand new")], word_sum)
+    same(WordIndex(added, cache=cache).search(QUERIES, 10), over([*alive[1:], Document("new", "word3 brand new")], 10))
+    second = counted(cache)
+    # Only the new segment is counted: the addition has merged the small ones.
+    assert [documents for name, (documents, _) in second.items() if name not in first] == [len(alive)]
+    same(WordIndex(compact_index(index.path), cache=cache).search(QUERIES, 10), over([*alive[1:], Document("new", "word3 brand new")], 10))
+    assert counted(cache) == second  # there was nothing to compact
+
+
+def test_titles_are_counted_if_they_are_encoded(tmp_path: Path, word_sum: Any) -> None:
+    cache = tmp_path / "words"
+    found = []
+    for use_title in (True, False):
+        index = build_index(DOCUMENTS, word_sum, tmp_path / f"{use_title}", options=BuildOptions(use_title=use_title))
+        found.append(len(WordIndex(index, cache=cache).search(["title2"], 100).ids[0]))
+    assert found == [10, 0]
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed", "list"])
+def test_damaged_word_tables_are_counted_again(
+    changed: tuple[Index, list[Document]], tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    index, alive = changed
+    cache = tmp_path / "words"
+    WordIndex(index, cache=cache)
+    for folder in cache.iterdir():
+        file = folder / "0000.counts"
+        if damage == "missing":
+            file.unlink()
+        elif damage == "cut":
+            file.write_bytes(file.read_bytes()[:-4])
+        elif damage == "changed":
+            file.write_bytes(bytes(len(file.read_bytes())))
+        else:
+            (folder / "words.json").write_text('{"blocks": 1}')
+    with caplog.at_level(logging.WARNING, logger="quiver.retrieval"):
+        same(WordIndex(index, cache=cache).search(QUERIES, 10), over(alive, 10))
+    assert sum("counting the words again" in record.message for record in caplog.records) == 3
+    caplog.clear()
+    WordIndex(index, cache=cache)
+    assert not caplog.records
+    assert len(list(cache.iterdir())) == 3  # and nothing is left beside them
+
+
+def test_bm25_without_texts_is_refused(tmp_path: Path, word_sum: Any) -> None:
+    bare = build_index(DOCUMENTS, word_sum, tmp_path / "bare", options=BuildOptions(store_text=False))
+    with pytest.raises(InputError, match="built without texts, which BM25 needs"):
+        WordIndex(bare)
+    index = build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        WordIndex(index, cache=tmp_path / "file")
+
+
+def test_bm25_over_an_empty_index_finds_nothing(tmp_path: Path, word_sum: Any) -> None:
+    build_index(DOCUMENTS[:3], word_sum, tmp_path / "i")
+    index = delete_documents(tmp_path / "i", [each.id for each in DOCUMENTS[:3]])
+    found = WordIndex(index).search(QUERIES, 3)
+    assert [list(ids) for ids in found.ids] == [[]] * len(QUERIES)
+    assert len(WordIndex(compact_index(index.path)).search(["word1"], 3).ids[0]) == 0

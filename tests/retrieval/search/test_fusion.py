@@ -1,0 +1,178 @@
+"""Fusion: values by hand, a second implementation, and hits of real indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import ranked
+from quiver.retrieval.index import Filter, build_index
+from quiver.retrieval.records import Document, Hits, Query, Run
+from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.search import Fusion, fuse, fuse_hits, fuse_runs, index_system, search_fused, word_system
+
+A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}
+B = {"d2": 30.0, "d4": 20.0}
+
+
+def test_reciprocal_rank_fusion_gives_values_computed_by_hand() -> None:
+    fused = fuse([A, B], Fusion())
+    assert fused == pytest.approx({"d2": 1 / 62 + 1 / 61, "d1": 1 / 61, "d4": 1 / 62, "d3": 1 / 63})
+    assert list(fused) == ["d2", "d1", "d4", "d3"]
+    weighted = fuse([A, B], Fusion(weights=(0.2, 1), constant=1))
+    assert weighted == pytest.approx({"d2": 0.2 / 3 + 1 / 2, "d4": 1 / 3, "d1": 0.2 / 2, "d3": 0.2 / 4})
+
+
+def test_weighted_fusion_gives_values_computed_by_hand() -> None:
+    # Of A: 1, 0.5, 0, and 0 for d4; of B: 1, 0, and 0 for d1 and d3.
+    fused = fuse([A, B], Fusion("weighted", weights=(2, 1)))
+    assert fused == pytest.approx({"d1": 2.0, "d2": 2.0, "d4": 0.0, "d3": 0.0})
+    assert list(fused) == ["d2", "d1", "d4", "d3"]
+    # Of A: mean 0.5, deviation sqrt(0.32 / 3); of B: mean 25, deviation 5; what is missing gets the lowest.
+    one = 0.4 / (0.32 / 3) ** 0.5
+    fused = fuse([A, B], Fusion("weighted", normalise="z-score"))
+    assert fused == pytest.approx({"d1": one - 1, "d2": 0 + 1, "d3": -one - 1, "d4": -one - 1})
+
+
+def defined(rankings: Sequence[Mapping[str, float]], fusion: Fusion, weights: Sequence[float]) -> dict[str, float]:
+    """The definitions, document by document."""
+    scores: dict[str, float] = {}
+    for document in {document for ranking in rankings for document in ranking}:
+        total = 0.0
+        for ranking, weight in zip(rankings, weights, strict=True):
+            if fusion.method == "rrf":
+                total += weight / (fusion.constant + ranked(ranking).index(document) + 1) if document in ranking else 0
+                continue
+            values = np.array(list(ranking.values()))
+            value = ranking.get(document, values.min())
+            if fusion.normalise == "min-max":
+                total += weight * (value - values.min()) / (values.max() - values.min())
+            else:
+                total += weight * (value - values.mean()) / np.sqrt(((values - values.mean()) ** 2).mean())
+        scores[document] = total
+    return scores
+
+
+@pytest.mark.parametrize("fusion", [Fusion(), Fusion(constant=3), Fusion("weighted"), Fusion("weighted", normalise="z-score")])
+@pytest.mark.parametrize("weights", [None, (0.3, 2.0, 1.0)])
+def test_fusion_agrees_with_its_definition_in_any_order_of_rankings(fusion: Fusion, weights: tuple[float, ...] | None) -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        chosen = [rng.choice(30, rng.integers(2, 25), replace=False) for _ in range(3)]
+        rankings = [{f"d{key}": float(np.float32(rng.normal(5, 3))) for key in keys} for keys in chosen]
+        factors = weights or (1.0, 1.0, 1.0)
+        found = fuse(rankings, Fusion(fusion.method, weights, fusion.constant, fusion.normalise))
+        expected = defined(rankings, fusion, factors)
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert list(found) == ranked(found)
+        for order in permutations(range(3)):
+            shuffled = Fusion(fusion.method, tuple(factors[place] for place in order), fusion.constant, fusion.normalise)
+            assert fuse([rankings[place] for place in order], shuffled) == found
+
+
+def test_a_ranking_with_weight_0_is_ignored() -> None:
+    for method in ("rrf", "weighted"):
+        assert fuse([A, B], Fusion(method, weights=(1, 0))) == fuse([A], Fusion(method))
+        assert "d4" not in fuse([A, B], Fusion(method, weights=(1, 0)))
+
+
+@pytest.mark.parametrize("normalise", ["min-max", "z-score"])
+def test_rankings_with_equal_scores_are_normalized(normalise: str) -> None:
+    fusion = Fusion("weighted", normalise=normalise)
+    assert fuse([A, {}], fusion) == fuse([A], fusion)
+    assert fuse([{}, {}], fusion) == {}
+    alone = fuse([A, {"d4": 7.0}], fusion)
+    equal = fuse([A, {"d3": 0.1, "d4": 0.1}], fusion)
+    if normalise == "min-max":  # what was found alone is the best of its list, not the worst
+        assert alone == pytest.approx({"d1": 1.0, "d4": 1.0, "d2": 0.5, "d3": 0.0})
+        assert equal == pytest.approx({"d1": 1.0, "d4": 1.0, "d3": 1.0, "d2": 0.5})
+    else:
+        own = fuse([A], fusion)
+        assert alone == pytest.approx({**own, "d4": own["d3"]})
+
+
+def test_runs_and_hits_are_fused_alike() -> None:
+    runs: list[Run] = [{"q1": A, "q2": {"d9": 1.0}}, {"q3": B, "q1": B}]
+    fused = fuse_runs(runs, Fusion(), k=3)
+    assert fused == {"q1": dict(list(fuse([A, B], Fusion()).items())[:3]), "q2": {"d9": 1 / 61}, "q3": fuse([{}, B], Fusion())}
+    assert list(fused) == ["q1", "q2", "q3"]
+    assert list(fused["q1"]) == ["d2", "d1", "d4"]
+    queries = ["q1", "q2", "q3"]
+    hits = [
+        Hits(
+            [list(run.get(query, {})) for query in queries], [np.array(list(run.get(query, {}).values()), np.float32) for query in queries]
+        )
+        for run in runs
+    ]
+    found = fuse_hits(hits, Fusion(), k=3)
+    assert [list(ids) for ids in found.ids] == [list(fused[query]) for query in queries]
+    for scores, query in zip(found.scores, queries, strict=True):
+        np.testing.assert_allclose(scores, list(fused[query].values()), rtol=1e-7)
+    with pytest.raises(ValueError, match="hits must have equal numbers of queries, got 3, 1"):
+        fuse_hits([hits[0], Hits([[]], [np.zeros(0, np.float32)])], Fusion(), k=3)
+    with pytest.raises(ValueError, match="k must be >= 1"):
+        fuse_runs(runs, Fusion(), k=0)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"method": "borda"}, "fusion must be one of rrf, weighted, got 'borda'"),
+        ({"normalise": "max"}, "normalisation must be one of min-max, z-score, got 'max'"),
+        ({"constant": -1.0}, "must be >= 0, got -1.0"),
+        ({"weights": (1.0, -1.0)}, "weights must be numbers >= 0, at least one of them > 0, got 1.0, -1.0"),
+        ({"weights": (0.0, 0.0)}, "at least one of them > 0"),
+        ({"weights": (float("nan"), 1.0)}, "weights must be numbers"),
+        ({"weights": ()}, "got none"),
+        ({"weights": (1.0,)}, "got 1 weights for 2 rankings"),
+    ],
+)
+def test_rankings_that_cannot_be_fused_are_refused(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fuse([A, B], Fusion(**choices))
+
+
+def test_scores_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ValueError, match="scores must be finite"):
+        fuse([{"a": float("-inf"), "b": 1.0}], Fusion("weighted"))
+    with pytest.raises(ValueError, match="NaN"):
+        fuse([{"a": float("nan")}], Fusion())
+    with pytest.raises(ValueError, match="no rankings"):
+        fuse([], Fusion())
+
+
+def test_systems_are_searched_to_the_depth_and_fused(tmp_path: Path, word_sum: Any) -> None:
+    documents = [Document(f"d{number}", f"word{number % 4} text{number % 3} end", metadata={"part": number}) for number in range(24)]
+    index = build_index(documents, word_sum, tmp_path / "i")
+    words = WordIndex(index)
+    queries = [Query("q1", "word1 text2"), Query("q2", "nothing at all")]
+    fusion = Fusion(weights=(1.0, 2.0))
+    found = search_fused([index_system(index, word_sum), word_system(words)], queries, 3, fusion=fusion, depth=7)
+    vectors = index.search(word_sum.encode([query.text for query in queries], "query").vectors, 7).to_run(["q1", "q2"])
+    terms = words.search([query.text for query in queries], 7).to_run(["q1", "q2"])
+    assert found.lists == (vectors, terms)
+    assert (len(vectors["q1"]), len(terms["q1"]), len(terms["q2"])) == (7, 7, 0)
+    assert found.run == fuse_runs([vectors, terms], fusion, k=3)
+    filter = Filter.parse(["part<6"])
+    narrow = [index_system(index, word_sum, filter=filter), word_system(words, filter=filter)]
+    assert set(search_fused(narrow, queries, 24, fusion=fusion).run["q1"]) == {f"d{number}" for number in range(6)}
+
+
+def test_a_system_with_weight_0_is_not_searched() -> None:
+    asked: list[int] = []
+
+    def system(queries: Sequence[Query], k: int) -> Run:
+        asked.append(k)
+        return {query.id: B for query in queries}
+
+    def broken(queries: Sequence[Query], k: int) -> Run:
+        raise AssertionError((queries, k))
+
+    found = search_fused([broken, system], [Query("q", "text")], 200, fusion=Fusion(weights=(0, 1)), depth=100)
+    assert (found.lists, asked, list(found.run["q"])) == (({}, {"q": B}), [200], ["d2", "d4"])

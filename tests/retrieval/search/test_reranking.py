@@ -1,0 +1,83 @@
+"""Re-ranking: MaxSim by hand, from an index and from texts, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import ranked
+from quiver.retrieval.index import Index, build_index
+from quiver.retrieval.records import Document, Query, Role, TokenEncoding
+from quiver.retrieval.search.search import IndexScorer, TextScorer, rerank
+
+TEXTS = {f"d{number}": f"word{number % 5} text{number % 7} common" for number in range(20)} | {"empty": ""}
+QUERIES = [Query("q1", "word1 common"), Query("q2", "text3 word2"), Query("q3", "unknown")]
+RUN = {"q1": {"d1": 3.0, "d6": 2.0, "d2": 1.0, "empty": 0.5}, "q2": {key: 1.0 for key in TEXTS if key != "empty"}}
+
+
+@pytest.fixture
+def index(tmp_path: Path, word_by_word: Any) -> Index:
+    return build_index([Document(key, text) for key, text in TEXTS.items()], word_by_word, tmp_path / "i")
+
+
+def brute_force(model: Any, query: str, documents: Sequence[str]) -> dict[str, float]:
+    (asked,) = model.encode([query], "query").vectors
+    scores = {}
+    for document in documents:
+        (tokens,) = model.encode([TEXTS[document]], "document").vectors
+        if len(tokens):
+            scores[document] = sum(max(float(token @ vector) for token in tokens) for vector in asked)
+    return scores
+
+
+@pytest.mark.parametrize("stage", ["index", "texts"])
+@pytest.mark.parametrize("together", [1, 5, 2048])
+def test_scores_of_reranking_are_maxsim(index: Index, word_by_word: Any, stage: str, together: int) -> None:
+    scorer = IndexScorer(index, word_by_word) if stage == "index" else TextScorer(word_by_word, TEXTS.__getitem__, together)
+    found = rerank(RUN, QUERIES, scorer, 10)
+    assert list(found) == ["q1", "q2", "q3"]
+    assert found["q3"] == {}
+    assert "empty" not in found["q1"]  # it has no vector
+    for query in QUERIES[:2]:
+        expected = brute_force(word_by_word, query.text, list(RUN[query.id]))
+        # Documents of the same words are tied up to rounding: the scores decide which of them may be there.
+        best = sorted(expected.values(), reverse=True)[:10]
+        np.testing.assert_allclose(list(found[query.id].values()), best, rtol=1e-5)
+        for document, score in found[query.id].items():
+            assert score == pytest.approx(expected[document], rel=1e-5)
+        assert list(found[query.id]) == ranked(found[query.id])
+    assert len(rerank(RUN, QUERIES, scorer, 2)["q2"]) == 2
+
+
+def test_a_candidate_of_several_queries_is_encoded_once(word_by_word: Any) -> None:
+    encoded: list[str] = []
+
+    class Counting:
+        card = word_by_word.card
+
+        def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+            if role == "document":
+                encoded.extend(texts)
+            return word_by_word.encode(texts, role, progress=progress)
+
+    TextScorer(Counting(), TEXTS.__getitem__)(["word1", "word2"], [["d1", "d2"], ["d2", "d3"]])
+    assert encoded == [TEXTS["d1"], TEXTS["d2"], TEXTS["d3"]]
+
+
+def test_a_score_of_nan_is_not_treated_as_a_missing_vector() -> None:
+    with pytest.raises(ValueError, match="'d2' has the score NaN"):
+        rerank({"q1": {"d1": 3.0, "d2": 2.0}}, QUERIES[:1], lambda queries, candidates: [np.array([1.0, np.nan], np.float32)], 3)
+
+
+def test_candidates_that_cannot_be_reranked_are_refused(index: Index, word_by_word: Any) -> None:
+    with pytest.raises(InputError, match="the index has no document 'other'"):
+        rerank({"q1": {"other": 1.0}}, QUERIES, IndexScorer(index, word_by_word), 3)
+    with pytest.raises(InputError, match="but the model given is"):
+        IndexScorer(index, type(word_by_word)("d" * 64))
+    with pytest.raises(ValueError, match="k must be >= 1"):
+        rerank(RUN, QUERIES, IndexScorer(index, word_by_word), 0)

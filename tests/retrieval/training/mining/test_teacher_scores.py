@@ -1,0 +1,593 @@
+"""Teacher scores: computed by hand and by the libraries, for rows of texts and of ids, and after a kill."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.cluster import LocalProcesses
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.records import IN_PROCESS
+from quiver.retrieval.training.mining import teacher_scores
+from quiver.retrieval.training.mining.job_folder import WORK
+from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
+from quiver.retrieval.training.mining.teacher_scores import CrossEncoderTeacher, Ensemble, VectorTeacher, load_teacher, min_max, score_rows
+from quiver.retrieval.training.mining.texts import BeirSource
+from quiver.retrieval.training.recipe import DataSection
+
+TEXTS = [f"w{first} w{second} w{first + second}" for first in range(6) for second in range(7)]
+ROWS: list[dict[str, Any]] = [
+    {"query": f"w{row % 5} w{row % 7}", "positive": TEXTS[row], "negatives": [TEXTS[(row * step) % 42] for step in range(2, 2 + row % 4)]}
+    for row in range(30)
+]
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def section(path: Path, **fields: Any) -> DataSection:
+    return DataSection(train=(str(path),), **{"document_fields": ("positive", "negatives"), **fields})
+
+
+def similarity(model: Any, query: str, document: str) -> float:
+    left, right = (model.encode([text], "query").vectors[0].astype(np.float64) for text in (query, document))
+    product = left @ right.T
+    return float(product if product.ndim == 0 else product.max(axis=1).sum())
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of ten pairs at most."""
+    monkeypatch.setattr(teacher_scores, "PAIRS_PER_PART", 10)
+
+
+@pytest.mark.parametrize("kind", ["word_sum", "word_by_word"])
+def test_scores_are_the_similarity_of_each_pair(kind: str, request: pytest.FixtureRequest, tmp_path: Path, small_parts: None) -> None:
+    model = request.getfixturevalue(kind)
+    path = write_lines(tmp_path / "rows.jsonl", [{**row, "kept": [1, None], "scores": [0]} for row in ROWS])
+    record = score_rows(section(path), VectorTeacher(model), tmp_path / "out")
+    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert [{**row, "scores": 0} for row in rows] == [{**row, "kept": [1, None], "scores": 0} for row in ROWS]
+    expected = [[similarity(model, row["query"], text) for text in (row["positive"], *row["negatives"])] for row in ROWS]
+    for row, scores in zip(rows, expected, strict=True):
+        assert row["scores"] == pytest.approx(scores, rel=1e-6, abs=1e-6)
+    result = record["result"]
+    assert (result["rows"], result["pairs"]) == (30, sum(map(len, expected)))
+    assert result["positive_first"] == sum(scores[0] >= max(scores) for scores in expected)
+    assert result["mean_scores"]["positive"] == pytest.approx(np.mean([scores[0] for scores in expected]), abs=1e-5)
+    assert result["mean_scores"]["others"] == pytest.approx(np.mean([one for scores in expected for one in scores[1:]]), abs=1e-5)
+    assert (result["lowest"], result["highest"]) == pytest.approx((min(map(min, expected)), max(map(max, expected))), abs=1e-6)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["scoring.json", "train.jsonl.gz"]
+
+
+def test_each_text_is_encoded_once(word_sum: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "out", cache=tmp_path / "cache")
+    counts = Counter((role, text) for role, texts in word_sum.calls for text in texts)
+    assert set(counts.values()) == {1}
+    used = {("query", row["query"]) for row in ROWS} | {("document", text) for row in ROWS for text in (row["positive"], *row["negatives"])}
+    assert set(counts) == used
+    word_sum.calls.clear()
+    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "again", cache=tmp_path / "cache")
+    assert not word_sum.calls
+
+
+def test_min_max_is_by_row(word_sum: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "raw")
+    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "out", normalize="minmax")
+    for raw, row in zip(read_lines(tmp_path / "raw" / "train.jsonl.gz"), read_lines(tmp_path / "out" / "train.jsonl.gz"), strict=True):
+        low, high = min(raw["scores"]), max(raw["scores"])
+        expected = [(score - low) / (high - low) if high > low else 0 for score in raw["scores"]]
+        assert row["scores"] == pytest.approx(expected, abs=1e-5)
+    assert min_max(np.array([0.3], np.float32)).tolist() == [0.0]
+    with pytest.raises(InputError, match="one of none, minmax, got 'softmax'"):
+        score_rows(section(path), VectorTeacher(word_sum), tmp_path / "other", normalize="softmax")
+
+
+class Watched(VectorTeacher):
+    """Teacher that records when its scorer is opened and closed."""
+
+    def __init__(self, model: Any, name: str, events: list[str]) -> None:
+        super().__init__(model)
+        self.name, self.events = name, events
+
+    @contextmanager
+    def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+        self.events.append(f"{self.name} opens")
+        with super().scorer(data, cache=cache, progress=progress) as score:
+            yield score
+        self.events.append(f"{self.name} closes")
+
+
+def test_one_teacher_finishes_before_the_next_starts(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
+    """A scorer may need all memory and cores, so only one is open at a time."""
+    path, events = write_lines(tmp_path / "rows.jsonl", ROWS), list[str]()
+    score_rows(section(path), Ensemble([Watched(word_sum, "a", events), Watched(word_by_word, "b", events)]), tmp_path / "out")
+    assert events == ["a opens", "a closes", "b opens", "b closes"]
+
+
+class Backwards(VectorTeacher):
+    """Teacher that returns parts in another order, as workers may."""
+
+    @contextmanager
+    def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+        with super().scorer(data, cache=cache, progress=progress) as score:
+            yield lambda parts: iter([*score(parts)][::-1])
+
+
+def test_scores_of_several_teachers_are_combined(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    both = [VectorTeacher(word_sum), Backwards(word_by_word)]
+    for number, teacher in enumerate(both):
+        score_rows(section(path), teacher, tmp_path / f"alone{number}")
+    alone = [[row["scores"] for row in read_lines(tmp_path / f"alone{number}" / "train.jsonl.gz")] for number in range(2)]
+    each = [[np.array(scores, np.float32) for scores in rows] for rows in alone]
+    record = score_rows(section(path), Ensemble(both, [10, 0.5]), tmp_path / "weighed")
+    for row, one, other in zip(read_lines(tmp_path / "weighed" / "train.jsonl.gz"), *each, strict=True):
+        assert row["scores"] == pytest.approx(10 * one + 0.5 * other, rel=1e-5)
+    teacher = record["teacher"]
+    assert (teacher["kind"], teacher["weights"]) == ("ensemble", (10, 0.5))
+    assert [member["fingerprint"] for member in teacher["members"]] == [word_sum.card.fingerprint, word_by_word.card.fingerprint]
+    shared = score_rows(section(path), Ensemble(both), tmp_path / "shared")
+    assert shared["teacher"]["weights"] is None
+    for row, *members in zip(read_lines(tmp_path / "shared" / "train.jsonl.gz"), *each, strict=True):
+        assert row["scores"] == pytest.approx(np.mean([min_max(scores) for scores in members], axis=0), abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 1.0]])
+def test_a_non_finite_score_of_one_teacher_is_refused(
+    weights: Any, word_sum: Any, word_by_word: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    class Broken(VectorTeacher):
+        @contextmanager
+        def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+            with super().scorer(data, cache=cache, progress=progress) as score:
+
+                def broken(parts: Any) -> Iterator[Any]:
+                    for number, scores in score(parts):
+                        scores[5:7] = np.nan, np.inf
+                        yield number, scores
+
+                yield broken
+
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(InputError, match=r"rows.jsonl: row 3: the teacher's score is not finite"):
+        score_rows(section(path), Ensemble([VectorTeacher(word_sum), Broken(word_by_word)], weights), tmp_path / "out")
+    with pytest.raises(InputError, match="the weighted scores overflow float32"):
+        score_rows(section(path), Ensemble([VectorTeacher(word_sum), VectorTeacher(word_by_word)], [1e300, 1]), tmp_path / "big")
+    assert min_max(np.array([-3e38, 3e38, 0], np.float32)).tolist() == [0, 1, 0.5]
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
+
+
+def test_several_teachers_resume_where_they_were_stopped(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
+    class Stopping(VectorTeacher):
+        @contextmanager
+        def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+            with super().scorer(data, cache=cache, progress=progress) as score:
+
+                def twice(parts: Any) -> Iterator[Any]:
+                    for calls, part in enumerate(score(parts)):
+                        if calls == 2:
+                            raise KeyboardInterrupt
+                        yield part
+
+                yield twice
+
+    path, first = write_lines(tmp_path / "rows.jsonl", ROWS), VectorTeacher(word_sum)
+    with pytest.raises(KeyboardInterrupt):
+        score_rows(section(path), Ensemble([first, Stopping(word_by_word)], [1, 2]), tmp_path / "out")
+    kept = len([*(tmp_path / "out" / WORK).glob("*.part")])
+    word_sum.calls.clear()
+    assert kept > 4
+    with pytest.raises(InputError, match="holds an unfinished run with another teacher"):
+        score_rows(section(path), Ensemble([VectorTeacher(word_by_word), first], [1, 2]), tmp_path / "out")
+    with pytest.raises(InputError, match="scores overflow float32; run the command again with smaller weights"):
+        score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)], [1e308, 2]), tmp_path / "out")
+    events: list[str] = []
+    score_rows(section(path), Ensemble([first, Watched(word_by_word, "second", events)], [1, 2]), tmp_path / "out")
+    assert not word_sum.calls  # it had scored all before the second began
+    assert not events  # other weights need no other scores
+    score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)], [1, 2]), tmp_path / "whole")
+    assert (tmp_path / "out" / "train.jsonl.gz").read_bytes() == (tmp_path / "whole" / "train.jsonl.gz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("count", "weights", "message"),
+    [
+        (1, None, "at least two teachers, got 1"),
+        (2, [1.0], "1 weights for 2 teachers"),
+        (2, [1.0, float("nan")], "positive numbers, got 1, nan"),
+        (2, [1.0, 0.0], "positive numbers, got 1, 0"),
+        (3, None, "given twice"),
+    ],
+)
+def test_invalid_ensembles_are_refused(count: int, weights: Any, message: str, word_sum: Any, word_by_word: Any) -> None:
+    with pytest.raises(InputError, match=message):
+        Ensemble([VectorTeacher(model) for model in (word_sum, word_by_word, word_sum)[:count]], weights)
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["lists", "lists as text"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_rows_of_ids_are_scored(as_text: bool, suffix: str, word_sum: Any, tmp_path: Path, small_parts: None) -> None:
+    """Rows as in lightonai/ms-marco-en-bge, and as in the later data set, which stores lists as text."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def write(name: str, rows: list[dict[str, Any]]) -> Path:
+        path = tmp_path / f"{name}.{suffix}"
+        if suffix == "parquet":
+            parquet.write_table(arrow.Table.from_pylist(rows), path)
+            return path
+        return write_lines(path, rows)
+
+    queries = write("queries", [{"query_id": 100 + number, "text": f"w{number} w{number + 1}"} for number in range(8)])
+    documents = write("documents", [{"document_id": number, "text": text} for number, text in enumerate(TEXTS)])
+    lists = [[(row + step * 5) % 42 for step in range(6)] for row in range(12)]
+    rows = write("rows", [{"query_id": 100 + row % 8, "document_ids": str(ids) if as_text else ids} for row, ids in enumerate(lists)])
+    given = section(
+        rows, format="ids", query_field="query_id", document_fields=("document_ids",), queries=str(queries), documents=str(documents)
+    )
+    record = score_rows(given, VectorTeacher(word_sum), tmp_path / "out")
+    found = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    for place, (row, ids) in enumerate(zip(found, lists, strict=True)):
+        expected = [similarity(word_sum, f"w{place % 8} w{place % 8 + 1}", TEXTS[number]) for number in ids]
+        assert row["scores"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        assert row["document_ids"] == (str(ids) if as_text else ids)
+    assert record["result"]["pairs"] == 72
+    asked = {text for role, texts in word_sum.calls if role == "document" for text in texts}
+    assert asked == {TEXTS[number] for ids in lists for number in ids}  # and not the whole of documents
+
+
+def test_an_id_without_a_text_is_an_error(word_sum: Any, tmp_path: Path) -> None:
+    queries = write_lines(tmp_path / "queries.jsonl", [{"query_id": 1, "text": "w1"}])
+    documents = write_lines(tmp_path / "documents.jsonl", [{"document_id": 1, "text": "w1"}])
+    rows = write_lines(tmp_path / "rows.jsonl", [{"query_id": 1, "document_ids": [1]}, {"query_id": 1, "document_ids": [1, 7, 8]}])
+    given = section(
+        rows, format="ids", query_field="query_id", document_fields=("document_ids",), queries=str(queries), documents=str(documents)
+    )
+    with pytest.raises(InputError, match=r"rows.jsonl:2: document '7' is not in .*documents.jsonl; in all 2 ids"):
+        score_rows(given, VectorTeacher(word_sum), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"query": "a", "positive": "b"}], "rows.jsonl:1: no field 'negatives'"),
+        (
+            [{"query": "a", "positive": "b", "negatives": []}, {"query": "a", "positive": "", "negatives": []}],
+            "rows.jsonl:2: the field 'positive'",
+        ),
+        ([{"query": "a", "positive": "b", "negatives": [3]}], "rows.jsonl:1: the field 'negatives' must hold text, got 3"),
+    ],
+)
+def test_malformed_rows_are_refused(rows: list[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(InputError, match=message):
+        score_rows(section(path), VectorTeacher(word_sum), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_field_that_is_not_json_is_refused(word_sum: Any, tmp_path: Path) -> None:
+    """The error occurs before anything is scored."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"query": "w1", "positive": "w2", "picture": None}, {"query": "w1", "positive": "w2", "picture": b"\x00"}]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    with pytest.raises(InputError, match=r"rows.parquet:2: a field cannot be written as JSON"):
+        score_rows(section(tmp_path / "rows.parquet", document_fields=("positive",)), VectorTeacher(word_sum), tmp_path / "out")
+    assert not word_sum.calls
+    assert not (tmp_path / "out").exists()
+
+
+class Meddling(VectorTeacher):
+    """The file is changed while its rows are scored."""
+
+    def __init__(self, model: Any, path: Path, rows: Sequence[Any]) -> None:
+        super().__init__(model)
+        self.path, self.rows = path, rows
+
+    @contextmanager
+    def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+        with super().scorer(data, cache=cache, progress=progress) as score:
+            write_lines(self.path, self.rows)
+            yield score
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (ROWS[::-1], r"rows.jsonl:1: the row has changed since it was scored; restore the file, or start over"),
+        (ROWS[:20], r"rows.jsonl: has 20 rows, but 30 were scored"),
+        ([*ROWS, ROWS[0]], r"rows.jsonl:31: the row has changed"),
+        ([*ROWS[:9], {**ROWS[9], "kept": 2}, *ROWS[10:]], r"rows.jsonl:10: the row has changed"),
+    ],
+    ids=["order", "fewer", "more", "another field"],
+)
+def test_rows_that_change_during_scoring_are_refused(rows: Sequence[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
+    path, out = write_lines(tmp_path / "rows.jsonl", ROWS), tmp_path / "out"
+    with pytest.raises(InputError, match=message):
+        score_rows(section(path), Meddling(word_sum, path, rows), out)
+    assert not (out / "train.jsonl.gz").exists()
+    write_lines(path, ROWS)
+    assert score_rows(section(path), VectorTeacher(word_sum), out)["result"]["rows"] == 30
+
+
+def test_several_positives_are_scored_in_one_row(word_sum: Any, tmp_path: Path) -> None:
+    """Rows as in FlagEmbedding's files; a recipe with data.positives: each makes a row of each positive."""
+    path = write_lines(tmp_path / "rows.jsonl", [{"query": "w1", "pos": ["w1 w2", "w3"], "neg": ["w1", "w4"]}])
+    given = section(path, document_fields=("pos", "neg"))
+    score_rows(given, VectorTeacher(word_sum), tmp_path / "out")
+    (row,) = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert row["scores"] == pytest.approx([similarity(word_sum, "w1", text) for text in ("w1 w2", "w3", "w1", "w4")], abs=1e-6)
+
+
+def test_a_non_finite_score_is_refused(word_sum: Any, tmp_path: Path) -> None:
+    class Broken(VectorTeacher):
+        def scorer(self, data: Any, *, cache: Any, progress: bool) -> Any:
+            from contextlib import nullcontext
+
+            def scores(parts: Any) -> Iterator[Any]:
+                for number, part in parts.items():
+                    _, documents = data.pairs(part)
+                    yield number, np.where(documents == documents[3], np.nan, 1).astype(np.float32)
+
+            return nullcontext(scores)
+
+    rows = [{"query": f"w{row}", "positive": f"w{2 * row}", "negatives": [f"w{2 * row + 1}"]} for row in range(4)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(InputError, match=r"rows.jsonl: row 2: the teacher's score is not finite"):
+        score_rows(section(path), Broken(word_sum), tmp_path / "out")
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_mined_rows_can_be_scored(ids: bool, word_sum: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "qrels").mkdir(parents=True)
+    write_lines(folder / "corpus.jsonl", [{"_id": f"d{number}", "text": text} for number, text in enumerate(TEXTS)])
+    write_lines(folder / "queries.jsonl", [{"_id": f"q{number}", "text": f"w{number} w2"} for number in range(6)])
+    (folder / "qrels" / "train.tsv").write_text("".join(f"q{number}\td{number}\t1\n" for number in range(6)))
+    mined = tmp_path / "mined"
+    rules = Rules(negatives=5, ranks=Ranks(1, 20), margins=())
+    mine_negatives(BeirSource(folder), MiningSystem(word_sum), mined, rules=rules, output=Output(ids=ids))
+    fields: dict[str, Any] = {}
+    if ids:
+        fields = {"format": "ids", "query_field": "query_id", "document_fields": ("document_ids",)}
+        fields |= {name: str(mined / f"{name}.jsonl.gz") for name in ("queries", "documents")}
+    score_rows(section(mined / "train.jsonl.gz", **fields), VectorTeacher(word_sum), tmp_path / "out")
+    before, after = read_lines(mined / "train.jsonl.gz"), read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert len(before) == 6
+    for miner, teacher in zip(before, after, strict=True):
+        assert teacher.keys() == miner.keys()
+        assert teacher["scores"] == pytest.approx(miner["scores"], rel=1e-6)  # the teacher is the miner
+        assert len(teacher["scores"]) == 6
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.training.mining import job_folder, teacher_scores
+from quiver.retrieval.training.recipe import DataSection
+from quiver.retrieval.training.mining.teacher_scores import VectorTeacher
+teacher_scores.PAIRS_PER_PART = 10
+plain = job_folder.JobFolder.write
+def killing(self, part, content):
+    if part == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(self, part, content)
+job_folder.JobFolder.write = killing
+section = DataSection(train=({path!r},), document_fields=("positive", "negatives"))
+teacher_scores.score_rows(section, VectorTeacher(BiEncoder.from_pretrained({model!r})), Path({out!r}), cache=Path({cache!r}))
+"""
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=300, max_length=32)
+    config = EncoderConfig.modernbert(
+        vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=32
+    )
+    folder = tmp_path / "model"
+    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
+    return folder
+
+
+def test_a_killed_run_resumes_with_the_same_result(tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    killed, whole, cache = tmp_path / "killed", tmp_path / "whole", tmp_path / "cache"
+    code = CHILD.format(path=str(path), model=str(tiny_model), out=str(killed), cache=str(cache))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list((killed / WORK).glob("*.part"))) == 3
+    assert not (killed / "train.jsonl.gz").exists()
+    teacher = load_teacher(str(tiny_model))
+    with pytest.raises(InputError, match="holds an unfinished run with another normalize"):
+        score_rows(section(path), teacher, killed, cache=cache, normalize="minmax")
+    score_rows(section(path), teacher, killed, cache=cache)
+    score_rows(section(path), teacher, whole)
+    assert (killed / "train.jsonl.gz").read_bytes() == (whole / "train.jsonl.gz").read_bytes()
+    assert not (killed / WORK).exists()
+
+
+@pytest.fixture
+def cross_encoder(tmp_path: Path) -> Path:
+    """A BERT of two layers with one score, as sentence-transformers saves it."""
+    return make_cross_encoder(tmp_path / "cross-encoder", labels=1)
+
+
+def make_cross_encoder(folder: Path, *, labels: int, seed: int = 7) -> Path:
+    transformers = pytest.importorskip("transformers")
+    words = sorted({word for text in TEXTS for word in text.split()})
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(
+        vocab_size=5 + len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=24,
+        num_labels=labels,
+        initializer_range=0.4,
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    transformers.BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=24).save_pretrained(folder)
+    return folder
+
+
+def logits(folder: Path, pairs: list[tuple[str, str]]) -> NDArray[np.float32]:
+    """Scores by transformers, one pair at a time."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        found = [model(**tokenizer(*pair, truncation=True, return_tensors="pt")).logits[0, 0].item() for pair in pairs]
+    return np.array(found, np.float32)
+
+
+def test_a_cross_encoder_gives_logits(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
+    pytest.importorskip("sentence_transformers")
+    teacher = load_teacher(str(cross_encoder))
+    assert isinstance(teacher, CrossEncoderTeacher)
+    assert teacher.description["kind"] == "cross-encoder"
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    record = score_rows(section(path), teacher, tmp_path / "out")
+    found = [score for row in read_lines(tmp_path / "out" / "train.jsonl.gz") for score in row["scores"]]
+    expected = logits(cross_encoder, [(row["query"], text) for row in ROWS for text in (row["positive"], *row["negatives"])])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert max(found) > 1 or min(found) < 0  # no sigmoid
+    assert record["teacher"]["fingerprint"] == load_teacher(str(cross_encoder)).description["fingerprint"]
+
+
+@pytest.mark.slow
+def test_workers_score_with_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
+    pytest.importorskip("sentence_transformers")
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    other = make_cross_encoder(tmp_path / "other", labels=1, seed=8)
+    for name, executor in (("here", IN_PROCESS), ("there", LocalProcesses(2))):
+        teachers = [load_teacher(str(source), executor=executor) for source in (cross_encoder, tiny_model, other)]
+        score_rows(section(path), Ensemble(teachers, [1, 20, 0.5]), tmp_path / name)
+    for row, same in zip(*(read_lines(tmp_path / name / "train.jsonl.gz") for name in ("here", "there")), strict=True):
+        assert row["scores"] == pytest.approx(same["scores"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_workers_score_pairs_with_a_cross_encoder(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
+    pytest.importorskip("sentence_transformers")
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    score_rows(section(path), load_teacher(str(cross_encoder)), tmp_path / "here")
+    teacher = load_teacher(str(cross_encoder), executor=LocalProcesses(2))
+    score_rows(section(path), teacher, tmp_path / "there")
+    rows, others = (read_lines(tmp_path / name / "train.jsonl.gz") for name in ("here", "there"))
+    assert [row["query"] for row in rows] == [row["query"] for row in others]
+    for row, other in zip(rows, others, strict=True):
+        assert row["scores"] == pytest.approx(other["scores"], abs=1e-6)
+    change_json(cross_encoder / "config.json", hidden_act="relu")  # a worker finds another model than this process
+    with pytest.raises(InputError, match="has other files than on the first machine"):
+        score_rows(section(path), teacher, tmp_path / "changed")
+
+
+def change_json(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_the_fingerprint_of_a_cross_encoder_covers_everything_that_affects_scores(cross_encoder: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+
+    def fingerprint() -> str:
+        return str(load_teacher(str(cross_encoder)).description["fingerprint"])
+
+    seen = [fingerprint()]
+    (cross_encoder / "README.md").write_text("a card")
+    assert fingerprint() == seen[0]
+    change_json(cross_encoder / "tokenizer_config.json", model_max_length=12)
+    seen.append(fingerprint())
+    change_json(cross_encoder / "config.json", hidden_act="relu")
+    seen.append(fingerprint())
+    change_json(cross_encoder / "tokenizer.json", normalizer=None)
+    seen.append(fingerprint())
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder)
+    (cross_encoder / "model.safetensors").unlink()
+    for value in (0.0, 1.0):  # weights in the format of old
+        torch.nn.init.constant_(model.classifier.bias, value)
+        torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
+        seen.append(fingerprint())
+    assert len(set(seen)) == 6
+
+
+def test_a_resumed_run_does_not_mix_two_teachers(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("sentence_transformers")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder)
+    (cross_encoder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
+    path, out = write_lines(tmp_path / "rows.jsonl", ROWS), tmp_path / "out"
+    teacher, calls = load_teacher(str(cross_encoder)), 0
+
+    class Stopping:
+        description = teacher.description
+
+        @contextmanager
+        def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+            with teacher.scorer(data, cache=cache, progress=progress) as score:
+
+                def twice(parts: Any) -> Iterator[Any]:
+                    nonlocal calls
+                    for part in score(parts):
+                        calls += 1
+                        if calls > 2:
+                            raise KeyboardInterrupt
+                        yield part
+
+                yield twice
+
+    with pytest.raises(KeyboardInterrupt):
+        score_rows(section(path), Stopping(), out)
+    torch.nn.init.constant_(model.classifier.bias, 9.0)
+    torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="holds an unfinished run with another teacher"):
+        score_rows(section(path), load_teacher(str(cross_encoder)), out)
+
+
+def test_unsuitable_cross_encoders_are_refused(cross_encoder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    with pytest.raises(InputError, match="the cross-encoder has 3 classes"):
+        load_teacher(str(make_cross_encoder(tmp_path / "three", labels=3)))
+    with pytest.raises(InputError, match="is a cross-encoder, which does not support int8"):
+        load_teacher(str(cross_encoder), precision="int8")
+    (cross_encoder / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(InputError, match="sentence-transformers cannot load this model"):
+        load_teacher(str(cross_encoder))
+
+
+def test_models_and_cross_encoders_are_distinguished(tiny_model: Path) -> None:
+    teacher = load_teacher(str(tiny_model))
+    assert isinstance(teacher, VectorTeacher)
+    assert teacher.description["kind"] == "dense"
+    with pytest.raises(InputError, match="no such folder"):
+        load_teacher("/nowhere/model")

@@ -1,0 +1,347 @@
+"""The losses of recipes, by hand and across processes: values computed from the vectors of search, and their gradients."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder.schema import validate
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.maxsim import maxsim_packed
+from quiver.retrieval.training import recipe as recipes
+from quiver.retrieval.training.dataloader import Collator
+from quiver.retrieval.training.recipe import RULES, Recipe
+
+pytest.importorskip("pylate.models")
+
+from quiver.retrieval.training.losses import LOSSES, RetrievalLoss
+
+WORDS = ["a", "bird", "has", "wings", "feathers", "and", "beak", "the", "window", "of", "local", "layer", "is", "wide"]
+ROWS = [
+    {
+        "query": " ".join(WORDS[place : place + 3]),
+        "document_1": " ".join(WORDS[place : place + 7]),
+        "document_2": " ".join(WORDS[place % 4 :: 2]),
+        "document_3": " ".join(WORDS[place % 3 :: 3]),
+        "scores": [6.0 + place, 2.0, 3.0 - place],
+    }
+    for place in range(4)
+]
+
+
+def make_recipe(kind: str, loss: dict[str, Any], training: dict[str, Any] | None = None) -> Recipe:
+    described = dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test")
+    usual = {"epochs": 1, "batch_size": 4, "learning_rate": 1e-3, "warmup_ratio": 0, "scheduler": "linear", "weight_decay": 0}
+    usual |= {"max_grad_norm": 1, "seed": 1, "precision": "fp32", "no_duplicates": False, "log_every": 1}
+    model = {"dense": {"pooling": "mean", "normalize": True, "max_length": 24}, "colbert": {"colbert": {"dim": 8}}}[kind]
+    data = {"train": "rows.jsonl"} | ({"score_fields": "scores"} if loss["name"] in recipes.DISTILLATION else {})
+    raw = described | {
+        "kind": kind,
+        "model": {"init": "somewhere", **model},
+        "data": data,
+        "loss": loss,
+        "training": usual | (training or {}),
+    }
+    recipe, problems = validate(Recipe, raw, RULES)
+    assert recipe is not None, problems
+    return recipe
+
+
+def read_by(name: str, **settings: Any) -> dict[str, Any]:
+    """Settings of a loss, without those that it does not use."""
+    return {"name": name, **{setting: value for setting, value in settings.items() if name in recipes.LOSSES_BY_SETTING[setting]}}
+
+
+def make_model(kind: str, **settings: Any) -> BiEncoder | ColBERT:
+    tokenizer = Tokenizer.train([" ".join(WORDS)] * 2, vocab_size=300, max_length=64)
+    for prefix in ("[Q] ", "[D] "):
+        tokenizer.add_token(prefix)
+    config = EncoderConfig.modernbert(
+        vocab_size=320, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global", "local"], window=8, max_positions=64
+    )
+    encoder = init_weights(Encoder(config), seed=5).eval()
+    with torch.no_grad():
+        encoder.embeddings.tokens.weight.mul_(20)  # texts of a model as it is drawn are all but alike
+    if kind == "dense":
+        return BiEncoder(encoder, tokenizer, replace(ModelFolder("dense", Path(), max_length=24, normalize=True), **settings))
+    torch.manual_seed(3)
+    colbert = replace(ColBERTSettings(query_length=10, document_length=24), **settings)
+    return ColBERT(encoder, tokenizer, ModelFolder("colbert", Path(), projections=(Projection(16, 8),), colbert=colbert))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with the loss and the collator of a recipe."""
+
+    recipe: Recipe
+    model: BiEncoder | ColBERT
+    processes: int = 1
+
+    @cached_property
+    def loss(self) -> RetrievalLoss:
+        return RetrievalLoss(self.recipe, self.model, processes=self.processes)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self.loss.model
+
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        section = self.recipe.loss
+        return Collator(self.model, merge_documents=section.name == "distillation", minmax=section.teacher_scores == "minmax")(rows)
+
+
+def loss_of(trained: Trained, rows: list[dict[str, Any]]) -> torch.Tensor:
+    value: torch.Tensor = trained.loss(trained.collate(rows))
+    return value
+
+
+def gradients_of(trained: Trained, rows: list[dict[str, Any]]) -> tuple[float, list[torch.Tensor]]:
+    trained.module.zero_grad()
+    value = loss_of(trained, rows)
+    value.backward()
+    return value.item(), [weight.grad.clone() for weight in trained.module.parameters() if weight.grad is not None]
+
+
+def without_scores(rows: list[dict[str, Any]] = ROWS) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "scores"} for row in rows]
+
+
+def dense_scores(model: BiEncoder) -> torch.Tensor:
+    """Dot products of queries and documents, (4 queries, 3 documents per row, 4 rows)."""
+    queries = model.encode_queries([row["query"] for row in ROWS])
+    documents = np.stack([model.encode_documents([row[f"document_{place}"] for row in ROWS]) for place in (1, 2, 3)])
+    return torch.from_numpy(np.einsum("qd,prd->qpr", queries, documents))
+
+
+def late_scores(model: ColBERT) -> torch.Tensor:
+    """MaxSim scores of queries and documents, (4 queries, 3 documents per row, 4 rows)."""
+    queries = model.encode_queries([row["query"] for row in ROWS])
+    scores = []
+    for place in (1, 2, 3):
+        documents = model.encode_documents([row[f"document_{place}"] for row in ROWS])
+        offsets = np.cumsum([0, *map(len, documents)])
+        scores.append(torch.from_numpy(maxsim_packed(queries, np.concatenate(documents), offsets)))
+    return torch.stack(scores, dim=1)
+
+
+def test_a_setting_changes_exactly_the_losses_that_use_it() -> None:
+    """`LOSSES_BY_SETTING` against the losses, one setting changed at a time."""
+    others = {"scale": 3.0, "temperature": 3.0, "mini_batch_size": 2, "student_scores": "as_they_are", "teacher_scores": "minmax"}
+    assert {*others, "gather_across_devices"} == set(recipes.LOSSES_BY_SETTING)  # the last one changes nothing in a single process
+    for kind, names in recipes.LOSSES_BY_KIND.items():
+        model = make_model(kind)
+        for name in names:
+            plain = Trained(make_recipe(kind, {"name": name}), model)
+            rows = ROWS if name in recipes.DISTILLATION else without_scores()
+            for setting, value in others.items():
+                recipe = make_recipe(kind, {"name": name})
+                moved = Trained(recipe.replace(loss=recipe.loss.replace(**{setting: value})), model)
+                if setting == "mini_batch_size":  # by its purpose it changes no loss
+                    reads = getattr(moved.loss.loss, setting, None) == value
+                else:
+                    reads = bool((loss_of(moved, rows) - loss_of(plain, rows)).abs() > 1e-4)
+                assert reads == (name in recipes.LOSSES_BY_SETTING[setting]), (name, setting)
+
+
+def test_every_loss_of_a_recipe_exists() -> None:
+    assert set(LOSSES) == {name for names in recipes.LOSSES_BY_KIND.values() for name in names}
+    assert len(LOSSES) == 7
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_dense_losses_by_hand(normalize: bool) -> None:
+    """Cross-entropy over all documents of the batch, squared margins and divergences, from the vectors that search would use."""
+    model = make_model("dense", normalize=normalize, similarity="cosine" if normalize else "dot")
+    assert isinstance(model, BiEncoder)
+    scores = dense_scores(model)
+    own = torch.stack([scores[row, :, row] for row in range(4)])  # each query with its own three documents
+    teacher = torch.tensor([row["scores"] for row in ROWS])
+    margins = (own[:, :1] - own[:, 1:]) - (teacher[:, :1] - teacher[:, 1:])
+    log_teacher = (teacher / 2).log_softmax(1)
+    expected = {
+        "mnrl": F.cross_entropy(7 * scores.flatten(1), torch.arange(4)),
+        "cached_mnrl": F.cross_entropy(7 * scores.flatten(1), torch.arange(4)),
+        "margin_mse": margins.square().mean(),
+        "kl": (log_teacher.exp() * (log_teacher - (own / 2).log_softmax(1))).sum(1).mean() * 4,
+    }
+    for name, value in expected.items():
+        trained = Trained(make_recipe("dense", read_by(name, scale=7, temperature=2, mini_batch_size=3)), model)
+        found = loss_of(trained, ROWS if name in recipes.DISTILLATION else without_scores())
+        torch.testing.assert_close(found.detach(), value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("expansion", [True, False])
+def test_colbert_losses_by_hand(expansion: bool) -> None:
+    model = make_model("colbert", query_expansion=expansion)
+    assert isinstance(model, ColBERT)
+    scores = late_scores(model)
+    own = torch.stack([scores[row, :, row] for row in range(4)])
+    low, high = own.amin(1, keepdim=True), own.amax(1, keepdim=True)
+    log_teacher = torch.tensor([row["scores"] for row in ROWS]).log_softmax(1)
+    log_student = ((own - low) / (high - low)).log_softmax(1)
+    contrast = F.cross_entropy(scores.flatten(1) / 0.5, torch.arange(4))
+    expected = {
+        "contrastive": contrast,
+        "cached_contrastive": contrast,
+        "distillation": (log_teacher.exp() * (log_teacher - log_student)).sum(1).mean(),
+    }
+    for name, value in expected.items():
+        trained = Trained(make_recipe("colbert", read_by(name, temperature=0.5, mini_batch_size=3)), model)
+        found = loss_of(trained, ROWS if name in recipes.DISTILLATION else without_scores())
+        torch.testing.assert_close(found.detach(), value, atol=1e-5, rtol=1e-5)
+
+
+CACHED = [("dense", "mnrl", {}), ("dense", "mnrl", {"matryoshka_dims": [16, 4]}), ("colbert", "contrastive", {})]
+
+
+@pytest.mark.parametrize(("kind", "name", "others"), CACHED)
+def test_a_cached_loss_equals_the_plain_loss(kind: str, name: str, others: dict[str, Any]) -> None:
+    """Losses and gradients are equal for every mini-batch size."""
+    model = make_model(kind)
+    plain = Trained(make_recipe(kind, {"name": name, **others}), model)
+    loss, gradients = gradients_of(plain, without_scores())
+    assert len(gradients) > 10
+    for size in (1, 3, 4):
+        cached = Trained(make_recipe(kind, {"name": f"cached_{name}", "mini_batch_size": size, **others}), model)
+        found, theirs = gradients_of(cached, without_scores())
+        assert found == pytest.approx(loss, abs=1e-5)
+        for one, two in zip(gradients, theirs, strict=True):
+            torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "name", "others"), CACHED)
+def test_a_cached_loss_draws_the_same_dropout_in_both_passes(kind: str, name: str, others: dict[str, Any]) -> None:
+    """The gradient belongs to the returned loss: a small step along it lowers the loss by the predicted amount."""
+    model = make_model(kind)
+    model.encoder.embeddings.dropout.p = 0.3
+    trained = Trained(make_recipe(kind, {"name": f"cached_{name}", "mini_batch_size": 3, **others}), model)
+    trained.module.train()
+    torch.manual_seed(1)
+    loss, gradients = gradients_of(trained, without_scores())
+    step = 1e-4 / max(gradient.abs().max().item() for gradient in gradients)
+    with torch.no_grad():
+        for weight, gradient in zip(trained.module.parameters(), gradients, strict=True):
+            weight.sub_(gradient, alpha=step)
+    torch.manual_seed(1)
+    promised = step * sum(gradient.square().sum().item() for gradient in gradients)
+    assert promised > 1e-5
+    assert loss - loss_of(trained, without_scores()).item() == pytest.approx(promised, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_an_optimizer_step_changes_the_model_that_is_searched_with(kind: str) -> None:
+    model = make_model(kind)
+    trained = Trained(make_recipe(kind, {"name": "mnrl" if kind == "dense" else "contrastive"}), model)
+    texts = [row["query"] for row in ROWS]
+    before = [np.array(vector) for vector in model.encode_queries(texts)]
+    optimizer = torch.optim.SGD(trained.module.parameters(), lr=0.1)
+    trained.module.train()
+    first = loss_of(trained, without_scores())
+    first.backward()
+    optimizer.step()
+    trained.module.eval()
+    assert loss_of(trained, without_scores()) < first
+    assert max(np.abs(old - new).max() for old, new in zip(before, model.encode_queries(texts), strict=True)) > 1e-3
+
+
+def test_teacher_scores_are_scaled_if_the_recipe_says_so() -> None:
+    model = make_model("colbert")
+    scaled = [
+        {**row, "scores": [(score - min(row["scores"])) / (max(row["scores"]) - min(row["scores"])) for score in row["scores"]]}
+        for row in ROWS
+    ]
+    asked = Trained(make_recipe("colbert", {"name": "distillation", "teacher_scores": "minmax"}), model)
+    plain = Trained(make_recipe("colbert", {"name": "distillation"}), model)
+    torch.testing.assert_close(loss_of(asked, ROWS), loss_of(plain, scaled))
+    assert loss_of(plain, ROWS).item() != pytest.approx(loss_of(asked, ROWS).item(), abs=1e-2)
+
+
+def test_matryoshka_widths_must_fit() -> None:
+    recipe = make_recipe("dense", {"name": "mnrl", "matryoshka_dims": [12, 4]})
+    with pytest.raises(InputError, match=r"loss\.matryoshka_dims: the first must be 16, the width of the model's vectors, got 12"):
+        RetrievalLoss(recipe, make_model("dense"))
+    recipe = make_recipe("dense", {"name": "mnrl", "matryoshka_dims": [16, 4]})
+    with pytest.raises(InputError, match=r"loss\.matryoshka_dims: requires model\.normalize: true"):
+        RetrievalLoss(recipe, make_model("dense", normalize=False, similarity="dot"))
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_gradient_checkpointing_is_set_on_the_encoder(asked: bool) -> None:
+    model = make_model("dense")
+    RetrievalLoss(make_recipe("dense", {"name": "mnrl"}, {"gradient_checkpointing": asked}), model)
+    assert model.encoder.gradient_checkpointing is asked
+
+
+def test_documents_are_padded_to_their_limit_if_processes_exchange_them() -> None:
+    model = make_model("colbert")
+    recipe = make_recipe("colbert", {"name": "contrastive", "gather_across_devices": True})
+    batch = Collator(model)(without_scores())
+    widths = []
+    for processes in (1, 2):
+        _, *documents = RetrievalLoss(recipe, model, processes=processes).model.columns(batch["texts"], batch["columns"], one_pass=False)
+        widths.append({column["input_ids"].shape[1] for column in documents})
+    assert max(widths[0]) < 24
+    assert widths[1] == {24}
+
+
+GATHERED = [("dense", "mnrl"), ("dense", "cached_mnrl"), ("colbert", "contrastive"), ("colbert", "cached_contrastive")]
+
+
+def gathered(kind: str, name: str, *, processes: int = 1) -> Trained:
+    return Trained(make_recipe(kind, read_by(name, mini_batch_size=3, gather_across_devices=True)), make_model(kind), processes)
+
+
+def one_of_two(out: Path) -> None:
+    """Work of one of two processes: half of the rows; the mean of losses and gradients is saved by the first process."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    means = {}
+    for kind, name in GATHERED:
+        value, gradients = gradients_of(gathered(kind, name, processes=2), without_scores(ROWS[2 * dist.get_rank() :][:2]))
+        for place, tensor in enumerate([torch.tensor([value]), *gradients]):
+            dist.all_reduce(tensor)
+            means[f"{name} {place}"] = tensor / 2
+    if dist.get_rank() == 0:
+        save_file(means, out)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_with_gathered_documents_equal_one_process(tmp_path: Path) -> None:
+    """Two processes with half of the rows each have the loss and gradients of one process with all rows."""
+    call = "import importlib.util as u, pathlib, sys; s = u.spec_from_file_location('them', sys.argv[1]); m = u.module_from_spec(s); "
+    call += "sys.modules['them'] = m; s.loader.exec_module(m); m.one_of_two(pathlib.Path(sys.argv[2]))"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", call, __file__, str(tmp_path / "means")], env=os.environ | place | {"RANK": rank, "LOCAL_RANK": rank}
+        )
+        for rank in ("0", "1")
+    ]
+    assert [process.wait(timeout=300) for process in started] == [0, 0]
+    means = load_file(tmp_path / "means")
+    for kind, name in GATHERED:
+        value, gradients = gradients_of(gathered(kind, name), without_scores())
+        assert len(gradients) > 10
+        for number, expected in enumerate([torch.tensor([value]), *gradients]):
+            torch.testing.assert_close(means[f"{name} {number}"], expected, atol=1e-5, rtol=1e-4)

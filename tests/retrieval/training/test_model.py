@@ -1,0 +1,284 @@
+"""Starting models of both kinds, from random weights and from checkpoints, with settings of the recipe and of the checkpoint."""
+
+from __future__ import annotations
+
+import string
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, add_lora, init_weights, load_encoder, save_encoder
+from quiver.encoder.schema import validate
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.training import model as module
+from quiver.retrieval.training.model import build_model, require_extra, resize_vocabulary
+from quiver.retrieval.training.recipe import RULES, Recipe
+
+TEXTS = ["how wide is the window of a local layer", "A bird has wings, feathers and a beak!", "find what was asked for"]
+SHAPE = {
+    "family": "modernbert",
+    "hidden_size": 16,
+    "layers": 2,
+    "heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 384,
+    "max_positions": 64,
+    "global_every": 2,
+    "window": 8,
+    "global_theta": 10000,
+    "local_theta": 10000,
+}
+DENSE = {"pooling": "mean", "normalize": True, "max_length": 32}
+COLBERT = {"dim": 8, "query_length": 12, "document_length": 24}
+RANDOM = {"init": "random", "tokenizer": "train", "architecture": SHAPE}
+
+
+def make_recipe(kind: str, model: dict[str, Any], *, seed: int = 1) -> Recipe:
+    described = dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test")
+    training = {"epochs": 1, "batch_size": 2, "learning_rate": 1e-3, "warmup_ratio": 0, "scheduler": "linear", "weight_decay": 0}
+    training |= {"max_grad_norm": 1, "seed": seed, "precision": "fp32", "no_duplicates": False, "log_every": 1}
+    loss = {"name": "mnrl" if kind == "dense" else "contrastive"}
+    raw = described | {"kind": kind, "model": model, "data": {"train": "rows.jsonl"}, "loss": loss, "training": training}
+    recipe, problems = validate(Recipe, raw, RULES)
+    assert recipe is not None, problems
+    return recipe
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A bare encoder with its vocabulary; the embedding has rows that no token uses."""
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=300, max_length=64)
+    layers = ["global", "local"]
+    config = EncoderConfig.modernbert(
+        vocab_size=320, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=layers, max_positions=64
+    )
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    save_encoder(init_weights(Encoder(config), seed=5), folder)
+    tokenizer.save(folder)
+    return folder
+
+
+@pytest.fixture
+def biencoder(bare: Path, tmp_path: Path) -> Path:
+    """A bi-encoder with lower-casing, prompts excluded from pooling, and two Dense modules."""
+    torch.manual_seed(2)
+    projections = (Projection(16, 12, bias=True), Projection(12, 6, activation="torch.nn.modules.activation.Tanh"))
+    settings = ModelFolder("dense", bare, lower_case=True, include_prompt=False, projections=projections, query_prompt="q: ", max_length=20)
+    BiEncoder(load_encoder(bare), Tokenizer.from_pretrained(bare), settings).save(tmp_path / "biencoder")
+    return tmp_path / "biencoder"
+
+
+@pytest.fixture
+def colbert(bare: Path, tmp_path: Path) -> Path:
+    """A ColBERT with two projections and a prefix of its own."""
+    model = build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | {"query_prefix": "[A] "}}), [])
+    torch.manual_seed(2)
+    projections = (Projection(16, 12), Projection(12, 8))
+    settings = replace(model.settings, lower_case=True, projections=projections)
+    ColBERT(model.encoder, model.tokenizer, settings).save(tmp_path / "colbert")
+    return tmp_path / "colbert"
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    mine, yours = one.state_dict(), other.state_dict()
+    return mine.keys() == yours.keys() and all(torch.equal(mine[name], yours[name]) for name in mine)
+
+
+@pytest.mark.parametrize(("kind", "model"), [("dense", DENSE), ("colbert", {"colbert": COLBERT})])
+def test_equal_seeds_give_equal_random_models(tmp_path: Path, kind: str, model: dict[str, Any]) -> None:
+    built = [build_model(make_recipe(kind, RANDOM | model, seed=seed), iter(TEXTS)) for seed in (3, 3, 4)]
+    assert built[0].card.fingerprint == built[1].card.fingerprint != built[2].card.fingerprint
+    assert built[0].encoder.config.vocab_size == len(built[0].tokenizer) == 384
+    built[0].save(tmp_path / "model")
+    assert load_model(tmp_path / "model").card.fingerprint == built[0].card.fingerprint
+
+
+def test_a_random_model_can_use_an_existing_vocabulary(bare: Path) -> None:
+    asked = {**RANDOM, "tokenizer": str(bare), "colbert": COLBERT}
+    model = build_model(make_recipe("colbert", asked), [])
+    assert model.tokenizer.encode(["a bird"], max_length=9).ids == Tokenizer.from_pretrained(bare).encode(["a bird"], max_length=9).ids
+    assert (model.tokenizer.token_id("[Q] "), model.tokenizer.token_id("[D] ")) == (300, 301)
+    assert model.encoder.config.vocab_size == 384
+    small = {**asked, "architecture": SHAPE | {"vocab_size": 299}}
+    with pytest.raises(InputError, match=r"model\.architecture\.vocab_size: must be >= 300, the size of .*bare, got 299"):
+        build_model(make_recipe("colbert", small), [])
+
+
+def test_a_dense_model_keeps_settings_that_the_recipe_does_not_set(biencoder: Path) -> None:
+    model = build_model(make_recipe("dense", {"init": str(biencoder), **DENSE, "document_prompt": "d: ", "normalize": False}), [])
+    old = BiEncoder.from_pretrained(biencoder)
+    assert isinstance(model, BiEncoder)
+    assert same_weights(model.projections, old.projections)
+    assert (model.dim, model.settings.lower_case, model.settings.include_prompt) == (6, True, False)
+    assert (model.settings.query_prompt, model.settings.document_prompt, model.max_length) == ("", "d: ", 32)
+    assert (model.settings.pooling, model.settings.normalize, model.settings.similarity) == ("mean", False, "dot")
+    assert not model.encoder.prepacked
+
+
+def test_a_dense_model_starts_from_an_encoder_or_a_colbert(bare: Path, colbert: Path) -> None:
+    from_bare = build_model(make_recipe("dense", {"init": str(bare), **DENSE}), [])
+    assert (from_bare.dim, len(from_bare.tokenizer), from_bare.encoder.config.vocab_size) == (16, 300, 320)
+    from_colbert = build_model(make_recipe("dense", {"init": str(colbert), **DENSE}), [])
+    assert isinstance(from_colbert, BiEncoder)
+    assert from_colbert.dim == 16
+    assert from_colbert.settings.lower_case
+    assert same_weights(from_colbert.encoder, load_encoder(colbert))
+
+
+def test_a_colbert_gets_a_projection_and_prefixes(bare: Path, biencoder: Path, tmp_path: Path) -> None:
+    models = [build_model(make_recipe("colbert", {"init": str(init), "colbert": COLBERT}), []) for init in (bare, biencoder)]
+    assert [model.settings.lower_case for model in models] == [False, True]
+    for model in models:
+        assert isinstance(model, ColBERT)
+        assert model.settings.colbert.skiplist == tuple(string.punctuation)
+        torch.manual_seed(1)
+        assert torch.equal(model.projections[0].linear.weight, nn.Linear(16, 8, bias=False).weight)
+        old = load_encoder(bare).embeddings.tokens.weight
+        rows = model.encoder.embeddings.tokens.weight
+        assert torch.equal(rows[:300], old[:300])
+        assert torch.equal(rows[302:], old[302:])
+        # Drawn as the others are spread: neither far from them nor all but equal.
+        assert (rows[300] - rows[301]).norm() > 0.3 * torch.pdist(old[:300]).median()
+        assert rows[300:302].norm(dim=1).max() < 2 * old[:300].norm(dim=1).max()
+        assert [model.tokenizer.token_id(prefix) for prefix in ("[Q] ", "[D] ")] == [300, 301]
+        model.save(tmp_path / "model")
+        assert ColBERT.from_pretrained(tmp_path / "model").card.fingerprint == model.card.fingerprint
+
+
+@pytest.mark.parametrize("dim", [8, 16, 24])
+def test_an_orthogonal_projection_keeps_inner_products(dim: int, bare: Path) -> None:
+    asked = COLBERT | {"dim": dim, "projection": "orthogonal"}
+    first, again = (build_model(make_recipe("colbert", {"init": str(bare), "colbert": asked}), []) for _ in range(2))
+    drawn = build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | {"dim": dim}}), [])
+    assert isinstance(first, ColBERT)
+    weight = first.projections[0].linear.weight.detach()
+    assert torch.equal(weight, again.projections[0].linear.weight)
+    assert not torch.allclose(weight, drawn.projections[0].linear.weight)
+    assert torch.equal(weight, torch.eye(dim)) == (dim == 16)
+    hidden = torch.randn(5, 16)
+    if dim < 16:  # what is left of a rotation: lengths only shrink, rows stay perpendicular
+        torch.testing.assert_close(weight @ weight.T, torch.eye(dim), atol=1e-5, rtol=0)
+        assert ((hidden @ weight.T).norm(dim=1) < hidden.norm(dim=1)).all()
+    else:
+        torch.testing.assert_close((hidden @ weight.T) @ (hidden @ weight.T).T, hidden @ hidden.T, atol=1e-5, rtol=1e-5)
+
+
+def test_new_prefixes_are_drawn_by_the_seed_around_the_mean(bare: Path) -> None:
+    tokens = ["[Q] ", "[D] ", *(f"[T{number}] " for number in range(2000))]
+    tables = []
+    for seed in (1, 1, 2):
+        parts = module.load_parts(bare)
+        module.add_tokens(parts, tokens, seed=seed)
+        tables.append(parts.encoder.embeddings.tokens.weight.detach())
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.isclose(tables[0][300:], tables[2][300:]).all(dim=1).any()
+    old, new = tables[0][:300], tables[0][300:]
+    assert len(new) == 2002
+    torch.testing.assert_close(new.mean(0), old.mean(0), atol=4 * old.std().item() / 2002**0.5, rtol=0)
+    torch.testing.assert_close(new.std(0), old.std(0), atol=0, rtol=0.1)
+
+
+def test_new_prefixes_differ_with_lora(bare: Path) -> None:
+    model = build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT}), [])
+    add_lora(model.encoder, rank=2, alpha=4, dropout=0, seed=1)
+    table = model.encoder.embeddings.tokens.weight
+    assert not table.requires_grad
+    query, document = (table[model.tokenizer.token_id(prefix)] for prefix in ("[Q] ", "[D] "))
+    assert (query - document).norm() > 0.3 * torch.pdist(table[:300]).median()
+
+
+def test_a_bare_encoder_causes_no_pooling_warning(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"):
+        for kind, model in (("dense", DENSE), ("colbert", {"colbert": COLBERT})):
+            build_model(make_recipe(kind, {"init": str(bare), **model}), [])
+        assert caplog.records == []
+        load_model(bare)
+    assert caplog.text.count("a bare encoder") == 1
+
+
+def test_building_a_model_does_not_advance_torchs_generator(bare: Path) -> None:
+    drawn = []
+    for seed in (7, 8):
+        torch.manual_seed(seed)
+        build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT}), [])
+        drawn.append(torch.rand(1).item())
+    assert drawn[0] != drawn[1]
+
+
+def test_a_colbert_keeps_its_projections_and_its_prefixes(colbert: Path) -> None:
+    asked = {"query_prefix": "[A] ", "document_prefix": "[B] ", "skiplist": "none", "query_expansion": False, "attend_to_expansion": True}
+    model = build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | asked}), [])
+    old = ColBERT.from_pretrained(colbert)
+    assert same_weights(model.projections, old.projections)
+    assert model.settings.lower_case
+    assert [model.tokenizer.token_id(token) for token in ("[A] ", "[D] ", "[B] ")] == [300, 301, 302]
+    assert torch.equal(model.encoder.embeddings.tokens.weight[:302], load_encoder(colbert).embeddings.tokens.weight[:302])
+    settings = model.settings.colbert
+    assert (settings.skiplist, settings.query_expansion, settings.attend_to_expansion) == ((), False, False)
+    with pytest.raises(InputError, match=r"model\.colbert\.dim: must be 8, the width of the projection of .*colbert, got 128"):
+        build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"dim": 128}}), [])
+    with pytest.raises(InputError, match=r"model\.colbert\.projection: orthogonal initializes a new projection, but .*colbert has one"):
+        build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"projection": "orthogonal"}}), [])
+
+
+def test_equal_prefixes_share_a_token_and_empty_ones_add_none(bare: Path) -> None:
+    shared = {"query_prefix": "[T] ", "document_prefix": "[T] "}
+    assert len(build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | shared}), []).tokenizer) == 301
+    none = {"query_prefix": "", "document_prefix": ""}
+    assert len(build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | none}), []).tokenizer) == 300
+
+
+def test_an_embedding_is_extended_by_the_mean_and_never_shortened(bare: Path) -> None:
+    encoder = load_encoder(bare)
+    old = encoder.embeddings.tokens.weight.detach().clone()
+    resize_vocabulary(encoder, 310)
+    assert torch.equal(encoder.embeddings.tokens.weight, old)
+    resize_vocabulary(encoder, 323)
+    assert encoder.config.vocab_size == 323
+    assert encoder.embeddings.tokens.weight.requires_grad
+    torch.testing.assert_close(encoder.embeddings.tokens.weight, torch.cat([old, old.mean(0).expand(3, -1)]))
+
+
+def test_settings_that_do_not_fit_the_checkpoint_are_refused(bare: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="query_length or document_length 65 exceeds the encoder's 64 positions"):
+        build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | {"document_length": 65}}), [])
+    with pytest.raises(InputError, match="max_seq_length 65 exceeds the encoder's 64 positions"):
+        build_model(make_recipe("dense", {"init": str(bare), **DENSE, "max_length": 65}), [])
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(InputError, match="not a model"):
+        build_model(make_recipe("dense", {"init": str(tmp_path / "nothing"), **DENSE}), [])
+
+
+def test_the_revision_is_passed_to_the_hub(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    real = module.load_parts
+
+    def load_parts(source: str, *, revision: str | None = None, device: str = "cpu") -> object:
+        asked.append((source, revision))
+        return real(bare, device=device)
+
+    monkeypatch.setattr(module, "load_parts", load_parts)
+    build_model(make_recipe("dense", {"init": "owner/model", "revision": "v2", **DENSE}), [])
+    assert asked == [("owner/model", "v2")]
+
+
+def test_a_model_is_built_on_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "default_device", lambda: "meta")
+    model = build_model(make_recipe("colbert", RANDOM | {"colbert": COLBERT}), TEXTS)
+    assert {weight.device.type for module in (model.encoder, model.projections) for weight in module.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("name", module.EXTRA)
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=rf"training needs {name}: pip install 'quiver-retrieval\[train\]'"):
+        require_extra()
