@@ -20,6 +20,7 @@ from quiver.eval.nlu.recipes import GlueRecipe
 MakeGlue = Callable[..., GlueRecipe]
 
 
+@pytest.mark.slow
 def test_every_task_is_learnt(make_glue: MakeGlue, tmp_path: Path) -> None:
     """Chance has 0 for a correlation and at most 0.6 of 60 for an accuracy; every model starts below that."""
     results = train_glue(make_glue(*TASKS, from_mnli=("rte", "mrpc", "stsb")), tmp_path / "out")

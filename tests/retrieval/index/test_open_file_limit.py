@@ -117,7 +117,7 @@ def test_a_build_of_many_pieces_needs_few_open_files(kind: str, count: int, tmp_
     assert run(BUILD, kind, tmp_path, count) == "built\n"
 
 
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
+@pytest.mark.parametrize("kind", ["dense", pytest.param("colbert", marks=pytest.mark.slow)])
 def test_an_index_of_many_segments_is_opened_changed_and_compacted_with_few_open_files(kind: str, tmp_path: Path) -> None:
     segments, _ = run(SEGMENTS, kind, tmp_path).split()
     assert int(segments) >= 23  # a dozen files each are more than 256
