@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:  # the only other ValueError: CPython refuses to convert integers of thousands of digits
         raise InputError(f"{path}: contains a number with too many digits") from error
     except RecursionError as error:
-        raise InputError(f"{path}: nested too deeply") from error
+        raise InputError(f"{path}: JSON is nested too deeply") from error
     if not isinstance(value, dict):
         raise InputError(f"{path}: must hold a JSON object, got {type(value).__name__}")
     return value

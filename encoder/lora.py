@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from quiver.encoder.adapter import TransformersEncoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
-from quiver.encoder.cpu.linear import Linear, Rows, multiply, plain_rows
+from quiver.encoder.cpu.linear import Linear, PlainMatrix, multiply, plain_rows
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
@@ -70,7 +70,7 @@ class LoRALinear(nn.Module):
             total = torch.addmm(self.weight.to(wide), self.lora_b.to(wide), self.lora_a.to(wide), alpha=self.scale)
         return total.to(self.weight.dtype)
 
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[PlainMatrix]:
         """Return the parts of the merged matrix; see `quiver.encoder.cpu.linear.Linear.rows`."""
         return plain_rows(self.merged(), self.bias, self.parts)
 

@@ -322,7 +322,7 @@ TABLE_6: Mapping[tuple[str, Size], HyperParameters] = {
 """(task, size) -> settings of ModernBERT's fine-tuning."""
 
 
-EFFICIENCY_SOURCE = "ModernBERT, arXiv:2412.13663, Tables 2 and 11: one NVIDIA RTX 4090, 8,192 documents a set, means of 10 runs"
+EFFICIENCY_SOURCE = "ModernBERT, arXiv:2412.13663, Tables 2 and 11: one NVIDIA RTX 4090, 8,192 documents per set, means of 10 runs"
 """Source of the figures, for reports."""
 
 EFFICIENCY_SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")

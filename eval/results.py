@@ -47,7 +47,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "safetensors": ("safetensors",),
     "bm25s": ("bm25s",),
 }
-"""Name in the report -> distributions that provide the package; the first installed one is recorded."""
+"""Packages whose versions are recorded, see `provenance`."""
 
 _MODULUS = 1 << 256
 
@@ -71,17 +71,18 @@ class Provenance:
     threads: int
 
 
-def provenance(command: str | None) -> Provenance:
+def provenance(command: str | None, *, packages: Mapping[str, Sequence[str]] = PACKAGES) -> Provenance:
     """Provenance of a result that this process has computed.
 
     Args:
         command: Command line to record, if any.
+        packages: Name in the report -> distributions that provide the package; the first installed one is recorded.
     """
     accelerators = {torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())}
     return Provenance(
         command=command,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), **_versions()},
+        versions={"python": platform.python_version(), **_versions(packages)},
         platform=", ".join([platform.platform(), f"{os.cpu_count()} CPUs", *sorted(accelerators)]),
         threads=torch.get_num_threads(),
     )
@@ -133,8 +134,8 @@ def _row_hash(row: Sequence[str | int]) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps(row).encode()).digest(), "big")
 
 
-def _versions() -> dict[str, str]:
-    found = {name: next(filter(None, map(installed_version, distributions)), None) for name, distributions in PACKAGES.items()}
+def _versions(packages: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    found = {name: next(filter(None, map(installed_version, distributions)), None) for name, distributions in packages.items()}
     return {name: version for name, version in found.items() if version is not None}
 
 

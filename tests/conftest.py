@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import itertools
@@ -60,6 +61,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             importlib.import_module(name)
         if missing := [name for name in OPTIONAL if importlib.util.find_spec(name) is None]:
             raise ModuleNotFoundError(f"tests of {', '.join(missing)} would be skipped")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt the imported libraries and the collected tests from garbage collection: each full collection would visit all of them."""
+    del session
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

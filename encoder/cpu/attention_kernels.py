@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quiver.encoder.cpu.codegen import BFLOAT16, FLOAT32, LANES, amx_begin, amx_end
-from quiver.encoder.cpu.jit import Callback, jit
+from quiver.encoder.cpu.jit import CompiledCallback, jit
 from quiver.encoder.cpu.support import run_on_threads, thread_scratch
 from quiver.encoder.cpu.tiles import (
     MASKED,
@@ -341,7 +341,7 @@ def _pairs(pointer: Any) -> None:
     _attend_all(numba.carray(pointer, argument_count(numba.carray(pointer, TABLE, np.int64)), np.int64), BFLOAT16)
 
 
-_FLOAT_ENTRY, _PAIR_ENTRY = Callback(_floats), Callback(_pairs)
+_FLOAT_ENTRY, _PAIR_ENTRY = CompiledCallback(_floats), CompiledCallback(_pairs)
 
 
 def attend(
@@ -484,7 +484,7 @@ def _gradient_entry(pointer: Any) -> None:
     _differentiate_all(numba.carray(pointer, argument_count(numba.carray(pointer, TABLE, np.int64)), np.int64))
 
 
-_GRADIENT_ENTRY = Callback(_gradient_entry)
+_GRADIENT_ENTRY = CompiledCallback(_gradient_entry)
 
 
 def differentiate(

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quiver.encoder.cpu.codegen import BFLOAT16, FLOAT32, INT8, LANES, amx_begin, amx_end
-from quiver.encoder.cpu.jit import Callback, jit
+from quiver.encoder.cpu.jit import CompiledCallback, jit
 from quiver.encoder.cpu.support import run_on_threads, thread_scratch
 from quiver.encoder.cpu.tiles import (
     ACTIVATIONS,
@@ -235,7 +235,7 @@ def _quads(pointer: Any) -> None:
     _run_all(numba.carray(pointer, SIZE, np.int64), INT8)
 
 
-_ENTRIES = {torch.float32: Callback(_floats), torch.bfloat16: Callback(_pairs), torch.int8: Callback(_quads)}
+_ENTRIES = {torch.float32: CompiledCallback(_floats), torch.bfloat16: CompiledCallback(_pairs), torch.int8: CompiledCallback(_quads)}
 
 
 class BlockArguments:
@@ -333,7 +333,7 @@ def _rows(pointer: Any) -> None:
     _run_rows(numba.carray(pointer, ROW_SIZE, np.int64))
 
 
-_ROWS_ENTRY = Callback(_rows)
+_ROWS_ENTRY = CompiledCallback(_rows)
 
 
 def _run(tokens: int, *, turns: int, numbers: tuple[int, ...]) -> None:

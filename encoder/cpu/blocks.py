@@ -381,7 +381,7 @@ class _Heads(torch.autograd.Function):
             cos, sin = ctx.rope
             for turned in of_product.unbind(1)[:2]:
                 rotate_(turned, cos, -sin)
-        norm = _Norm(ctx.norm, hidden, norm_weight, norm_bias)
+        norm = _RecomputedNorm(ctx.norm, hidden, norm_weight, norm_bias)
         wants_hidden, _, _, *wants_norm, wants_qkv, wants_bias = ctx.needs_input_grad
         wanted = wants_hidden or any(wants_norm), wants_qkv, wants_bias
         of_normed, *of_qkv = product_gradients(norm.output, qkv, of_product.flatten(1), wanted)
@@ -407,7 +407,7 @@ class _States(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         mixed, middle, inner, norm_weight, norm_bias, out, _, up, _, down, _ = ctx.saved_tensors
         wants_hidden, wants_mixed, _, *wants_norm, wants_out, wants_bias = ctx.needs_input_grad[:7]
-        norm = _Norm(ctx.norm, middle, norm_weight, norm_bias)
+        norm = _RecomputedNorm(ctx.norm, middle, norm_weight, norm_bias)
         gradient = gradient.contiguous()
         wanted = True, *ctx.needs_input_grad[7:]
         of_normed, *of_mlp = mlp_gradients(
@@ -420,7 +420,7 @@ class _States(torch.autograd.Function):
         return of_middle if wants_hidden else None, of_mixed, None, *of_norm, *of_out, *of_mlp
 
 
-class _Norm:
+class _RecomputedNorm:
     """A LayerNorm (or identity) recomputed in the backward pass.
 
     Args:

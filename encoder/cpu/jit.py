@@ -45,7 +45,7 @@ def jit(function: Function, *, reordered: bool = False) -> Function:
     return cast(Function, _with_cache(numba.njit(**options), function))
 
 
-class Callback:
+class CompiledCallback:
     """A C callback ``function(pointer)``, compiled when its address is first read.
 
     It runs without the interpreter: it cannot raise, and the memory behind the pointer must outlive the call.

@@ -42,7 +42,7 @@ Product = Callable[[Tensor], Tensor]
 """A matrix ready to multiply: (n, D) to (n, O)."""
 
 
-class Rows(NamedTuple):
+class PlainMatrix(NamedTuple):
     """A matrix in plain layout, on the CPU."""
 
     weight: Tensor
@@ -94,7 +94,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias, dtype=dtype)
         self.parts = parts
 
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[PlainMatrix]:
         """Return the parts of the matrix in plain layout."""
         return plain_rows(self.weight, self.bias, self.parts)
 
@@ -103,15 +103,15 @@ class Linear(nn.Linear):
         return multiply(x, self.weight, self.bias)
 
 
-def plain_rows(weight: Tensor, bias: Tensor | None, parts: int) -> list[Rows]:
+def plain_rows(weight: Tensor, bias: Tensor | None, parts: int) -> list[PlainMatrix]:
     """Return a matrix in plain layout in equal parts, without gradients."""
-    return split_matrix(Rows(weight.detach(), None if bias is None else bias.detach()), parts)
+    return split_matrix(PlainMatrix(weight.detach(), None if bias is None else bias.detach()), parts)
 
 
-def split_matrix(rows: Rows, parts: int) -> list[Rows]:
+def split_matrix(rows: PlainMatrix, parts: int) -> list[PlainMatrix]:
     """Split a matrix into equal parts of its rows."""
     fields = ([None] * parts if field is None else field.chunk(parts) for field in rows)
-    return [Rows(*part) for part in zip(*fields, strict=True)]
+    return [PlainMatrix(*part) for part in zip(*fields, strict=True)]
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -224,7 +224,7 @@ class PrepackedMatrix(Protocol):
     levels: int
     """Largest integer that activations are quantised to; 0 if they are not."""
 
-    rows: list[Rows]
+    rows: list[PlainMatrix]
     """The parts of the matrix in plain layout; empty if it is only held in another layout."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ class FloatMatrix:
         self.bias = None if bias is None else bias.to(compute)
         self._packs = packable(compute) and not (compute == torch.float32 and prefers_plain_weights())
         self.weight = wide if plain_layout or not self._packs else _packed(wide)
-        self.rows = split_matrix(Rows(self.weight, self.bias), parts) if plain_layout else []
+        self.rows = split_matrix(PlainMatrix(self.weight, self.bias), parts) if plain_layout else []
         self._parts = parts
 
     @cached_property
@@ -302,7 +302,7 @@ class Int8Matrix:
         self.bias = None if bias is None else bias.float()
         self.levels = INT8_LEVELS_VNNI if has_vnni() else INT8_LEVELS
         # Split once: for a lone query seven views per matrix and layer take as long as a twentieth of the products.
-        self.rows = split_matrix(Rows(self.weight, self.bias, self.scales, self.ones), parts) if plain_layout else []
+        self.rows = split_matrix(PlainMatrix(self.weight, self.bias, self.scales, self.ones), parts) if plain_layout else []
 
     @cached_property
     def _packed(self) -> Any:
@@ -348,7 +348,7 @@ class PrepackedLinear(nn.Module):
         bias = None if linear.bias is None else linear.bias.detach()
         self.matrix = MATRICES[precision](linear.weight.detach(), bias, parts=linear.parts, plain_layout=plain_layout)
 
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[PlainMatrix]:
         """Return the parts in their plain layout; see `Linear.rows`."""
         return self.matrix.rows
 

@@ -141,8 +141,8 @@ def reason(error: Exception, source: str, folder: Path) -> InputError:
         return InputError(f"{source}: the server answered {error.code} {error.reason}")
     if isinstance(error, PermissionError):
         return InputError(f"{folder}: cannot be written (no permission); set QUIVER_CACHE to another folder")
-    told = error.reason if isinstance(error, URLError) else error
-    first = str(told).strip().partition("\n")[0] or type(error).__name__
+    cause = error.reason if isinstance(error, URLError) else error
+    first = str(cause).strip().partition("\n")[0] or type(error).__name__
     return InputError(f"{source}: download failed ({first}); check the network, or download on another machine and copy the cache")
 
 

@@ -350,7 +350,7 @@ def _bars(shown: bool) -> Iterator[None]:
 
 
 class Source(Protocol):
-    """A position from which a collection can be downloaded."""
+    """A place from which a collection can be downloaded."""
 
     @property
     def unit(self) -> str:

@@ -103,10 +103,10 @@ def _start(recipe: GlueRecipe, out: Path, task: TaskName) -> Start:
 def _refuse_other_recipe(recipe: GlueRecipe, out: Path, task: TaskName) -> None:
     """Raise an error if a complete run used other recipe settings, so that its score must not be averaged with the others."""
     changes = recipe_changes(read_json(out / task / RECORD)["recipe"], run_recipe(recipe, task))
-    told = [f"{path} was {was!r}, is {value!r}" for path, was, value in changes if path not in WITHOUT_WEIGHT]
-    if told:
+    differences = [f"{path} was {was!r}, is {value!r}" for path, was, value in changes if path not in WITHOUT_WEIGHT]
+    if differences:
         raise InputError(
-            f"{out / task}: holds a complete run of another recipe ({'; '.join(told)}); choose another --out, or add --overwrite"
+            f"{out / task}: holds a complete run of another recipe ({'; '.join(differences)}); choose another --out, or add --overwrite"
         )
 
 
@@ -181,8 +181,8 @@ def gather_results(folder: Path) -> GlueResults:
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder}: one of its {RECORD} files is damaged (the field {error} is missing or has a wrong type)") from error
     if len(names) > 1:
-        told = ", ".join(f"{model} ({name})" for name, model in sorted(names))
-        raise InputError(f"{folder}: contains runs of several models: {told}; use one folder per model")
+        sources = ", ".join(f"{model} ({name})" for name, model in sorted(names))
+        raise InputError(f"{folder}: contains runs of several models: {sources}; use one folder per model")
     [(name, model)] = names
     scores: dict[str, float | None] = {task: run.scores.score for task, run in runs.items()}
     return GlueResults(name, model, average(scores, list(TASKS)), runs)

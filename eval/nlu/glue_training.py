@@ -327,8 +327,8 @@ def _tokenised(examples: Sequence[GlueExample], tokenizer: Tokenizer, max_length
 def _scored(learnt: TextTask, model: SequenceClassifier, out: Path) -> TaskScores:
     task, predictions = learnt.task, learnt.predicted(model)
     measures = learnt.measured(predictions)
-    told = predictions.tolist() if task.is_regression else [task.labels[label] for label in predictions.tolist()]
+    answers = predictions.tolist() if task.is_regression else [task.labels[label] for label in predictions.tolist()]
     scores = TaskScores(task.name, task.held_out, len(learnt.held_out), measures[task.measures[0]], measures)
-    write_json(out / PREDICTIONS, {str(one.source.index): said for one, said in zip(learnt.held_out, told, strict=True)})
+    write_json(out / PREDICTIONS, {str(one.source.index): answer for one, answer in zip(learnt.held_out, answers, strict=True)})
     write_json(out / RESULTS, {"schema": TASK_SCHEMA, **asdict(scores)})
     return scores

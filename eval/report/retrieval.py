@@ -519,8 +519,8 @@ def _bar_figures(content: _Content, names: Iterable[str], top: float) -> Iterato
         bars = list(_bars(content, name))
         if bars:
             title, note = content.heading(name)
-            told = ", ".join(f"{bar.key.label} {points(bar.value)}" for bar in bars)
-            yield Figure(title, partial(bar_chart, bars, top), f"nDCG@10 on {title}: {told}", note)
+            values = ", ".join(f"{bar.key.label} {points(bar.value)}" for bar in bars)
+            yield Figure(title, partial(bar_chart, bars, top), f"nDCG@10 on {title}: {values}", note)
 
 
 def _bars(content: _Content, name: str) -> Iterator[Bar]:
@@ -557,8 +557,8 @@ def _latency_blocks(content: _Content, timed: Mapping[str, Sequence[Dot]], measu
     def drawn(names: Iterable[str]) -> Iterator[Figure]:
         for name in names:
             title, note = content.heading(name)
-            told = ", ".join(f"{dot.key.label} {points(dot.value)} at {dot.milliseconds:.3g}" for dot in timed[name])
-            alt = f"{label} over milliseconds per query on {title}: {told}"
+            values = ", ".join(f"{dot.key.label} {points(dot.value)} at {dot.milliseconds:.3g}" for dot in timed[name])
+            alt = f"{label} over milliseconds per query on {title}: {values}"
             yield Figure(title, partial(latency_chart, timed[name], limits, label), alt, note)
 
     how = "The horizontal axis is the search time per query without encoding, all queries in one call. All charts share their axes."
@@ -589,7 +589,7 @@ def _collection(content: _Content, position: int, key: str) -> Section:
         for system, each in content.scored
         if each.key == key and each.worst
     ]
-    told = {
+    properties = {
         "Documents": f"{result.documents:,}",
         "Judged queries": f"{result.queries:,}",
         "Judgements": f"{result.judgements:,}",
@@ -598,7 +598,7 @@ def _collection(content: _Content, position: int, key: str) -> Section:
         "Revision": result.revision or "none, a local folder",
         "Data sha256": result.data_sha256,
     }
-    shown = Properties({name: value for name, value in told.items() if value}, "wide")
+    shown = Properties({name: value for name, value in properties.items() if value}, "wide")
     return Section(result.name, (shown, Table(f"Measures on {key}", columns, lines), *worst), f"collection-{position}", result.split)
 
 
@@ -829,10 +829,10 @@ def _truncation_rule(scored: Sequence[CollectionResult]) -> str:
 
 def _domain_rule(scored: Sequence[CollectionResult]) -> str:
     inside = _names(collection for collection in scored if collection.in_domain)
-    told = (
+    stated = (
         f"Some systems were trained on the training data of {inside}; the table says which" if inside else "No system was trained on them"
     )
-    return f"{told}. This is what the caller of the evaluation stated; it cannot be checked."
+    return f"{stated}. This is what the caller of the evaluation stated; it cannot be checked."
 
 
 def _settings(parameters: Mapping[str, object]) -> str:

@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.encoder.pretraining import run_folder as pretraining_folder
-from quiver.encoder.pretraining.record import curves as pretraining_curves
 from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD
+from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD, recipe_of
 from quiver.eval.report.charts import (
     PALETTE,
     WIDTH,
@@ -72,6 +70,9 @@ CURVES: Mapping[str, str] = {
     "tokens_per_second": "Tokens/s",
 }
 """Metric in the log of a training run -> title of its chart and column."""
+
+PRETRAINING = "pretraining"
+"""Value of ``kind`` in a pretraining recipe."""
 
 PRETRAINING_CURVES: Mapping[str, str] = {
     "loss": "Loss",
@@ -180,7 +181,7 @@ def read_run(folder: str | Path) -> TrainingRun:
         raise InputError(f"{path}: not a training run, it holds neither {RECORD} nor {RECIPE}; give the --out of quiver train or pretrain")
     record = next((read_json(file) for name in (RECORD, BEGUN) if (file := path / name).is_file()), {})
     try:
-        if record.get("schema") == pretraining_folder.SCHEMA:
+        if (recipe_of(path) or {}).get("kind") == PRETRAINING:
             return _pretraining(path, record, finished=finished)
         return _finished(record) if finished else _unfinished(path, record)
     except (KeyError, TypeError, ValueError) as error:
@@ -225,9 +226,10 @@ def _finished(record: Mapping[str, Any]) -> TrainingRun:
 
 
 def _pretraining(path: Path, record: Mapping[str, Any], *, finished: bool) -> TrainingRun:
-    result: Mapping[str, Any] = record["result"] if finished else {"resumed_at": [], "curves": pretraining_curves(path)}
+    keys, lines = (*PRETRAINING_CURVES, "tokens"), read_log(path / LOG) if (path / LOG).is_file() else []
+    logged = {"resumed_at": [], "curves": {key: curve(lines, key) for key in keys}}
+    result: Mapping[str, Any] = record["result"] if finished else logged
     recipe = _by_name(record["recipe"] if finished else read_json(path / RECIPE))
-    keys = (*PRETRAINING_CURVES, "tokens")
     return TrainingRun(
         title=f"Pretraining run: {recipe['name']}",
         recipe=recipe,
@@ -280,13 +282,13 @@ def _sections(run: TrainingRun) -> Iterator[Section]:
     yield Section("Summary", (Properties(summary(run), "wide"),), "summary")
     if figures := tuple(_curves(run)):
         resumed = " A dashed line marks a step at which the run was resumed." if run.resumed else ""
-        told = f"All charts share the axis of updates. For a noisy metric, the strong line is a running mean.{resumed}"
-        yield Section("Curves", (Paragraph(told), Gallery(figures)), "curves")
+        note = f"All charts share the axis of updates. For a noisy metric, the strong line is a running mean.{resumed}"
+        yield Section("Curves", (Paragraph(note), Gallery(figures)), "curves")
     if run.development:
         yield Section("Development", tuple(_development(run)), "development")
     if (log := log_table(run)).rows:
-        told = "The first logged step, the last one, and others evenly between them."
-        yield Section("Log", (Paragraph(told), log), "log")
+        note = "The first logged step, the last one, and others evenly between them."
+        yield Section("Log", (Paragraph(note), log), "log")
     yield Section("Settings", tuple(_listed(settings(run))), "settings")
     if origins := _listed(origin(run)):
         yield Section("Data and versions", tuple(origins), "origin")
@@ -537,9 +539,9 @@ def sweep_report(sweep: Sweep, folder: Path) -> Report:
             Section(f"The best: {show_settings(sweep.best.settings) or 'the recipe'}", tuple(_best(sweep, sweep.best, folder)), "best")
         )
     if scored := [candidate for candidate in sweep.candidates if candidate.scores]:
-        told = ", ".join(f"{show_settings(each.settings) or 'the recipe'} {points(each.mean)}" for each in scored)
+        values = ", ".join(f"{show_settings(each.settings) or 'the recipe'} {points(each.mean)}" for each in scored)
         blocks.append(
-            Figure("nDCG@10 of the candidates", partial(sweep_chart, sweep, scored), f"nDCG@10 of the candidates: {told}", file=PLOT)
+            Figure("nDCG@10 of the candidates", partial(sweep_chart, sweep, scored), f"nDCG@10 of the candidates: {values}", file=PLOT)
         )
     if failed := [[run.folder, run.error or ""] for run in sweep.runs if run.error is not None]:
         errors = table((Column("Run", numeric=False), Column("Error", numeric=False)), failed, name="Failed runs")

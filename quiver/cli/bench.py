@@ -357,7 +357,7 @@ def _texts(data: Path, docs: int) -> list[str]:
     if not contents:
         raise InputError(f"{data}: no documents")
     count = min(docs, len(contents))
-    return [contents[place * len(contents) // count] for place in range(count)]
+    return [contents[position * len(contents) // count] for position in range(count)]
 
 
 def _workloads(sets: list[str], lengths: list[str], table: str, docs: int | None, settings: EncoderSettings) -> list[Workload]:

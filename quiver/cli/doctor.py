@@ -57,21 +57,22 @@ def doctor(as_json: options.Json = False) -> None:
 
     Example: quiver doctor --json
     """
-    facts = gather()
+    report = gather()
     if as_json:
-        print_json(facts)
+        print_json(report)
         return
-    for section, values in facts.items():
-        print_table(section, ("", "value"), [(name, str(value)) for name, value in values.items()])
-    say("the encoder works" if facts["check"]["finite"] else "the encoder returns values that are not finite")
+    for section, values in report.items():
+        title = f"packages of {section}" if section in PACKAGES else section
+        print_table(title, ("", "value"), [(name, str(value)) for name, value in values.items()])
+    say("the encoder works" if report["check"]["finite"] else "the encoder returns values that are not finite")
 
 
-def gather() -> dict[str, dict[str, Any]]:
-    """Collect the facts that are printed, by section."""
+def gather(*, with_check: bool = True) -> dict[str, dict[str, Any]]:
+    """Collect what the command prints, by section; ``with_check`` also runs a small encoder on every device."""
     import faiss
     import torch
 
-    facts: dict[str, dict[str, Any]] = {
+    report: dict[str, dict[str, Any]] = {
         "quiver": {"version": quiver_version(), "python": platform.python_version(), "platform": platform.platform()},
         "threads": {
             "cores": os.cpu_count(),
@@ -83,9 +84,10 @@ def gather() -> dict[str, dict[str, Any]]:
         "evaluate, index build, serve": _commands(),
     }
     for extra, names in PACKAGES.items():
-        facts[extra] = {name: installed_version(name) or "not installed" for name in names}
-    facts["check"] = _check()
-    return facts
+        report[extra] = {name: installed_version(name) or "not installed" for name in names}
+    if with_check:
+        report["check"] = _check()
+    return report
 
 
 def _devices() -> dict[str, Any]:

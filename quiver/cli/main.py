@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "qa": ("quiver.cli.nlu:qa_app", "Train and evaluate models that answer questions with spans of a text."),
     "export": ("quiver.cli.models:export", "Export a model for other libraries."),
     "enlarge": ("quiver.cli.models:enlarge", "Initialize a larger encoder from a smaller one."),
-    "extend-positions": ("quiver.cli.models:extend_positions", "Give a model with absolute positions more of them."),
+    "extend-positions": ("quiver.cli.models:extend_positions", "Extend the absolute positions of a model to longer texts."),
     "doctor": ("quiver.cli.doctor:doctor", "Show versions, devices and the attention backend, and test the encoder."),
     "cache": ("quiver.cli.doctor:cache_app", "Show and prune the cache of vectors and words."),
 }

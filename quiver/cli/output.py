@@ -85,11 +85,11 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     A table that is wider than the terminal is printed in several parts, each with the leading text columns.
     """
     # Titles and cells are Text: in plain strings rich would interpret [bold] and :smile: as markup.
-    columns = [(name, [row[place] for row in rows]) for place, name in enumerate(header)]
+    columns = [(name, [row[column] for row in rows]) for column, name in enumerate(header)]
     numbers = [all(_NUMBER.fullmatch(cell) for cell in column) for _, column in columns]
     console = Console()
-    for place, part in enumerate(_parts(columns, numbers, console.width)):
-        table = Table(title=Text(title, style="table.title") if place == 0 else None, title_justify="left")
+    for part_number, part in enumerate(_parts(columns, numbers, console.width)):
+        table = Table(title=Text(title, style="table.title") if part_number == 0 else None, title_justify="left")
         for number in part:
             justify: Literal["right", "left"] = "right" if numbers[number] else "left"
             table.add_column(columns[number][0], justify=justify, no_wrap=numbers[number], overflow="fold")

@@ -245,7 +245,7 @@ def _search_params(index: Index, effort: str | Mapping[str, Setting], k: int) ->
 
 def _explain_index(index: Index, model: BiEncoder | ColBERT) -> Explain:
     def explained(query: str, documents: Sequence[str]) -> dict[str, Explained]:
-        there = [document for document, place in zip(documents, index.locate(documents), strict=True) if place is not None]
+        there = [document for document, row in zip(documents, index.locate(documents), strict=True) if row is not None]
         return {each.document: each for each in explain(index, model, query, there)}
 
     return explained
@@ -253,8 +253,8 @@ def _explain_index(index: Index, model: BiEncoder | ColBERT) -> Explain:
 
 def _explain_words(words: bm25.WordIndex) -> Explain:
     def explained(query: str, documents: Sequence[str]) -> dict[str, Explained]:
-        places = words.index.locate(documents)
-        there = [document for document, place in zip(documents, places, strict=True) if place is not None]
+        rows = words.index.locate(documents)
+        there = [document for document, row in zip(documents, rows, strict=True) if row is not None]
         return {document: words.word_scores(query, document) for document in there}
 
     return explained
@@ -311,10 +311,10 @@ def open_sources(opened: Opened, given: Sequence[str], fusion: Fusion | None, ch
     weights = (1.0,) if fusion is None else fusion.weights_of(len(given))
     sources: list[Source] = []
     indexes: list[Index] = []
-    for place, (path, name, weight) in enumerate(zip(given, short_names(given), weights, strict=True)):
+    for number, (path, name, weight) in enumerate(zip(given, short_names(given), weights, strict=True)):
         if not weight:
             continue
-        words = place > 0 and path == bm25.NAME
+        words = number > 0 and path == bm25.NAME
         index = opened.index(Path(given[0] if words else path))
         if indexes:
             check_fusible(indexes[0], index)

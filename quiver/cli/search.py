@@ -238,8 +238,8 @@ def _report_run(path: Path, run: Run) -> None:
 
 def _ranks(hit: Mapping[str, Any]) -> list[str]:
     """Rank and score of a hit in each ranking; a dash where the ranking does not contain it."""
-    places = [*hit.get("lists", {}).values(), *([hit["candidate"]] if "candidate" in hit else [])]
-    return ["-" if place is None else f"{place['rank']} ({place['score']:.4f})" for place in places]
+    ranked = [*hit.get("lists", {}).values(), *([hit["candidate"]] if "candidate" in hit else [])]
+    return ["-" if entry is None else f"{entry['rank']} ({entry['score']:.4f})" for entry in ranked]
 
 
 def _print_hits(hits: Sequence[Mapping[str, Any]], found: Found, documents: int) -> None:
@@ -253,7 +253,7 @@ def _print_explained(text: str, hits: Sequence[Mapping[str, Any]], explained: Ma
     for hit in hits:
         heading = f"{hit['rank']}. {hit['id']}  {hit['score']:.4f}"
         names = [*hit.get("lists", {}), *(["candidate"] if "candidate" in hit else [])]
-        origin = ", ".join(f"{name} {place}" for name, place in zip(names, _ranks(hit), strict=True))
+        origin = ", ".join(f"{name} {rank}" for name, rank in zip(names, _ranks(hit), strict=True))
         console.print(Text.assemble((heading, "bold"), f"  {origin}" if origin else ""))
         for view in explanation_view(text, explained[hit["id"]]):
             console.print(view)

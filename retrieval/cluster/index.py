@@ -102,6 +102,11 @@ class ReplicaSet:
         """Number of replicas that are not lost."""
         return len(self._replicas)
 
+    @property
+    def suspects(self) -> int:
+        """Number of replicas that were slow and have not answered a health check since."""
+        return sum(replica.suspect for replica in tuple(self._replicas))
+
     def wait(self) -> None:
         """Wait until all are open.
 

@@ -185,7 +185,7 @@ class _Pool:
             if done:
                 return done[0]
             if not self._busy:
-                logger.warning("ray: waiting for a node with room for a worker")
+                logger.warning("ray: waiting for a node with enough free CPUs and GPUs for a worker")
 
     def _started(self, reference: Any) -> None:
         actor = self._starting.pop(reference)

@@ -856,7 +856,7 @@ def _number(content: Any, name: str, path: Path) -> float:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedIndexError(f"{path}: does not hold {name} ({error}); run quiver index repair") from error
     if not value >= 0:
-        raise DamagedIndexError(f"{path}: {name} is {value}; run quiver index repair")
+        raise DamagedIndexError(f"{path}: {name} has the impossible value {value}; run quiver index repair")
     return value
 
 

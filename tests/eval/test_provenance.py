@@ -27,7 +27,7 @@ def data_sha256(collection: Collection) -> str:
     return checksum.hexdigest(collection.queries, collection.qrels)
 
 
-def test_what_this_process_is() -> None:
+def test_provenance_describes_this_process() -> None:
     origin = provenance("quiver evaluate")
     assert origin.command == "quiver evaluate"
     assert origin.versions["quiver"] == version("quiver-retrieval")
@@ -36,14 +36,14 @@ def test_what_this_process_is() -> None:
     assert datetime.now(timezone.utc) - datetime.fromisoformat(origin.date) < timedelta(minutes=1)
 
 
-def test_packages_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quiver.eval.results.PACKAGES", {"numpy": ("numpy",), "nothing": ("no-such-distribution",)})
-    assert provenance(None).versions.keys() == {"python", "numpy"}
+def test_packages_that_are_not_installed_are_left_out() -> None:
+    packages = {"numpy": ("numpy",), "nothing": ("no-such-distribution",)}
+    assert provenance(None, packages=packages).versions.keys() == {"python", "numpy"}
 
 
-def test_the_first_distribution_that_is_installed_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quiver.eval.results.PACKAGES", {"array": ("no-such-distribution", "numpy", "torch")})
-    assert provenance(None).versions["array"] == version("numpy")
+def test_the_first_distribution_that_is_installed_is_recorded() -> None:
+    packages = {"array": ("no-such-distribution", "numpy", "torch")}
+    assert provenance(None, packages=packages).versions["array"] == version("numpy")
 
 
 def test_the_checksum_is_over_the_content(make_collection: Callable[..., Path]) -> None:

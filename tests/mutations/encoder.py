@@ -112,7 +112,7 @@ MUTATIONS = [
         "encoder/model.py",
         "return output if order is None else output[order]",
         "return output",
-        ["tests/encoder/test_model.py"],
+        [FORMULAS],
     ),
     (
         "checkpoint swaps queries and keys",

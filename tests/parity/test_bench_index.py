@@ -18,7 +18,7 @@ DOCUMENTS, DIM = 400, 32
 LEAST = {"faiss": 0.9, "hnswlib": 0.95, "usearch": 0.95, "fast-plaid": 0.5, "warp": 0.3, "voyager": 0.8}
 
 
-@pytest.mark.parametrize("baseline", ["faiss", *(pytest.param(each, marks=pytest.mark.slow) for each in LEAST if each != "faiss")])
+@pytest.mark.parametrize("baseline", ["hnswlib", *(pytest.param(each, marks=pytest.mark.slow) for each in LEAST if each != "hnswlib")])
 def test_a_baseline_finds_what_is_there(baseline: str, tmp_path: Path) -> None:
     if reason := unsupported_reason(baseline):
         pytest.skip(f"{baseline}: {reason}")

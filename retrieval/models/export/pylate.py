@@ -57,11 +57,7 @@ def unsupported_by_pylate(settings: ModelFolder) -> list[str]:
 def write_colbert(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer: Tokenizer) -> None:
     """Write a ColBERT model as a PyLate folder, which sentence-transformers 6 reads too.
 
-    Args:
-        folder: Folder; created if missing.
-        settings: Projections and ColBERT settings.
-        encoder: The encoder.
-        tokenizer: The tokenizer, which has the two prefixes as tokens.
+    Arguments as `quiver.retrieval.models.export.sentence_transformers.write_multi_vector`.
 
     Raises:
         InputError: The model needs a feature that only sentence-transformers 6 has; nothing is written.

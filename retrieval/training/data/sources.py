@@ -111,7 +111,7 @@ def source_files(source: str) -> list[Path]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.is_file())
         if not files:
-            raise InputError(f"{path}: no {', '.join(_SUFFIXES)} in this folder")
+            raise InputError(f"{path}: the folder contains no file with the suffix {', '.join(_SUFFIXES)}")
         return files
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")

@@ -152,7 +152,7 @@ def open_job(out: Path, record: str, schema: str, *, settings: Mapping[str, obje
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise InputError(f"{out}: another process is using this folder") from error
+        raise InputError(f"{out}: another process is using this folder; wait for it, or choose another --out") from error
     try:
         if overwrite:
             _empty(work)

@@ -181,8 +181,8 @@ def many() -> list[str]:
     ("kind", "where", "at", "committed"),
     [
         ("dense", "encode", 25, 240),
-        ("colbert", "encode", 25, 240),
-        ("dense", "fsync", 7, 80),
+        pytest.param("colbert", "encode", 25, 240, marks=pytest.mark.slow),
+        pytest.param("dense", "fsync", 7, 80, marks=pytest.mark.slow),
         ("dense", "fsync", 8, 120),
         ("dense", "fsync", 1, 0),
     ],

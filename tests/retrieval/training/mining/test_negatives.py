@@ -623,7 +623,10 @@ def test_folders_with_other_content_are_refused(tmp_path: Path) -> None:
     with opened(busy, a=1) as work:
         work.write(0, b"part")
         # The lock of another file handle is in the way as that of another process is.
-        with pytest.raises(InputError, match="another process is using this folder"), opened(busy, overwrite=True, a=1):
+        with (
+            pytest.raises(InputError, match="another process is using this folder; wait for it, or choose another --out"),
+            opened(busy, overwrite=True, a=1),
+        ):
             pass
         assert work.read(0) == b"part"
         work.finish({}, command=None, packages=())

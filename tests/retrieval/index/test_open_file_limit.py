@@ -1,4 +1,4 @@
-"""Few files may be open at a time: 256 on macOS, 1,024 on most Linux systems. Every test is a process of its own with such a limit."""
+"""Limits on open files: 256 on macOS, 1,024 on most Linux systems. Every test is a process of its own with such a limit."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_build_of_many_pieces_needs_few_open_files(kind: str, count: int, tmp_
     assert run(BUILD, kind, tmp_path, count) == "built\n"
 
 
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
+@pytest.mark.parametrize("kind", ["dense", pytest.param("colbert", marks=pytest.mark.slow)])
 def test_an_index_of_many_segments_is_opened_changed_and_compacted_with_few_open_files(kind: str, tmp_path: Path) -> None:
     segments, _ = run(SEGMENTS, kind, tmp_path).split()
     assert int(segments) >= 23  # a dozen files each are more than 256
