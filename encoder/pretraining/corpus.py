@@ -1,11 +1,11 @@
-"""The corpus of a run as token ids on the disk: tokenised once, split into train and held-out documents, read by memory map.
+"""The corpus of a run: documents read from files, tokenized once, split into training and held-out documents, and memory-mapped.
 
-Nothing that grows with it is held in memory, neither while it is written nor while it is read; on the disk are two bytes a token and
-eight a document.
+Sources are JSON lines, Parquet files, plain text and BEIR folders. Memory does not grow with the corpus, neither in writing nor in reading;
+on disk it takes two bytes per token and eight per document.
 
-corpus/corpus.json       what it is made of: tokenizer, sources and their counts, size and sha256 of the files
-corpus/train.ids         the ids of all documents, end to end, without special tokens: uint16, or uint32 for more than 65,536 ids
-corpus/train.ends        where each document ends, int64
+corpus/corpus.json       tokenizer, sources and their counts, size and sha256 of the files
+corpus/train.ids         token ids of all documents, concatenated, without special tokens: uint16, or uint32 for more than 65,536 ids
+corpus/train.ends        end of each document, int64
 corpus/held_out.*        the same for documents that are never trained on
 """
 
@@ -14,22 +14,29 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json
-from quiver.encoder.pretraining.sections import DataSection, SourceSection
-from quiver.encoder.pretraining.text_sources import read_documents
+from quiver.encoder.files import expand_home, file_sha256, read_json, read_json_lines, read_lines, read_whole, sync_folder, write_json
+from quiver.encoder.pretraining.recipe import DataSection, SourceSection
 from quiver.encoder.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+JSON_LINES = (".jsonl", ".jsonl.gz")
+PLAIN_TEXT = (".txt", ".txt.gz")
+PARQUET = ".parquet"
+SUFFIXES = (*JSON_LINES, *PLAIN_TEXT, PARQUET)
+"""Suffixes of the files that are read."""
 
 Side = Literal["train", "held_out"]
 SIDES: tuple[Side, ...] = ("train", "held_out")
@@ -37,11 +44,107 @@ SIDES: tuple[Side, ...] = ("train", "held_out")
 MANIFEST = "corpus.json"
 SCHEMA = "quiver-pretraining-corpus/1"
 
+_ROWS = 512
+"""Rows of a Parquet file in memory at a time."""
+
 _CHARACTERS = 1 << 20
-"""Text that is tokenised in one call, at least."""
+"""Characters that are tokenized in one call, at least."""
 
 _COUNTED = 1 << 22
 """Token ids that are counted at a time."""
+
+
+def read_documents(source: SourceSection) -> Iterator[str]:
+    """Read the documents of a source that are not blank.
+
+    Raises:
+        InputError: A file is missing, damaged, not UTF-8 (names the line) or of an unknown kind; a row has none of the fields, or one that
+            is not text; or the folder has no such split.
+    """
+    path = expand_home(source.path)
+    if not path.is_dir():
+        yield from _file(path, source)
+        return
+    if corpus := next((path / f"corpus{suffix}" for suffix in JSON_LINES if (path / f"corpus{suffix}").is_file()), None):
+        wanted = None if source.split is None else _judged(path, source.split)
+        for number, row in read_json_lines(corpus):
+            if wanted is None or row.get("_id") in wanted:
+                yield from _joined(row, source.fields, f"{corpus}:{number}")
+        return
+    if source.split is not None:
+        raise InputError(f"{path}: split {source.split!r} needs a BEIR folder, but this folder has no corpus.jsonl; leave the split out")
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+    if not files:
+        raise InputError(f"{path}: holds no file with one of the suffixes {', '.join(SUFFIXES)}")
+    for file in files:
+        yield from _file(file, source)
+
+
+def _file(path: Path, source: SourceSection) -> Iterator[str]:
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file or folder")
+    if path.name.endswith(JSON_LINES):
+        for number, row in read_json_lines(path):
+            yield from _joined(row, source.fields, f"{path}:{number}")
+    elif path.name.endswith(PLAIN_TEXT) and source.lines:
+        yield from (line for _, line in read_lines(path))
+    elif path.name.endswith(PLAIN_TEXT):
+        if (text := read_whole(path)).strip():
+            yield text
+    elif path.suffix == PARQUET:
+        yield from _parquet(path, source.fields)
+    else:
+        raise InputError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}")
+
+
+def _joined(row: Mapping[str, object], fields: Sequence[str], where: str) -> Iterator[str]:
+    """The fields of a row as one document; nothing if all of them are null or blank."""
+    if row.keys().isdisjoint(fields):
+        raise InputError(f"{where}: has none of the fields {', '.join(fields)}; it has {', '.join(map(str, row))}")
+    found = [(name, row[name]) for name in fields if row.get(name) is not None]
+    for name, value in found:
+        if not isinstance(value, str):
+            raise InputError(f"{where}: '{name}' must be text, got {type(value).__name__}")
+    text = "\n\n".join(str(value) for _, value in found if str(value).strip())
+    if text:
+        yield text
+
+
+def _parquet(path: Path, fields: Sequence[str]) -> Iterator[str]:
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as table:
+            names = table.schema_arrow.names
+            if not (columns := [name for name in fields if name in names]):
+                raise InputError(f"{path}: has none of the columns {', '.join(fields)}; it has {', '.join(names)}")
+            for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield from _joined(row, fields, f"{path}:{number}")
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"{path}: damaged Parquet file after row {number} ({reason}); download the file again") from error
+
+
+def _judged(folder: Path, split: str) -> set[str]:
+    """Documents that are judged in one split and in no other."""
+    splits = {path.stem: path for path in sorted((folder / "qrels").glob("*.tsv"))}
+    if split not in splits:
+        raise InputError(f"{folder}: has no qrels/{split}.tsv; its splits are {', '.join(splits) or 'none'}")
+    judged = {name: _judged_documents(path) for name, path in splits.items()}
+    return judged.pop(split).difference(*judged.values())
+
+
+def _judged_documents(path: Path) -> set[str]:
+    """Document ids of a qrels file: query, document and grade, separated by tabs, after a header."""
+    found = set()
+    for number, line in read_lines(path):
+        parts = line.split("\t")
+        if len(parts) < 3:
+            raise InputError(f"{path}:{number}: must have query, document and grade, separated by tabs")
+        if number > 1:
+            found.add(parts[1])
+    return found
 
 
 @dataclass(frozen=True)
@@ -49,9 +152,9 @@ class Documents:
     """One side of the corpus.
 
     Attributes:
-        ids: Token ids end to end, memory-mapped.
-        ends: Where each document ends, memory-mapped.
-        sources: For each source how many of the documents, in order, are its.
+        ids: Token ids of all documents, concatenated, memory-mapped.
+        ends: End of each document, memory-mapped.
+        sources: Number of documents per source, in the order of the documents.
     """
 
     ids: NDArray[Any]
@@ -62,7 +165,7 @@ class Documents:
         return len(self.ends)
 
     def shares(self, vocab_size: int) -> NDArray[np.float64]:
-        """How often each token id stands among all, (V,); one more of each is counted, so that none is zero."""
+        """Relative frequency of each token id, (V,); each count is increased by one, so that none is zero."""
         counts = np.ones(vocab_size, np.int64)
         for start in range(0, len(self.ids), _COUNTED):
             counts += np.bincount(self.ids[start : start + _COUNTED], minlength=vocab_size)
@@ -72,12 +175,12 @@ class Documents:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a run is trained and evaluated on.
+    """Training and held-out text.
 
     Attributes:
-        train: Documents to learn from.
-        held_out: Documents for the held-out loss; there may be none.
-        facts: The manifest without paths: what two equal corpora share.
+        train: Documents to train on.
+        held_out: Documents for the held-out loss; possibly none.
+        facts: The manifest without paths; equal for equal corpora.
     """
 
     train: Documents
@@ -86,30 +189,30 @@ class Corpus:
 
 
 def side_of(text: str, held_out: float) -> Side:
-    """Which side a document is on: its text decides, so that copies are on the same.
+    """Side of a document. It depends on the text only, so copies of a document are on the same side.
 
     Args:
-        text: Of the document.
+        text: Text of the document.
         held_out: Share of the documents that are held out.
     """
     return "held_out" if _drawn(text, held_out, draw=0) else "train"
 
 
 def _drawn(text: str, share: float, *, draw: int) -> bool:
-    """Whether a document is among a share of all, by its text; draws 0..3 are independent."""
+    """Whether a document belongs to a sample of the given share, by its text; draws 0..3 are independent."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return int.from_bytes(digest[8 * draw : 8 * draw + 8], "big") < share * 2**64
 
 
 def train_texts(data: DataSection, *, share: float) -> Iterator[str]:
-    """The documents that are trained on, as text: what a vocabulary is learnt from.
+    """Texts of the training documents, to train a tokenizer on.
 
     Args:
         data: Sources and split.
-        share: Of these documents, told by their text; 1 for all.
+        share: Share of the documents to use, selected by their text; 1 for all.
 
     Raises:
-        InputError: As `read_documents`, or there are none.
+        InputError: As `read_documents`, or there are no documents.
     """
     documents = found = 0
     for source in data.sources:
@@ -122,20 +225,20 @@ def train_texts(data: DataSection, *, share: float) -> Iterator[str]:
     if not documents:
         raise InputError(_empty(data))
     if not found:
-        raise InputError(f"model.vocabulary.share: none of {documents} documents is drawn at a share of {share}; raise it")
+        raise InputError(f"model.vocabulary.share: a share of {share} selects none of the {documents} documents; raise it")
 
 
 def prepare_corpus(data: DataSection, tokenizer: Tokenizer, folder: Path) -> None:
-    """Tokenise the sources into a folder; where they are there already, read every byte of them to know that they are sound.
+    """Tokenize the sources into a folder; if it exists already, check every byte of it.
 
     Args:
         data: Sources and split.
-        tokenizer: Of the model.
-        folder: Appears when it is whole.
+        tokenizer: Tokenizer of the model.
+        folder: Created when it is complete.
 
     Raises:
-        InputError: A source cannot be read or has nothing to train on, or nothing is held out that should be; or what is in the folder is
-            damaged, or of other sources.
+        InputError: A source cannot be read or has no text to train on, or nothing is held out although it should be; or the existing folder
+            is damaged, or was made from other sources.
     """
     if folder.is_dir():
         _verify(data, tokenizer, folder)
@@ -149,7 +252,7 @@ def prepare_corpus(data: DataSection, tokenizer: Tokenizer, folder: Path) -> Non
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Map a corpus that `prepare_corpus` has made or found sound.
+    """Memory-map a corpus that `prepare_corpus` has made or checked.
 
     Raises:
         InputError: A file is missing or cannot be read.
@@ -175,7 +278,7 @@ def _write(data: DataSection, tokenizer: Tokenizer, folder: Path) -> None:
         sides = {side: _Side(*_files(folder, side, files), dtype=dtype) for side in SIDES}
         for source in data.sources:
             before = {side: (sides[side].documents, sides[side].tokens) for side in SIDES}
-            _tokenise(source, tokenizer, sides, data.held_out)
+            _tokenize(source, tokenizer, sides, data.held_out)
             counts[source.name] = {
                 side: {"documents": sides[side].documents - before[side][0], "tokens": sides[side].tokens - before[side][1]}
                 for side in SIDES
@@ -188,7 +291,7 @@ def _write(data: DataSection, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _files(folder: Path, side: Side, files: ExitStack) -> tuple[BinaryIO, BinaryIO]:
-    """Where a side's ids and ends are written, open until the stack is closed."""
+    """Open files for ids and ends of a side; the stack closes them."""
     ids, ends = (files.enter_context((folder / f"{side}.{kind}").open("wb")) for kind in ("ids", "ends"))
     return ids, ends
 
@@ -199,17 +302,17 @@ def _refuse_empty(data: DataSection, counts: Mapping[str, Mapping[str, Mapping[s
         raise InputError(_empty(data))
     for source in data.sources:
         if not counts[source.name]["train"]["documents"]:
-            raise InputError(f"data.sources: {source.name} holds no text to train on ({source.path}); leave it out")
+            raise InputError(f"data.sources: {source.name} has no text to train on ({source.path}); remove it")
     if data.held_out and not held_out:
-        raise InputError(f"data.held_out: none of {train} documents is held out at a share of {data.held_out}; raise it")
+        raise InputError(f"data.held_out: a share of {data.held_out} holds out none of the {train} documents; raise it")
 
 
 class _Side:
     """A side that is being written.
 
     Attributes:
-        documents: Written so far.
-        tokens: Written so far.
+        documents: Number of documents written.
+        tokens: Number of tokens written.
     """
 
     def __init__(self, ids: BinaryIO, ends: BinaryIO, *, dtype: np.dtype[Any]) -> None:
@@ -224,15 +327,15 @@ class _Side:
         self._ends.write(self.tokens.to_bytes(8, "little", signed=True))
 
 
-def _tokenise(source: SourceSection, tokenizer: Tokenizer, sides: dict[Side, _Side], held_out: float) -> None:
+def _tokenize(source: SourceSection, tokenizer: Tokenizer, sides: dict[Side, _Side], held_out: float) -> None:
     for texts in _blocks(read_documents(source)):
         for text, ids in zip(texts, tokenizer.encode_bare(texts), strict=True):
-            if ids:  # a text of nothing but what the vocabulary drops
+            if ids:  # no ids if the text consists of characters that the vocabulary drops
                 sides[side_of(text, held_out)].add(ids)
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of texts that are worth a call together."""
+    """Lists of texts that are large enough for one call of the tokenizer."""
     block: list[str] = []
     size = 0
     for text in texts:
@@ -248,26 +351,26 @@ def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
 def _verify(data: DataSection, tokenizer: Tokenizer, folder: Path) -> None:
     manifest = read_json(folder / MANIFEST)
     if manifest.get("schema") != SCHEMA:
-        raise InputError(f"{folder / MANIFEST}: its schema is {manifest.get('schema')}, this version reads {SCHEMA}; remove the folder")
+        raise InputError(f"{folder / MANIFEST}: its schema is {manifest.get('schema')}, this version reads {SCHEMA}; delete the folder")
     if changed := [key for key, value in _made_of(data, tokenizer).items() if manifest.get(key) != value]:
-        raise InputError(f"{folder}: was made of another {', '.join(changed)}; remove it, and it is made again")
+        raise InputError(f"{folder}: was made with other settings ({', '.join(changed)}); delete it, and it is made again")
     for name, seal in manifest["files"].items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != seal["bytes"] or file_sha256(path) != seal["sha256"]:
-            raise InputError(f"{path}: missing or damaged; remove {folder}, and it is made again")
+            raise InputError(f"{path}: missing or damaged; delete {folder}, and it is made again")
 
 
 def _documents(folder: Path, side: Side, manifest: dict[str, Any]) -> Documents:
     counts = {name: sides[side]["documents"] for name, sides in manifest["counts"].items()}
     kinds = {"ids": np.dtype(manifest["dtype"]), "ends": np.dtype("<i8")}
-    if not any(counts.values()):  # nothing cannot be mapped
+    if not any(counts.values()):  # an empty file cannot be mapped
         return Documents(np.empty(0, kinds["ids"]), np.empty(0, kinds["ends"]), counts)
     try:
         ids, ends = (np.memmap(folder / f"{side}.{kind}", dtype, "r") for kind, dtype in kinds.items())
     except OSError as error:
-        raise InputError(f"{folder}: {side} cannot be read ({error.strerror}); remove the folder, and it is made again") from error
+        raise InputError(f"{folder}: {side} cannot be read ({error.strerror}); delete the folder, and it is made again") from error
     return Documents(ids, ends, counts)
 
 
 def _empty(data: DataSection) -> str:
-    return f"data.sources: the corpus is empty, {', '.join(source.path for source in data.sources)} hold no text to train on"
+    return f"data.sources: the corpus is empty, there is no text to train on in {', '.join(source.path for source in data.sources)}"

@@ -1,47 +1,218 @@
-"""Pieces of documents to rows of one length, nearly full: greedy best fit over a bounded buffer. Nothing is dropped.
+"""Order and packing of the corpus: pieces of documents are shuffled, pass after pass, and packed into nearly full rows.
 
-Pieces wait in the order in which they came. Each takes the row with the least room that still holds it; what fits into no row is the first
-to be asked for the next rows, so nothing waits for ever. What is left when a run ends has not been read by it; a later phase, whose rows
-hold sequences at least as long, begins with what is left of the one before. What waits is bounded by the buffer: of ModernBERT-base's
-updates of 4.7 million tokens five, which are some 40,000 pieces and 6 MB.
+Order. Every pass over the corpus is a shuffle in bounded memory. A pass is cut into windows of `WINDOW` pieces. Blocks of about `BLOCK`
+neighboring pieces are drawn into the windows, and the pieces of a window are shuffled. A corpus of one window is thus shuffled as a whole.
+A corpus of trillions of tokens has thousands of windows with thousands of blocks each, from all over it. The memory is 20 bytes per piece
+of one window (twice as much while it is drawn), 32 per block, and 16 per reading of a block in a pass: a quarter of a gigabyte for three
+billion pieces, or two trillion tokens. The ends of documents are read from a memory map.
 
-Source: greedy best-fit packing as in ModernBERT, arXiv:2412.13663, section 2.1.3 and appendix A.
+Packing. Greedy best fit over a bounded buffer; no token is dropped. Pieces wait in the order of the stream. Each goes into the row with the
+least space that still holds it. A piece that fits into no row is the first in line for the next rows, so none waits for ever. Pieces that
+still wait at the end of a run have not been trained on; those at the end of a phase go into the rows of the next. With a buffer of five
+updates of 4.7 million tokens, as for ModernBERT-base, about 40,000 pieces wait, or 6 MB.
+
+Sources: best-fit packing as in ModernBERT, arXiv:2412.13663, section 2.1.3 and appendix A. The release of ModernBERT samples with NumPy's
+PCG64DXSM (its text_data.py), because torch's randperm of 32-bit numbers repeats itself in large corpora (section 2.2.2).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+SPECIAL = 2
+"""Special tokens of a sequence: [CLS] and [SEP]."""
+
+BLOCK = 1 << 10
+"""Neighboring pieces that are drawn into a window together; more only if one document has more."""
+
+WINDOW = 1 << 22
+"""Pieces that are shuffled together, at least if a pass has so many."""
+
+_DOCUMENTS = 1 << 20
+"""Documents whose ends are read at a time to form blocks."""
 
 
 class Piece(NamedTuple):
-    """A stretch of a document that becomes one sequence."""
+    """A part of a document that becomes one sequence."""
 
     offset: int
-    """Of its first token in the corpus."""
+    """Position of its first token in the corpus."""
     length: int
-    """Tokens, special tokens not counted."""
+    """Number of tokens, without special tokens."""
     serial: int
-    """Its number in the stream, from 0."""
+    """Number of the piece in the stream, from 0."""
 
 
-SPECIAL = 2
-"""Tokens that a sequence has beside those of its piece: [CLS] and [SEP]."""
+@dataclass(frozen=True)
+class Share:
+    """Documents of a source, and how often a pass reads their pieces.
+
+    Attributes:
+        first: Number of the first document.
+        last: Number of the last document plus one.
+        times: Readings per pass; the fractional part is the chance of one more, drawn again in each pass.
+    """
+
+    first: int
+    last: int
+    times: float
+
+
+def cut(ends: NDArray[np.int64], room: int, *, begin: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Split documents into pieces of ``room`` tokens; the last piece of a document may be shorter.
+
+    Args:
+        ends: Positions of the ends of the documents in the corpus, increasing.
+        room: Maximum number of tokens of a piece.
+        begin: Position of the first document.
+
+    Returns:
+        Offset and length of each piece, in the order of the corpus.
+
+    Example:
+        >>> [array.tolist() for array in cut(np.array([5, 7]), 2)]
+        [[0, 2, 4, 5], [2, 2, 1, 2]]
+    """
+    begins = np.concatenate([[begin], ends[:-1]]).astype(np.int64)
+    counts = -(-(ends - begins) // room)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    offsets = np.repeat(begins, counts) + (np.arange(len(first)) - first) * room
+    return offsets, np.minimum(room, np.repeat(ends, counts) - offsets)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Runs of documents in the order of the corpus: first document, last plus one, number of pieces, readings per pass."""
+
+    firsts: NDArray[np.int64]
+    lasts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    times: NDArray[np.float64]
+
+
+def _blocks(ends: NDArray[np.int64], shares: Sequence[Share], room: int, size: int) -> _Blocks:
+    parts = []
+    for share in shares:
+        for first in range(share.first, share.last, _DOCUMENTS):
+            last = min(first + _DOCUMENTS, share.last)
+            lengths = np.diff(np.asarray(ends[first:last]), prepend=ends[first - 1] if first else 0)
+            pieces = -(-lengths // room)
+            starts = np.flatnonzero(np.diff((np.cumsum(pieces) - pieces) // size, prepend=-1))  # first document of each block
+            counts, times = np.add.reduceat(pieces, starts), np.full(len(starts), share.times)
+            parts.append((first + starts, np.append(first + starts[1:], last), counts, times))
+    return _Blocks(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+class PieceSampler:
+    """An endless stream of pieces.
+
+    Args:
+        ends: Positions of the ends of the corpus's documents, possibly memory-mapped.
+        shares: Documents to read, in the order of the corpus; at least one document.
+        room: Maximum number of tokens of a piece.
+        seed: Numbers that determine the order; pass and window are appended to them.
+        block: Pieces per block.
+        window: Pieces per window.
+    """
+
+    def __init__(
+        self,
+        ends: NDArray[np.int64],
+        shares: Sequence[Share],
+        *,
+        room: int,
+        seed: Sequence[int],
+        block: int = BLOCK,
+        window: int = WINDOW,
+    ) -> None:
+        self._ends, self._room, self._seed, self._size = ends, room, tuple(seed), window
+        self._blocks = _blocks(ends, shares, room, block)
+        self.passes = 0
+        """Complete passes."""
+        self.serial = 0
+        """Number of the next piece in the stream of the run."""
+        self._begin_pass()
+        self._window = self._position = 0
+        self._read_window()
+
+    def take(self) -> Piece:
+        """Return the next piece."""
+        while self._position == len(self._order):
+            self._window += 1
+            if self._window > len(self._starts):
+                self.passes += 1
+                self._window = 0
+                self._begin_pass()
+            self._position = 0
+            self._read_window()
+        index = self._order[self._position]
+        self._position += 1
+        self.serial += 1
+        return Piece(int(self._offsets[index]), int(self._lengths[index]), self.serial - 1)
+
+    def state(self) -> dict[str, Any]:
+        """Position in the stream; the order follows from the seed."""
+        return {"passes": self.passes, "window": self._window, "place": self._position, "serial": self.serial}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state`."""
+        self.passes, self.serial = state["passes"], state["serial"]
+        self._begin_pass()
+        self._window, self._position = state["window"], state["place"]
+        self._read_window()
+
+    def _begin_pass(self) -> None:
+        """Draw the window of each reading of a block; a block that is read 2.5 times has three readings, the last of weight 0.5."""
+        blocks = self._blocks
+        turns = np.ceil(blocks.times).astype(np.int64)
+        self._turns = np.repeat(np.arange(len(turns)), turns)
+        self._weights = np.ones(len(self._turns))
+        self._weights[np.cumsum(turns) - 1] -= turns - blocks.times
+        drawn = self._generator(0, 1).permutation(len(self._turns))
+        self._turns, self._weights = self._turns[drawn], self._weights[drawn]
+        pieces = np.cumsum(blocks.counts[self._turns] * self._weights)
+        # The last window takes the remainder, so that none is small. A block larger than a window leaves no empty window.
+        starts = np.searchsorted(pieces, self._size * np.arange(1, max(1, int(pieces[-1]) // self._size)), side="right")
+        self._starts = np.unique(starts[starts > 0])
+
+    def _read_window(self) -> None:
+        """Find the pieces of a window and shuffle them."""
+        turns = np.split(self._turns, self._starts)[self._window]
+        weights = np.split(self._weights, self._starts)[self._window]
+        chosen, positions = np.unique(turns, return_inverse=True)  # in the order of the corpus
+        times = np.repeat(np.bincount(positions, weights), self._blocks.counts[chosen])
+        parts = list(self._pieces(chosen))
+        self._offsets, self._lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
+        generator = self._generator(self._window)
+        whole = np.floor(times)
+        extra = generator.random(len(times)) < times - whole
+        numbers = np.arange(len(times), dtype=np.uint32)
+        self._order = generator.permutation(np.repeat(numbers, whole.astype(np.int64) + extra))
+
+    def _pieces(self, chosen: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        for first, last in zip(self._blocks.firsts[chosen].tolist(), self._blocks.lasts[chosen].tolist(), strict=True):
+            yield cut(np.asarray(self._ends[first:last]), self._room, begin=int(self._ends[first - 1]) if first else 0)
+
+    def _generator(self, *numbers: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64DXSM([*self._seed, self.passes, *numbers]))
 
 
 class SequencePacker:
-    """Packs an endless stream.
+    """Packs an endless stream of pieces into rows.
 
     Args:
-        take: Gives the next piece of the stream.
-        buffer: Tokens that wait before rows are packed, in multiples of those rows' tokens; >= 1.
+        take: Returns the next piece of the stream.
+        buffer: Tokens that wait before rows are packed, as a multiple of the tokens of those rows; >= 1.
 
     Example:
         >>> pieces = iter(Piece(0, length, serial) for serial, length in enumerate([4, 3, 1, 2, 4, 4, 4, 4]))
@@ -58,15 +229,15 @@ class SequencePacker:
 
     @property
     def waiting(self) -> tuple[Piece, ...]:
-        """What was taken and is in no row yet, in the order in which it came."""
+        """Pieces that were taken and are in no row yet, in the order of the stream."""
         return tuple(self._waiting)
 
     def rows(self, count: int, *, room: int) -> list[list[Piece]]:
-        """The next rows.
+        """Pack the next rows.
 
         Args:
-            count: How many, >= 1.
-            room: Tokens of a row, special tokens included; no piece of the stream needs more.
+            count: Number of rows, >= 1.
+            room: Tokens per row, special tokens included; no piece of the stream needs more.
         """
         self._fill(round(count * room * self._buffer))
         rows: list[list[Piece]] = [[] for _ in range(count)]
@@ -75,11 +246,11 @@ class SequencePacker:
         while self._waiting:
             piece = self._waiting.popleft()
             size = piece.length + SPECIAL
-            place = bisect_left(spaces, (size, -1))
-            if place == count:
+            position = bisect_left(spaces, (size, -1))
+            if position == count:
                 left.append(piece)
                 continue
-            space, row = spaces.pop(place)
+            space, row = spaces.pop(position)
             rows[row].append(piece)
             insort(spaces, (space - size, row))
             self._tokens -= size
@@ -93,12 +264,12 @@ class SequencePacker:
             self._tokens += piece.length + SPECIAL
 
     def state(self) -> dict[str, Any]:
-        """What waits, for `quiver.encoder.training.state`."""
+        """The waiting pieces, for `quiver.encoder.training.state`."""
         numbers = np.fromiter(chain.from_iterable(self._waiting), np.int64, 3 * len(self._waiting))
         return {"waiting": torch.from_numpy(numbers.reshape(-1, 3))}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
+        """Restore the result of `state`."""
         waiting: Tensor = state["waiting"]
         self._waiting = deque(Piece(*values) for values in waiting.tolist())
         self._tokens = sum(piece.length + SPECIAL for piece in self._waiting)

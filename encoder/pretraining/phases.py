@@ -1,11 +1,17 @@
-"""What a phase makes of the model: the same weights under another context and RoPE base.
+"""The phases of a run: vocabulary, architecture and weights, learning rate and batch size.
 
-Source: ModernBERT, arXiv:2412.13663, section 2.2.2: 1,024 tokens at a base of 10,000, then 8,192 at 160,000 in the global layers.
+Phases share their weights and differ in context and RoPE base, in their mix, and in their schedules, which are measured in tokens.
+
+Source: ModernBERT, arXiv:2412.13663, section 2.2.2 (1,024 tokens at a RoPE base of 10,000, then 8,192 at 160,000 in the global layers) and
+appendix A.1 (a trapezoidal learning rate, and a batch-size warm-up with equally many steps at each size).
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from dataclasses import fields, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -18,24 +24,72 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM, init_head
 from quiver.encoder.model import Encoder, init_weights
 from quiver.encoder.pretraining.corpus import train_texts
-from quiver.encoder.pretraining.masking import special_ids
-from quiver.encoder.pretraining.sections import ModelSection, PhaseSection, PretrainingRecipe
-from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.pretraining.recipe import ModelSection, PhaseSection, PretrainingRecipe
+from quiver.encoder.tokenizer import SPECIAL_TOKENS, Tokenizer
+from quiver.encoder.training import optimization
 
 ALIGNMENT = 64
-"""The embedding's rows are a multiple of it."""
+"""The number of rows of the embedding is a multiple of it."""
 
 FREE = frozenset(
     {*("family", "max_positions", "global_theta", "initializer_range", "pad_token_id", "cls_token_id", "sep_token_id"), *DROPOUTS}
 )
-"""What a checkpoint that a run starts from may have otherwise than its recipe: what phases set, and what no result depends on."""
+"""Settings in which an initial checkpoint may differ from the recipe: phases set them, or no result depends on them."""
+
+
+def learning_rate_share(phase: PhaseSection, tokens: int) -> float:
+    """Learning rate of a step as a share of the peak.
+
+    Args:
+        phase: Its length, warm-up and decay, in tokens.
+        tokens: Tokens of the phase that were read before the step.
+
+    Returns:
+        0 at the first token of a warm-up, 1 between warm-up and decay, ``final_share`` at the end of the decay.
+    """
+    return optimization.learning_rate_share(
+        tokens,
+        warmup=phase.warmup_tokens,
+        decay_start=phase.tokens - phase.decay_tokens,
+        total=phase.tokens,
+        decay=phase.decay,
+        final=phase.final_share,
+    )
+
+
+class BatchWarmup:
+    """Number of packed rows per step.
+
+    Every size from the first to the one before the full batch gets the same number of steps, and so tokens in proportion to the size.
+
+    Args:
+        phase: Its batch, micro-batch and warm-up; a row holds one micro-batch.
+    """
+
+    def __init__(self, phase: PhaseSection) -> None:
+        self.full = phase.batch_size // phase.micro_batch
+        self.first = self.full
+        self._ends: list[int] = []
+        if phase.batch_warmup_tokens:
+            self.first = (phase.batch_warmup_from or phase.micro_batch) // phase.micro_batch
+            sizes = range(self.first, self.full)
+            shares = accumulate(sizes)
+            self._ends = [math.ceil(phase.batch_warmup_tokens * share / sum(sizes)) for share in shares]
+
+    def rows(self, tokens: int) -> int:
+        """Rows of a step.
+
+        Args:
+            tokens: Tokens of the phase that were read before it.
+        """
+        return self.first + bisect_right(self._ends, tokens)
 
 
 def make_tokenizer(recipe: PretrainingRecipe) -> Tokenizer:
-    """The vocabulary of a run: learnt from the corpus, or read.
+    """The tokenizer of a run: trained on the corpus, or loaded.
 
     Raises:
-        InputError: The corpus cannot be read or is empty; or the vocabulary that is named cannot be read, or lacks a special token.
+        InputError: The corpus cannot be read or is empty; or the tokenizer cannot be loaded or lacks a special token.
     """
     model, longest = recipe.model, recipe.phases[-1].context
     if model.tokenizer == "train":
@@ -50,8 +104,23 @@ def make_tokenizer(recipe: PretrainingRecipe) -> Tokenizer:
     return tokenizer
 
 
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Ids of the special tokens, by role.
+
+    Raises:
+        InputError: The vocabulary lacks some of them; names them.
+    """
+    found = {name: tokenizer.special_id(name) for name in SPECIAL_TOKENS}
+    if missing := [name for name, token in found.items() if token is None]:
+        raise InputError(
+            f"the vocabulary has no token for {', '.join(missing)}; name it in tokenizer_config.json ({missing[0]}_token), "
+            "or train a vocabulary with model.tokenizer: train"
+        )
+    return {name: token for name, token in found.items() if token is not None}
+
+
 def phase_config(model: ModelSection, phase: PhaseSection, tokenizer: Tokenizer) -> EncoderConfig:
-    """The encoder of a phase; phases differ in ``max_positions`` and ``global_theta``."""
+    """Architecture of the encoder in a phase; phases differ in ``max_positions`` and ``global_theta``."""
     special = special_ids(tokenizer)
     config = EncoderConfig.modernbert(
         vocab_size=-(-len(tokenizer) // ALIGNMENT) * ALIGNMENT,
@@ -71,10 +140,10 @@ def phase_config(model: ModelSection, phase: PhaseSection, tokenizer: Tokenizer)
 
 
 def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
-    """The model that a run starts from: random weights, or those of a checkpoint, in the first phase's form.
+    """The initial model of a run, in the form of the first phase: random weights, or those of a checkpoint.
 
     Raises:
-        InputError: The checkpoint cannot be read, or is of another architecture than the recipe.
+        InputError: The checkpoint cannot be read, or its architecture is not that of the recipe.
     """
     config = phase_config(recipe.model, recipe.phases[0], tokenizer)
     model = MaskedLM(Encoder(config))
@@ -82,22 +151,24 @@ def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
         init_weights(model.encoder, seed=recipe.training.seed)
         init_head(model, seed=recipe.training.seed + 1)
         return model
-    # A checkpoint that was enlarged or comes from elsewhere may have no head; it is drawn then.
+    # An enlarged or foreign checkpoint may have no head; then the head is random.
     start = load_head(MaskedLM, recipe.model.init, new_head_seed=recipe.training.seed + 1)
     model = in_form(start, config, where=recipe.model.init)
-    # Tensors of one shape may be of two models: other layers global, another window, another activation.
+    # Models with tensors of the same shapes can still differ: in their global layers, window or activation.
     for name in sorted({each.name for each in fields(EncoderConfig)} - FREE):
-        has, asked = getattr(start.encoder.config, name), getattr(config, name)
-        if has != asked:
-            raise InputError(f"model: {recipe.model.init} is another model than the recipe's: {name} is {has!r}, asked for {asked!r}")
+        has, wanted = getattr(start.encoder.config, name), getattr(config, name)
+        if has != wanted:
+            raise InputError(
+                f"model: the architecture of {recipe.model.init} is not that of the recipe: {name} is {has!r}, the recipe has {wanted!r}"
+            )
     return model
 
 
 def start_from_frequencies(model: MaskedLM, shares: NDArray[np.float64]) -> None:
-    """Set the decoder's bias to the logarithm of each token's share of the text: flat logits then guess as the frequencies do.
+    """Set the decoder's bias to the logarithm of each token's share of the text, the best prediction without context.
 
     Args:
-        model: It has random weights.
+        model: Model with random weights.
         shares: Above 0, (V,).
     """
     bias = model.decoder.bias
@@ -108,23 +179,25 @@ def start_from_frequencies(model: MaskedLM, shares: NDArray[np.float64]) -> None
 
 
 def in_form(model: MaskedLM, config: EncoderConfig, *, where: str) -> MaskedLM:
-    """The same weights under another configuration.
+    """A model with the same weights and another configuration.
 
-    RoPE's tables follow from the configuration, so a model of another base and length is made and given the weights.
+    The RoPE tables follow from the configuration, so a new model with another base and context is made and loads the weights.
 
     Args:
-        model: Gives the weights.
-        config: Of the model that is made.
-        where: What the weights come from, for the error.
+        model: Source of the weights.
+        config: Configuration of the new model.
+        where: Origin of the weights, for the error message.
 
     Raises:
-        InputError: The configuration has other weights.
+        InputError: The weights do not fit the configuration.
     """
     formed = MaskedLM(Encoder(config), tied=model.decoder.weight is None)
-    state, wanted = model.state_dict(), formed.state_dict()
-    for name in dict.fromkeys([*wanted, *state]):
-        has, asked = (tuple(held[name].shape) if name in held else None for held in (state, wanted))
-        if has != asked:
-            raise InputError(f"model: {where} has another shape than the recipe: {name} is {has or 'missing'}, asked for {asked or 'none'}")
+    state, expected = model.state_dict(), formed.state_dict()
+    for name in dict.fromkeys([*expected, *state]):
+        has, wanted = (tuple(held[name].shape) if name in held else None for held in (state, expected))
+        if has != wanted:
+            raise InputError(
+                f"model: {where} has another shape than the recipe: {name} is {has or 'missing'}, the recipe needs {wanted or 'none'}"
+            )
     formed.load_state_dict(state)
     return formed

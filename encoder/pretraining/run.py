@@ -1,153 +1,187 @@
-"""A pretraining recipe run from start to end, or from where an earlier session left it.
+"""A pretraining run, from the beginning or resumed: vocabulary, corpus, training, model, record.
 
-A session may end at any instruction: what is there afterwards is the run as it was at its last checkpoint, and a run that is resumed ends
-with the weights of one that was not interrupted, on a CPU to the bit.
+A session can be interrupted at any point: the folder (`quiver.encoder.training.run_folder`) then holds the run at its last checkpoint. A
+resumed run ends with the same weights as an uninterrupted one, bit for bit on a CPU.
+
+Parts of ``run.json`` beside recipe, command, date, versions, platform, device, threads and processes:
+
+    corpus      sha256 of its files and of the vocabulary; documents and tokens of each source, by side
+    model       parameters, vocabulary (ids, rows of the embedding)
+    result      steps, tokens, packing (share of the rows that held tokens); curves as [[step, value], ...] by log key;
+                phases as [{name, last_step}, ...]; kept_steps (whose weights the model has; their mean if there are several);
+                average (whether the model is the moving average); seconds (of all sessions), resumed_at, peak_memory_bytes;
+                flop_utilisation (median of flops_per_second over the peak of the GPUs in bfloat16; null if the peak is unknown)
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
+import statistics
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, write_json
+from quiver.encoder.files import read_json
 from quiver.encoder.heads import MaskedLM
-from quiver.encoder.pretraining.averaging import mean_of_checkpoints
 from quiver.encoder.pretraining.corpus import open_corpus, prepare_corpus
-from quiver.encoder.pretraining.loop import Session, pretrain_session
-from quiver.encoder.pretraining.optimizer import require_optimizer
 from quiver.encoder.pretraining.phases import first_model, make_tokenizer
-from quiver.encoder.pretraining.record import describe_run, versions
-from quiver.encoder.pretraining.run_folder import (
-    BEGUN,
+from quiver.encoder.pretraining.recipe import PretrainingRecipe
+from quiver.encoder.pretraining.task import COUNTS, HELD_OUT, OPTIMIZER, PretrainingTask, Session, peak_flops, read_checkpoint, save_model
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.averaging import average_weights
+from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.log import LOG, RunLog, curve, read_log
+from quiver.encoder.training.optimization import require_optimizer
+from quiver.encoder.training.processes import Processes, init_distributed, keep_freed_memory, stop_requests
+from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     CORPUS,
-    MODEL,
-    RECIPE,
     RECORD,
-    SCHEMA,
     TOKENIZER,
+    WITHOUT_WEIGHT,
+    RunIdentity,
+    describe_session,
+    exclusive_lock,
     finish_run,
-    give_name,
+    publish,
     refuse_existing,
     refuse_nothing_to_resume,
-    refuse_other_facts,
+    refuse_other_run,
+    remove_made,
     unfinished,
+    unfinished_model,
     warn_of_changes,
 )
-from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.pretraining.snapshot import Progress, save_model
-from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.log import LOG, RunLog
-from quiver.encoder.training.processes import Processes, init_distributed, keep_freed_memory
-from quiver.encoder.training.run_folder import exclusive_lock
 from quiver.encoder.training.state import preserve_rng_state
+from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings
 
 logger = logging.getLogger(__name__)
 
+SCHEMA = "quiver-run/pretraining-1"
+"""Schema of ``run.json``."""
+
+CURVES = ("loss", HELD_OUT, "learning_rate", "grad_norm", "batch_size", "tokens_per_second", "flops_per_second", "packing", "tokens")
+"""Log keys that are recorded as curves."""
+
+BAR = {**FORMS, "packing": "{:.1%} full", HELD_OUT: "held out {:.4f}"}
+"""Formats of the values on the progress bar."""
+
 
 def pretrain(
-    recipe: PretrainingRecipe, out: Path, *, resume: bool = False, progress: bool = False, command: str | None = None
+    recipe: PretrainingRecipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    progress: bool = False,
+    command: str | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run a recipe; under torchrun, as one of its processes.
 
     Args:
-        recipe: What is pretrained, on what, and how.
-        out: Folder of the run, see `quiver.encoder.pretraining.run_folder`.
-        resume: Go on with the unfinished run there, from its last checkpoint; from the beginning if it has none.
-        progress: Show a bar.
-        command: The command line to record.
+        recipe: Model, corpus and phases.
+        out: Run folder.
+        resume: Resume the unfinished run there from its last checkpoint, or from the beginning if it has none.
+        progress: Show a progress bar on standard error.
+        command: Command line to record.
+        callbacks: Receive events of the training loop.
 
     Returns:
-        What ``run.json`` holds.
+        Content of ``run.json``.
 
     Raises:
-        InputError: torch-optimi is missing; the corpus, the vocabulary or the model to start from cannot be used; ``out`` holds a run
-            already or another session runs there; there is nothing to resume, or what is there was begun otherwise; or the loss is no
-            number.
-        encoder.running.stopping.RunStoppedError: SIGTERM or SIGINT came; the run is saved and can be resumed.
+        InputError: torch-optimi is not installed; the corpus, the vocabulary or the initial model cannot be used; ``out`` already holds a
+            run, or another session is training there; there is no run to resume, or it was started with other settings or data; or the loss
+            is not finite.
+        RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
     """
-    require_optimizer()
+    require_optimizer(OPTIMIZER)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with init_distributed(device) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
-        if resume:
-            refuse_nothing_to_resume(out, recipe.model_dump())
-        elif processes.is_main_process:
-            refuse_existing(out)
+        _check_folder(recipe, out, resume=resume, writes=processes.is_main_process)
         processes.barrier()  # all have read what is written now
         if processes.is_main_process:
             _prepare(recipe, out, begins=not resume)
         processes.barrier()
-        session = _session(recipe, out, processes, device, progress=progress)
-        facts = {"processes": processes.size, "corpus": session.corpus.facts}
-        about = {"device": device, "threads": torch.get_num_threads(), "versions": versions()}
-        refuse_other_facts(out, facts)
+        corpus, tokenizer = open_corpus(out / CORPUS), _tokenizer(recipe, out)
+        session = Session(recipe, out, Checkpoints(out / CHECKPOINTS), corpus, tokenizer, processes, device, progress)
+        identity = replace(
+            _identity(recipe), facts={"processes": processes.size, "corpus": corpus.facts}, about=describe_session(command, device)
+        )
+        refuse_other_run(out, identity)
         processes.barrier()
         if processes.is_main_process:
-            warn_of_changes(out, about)
-            write_json(out / BEGUN, {"schema": SCHEMA, "command": command, **about, **facts})
-        done, model = pretrain_session(session, step=_last_step(session) if resume else None)
+            warn_of_changes(out, identity)
+            identity.write(out)
+        done, task = _train(session, callbacks, step=_last_step(session) if resume else None)
         if processes.is_main_process:
-            _finish(session, done, model, command)
+            _finish(session, done, task, identity)
         processes.barrier()
         return read_json(out / RECORD)
 
 
 def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False) -> None:
-    """Begin a run without a model: learn its vocabulary and tokenise its corpus, by one process, which needs no GPU.
+    """Start a run without training: train the tokenizer and tokenize the corpus, in one process that needs no GPU.
 
-    `pretrain` does the same where it has not been done; but then the other processes wait for it, and not for ever
-    (`quiver.encoder.training.processes.TIMEOUT`). A large corpus takes days.
+    `pretrain` does this too, but then the other processes wait, for at most `quiver.encoder.training.processes.TIMEOUT`. A large corpus
+    takes days.
 
     Args:
-        recipe: Of the run.
-        out: Folder of the run; `pretrain` goes on there with ``resume``.
-        resume: Go on with what was begun there.
+        recipe: Recipe of the run.
+        out: Run folder; `pretrain` continues there with ``resume``.
+        resume: Continue an unfinished preparation.
 
     Raises:
-        InputError: As `pretrain`, of corpus, vocabulary, start and folder.
+        InputError: As `pretrain`, for corpus, vocabulary, initial model and folder.
     """
     with exclusive_lock(out):
-        if resume:
-            refuse_nothing_to_resume(out, recipe.model_dump())
-        else:
-            refuse_existing(out)
+        _check_folder(recipe, out, resume=resume, writes=True)
         _prepare(recipe, out, begins=not resume)
 
 
 def _folder(out: Path, processes: Processes) -> AbstractContextManager[None]:
-    """The lock of the run's folder, which the process that leads holds for all of them."""
+    """Lock of the run folder, held by the main process for all of them."""
     return exclusive_lock(out) if processes.is_main_process else nullcontext()
 
 
-def _prepare(recipe: PretrainingRecipe, out: Path, *, begins: bool) -> None:
-    """Learn the vocabulary and tokenise the corpus, where an earlier session has not done that already.
+def _identity(recipe: PretrainingRecipe) -> RunIdentity:
+    """Identity of a run before its corpus is known."""
+    return RunIdentity(recipe.model_dump(), {}, {}, PretrainingRecipe, WITHOUT_WEIGHT | {"training.save_every"})
 
-    A run that cannot begin leaves nothing in its folder.
-    """
-    write_json(out / RECIPE, recipe.model_dump())
+
+def _check_folder(recipe: PretrainingRecipe, out: Path, *, resume: bool, writes: bool) -> None:
+    if resume:
+        refuse_nothing_to_resume(out)
+        refuse_other_run(out, _identity(recipe))
+    elif writes:
+        refuse_existing(out, overwrite=None)
+
+
+def _prepare(recipe: PretrainingRecipe, out: Path, *, begins: bool) -> None:
+    """Train the tokenizer and tokenize the corpus, unless an earlier session has done it; remove all that is new if that fails."""
+    if begins:
+        _identity(recipe).write(out)
     try:
         if recipe.model.tokenizer == "train" and not (out / TOKENIZER).is_dir():
             tokenizer = make_tokenizer(recipe)
             shutil.rmtree(unfinished(out, TOKENIZER), ignore_errors=True)
             unfinished(out, TOKENIZER).mkdir()
             tokenizer.save(unfinished(out, TOKENIZER))
-            give_name(out, TOKENIZER)
+            publish(out, TOKENIZER)
         if begins and recipe.model.init != "random":
-            first_model(recipe, _tokenizer(recipe, out))
+            first_model(recipe, _tokenizer(recipe, out))  # an initial model that does not fit is reported before days of tokenizing
         prepare_corpus(recipe.data, _tokenizer(recipe, out), out / CORPUS)
     except InputError:
         if begins:
-            for name in (TOKENIZER, CORPUS):
-                for folder in (out / name, unfinished(out, name)):
-                    shutil.rmtree(folder, ignore_errors=True)
-            (out / RECIPE).unlink()
+            remove_made(out)
         raise
 
 
@@ -155,13 +189,8 @@ def _tokenizer(recipe: PretrainingRecipe, out: Path) -> Tokenizer:
     return Tokenizer.from_pretrained(out / TOKENIZER) if recipe.model.tokenizer == "train" else make_tokenizer(recipe)
 
 
-def _session(recipe: PretrainingRecipe, out: Path, processes: Processes, device: str, *, progress: bool) -> Session:
-    corpus, tokenizer = open_corpus(out / CORPUS), _tokenizer(recipe, out)
-    return Session(recipe, out, Checkpoints(out / CHECKPOINTS), corpus, tokenizer, processes, device, progress)
-
-
 def _last_step(session: Session) -> int:
-    """The step that a resumed session goes on from; what was logged behind it is taken back."""
+    """Step that a resumed session continues from; later log lines are removed."""
     newest = 0
     if session.processes.is_main_process:
         newest = session.checkpoints.newest() or 0
@@ -170,13 +199,65 @@ def _last_step(session: Session) -> int:
     return int(session.processes.broadcast(newest))
 
 
-def _finish(session: Session, progress: Progress, model: MaskedLM, command: str | None) -> None:
+def _train(session: Session, callbacks: Sequence[Callback], *, step: int | None) -> tuple[Progress, PretrainingTask]:
+    """Train until the end of the run; ``step`` as for `quiver.encoder.training.trainer`: None for a new run, 0 without a checkpoint."""
+    recipe, processes = session.recipe, session.processes
+    place = session.checkpoints.path(step) if step else None
+    progress, random_states = (Progress(), None) if place is None else read_checkpoint(place)
+    if step is not None:
+        progress.resumed_at.append(step)
+    task = PretrainingTask(session, progress, place)
+    settings = TrainerSettings(recipe.training.seed, counts=COUNTS, lower_is_better=True)
+    total, shown = sum(phase.tokens for phase in recipe.phases), session.progress and processes.is_main_process
+    with stop_requests() as stop, training_bar(progress.tokens, total, enabled=shown, forms=BAR, unit="tokens") as show:
+        bar = BarCallback(show, done=lambda step: progress.tokens)
+        output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG), [bar, *callbacks])
+        Trainer(task, settings, output, processes, stop, progress, random_states).train()
+    return progress, task
+
+
+def _finish(session: Session, progress: Progress, task: PretrainingTask, identity: RunIdentity) -> None:
     """Write the model and the record."""
-    averaging, kept = session.recipe.training.averaging, [progress.step]
+    recipe, averaging = session.recipe, session.recipe.training.averaging
+    model, kept = task.trained_model(), [progress.step]
     if averaging.best:
-        best = {int(step) for _, step in progress.best}
+        best = {step for _, step in progress.best}
         kept = session.checkpoints.sound(sorted(best | {progress.step} if averaging.with_last else best)) or [progress.step]
-        model = mean_of_checkpoints([session.checkpoints.path(step) for step in kept])
-    shutil.rmtree(unfinished(session.out, MODEL), ignore_errors=True)
-    save_model(model, session.tokenizer, unfinished(session.out, MODEL))
-    finish_run(session.out, describe_run(session, progress, model, kept_steps=kept, command=command))
+        model = average_checkpoints([session.checkpoints.path(step) for step in kept])
+    shutil.rmtree(unfinished_model(session.out), ignore_errors=True)
+    save_model(model, session.tokenizer, unfinished_model(session.out))
+    log = read_log(session.out / LOG)
+    curves = {key: curve(log, key) for key in CURVES}
+    phases = [{"name": phase.name, "last_step": step} for phase, step in zip(recipe.phases, task.phase_ends, strict=True)]
+    parts = {
+        "model": {
+            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "vocabulary": {"ids": len(session.tokenizer), "rows": model.encoder.config.vocab_size},
+        },
+        "result": {
+            **progress.totals(),
+            "packing": progress.tokens / progress.counts["room"],
+            "curves": curves,
+            "phases": phases,
+            "kept_steps": kept,
+            "average": averaging.ema_half_life is not None,
+            "flop_utilisation": _utilization(curves["flops_per_second"], session.processes.size),
+        },
+    }
+    finish_run(session.out, identity.record(SCHEMA, parts))
+
+
+def average_checkpoints(folders: Sequence[Path]) -> MaskedLM:
+    """Mean of the weights of checkpoints of one phase.
+
+    Args:
+        folders: At least one, each a masked language model of the same shape.
+    """
+    model = load_head(MaskedLM, folders[0])
+    model.load_state_dict(average_weights(load_head(MaskedLM, folder).state_dict() for folder in folders))
+    return model
+
+
+def _utilization(flops_per_second: Sequence[tuple[int, float]], processes: int) -> float | None:
+    peak = peak_flops()
+    return None if peak is None else statistics.median(value for _, value in flops_per_second) / (peak * processes)

@@ -1,14 +1,16 @@
-"""The batches of a phase: pieces sampled, packed into rows, masked; the next update's made while the last is trained on.
+"""Batches of a phase: sampled pieces packed into rows and masked; the next step is prepared while the current one is trained.
 
-Every process draws the whole stream and takes its part of each update's rows, so that any number of them does the same updates.
+Every process draws the whole stream and takes its share of the rows of each step, so the steps are the same for any number of processes.
+The masks of a sequence depend only on the seed and on its number in the stream, not on its batch or process.
 
-Shapes: B sequences of a row, N its tokens.
+Shapes: B sequences of a row, N its tokens, n tokens of a sequence.
+Source: BERT, arXiv:1810.04805, section 3.1 (80 % [MASK], 10 % a random token, 10 % unchanged); ModernBERT, arXiv:2412.13663, section 2.2.2
+(30 % masked tokens, as in arXiv:2202.08005).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -18,60 +20,101 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quiver.encoder.heads import IGNORE_INDEX
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.pretraining.corpus import Corpus, Documents
-from quiver.encoder.pretraining.masking import Masker, special_ids
-from quiver.encoder.pretraining.packing import SPECIAL, Piece, SequencePacker
-from quiver.encoder.pretraining.sampler import PieceSampler, Share, cut
-from quiver.encoder.pretraining.schedule import BatchWarmup
-from quiver.encoder.pretraining.sections import PhaseSection, PretrainingRecipe
+from quiver.encoder.pretraining.packing import SPECIAL, Piece, PieceSampler, SequencePacker, Share, cut
+from quiver.encoder.pretraining.phases import BatchWarmup, special_ids
+from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.trainer import prefetch
+
+MASKED, RANDOM = 0.8, 0.1
+"""Shares of the predicted tokens that are replaced by [MASK] and by a random token; the others stay unchanged."""
+
+
+class Masker:
+    """Masks sequences.
+
+    Args:
+        tokenizer: Tokenizer with all of `quiver.encoder.tokenizer.SPECIAL_TOKENS`.
+        probability: Share of the tokens, special tokens aside, that the model has to predict.
+        seed: Random seed of all draws.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, probability: float, seed: int) -> None:
+        special = special_ids(tokenizer)
+        self._mask = special["mask"]
+        self._special = np.zeros(len(tokenizer), bool)
+        self._special[list(special.values())] = True
+        self._words = np.flatnonzero(~self._special)
+        self._probability = probability
+        self._seed = seed
+
+    def __call__(self, ids: NDArray[Any], serial: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Mask a sequence.
+
+        Args:
+            ids: Token ids, (n,).
+            serial: Number of the sequence in the stream; equal numbers give equal masks.
+
+        Returns:
+            Masked ids, (n,), and labels, (n,): the original token where it has to be predicted, else -100.
+        """
+        # The key is the seed, the counter the sequence: Philox gives each its own range of 2**128 numbers, without the cost of seeding.
+        generator = np.random.Generator(np.random.Philox(key=self._seed, counter=serial << 128))
+        draw = generator.random(len(ids))
+        draw[self._special[ids]] = 1.0  # never predicted
+        seen = ids.astype(np.int64)
+        labels = np.where(draw < self._probability, seen, IGNORE_INDEX)
+        seen[draw < self._probability * MASKED] = self._mask
+        random = (draw >= self._probability * MASKED) & (draw < self._probability * (MASKED + RANDOM))
+        seen[random] = generator.choice(self._words, int(random.sum()))
+        return seen, labels
 
 
 @dataclass(frozen=True)
 class MaskedRow:
-    """What goes through the model at once.
+    """A packed row of masked sequences.
 
     Attributes:
-        pieces: Of the corpus.
+        pieces: Its pieces of the corpus.
         batch: Their masked ids, N tokens.
-        labels: The word where it is asked for, else -100, (N,), on the host.
-        asked: How many are.
+        labels: Original tokens where they have to be predicted, else -100, (N,), on the host.
+        masked: Number of tokens to predict.
     """
 
     pieces: list[Piece]
     batch: PackedBatch
     labels: Tensor
-    asked: int
+    masked: int
 
 
 @dataclass(frozen=True)
 class UpdateBatch:
-    """What an update is done with.
+    """The rows of one step.
 
     Attributes:
-        rows: This process's.
-        count: Rows over all processes.
-        tokens: Tokens of all rows.
-        room: Tokens that they could have held.
-        state: Of the stream behind it.
+        rows: Rows of this process.
+        count: Number of rows over all processes.
+        tokens: Number of tokens of all rows.
+        state: State of the stream after the step.
     """
 
     rows: list[MaskedRow]
     count: int
     tokens: int
-    room: int
     state: dict[str, Any]
 
 
 class RowMaker:
-    """Makes masked rows of pieces.
+    """Makes masked rows from pieces.
 
     Args:
-        documents: Where the pieces lie.
+        documents: Documents of the pieces.
         tokenizer: Gives [CLS] and [SEP].
-        masker: Masks.
+        masker: Masks the sequences.
     """
 
     def __init__(self, documents: Documents, tokenizer: Tokenizer, masker: Masker) -> None:
@@ -81,13 +124,13 @@ class RowMaker:
         self._masker = masker
 
     def __call__(self, pieces: list[Piece]) -> MaskedRow:
-        """One row of at least one piece."""
-        masked = [self._masker(self._sequence(piece), piece.serial) for piece in pieces]
+        """Make a row of at least one piece."""
+        sequences = [self._masker(self._sequence(piece), piece.serial) for piece in pieces]
         lengths = [piece.length + SPECIAL for piece in pieces]
         offsets = (0, *accumulate(lengths))
-        labels = np.concatenate([asked for _, asked in masked])
+        labels = np.concatenate([wanted for _, wanted in sequences])
         batch = PackedBatch(
-            ids=torch.from_numpy(np.concatenate([seen for seen, _ in masked])),
+            ids=torch.from_numpy(np.concatenate([seen for seen, _ in sequences])),
             cu_seqlens=torch.tensor(offsets, dtype=torch.int32),
             offsets=offsets,
             max_seqlen=max(lengths),
@@ -102,14 +145,14 @@ class RowMaker:
 
 
 class PhaseStream:
-    """The updates of one phase.
+    """The steps of one phase.
 
     Args:
-        recipe: Its seed, mix and packing.
-        number: Of the phase.
-        corpus: What is read.
-        tokenizer: Of the model.
-        processes: Of the run.
+        recipe: Seed, mix and packing.
+        number: Number of the phase.
+        corpus: Corpus of the run.
+        tokenizer: Tokenizer of the model.
+        processes: Processes of the run.
     """
 
     def __init__(self, recipe: PretrainingRecipe, number: int, corpus: Corpus, tokenizer: Tokenizer, processes: Processes) -> None:
@@ -126,9 +169,9 @@ class PhaseStream:
         self._tokens = 0
 
     def follow(self, state: dict[str, Any]) -> None:
-        """Begin behind the phase before: with what it left waiting, and the numbers behind its last.
+        """Start after the phase before, with the pieces that still wait and the next numbers of the stream.
 
-        Where that read the same pieces, its pass goes on, so that what it has not read comes before anything is read again.
+        If both phases read the same pieces, the pass goes on, so that no piece is read again before the pass is complete.
         """
         self._packer.restore(state["packer"])
         if self._goes_on:
@@ -137,39 +180,33 @@ class PhaseStream:
             self._sampler.serial = state["sampler"]["serial"]
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on behind an update of this phase."""
+        """Continue after a step of this phase."""
         self._packer.restore(state["packer"])
         self._sampler.restore(state["sampler"])
         self._tokens = state["tokens"]
 
     def updates(self) -> Iterator[UpdateBatch]:
-        """The updates that are left until the phase has read its tokens, each made while the one before it is done."""
-        with ThreadPoolExecutor(1) as thread:
-            coming = thread.submit(self._next)
-            while (update := coming.result()) is not None:
-                coming = thread.submit(self._next)
-                yield update
+        """The remaining steps, until the phase has read its tokens; each is prepared while the one before it is trained."""
+        return prefetch(self._updates())
 
-    def _next(self) -> UpdateBatch | None:
+    def _updates(self) -> Iterator[UpdateBatch]:
         phase, processes = self._phase, self._processes
-        if self._tokens >= phase.tokens:
-            return None
-        count = self._warmup.rows(self._tokens)
-        room = phase.micro_batch * phase.context
-        rows = self._packer.rows(count, room=room)
-        tokens = sum(piece.length + SPECIAL for row in rows for piece in row)
-        self._tokens += tokens
-        mine = [self._rows(row) for row in rows[processes.rank :: processes.size]]
-        state = {"packer": self._packer.state(), "sampler": self._sampler.state(), "tokens": self._tokens}
-        return UpdateBatch(mine, count, tokens, count * room, state)
+        while self._tokens < phase.tokens:
+            count = self._warmup.rows(self._tokens)
+            rows = self._packer.rows(count, room=phase.micro_batch * phase.context)
+            tokens = sum(piece.length + SPECIAL for row in rows for piece in row)
+            self._tokens += tokens
+            mine = [self._rows(row) for row in rows[processes.rank :: processes.size]]
+            state = {"packer": self._packer.state(), "sampler": self._sampler.state(), "tokens": self._tokens}
+            yield UpdateBatch(mine, count, tokens, state)
 
 
 def read_shares(documents: Documents, phase: PhaseSection) -> list[Share]:
-    """The documents that a phase reads, by source, and how often a pass holds their pieces.
+    """The documents that a phase reads, by source, and how often a pass reads their pieces.
 
     Args:
-        documents: Of all sources.
-        phase: Its mix; sources that it does not name are left out.
+        documents: Documents of all sources.
+        phase: Its mix; sources that it does not name are not read, unless it is empty.
     """
     times = {part.source: part.times for part in phase.mix} or dict.fromkeys(documents.sources, 1.0)
     lasts = accumulate(documents.sources.values())
@@ -185,24 +222,24 @@ def _begun_in(phases: Sequence[PhaseSection], number: int) -> int:
 
 
 def held_out_rows(documents: Documents, phase: PhaseSection, *, longest: int, most: int) -> list[list[Piece]]:
-    """Held-out text in rows of one micro-batch: the same in every phase, and of each source its share.
+    """Held-out text in rows of one micro-batch: the same text in every phase, with each source in its proportion.
 
-    What is read is a sample of all held-out documents, for those of one source lie side by side: the first would be of one kind. It is
-    drawn by pieces of the longest context, which shorter ones cut further.
+    The rows hold a random sample of the held-out documents. Their first part would not do, because the documents of a source are adjacent.
+    The sample consists of pieces of the longest context, which phases with a shorter context cut further.
 
     Args:
-        documents: Those that are held out.
+        documents: Held-out documents.
         phase: Its context and micro-batch.
-        longest: Context of the run's last phase.
-        most: Tokens in all, special tokens counted as in pieces of the longest context; at least one piece is read.
+        longest: Context of the last phase.
+        most: Maximum number of tokens, special tokens counted as in pieces of the longest context; at least one piece is read.
     """
     offsets, lengths = cut(np.asarray(documents.ends), longest - SPECIAL)
     drawn = np.random.Generator(np.random.PCG64DXSM(0)).permutation(len(offsets))
     within = int(np.searchsorted(np.cumsum(lengths[drawn] + SPECIAL), most, side="right"))
     rows: list[list[Piece]] = []
     space = serial = 0
-    for place in np.sort(drawn[: max(1, within)]).tolist():
-        begin, end = int(offsets[place]), int(offsets[place] + lengths[place])
+    for position in np.sort(drawn[: max(1, within)]).tolist():
+        begin, end = int(offsets[position]), int(offsets[position] + lengths[position])
         for offset, length in zip(*cut(np.array([end]), phase.context - SPECIAL, begin=begin), strict=True):
             size = int(length) + SPECIAL
             if not rows or size > space:

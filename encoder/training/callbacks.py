@@ -12,46 +12,48 @@ from typing import Any, TypeAlias
 from quiver.encoder.training.trainer import Callback
 
 Show: TypeAlias = Callable[[int, Mapping[str, int | float]], None]
-"""Takes the number of updates done, or what else is counted, and what is new to tell, named as in the log."""
+"""Function of the position of a progress bar and of new values, by log key."""
 
 FORMS: Mapping[str, str] = {"loss": "loss {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
-"""Key of a line of the log -> how the bar tells it."""
+"""Log key -> format of the value on a progress bar."""
 
 
 class BarCallback(Callback):
-    """Shows steps and logged values on a progress bar.
+    """Shows progress and logged values on a progress bar.
 
     Args:
-        show: Function that `training_bar` yields.
+        show: Value that `training_bar` yields.
+        done: Position of the bar after a step; by default the step.
     """
 
-    def __init__(self, show: Show) -> None:
+    def __init__(self, show: Show, done: Callable[[int], int] = lambda step: step) -> None:
         self._show = show
+        self._done = done
 
     def on_step(self, step: int) -> None:
         """Advance the bar."""
-        self._show(step, {})
+        self._show(self._done(step), {})
 
     def on_log(self, step: int, values: Mapping[str, float]) -> None:
         """Show the values."""
-        self._show(step, values)
+        self._show(self._done(step), values)
 
 
 @contextmanager
 def training_bar(done: int, total: int, *, enabled: bool, forms: Mapping[str, str] = FORMS, unit: str = "step") -> Iterator[Show]:
-    """Show a bar on standard error while the block runs.
+    """Show a progress bar on standard error while the block runs.
 
     Args:
-        done: Steps (or other units) done in earlier sessions.
-        total: Steps of the whole run.
-        enabled: False shows nothing.
-        forms: Key of a log line -> format of its value; other keys are not shown.
-        unit: Name of the counted unit.
+        done: Position at which earlier sessions stopped.
+        total: Position at the end of the run.
+        enabled: Show the bar; nothing is shown otherwise.
+        forms: Log key -> format of its value; values of other keys are not shown.
+        unit: Unit of the position.
     """
     if not enabled:
         yield lambda step, news: None
         return
-    # Imported late: who asks for no bar does not pay for rich.
+    # Imported here, so that a run without a bar does not import rich.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -65,7 +67,7 @@ def training_bar(done: int, total: int, *, enabled: bool, forms: Mapping[str, st
         TextColumn("{task.fields[news]}"),
     )
     told: dict[str, int | float] = {}
-    # rich forgets steps after 30 seconds by default, and one update of a large batch may take longer.
+    # rich forgets steps after 30 seconds by default, and one step of a large batch may take longer.
     with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
         task = bar.add_task("", total=total, completed=done, news="")
 
@@ -97,7 +99,7 @@ class TensorBoard(Callback):
 
 @contextmanager
 def tensorboard(folder: Path, *, step: int, enabled: bool, names: Mapping[str, str] | None = None) -> Iterator[TensorBoard]:
-    """A TensorBoard callback for the block; it writes nothing if TensorBoard is not installed.
+    """A TensorBoard callback for the block; it writes nothing where TensorBoard is not installed.
 
     Args:
         folder: Folder of the event files.

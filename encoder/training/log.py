@@ -99,6 +99,12 @@ def curve(lines: Sequence[Line], key: str) -> Curve:
     return [(int(line["step"]), float(line[key])) for line in lines if key in line]
 
 
+def training_curves(lines: Sequence[Line]) -> dict[str, Curve]:
+    """Loss, learning rate, gradient norm and throughput over the steps, by their keys in the record of a run."""
+    keys = {"losses": "loss", "learning_rates": "learning_rate", "grad_norms": "grad_norm", "tokens_per_second": "tokens_per_second"}
+    return {name: curve(lines, key) for name, key in keys.items()}
+
+
 def _parsed(line: str, where: str) -> Line:
     try:
         value = json.loads(line)

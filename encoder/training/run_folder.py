@@ -121,21 +121,26 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def refuse_existing(out: Path, *, overwrite: bool) -> None:
+def refuse_existing(out: Path, *, overwrite: bool | None) -> None:
     """Check that a new run can be written to a folder.
 
+    Args:
+        out: Run folder.
+        overwrite: Whether an existing run is replaced; None for a command that cannot do that.
+
     Raises:
-        InputError: ``out`` holds a run and ``overwrite`` is False; or it holds something with a name of `MADE` that is not part of a run.
+        InputError: ``out`` holds a run that is not replaced; or it holds something with a name of `MADE` that is not part of a run.
     """
     held = [name for name in MADE if (out / name).exists()]
-    if not held:
+    if not held or (overwrite and is_run(out)):
         return
     if not is_run(out):
         raise InputError(f"{out}: holds {held[0]}, which does not come from a training run; choose another --out")
-    if not overwrite and (out / RECORD).exists():
-        raise InputError(f"{out}: already contains a run; choose another --out, or pass --overwrite")
-    if not overwrite:
-        raise InputError(f"{out}: contains an unfinished run; resume it with --resume, or start over with --overwrite")
+    if (out / RECORD).exists():
+        remedy = "" if overwrite is None else ", or pass --overwrite"
+        raise InputError(f"{out}: already contains a run; choose another --out{remedy}")
+    remedy = "choose another --out" if overwrite is None else "start over with --overwrite"
+    raise InputError(f"{out}: contains an unfinished run; resume it with --resume, or {remedy}")
 
 
 def is_run(out: Path) -> bool:

@@ -1,8 +1,9 @@
 """The training loop: forward, backward, clip, step; then log, evaluate, save and stop, in this order.
 
-A `Task` gives batches, a loss and checkpoints; the trainer does the rest. It uses torch.distributed without DistributedDataParallel: the
-gradients are averaged over the processes once per step, after the last batch, which also spares a GradCache loss one reduction per
-mini-batch. `docs/decisions.md` says why accelerate is not used.
+A `Task` gives batches, a loss and checkpoints; the trainer does the rest. Retrieval training, fine-tuning and pretraining are tasks.
+The loop uses torch.distributed without DistributedDataParallel: the gradients are averaged over the processes once per step, after the
+last batch. This allows different numbers of batches per process, and a GradCache loss costs one reduction, not one per mini-batch.
+`docs/decisions.md` says why accelerate is not used.
 
 A resumed run is the run that was not interrupted, on a CPU bit for bit: `Progress` holds what has been logged and counted so far, and the
 random generators of all processes are part of every checkpoint.
@@ -13,25 +14,28 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
-from quiver.encoder.training.processes import Processes, RunStoppedError, StopRequest
+from quiver.encoder.training.processes import Processes, RunStoppedError, StopRequest, peak_memory
 from quiver.encoder.training.state import preserve_rng_state, random_state, seed_random, set_random_state
 
 logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 _BUCKET_BYTES = 32 * 2**20
 """Gradients are reduced in flat buffers of about this size."""
@@ -47,15 +51,14 @@ class Progress:
         epoch_batches: Batches done in the current pass.
         epoch_ends: Steps in which a pass ended.
         seconds: Duration, evaluation and saving included.
-        texts: Texts read.
-        truncated: Texts that were truncated.
         tokens: Tokens read.
+        counts: Sums of the counts of `TrainingBatch`, by name.
         window_updates: Steps since the last log line.
         window_loss: Sum of their losses.
         window_tokens: Sum of their tokens.
+        window_counts: Sums of their counts.
         window_seconds: Their duration, without evaluation and saving.
-        best_step: Step with the best score so far.
-        best_score: That score.
+        best: Best scores so far, each with its step, best first; as many as `Task.keep_best`, at least one.
         evaluated: Last step after which the model was evaluated.
         worse: Evaluations since the best one.
         resumed_at: Steps at which a session resumed the run.
@@ -66,18 +69,32 @@ class Progress:
     epoch_batches: int = 0
     epoch_ends: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    texts: int = 0
-    truncated: int = 0
     tokens: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
     window_updates: int = 0
     window_loss: float = 0.0
     window_tokens: int = 0
+    window_counts: dict[str, int] = field(default_factory=dict)
     window_seconds: float = 0.0
-    best_step: int | None = None
-    best_score: float | None = None
+    best: list[tuple[float, int]] = field(default_factory=list)
     evaluated: int = 0
     worse: int = 0
     resumed_at: list[int] = field(default_factory=list)
+
+    @property
+    def best_step(self) -> int | None:
+        """Step with the best score so far."""
+        return self.best[0][1] if self.best else None
+
+    def totals(self) -> dict[str, Any]:
+        """Totals for the record of a run; the peak of memory is that of this session and process."""
+        return {
+            "steps": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "resumed_at": list(self.resumed_at),
+            "peak_memory_bytes": peak_memory(),
+        }
 
 
 @dataclass(frozen=True)
@@ -87,28 +104,35 @@ class TrainingBatch:
     Attributes:
         inputs: Input of the loss function: tensors and packed batches, which are moved to the model's device, and other values.
         examples: The rows as JSON, for the report on a non-finite loss; read only then.
-        texts: Number of texts.
-        truncated: Number of texts that were truncated.
         tokens: Number of tokens.
+        counts: Other counts, by the names of `TrainerSettings.counts`.
+        weight: Number of terms that the loss is the mean of, such as masked tokens. The loss of a step is then the mean over the terms of
+            all batches and processes, and processes may have different numbers of batches. None: all batches of a step count equally,
+            and every process has as many.
+        on_host: Names of inputs that stay on the host.
         next_position: Epoch and number of batches done in it after this batch.
         ends_epoch: Whether it is the last batch of its epoch.
     """
 
     inputs: Mapping[str, Any]
     examples: Iterable[dict[str, Any]]
-    texts: int
-    truncated: int
     tokens: int
-    next_position: tuple[int, int]
-    ends_epoch: bool
+    counts: Mapping[str, int] = field(default_factory=dict)
+    weight: int | None = None
+    on_host: Collection[str] = ()
+    next_position: tuple[int, int] = (0, 0)
+    ends_epoch: bool = False
 
 
 class Task(Protocol):
-    """The task that is trained. All methods are called in all processes, except where stated."""
+    """What is trained. All methods are called in all processes, except where stated.
+
+    The methods that take the progress are called after it has counted the step.
+    """
 
     @property
     def module(self) -> nn.Module:
-        """The trained module; it is in training mode while the loss is computed."""
+        """The trained module; it is in training mode while the loss is computed. `steps` may replace it."""
 
     @property
     def optimizer(self) -> Optimizer:
@@ -118,17 +142,37 @@ class Task(Protocol):
     def device(self) -> torch.device:
         """Device of the weights."""
 
-    def batches(self) -> Iterator[TrainingBatch]:
-        """The remaining batches of the run, ``accumulation`` per step."""
+    @property
+    def learning_rate_setting(self) -> str:
+        """Name of the current learning rate in the recipe, for error messages."""
+
+    @property
+    def keep_best(self) -> int:
+        """Number of checkpoints with the best scores that are kept: one is saved whenever a score is among them."""
+
+    def steps(self) -> Iterator[Sequence[TrainingBatch]]:
+        """The remaining steps of the run, each as the batches of this process; the optimizer's learning rate is set."""
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         """Mean loss of a batch on this process, a scalar."""
 
-    def learning_rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 1."""
+    def after_step(self, step: int) -> None:
+        """Called after the optimizer step, counted from 1: update schedules, averages and the position in the data."""
 
-    def set_learning_rate(self, step: int) -> None:
-        """Prepare the optimizer for the step after ``step``."""
+    def finished(self, progress: Progress) -> bool:
+        """Whether this was the last step of the run."""
+
+    def log_due(self, progress: Progress) -> bool:
+        """Whether a log line is written after this step."""
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of the step just done, counted from 1."""
+
+    def position(self, progress: Progress) -> Mapping[str, float]:
+        """Values that place a log line in the run, such as the epoch."""
+
+    def log_values(self, progress: Progress) -> Mapping[str, float]:
+        """Further values of a periodic log line, from the counts since the last one."""
 
     def evaluation_due(self, progress: Progress) -> bool:
         """Whether `evaluate` is called after this step."""
@@ -161,25 +205,17 @@ class TrainerSettings:
     """Settings of the loop.
 
     Attributes:
-        steps: Optimizer steps of the whole run.
-        accumulation: Batches per step.
-        batches_per_epoch: Batches of a full pass over the data, for the logged epoch.
-        max_grad_norm: L2 norm to which gradients are clipped; infinity for no clipping.
-        log_every: Steps per log line.
         seed: Random seed of the run; rank r uses seed + r.
-        keep_best: Save a checkpoint whenever the score improves.
-        learning_rate_setting: Name of the learning rate in the recipe, for error messages.
+        max_grad_norm: L2 norm to which gradients are clipped; infinity for no clipping.
+        counts: Names of the counts of every `TrainingBatch`.
+        lower_is_better: Whether a lower score is a better one.
         patience: Evaluations in a row without a new best score after which the run ends early; None for never.
     """
 
-    steps: int
-    accumulation: int
-    batches_per_epoch: int
-    max_grad_norm: float
-    log_every: int
     seed: int
-    keep_best: bool
-    learning_rate_setting: str
+    max_grad_norm: float = math.inf
+    counts: Sequence[str] = ()
+    lower_is_better: bool = False
     patience: int | None = None
 
 
@@ -206,9 +242,8 @@ class _Update:
 
     loss: float
     grad_norm: float
-    texts: int
-    truncated: int
     tokens: int
+    counts: Mapping[str, int]
     stop: bool
     batches: Sequence[TrainingBatch]
 
@@ -256,7 +291,7 @@ class Trainer:
         task, settings, progress = self._task, self._settings, self.progress
         self._start = self._mark = time.perf_counter()
         task.module.train()
-        batches = task.batches()
+        steps = task.steps()
         try:
             if self._random_states is None:
                 seed_random(settings.seed + self._processes.rank)  # equal generators would drop the same units in all ranks
@@ -264,8 +299,8 @@ class Trainer:
                 set_random_state(self._random_states[self._processes.rank])
             if progress.step and task.evaluation_due(progress) and progress.evaluated != progress.step:
                 self._evaluate()  # the last session was stopped before it
-            while progress.step < settings.steps and not self._patience_is_over():
-                update = self._update([next(batches) for _ in range(settings.accumulation)])
+            while not self._patience_is_over() and (batches := next(steps, None)) is not None:
+                update = self._update(batches)
                 for callback in self._output.callbacks:
                     callback.on_step(progress.step + 1)
                 self._count(update)
@@ -275,37 +310,64 @@ class Trainer:
         finally:
             task.module.eval()
 
-    def _update(self, batches: list[TrainingBatch]) -> _Update:
+    def _update(self, batches: Sequence[TrainingBatch]) -> _Update:
         """Forward and backward of all batches, then the optimizer step."""
-        task, settings, step = self._task, self._settings, self.progress.step + 1
+        task, processes, step = self._task, self._processes, self.progress.step + 1
         if callable(train := getattr(task.optimizer, "train", None)):  # schedule-free optimizers have two sets of weights
             train()
+        shares = self._shares(batches)
         losses, inputs = [], []
-        for batch in batches:
-            inputs.append(
-                {name: value.to(task.device) if isinstance(value, Tensor | PackedBatch) else value for name, value in batch.inputs.items()}
-            )
-            loss = task.loss(inputs[-1]) / settings.accumulation  # a step minimizes the mean over all its batches
+        for batch, share in zip(batches, shares, strict=True):
+            inputs.append({name: self._placed(name, value, batch) for name, value in batch.inputs.items()})
+            loss = task.loss(inputs[-1]) * share
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             losses.append(loss.detach())
-        weights = [weight for weight in task.module.parameters() if weight.requires_grad]
-        average_gradients(weights, self._processes)
-        norm = whole_tensor(clip_grad_norm_(weights, settings.max_grad_norm))
+        norm = self._gradient_norm(idle=not batches)
         # One synchronisation with the device per step.
-        *own, grad_norm = torch.stack([*losses, norm.to(losses[0].device)]).tolist()
-        counts = [sum(getattr(batch, name) for batch in batches) for name in ("texts", "truncated", "tokens")]
-        total, texts, truncated, tokens, stop = self._processes.sum([sum(own), *counts, self._stop.name is not None])
-        mean = total / self._processes.size
+        *own, grad_norm = torch.stack([*losses, norm.to(task.device)]).tolist()
+        names = self._settings.counts
+        counts = [sum(batch.tokens for batch in batches), *(sum(batch.counts[name] for batch in batches) for name in names)]
+        total, stop, tokens, *summed = processes.sum([sum(own), self._stop.name is not None, *counts])
+        mean = total / processes.size
         # Gradients and the mean loss are equal in all processes, so all of them raise, or none.
         if not (math.isfinite(mean) and math.isfinite(grad_norm)):
-            raise self._refuse(batches, inputs, own, loss=mean, grad_norm=grad_norm)
+            unscaled = [value / share if share else value for value, share in zip(own, shares, strict=True)]
+            raise self._refuse(batches, inputs, unscaled, loss=mean, grad_norm=grad_norm)
         task.optimizer.step()
-        task.set_learning_rate(step)
+        task.after_step(step)
         task.optimizer.zero_grad()
-        return _Update(mean, grad_norm, int(texts), int(truncated), int(tokens), stop > 0, batches)
+        return _Update(mean, grad_norm, int(tokens), dict(zip(names, map(int, summed), strict=True)), stop > 0, batches)
+
+    def _placed(self, name: str, value: Any, batch: TrainingBatch) -> Any:
+        moves = isinstance(value, Tensor | PackedBatch) and name not in batch.on_host
+        return value.to(self._task.device) if moves else value
+
+    def _shares(self, batches: Sequence[TrainingBatch]) -> list[float]:
+        """Factor of each batch's loss; the mean over the processes of the sums of the scaled losses is the loss of the step."""
+        weights = [batch.weight for batch in batches if batch.weight is not None]
+        if batches and not weights:
+            return [1 / len(batches)] * len(batches)
+        [total] = self._processes.sum([sum(weights)])
+        return [weight * self._processes.size / max(1.0, total) for weight in weights]
+
+    def _gradient_norm(self, *, idle: bool) -> Tensor:
+        """Average the gradients over the processes, clip them, and return their L2 norm before that.
+
+        Args:
+            idle: Whether this process had no batch in the step, and so has no gradients to average.
+        """
+        weights = [weight for weight in self._task.module.parameters() if weight.requires_grad]
+        if idle:
+            for weight in weights:
+                weight.grad = torch.zeros_like(weight)
+        average_gradients(weights, self._processes)
+        highest = self._settings.max_grad_norm
+        if math.isinf(highest):
+            return whole_tensor(get_total_norm([weight.grad for weight in weights if weight.grad is not None]))
+        return whole_tensor(clip_grad_norm_(weights, highest))
 
     def _refuse(
-        self, batches: list[TrainingBatch], inputs: list[dict[str, Any]], own: list[float], *, loss: float, grad_norm: float
+        self, batches: Sequence[TrainingBatch], inputs: list[dict[str, Any]], own: list[float], *, loss: float, grad_norm: float
     ) -> InputError:
         """Write the batches of the process with the non-finite loss; the error to raise."""
         step, processes = self.progress.step + 1, self._processes
@@ -313,22 +375,23 @@ class Trainer:
         if math.isfinite(loss) or not all(map(math.isfinite, own)):
             place = folder if processes.size == 1 else folder / f"process-{processes.rank}"
             each = zip(batches, inputs, own, strict=True)
-            seen = [SeenBatch(list(batch.examples), _tensors(features), value * len(own)) for batch, features, value in each]
+            seen = [SeenBatch(list(batch.examples), _tensors(features), value) for batch, features, value in each]
             keep_batches(place, seen, step=step, grad_norm=grad_norm)
-        return nonfinite_error(folder, step=step, loss=loss, grad_norm=grad_norm, setting=self._settings.learning_rate_setting)
+        return nonfinite_error(folder, step=step, loss=loss, grad_norm=grad_norm, setting=self._task.learning_rate_setting)
 
     def _count(self, update: _Update) -> None:
         progress, now = self.progress, time.perf_counter()
         progress.step += 1
-        progress.epoch, progress.epoch_batches = update.batches[-1].next_position
+        if update.batches:
+            progress.epoch, progress.epoch_batches = update.batches[-1].next_position
         if any(batch.ends_epoch for batch in update.batches):
             progress.epoch_ends.append(progress.step)
-        progress.texts += update.texts
-        progress.truncated += update.truncated
         progress.tokens += update.tokens
         progress.window_updates += 1
         progress.window_loss += update.loss
         progress.window_tokens += update.tokens
+        for sums in (progress.counts, progress.window_counts):
+            sums.update({name: sums.get(name, 0) + count for name, count in update.counts.items()})
         progress.window_seconds += now - self._mark
         progress.seconds = self._earlier + now - self._start
 
@@ -337,14 +400,14 @@ class Trainer:
 
         A run that is asked to stop is saved at once; the session that resumes it evaluates.
         """
-        task, settings, progress = self._task, self._settings, self.progress
-        if progress.step == settings.steps or progress.step % settings.log_every == 0:
+        task, progress = self._task, self.progress
+        if task.log_due(progress):
             self._write_window(update)
-        if update.stop and progress.step < settings.steps:
+        if update.stop and not task.finished(progress):
             self._save()
             return True
         improved = task.evaluation_due(progress) and self._evaluate()
-        if (improved and settings.keep_best) or task.save_due(progress):
+        if (improved and task.keep_best) or task.save_due(progress):
             self._save()
         return False
 
@@ -363,21 +426,22 @@ class Trainer:
                 "learning_rate": self._task.learning_rate(progress.step),
                 "grad_norm": update.grad_norm,
                 "tokens_per_second": progress.window_tokens / progress.window_seconds,
+                **self._task.log_values(progress),
             }
         )
         progress.window_updates = progress.window_tokens = 0
         progress.window_loss = progress.window_seconds = 0.0
+        progress.window_counts = {}
 
     def _write(self, values: Mapping[str, float]) -> None:
         progress = self.progress
         for callback in self._output.callbacks:
             callback.on_log(progress.step, values)
         if self._processes.is_main_process:
-            epoch = progress.epoch + progress.epoch_batches / self._settings.batches_per_epoch
-            self._output.log.append({"step": progress.step, "epoch": epoch, **values, "seconds": progress.seconds})
+            self._output.log.append({"step": progress.step, **self._task.position(progress), **values, "seconds": progress.seconds})
 
     def _evaluate(self) -> bool:
-        """Log the measures; whether the first one is the best so far."""
+        """Log the measures; whether the first one is among the best that are kept."""
         progress = self.progress
         with preserve_rng_state():
             measures = self._task.evaluate()
@@ -389,11 +453,11 @@ class Trainer:
         key, score = next(iter(measures.items()))
         if not self._output.log.holds(progress.step, key):  # by a session that was killed after it
             self._write(measures)
-        if progress.best_score is not None and score <= progress.best_score:
-            progress.worse += 1
-            return False
-        progress.best_score, progress.best_step, progress.worse = score, progress.step, 0
-        return True
+        sign = 1 if self._settings.lower_is_better else -1
+        ranked = sorted([*progress.best, (score, progress.step)], key=lambda one: (sign * one[0], one[1]))  # the first of equals wins
+        progress.best = ranked[: max(1, self._task.keep_best)]
+        progress.worse = 0 if progress.best_step == progress.step else progress.worse + 1
+        return (score, progress.step) in progress.best
 
     def _save(self) -> None:
         progress, checkpoints = self.progress, self._output.checkpoints
@@ -407,6 +471,16 @@ class Trainer:
             self._task.save(folder, progress, states)
         checkpoints.keep(self._task.kept_steps(checkpoints.steps(), progress))
         logger.info("checkpoint of step %d saved", progress.step)
+
+
+def prefetch(items: Iterator[Item]) -> Iterator[Item]:
+    """The items, each made by a thread while the one before it is used."""
+    end = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
+        coming: Future[Any] = thread.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, items, end)
+            yield item
 
 
 def read_progress(state: Mapping[str, Any], folder: Path) -> Progress:

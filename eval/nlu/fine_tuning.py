@@ -23,17 +23,19 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import Optimizer
 
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import SequenceClassifier, SpanQA
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training import optimization
 from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.log import LOG, RunLog, curve, read_log
-from quiver.encoder.training.processes import Processes, keep_freed_memory, peak_memory, stop_requests
+from quiver.encoder.training.log import LOG, RunLog, read_log, training_curves
+from quiver.encoder.training.optimization import OptimizerSettings
+from quiver.encoder.training.processes import Processes, keep_freed_memory, stop_requests
 from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     RECORD,
@@ -179,26 +181,19 @@ def learning_rate_share(step: int, steps: int, *, warmup_ratio: float) -> float:
         [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
     warmup = math.ceil(steps * warmup_ratio)
-    return step / warmup if step <= warmup else (steps - step + 1) / (steps - warmup)
+    done = step if step <= warmup else step - 1  # the rate rises from the first step, and is still at its peak after the warm-up
+    return optimization.learning_rate_share(done, warmup=warmup, decay_start=warmup, total=steps)
 
 
-def make_optimizer(model: nn.Module, updates: UpdatesSection, training: FineTuningSection) -> AdamW:
+def make_optimizer(model: nn.Module, updates: UpdatesSection, training: FineTuningSection) -> Optimizer:
     """AdamW over all weights of a model; matrices decay, vectors (norms, biases) do not."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
     # AdamW subtracts learning rate x decay. Dividing the decay by the peak rate gives decay x (share of the peak).
     decay = updates.weight_decay / updates.learning_rate if training.decoupled_decay else updates.weight_decay
-    return AdamW(
-        [
-            {"params": [weight for weight in weights if weight.ndim >= 2], "weight_decay": decay},
-            {"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0},
-        ],
-        lr=updates.learning_rate,
-        betas=(training.beta1, training.beta2),
-        eps=training.eps,
-    )
+    settings = OptimizerSettings("adamw", updates.learning_rate, decay, training.beta1, training.beta2, training.eps)
+    return optimization.make_optimizer(settings, model.parameters())
 
 
-def set_learning_rate(optimizer: AdamW, learning_rate: float) -> None:
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """Set the learning rate of all weights."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
@@ -234,26 +229,34 @@ class _TrainerTask(Generic[Model, Example]):
         self.optimizer = make_optimizer(model, session.schedule.updates, session.schedule.training)
         self.device = torch.device(session.device)
         self._done = done
-        self.set_learning_rate(done)
+        self.after_step(done)
 
     @property
     def module(self) -> nn.Module:
         return self.model
 
-    def batches(self) -> Iterator[TrainingBatch]:
+    @property
+    def learning_rate_setting(self) -> str:
+        return f"{self._session.schedule.setting}.learning_rate"
+
+    @property
+    def keep_best(self) -> int:
+        return 0  # every evaluated step is saved
+
+    def steps(self) -> Iterator[list[TrainingBatch]]:
         task, schedule = self._session.task, self._session.schedule
         for step in range(self._done + 1, schedule.steps + 1):
             examples = [task.examples[row] for row in schedule.members(step)]
             batch = task.batch(examples)
-            yield TrainingBatch(
-                {_PACKED: batch.packed, **batch.targets},
-                map(task.described, examples),
-                texts=len(examples),
-                truncated=0,
-                tokens=batch.packed.num_tokens,
-                next_position=divmod(step, schedule.per_epoch),
-                ends_epoch=step % schedule.per_epoch == 0,
-            )
+            yield [
+                TrainingBatch(
+                    {_PACKED: batch.packed, **batch.targets},
+                    map(task.described, examples),
+                    tokens=batch.packed.num_tokens,
+                    next_position=divmod(step, schedule.per_epoch),
+                    ends_epoch=step % schedule.per_epoch == 0,
+                )
+            ]
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         batch = TaskBatch(inputs[_PACKED], {name: value for name, value in inputs.items() if name != _PACKED})
@@ -263,9 +266,22 @@ class _TrainerTask(Generic[Model, Example]):
     def learning_rate(self, step: int) -> float:
         return self._session.schedule.learning_rate(step)
 
-    def set_learning_rate(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         if step < self._session.schedule.steps:
             set_learning_rate(self.optimizer, self.learning_rate(step + 1))
+
+    def finished(self, progress: Progress) -> bool:
+        return progress.step == self._session.schedule.steps
+
+    def log_due(self, progress: Progress) -> bool:
+        return self.finished(progress) or progress.step % self._session.schedule.training.log_every == 0
+
+    def position(self, progress: Progress) -> Mapping[str, float]:
+        return {"epoch": progress.epoch + progress.epoch_batches / self._session.schedule.per_epoch}
+
+    def log_values(self, progress: Progress) -> Mapping[str, float]:
+        del progress
+        return {}
 
     def evaluation_due(self, progress: Progress) -> bool:
         return self._session.schedule.evaluation_due(progress.step)
@@ -315,17 +331,8 @@ def fine_tune(session: Session[Model, Example], first_model: Callable[[], Model]
     if step is not None:
         progress.resumed_at.append(step)
     highest = schedule.training.max_grad_norm
-    settings = TrainerSettings(
-        steps=schedule.steps,
-        accumulation=1,
-        batches_per_epoch=schedule.per_epoch,
-        max_grad_norm=math.inf if highest is None else highest,
-        log_every=schedule.training.log_every,
-        seed=schedule.training.seed,
-        keep_best=False,  # every evaluated step is saved
-        learning_rate_setting=f"{schedule.setting}.learning_rate",
-        patience=schedule.training.patience,
-    )
+    training = schedule.training
+    settings = TrainerSettings(training.seed, math.inf if highest is None else highest, patience=training.patience)
     forms = {**FORMS, SCORE: "score {:.4f}"}
     with stop_requests() as stop, training_bar(progress.step, schedule.steps, enabled=session.progress, forms=forms) as show:
         output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG), [BarCallback(show)])
@@ -463,20 +470,13 @@ def _result(session: Session[Model, Example], progress: Progress) -> dict[str, A
     log, schedule = read_log(session.out / LOG), session.schedule
     about = ("epoch", "seconds")
     return {
-        "steps": progress.step,
+        **progress.totals(),
+        **training_curves(log),
         "planned_steps": schedule.steps,
         "epochs": progress.step / schedule.per_epoch,
         "stopped_early": progress.step < schedule.steps,
         "best_step": progress.best_step,
-        "losses": curve(log, "loss"),
-        "learning_rates": curve(log, "learning_rate"),
-        "grad_norms": curve(log, "grad_norm"),
-        "tokens_per_second": curve(log, "tokens_per_second"),
         "development": [{key: value for key, value in line.items() if key not in about} for line in log if SCORE in line],
-        "tokens": progress.tokens,
-        "seconds": progress.seconds,
-        "resumed_at": list(progress.resumed_at),
-        "peak_memory_bytes": peak_memory(),
     }
 
 

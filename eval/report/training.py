@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.encoder.pretraining import run_folder as pretraining_folder
-from quiver.encoder.pretraining.record import curves as pretraining_curves
 from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD
+from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD, recipe_of
 from quiver.eval.report.charts import (
     PALETTE,
     WIDTH,
@@ -72,6 +70,9 @@ CURVES: Mapping[str, str] = {
     "tokens_per_second": "Tokens/s",
 }
 """Metric in the log of a training run -> title of its chart and column."""
+
+PRETRAINING = "pretraining"
+"""Value of ``kind`` in a pretraining recipe."""
 
 PRETRAINING_CURVES: Mapping[str, str] = {
     "loss": "Loss",
@@ -180,7 +181,7 @@ def read_run(folder: str | Path) -> TrainingRun:
         raise InputError(f"{path}: not a training run, it holds neither {RECORD} nor {RECIPE}; give the --out of quiver train or pretrain")
     record = next((read_json(file) for name in (RECORD, BEGUN) if (file := path / name).is_file()), {})
     try:
-        if record.get("schema") == pretraining_folder.SCHEMA:
+        if (recipe_of(path) or {}).get("kind") == PRETRAINING:
             return _pretraining(path, record, finished=finished)
         return _finished(record) if finished else _unfinished(path, record)
     except (KeyError, TypeError, ValueError) as error:
@@ -225,9 +226,10 @@ def _finished(record: Mapping[str, Any]) -> TrainingRun:
 
 
 def _pretraining(path: Path, record: Mapping[str, Any], *, finished: bool) -> TrainingRun:
-    result: Mapping[str, Any] = record["result"] if finished else {"resumed_at": [], "curves": pretraining_curves(path)}
+    keys, lines = (*PRETRAINING_CURVES, "tokens"), read_log(path / LOG) if (path / LOG).is_file() else []
+    logged = {"resumed_at": [], "curves": {key: curve(lines, key) for key in keys}}
+    result: Mapping[str, Any] = record["result"] if finished else logged
     recipe = _by_name(record["recipe"] if finished else read_json(path / RECIPE))
-    keys = (*PRETRAINING_CURVES, "tokens")
     return TrainingRun(
         title=f"Pretraining run: {recipe['name']}",
         recipe=recipe,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count, islice
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from quiver.encoder import InputError, pack_ids
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.trainer import TrainingBatch
+from quiver.encoder.training.trainer import TrainingBatch, prefetch
 from quiver.retrieval.data.embedding_store import text_keys
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -399,11 +398,7 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         batches = (self._collated(batch) for batch in islice(self.order.batches(*self.start), self.count))
-        with ThreadPoolExecutor(1, thread_name_prefix="dataloader") as worker:
-            pending = worker.submit(next, batches, None)
-            while (ready := pending.result()) is not None:
-                pending = worker.submit(next, batches, None)
-                yield ready
+        return prefetch(batches)
 
     def _collated(self, batch: Batch) -> TrainingBatch:
         share = len(batch.rows) // self.processes.size
@@ -417,9 +412,8 @@ class DataLoader:
         return TrainingBatch(
             inputs,
             [{"row": number, "epoch": batch.epoch, **row} for number, row in zip(numbers, rows, strict=True)],
-            texts=now.texts - before.texts,
-            truncated=now.truncated - before.truncated,
             tokens=now.tokens - before.tokens,
+            counts={"texts": now.texts - before.texts, "truncated": now.truncated - before.truncated},
             next_position=batch.next_position,
             ends_epoch=batch.last,
         )

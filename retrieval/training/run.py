@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,13 +25,13 @@ from quiver.encoder.lora import add_lora
 from quiver.encoder.training import run_folder
 from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.log import LOG, Line, RunLog, curve, read_log
+from quiver.encoder.training.log import LOG, Line, RunLog, read_log, training_curves
+from quiver.encoder.training.optimization import require_optimizer
 from quiver.encoder.training.processes import (
     Processes,
     RunStoppedError,
     init_distributed,
     keep_freed_memory,
-    peak_memory,
     stop_requests,
 )
 from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, RunIdentity
@@ -51,7 +52,6 @@ from quiver.retrieval.training.state import (
     load_trainable,
     make_optimizer,
     read_checkpoint,
-    require_optimizer,
     shard,
     write_checkpoint,
 )
@@ -62,6 +62,9 @@ if TYPE_CHECKING:  # imports the libraries of the extra
 __all__ = ["RunStoppedError", "Scorer", "check_rows", "train", "train_and_save"]
 
 logger = logging.getLogger(__name__)
+
+COUNTS = ("texts", "truncated")
+"""Names of the counts of a batch: texts, and texts that were truncated."""
 
 SCHEMA = "quiver-run/2"
 """Schema of ``run.json``."""
@@ -111,7 +114,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
     if (recipe.development is None) is not (scorer is None):
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
-    require_optimizer(recipe.training)
+    require_optimizer(recipe.training.optimizer)
     with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _locked(out, processes):
         session = _Session(Run(recipe, out, processes, scorer, progress, callbacks), command, data_folder or out / DATA)
         return session.resume() if resume else session.start(overwrite=overwrite)
@@ -324,16 +327,7 @@ def _fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step
         return progress, schedule
     start, count = (progress.epoch, progress.epoch_batches), (schedule.steps - progress.step) * training.accumulation
     loader = DataLoader(order, rows, collator, processes, start=start, count=count)
-    settings = TrainerSettings(
-        steps=schedule.steps,
-        accumulation=training.accumulation,
-        batches_per_epoch=schedule.batches_per_epoch,
-        max_grad_norm=training.max_grad_norm,
-        log_every=training.log_every,
-        seed=training.seed,
-        keep_best=recipe.development is not None and recipe.development.keep_best,
-        learning_rate_setting="training.learning_rate",
-    )
+    settings = TrainerSettings(training.seed, training.max_grad_norm, COUNTS)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
         bar = training_bar(
@@ -403,9 +397,22 @@ class RetrievalTask:
         """Device of the encoder."""
         return self.state.model.encoder.device
 
-    def batches(self) -> Iterator[TrainingBatch]:
-        """Yield the remaining batches."""
-        return iter(self.loader)
+    @property
+    def learning_rate_setting(self) -> str:
+        """Name of the learning rate in the recipe."""
+        return "training.learning_rate"
+
+    @property
+    def keep_best(self) -> int:
+        """1 if the recipe keeps the checkpoint with the best score, else 0."""
+        section = self.run.recipe.development
+        return int(section is not None and section.keep_best)
+
+    def steps(self) -> Iterator[list[TrainingBatch]]:
+        """Yield the batches of each remaining step."""
+        batches = iter(self.loader)
+        while step := list(islice(batches, self.run.recipe.training.accumulation)):
+            yield step
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the loss of a batch."""
@@ -417,10 +424,27 @@ class RetrievalTask:
         training = self.run.recipe.training
         return training.learning_rate * learning_rate_share(training, step - 1, self.schedule.steps)
 
-    def set_learning_rate(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         """Advance the schedule."""
         del step  # the schedule counts steps itself; its state is part of the checkpoint
         self.state.schedule.step()
+
+    def finished(self, progress: Progress) -> bool:
+        """Whether this was the last step."""
+        return progress.step == self.schedule.steps
+
+    def log_due(self, progress: Progress) -> bool:
+        """Whether a log line is written after this step."""
+        return self.finished(progress) or progress.step % self.run.recipe.training.log_every == 0
+
+    def position(self, progress: Progress) -> Mapping[str, float]:
+        """Return the epoch, as a fraction."""
+        return {"epoch": self.schedule.epochs(progress.epoch, progress.epoch_batches)}
+
+    def log_values(self, progress: Progress) -> Mapping[str, float]:
+        """Return no further values."""
+        del progress
+        return {}
 
     def evaluation_due(self, progress: Progress) -> bool:
         """Whether the model is scored on the development collection after this step."""
@@ -449,10 +473,10 @@ class RetrievalTask:
 
         A checkpoint saved for a signal does not count, so that a run that was stopped ends with the checkpoints of one that was not.
         """
-        training, development, best = self.run.recipe.training, self.run.recipe.development, progress.best_step
+        training, best = self.run.recipe.training, progress.best_step
         planned = self.schedule.planned(saved, training.save_every, progress.epoch_ends)
         kept = {progress.step, *planned[-training.keep_checkpoints :]}
-        return kept | {best} if development is not None and development.keep_best and best is not None else kept
+        return kept | {best} if self.keep_best and best is not None else kept
 
     def _due(self, every: int | None, progress: Progress) -> bool:
         return self.schedule.due(every, progress.step, progress.epoch_ends)
@@ -502,18 +526,11 @@ def describe_batch(recipe: Recipe, rows: TrainingRows, processes: int) -> dict[s
 def describe_result(log: Sequence[Line], progress: Progress, *, epochs: float, kept_steps: Sequence[int]) -> dict[str, Any]:
     """Return the result of a run, from its log and its last progress."""
     return {
-        "steps": progress.step,
+        **progress.totals(),
+        **training_curves(log),
         "epochs": epochs,
-        "losses": curve(log, "loss"),
-        "learning_rates": curve(log, "learning_rate"),
-        "grad_norms": curve(log, "grad_norm"),
-        "tokens_per_second": curve(log, "tokens_per_second"),
         "development": [{key: line[key] for key in ("step", SCORE, "seconds")} for line in log if SCORE in line],
         "kept_steps": list(kept_steps),
-        "texts": progress.texts,
-        "texts_truncated": progress.truncated,
-        "tokens": progress.tokens,
-        "seconds": progress.seconds,
-        "resumed_at": list(progress.resumed_at),
-        "peak_memory_bytes": peak_memory(),
+        "texts": progress.counts["texts"],
+        "texts_truncated": progress.counts["truncated"],
     }

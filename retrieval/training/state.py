@@ -17,11 +17,9 @@ arXiv:2304.11277 (torch's ``fully_shard``).
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,14 +29,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from quiver.encoder import Encoder
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import save_tensors
+from quiver.encoder.training import optimization
 from quiver.encoder.training.averaging import average_weights
+from quiver.encoder.training.optimization import OptimizerSettings
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.state import read_state, write_state
 from quiver.encoder.training.trainer import Progress, read_progress, whole_tensor
@@ -55,25 +55,8 @@ WEIGHTS = "trained_weights.safetensors"
 STATE = "trainer"
 SCHEDULE_FREE = "schedule_free_adamw"
 
-DECAYS: Mapping[str, Callable[[float], float]] = {
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
-    "constant": lambda done: 1.0,
-}
-"""Scheduler -> share of the peak learning rate, given the share of the steps after the warm-up that are done."""
-
 
 # Optimizer and learning rate.
-
-
-def require_optimizer(training: TrainingSection) -> None:
-    """Check that the package of a recipe's optimizer is installed.
-
-    Raises:
-        InputError: The optimizer is schedule-free, and its package is missing.
-    """
-    if training.optimizer == SCHEDULE_FREE and importlib.util.find_spec("schedulefree") is None:
-        raise InputError("training.optimizer: schedule_free_adamw needs schedulefree: pip install schedulefree")
 
 
 def warmup_steps(training: TrainingSection, steps: int) -> int:
@@ -90,10 +73,9 @@ def learning_rate_share(training: TrainingSection, step: int, steps: int) -> flo
         steps: Steps of the whole run.
     """
     warmup = warmup_steps(training, steps)
-    if step < warmup:
-        # Schedule-free AdamW begins with the first step of the warm-up, transformers' schedules begin with zero.
-        return (step + 1 if training.optimizer == SCHEDULE_FREE else step) / warmup
-    return max(0.0, DECAYS[training.scheduler]((step - warmup) / max(1, steps - warmup)))
+    if training.optimizer == SCHEDULE_FREE and step < warmup:
+        return (step + 1) / warmup  # schedule-free AdamW begins with the first step of the warm-up, transformers' schedules with zero
+    return optimization.learning_rate_share(step, warmup=warmup, decay_start=warmup, total=steps, decay=training.scheduler)
 
 
 def make_optimizer(training: TrainingSection, parameters: Iterable[tuple[str, nn.Parameter]], steps: int) -> tuple[Optimizer, LambdaLR]:
@@ -107,18 +89,12 @@ def make_optimizer(training: TrainingSection, parameters: Iterable[tuple[str, nn
     Raises:
         InputError: The package of the optimizer is missing.
     """
-    require_optimizer(training)
-    trained = [parameter for _, parameter in parameters if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": training.weight_decay},
-        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    settings = OptimizerSettings(
+        training.optimizer, training.learning_rate, training.weight_decay, warmup_steps=warmup_steps(training, steps), fused=True
+    )
+    optimizer = optimization.make_optimizer(settings, (parameter for _, parameter in parameters))
     if training.optimizer == SCHEDULE_FREE:
-        library = importlib.import_module("schedulefree")
-        optimizer: Optimizer = library.AdamWScheduleFree(groups, lr=training.learning_rate, warmup_steps=warmup_steps(training, steps))
         return optimizer, LambdaLR(optimizer, lambda step: 1.0)  # the optimizer has a schedule of its own
-    optimizer = AdamW(groups, lr=training.learning_rate, fused=True)
     return optimizer, LambdaLR(optimizer, lambda step: learning_rate_share(training, step, steps))
 
 

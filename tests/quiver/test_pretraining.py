@@ -84,9 +84,9 @@ def test_pretrain_and_its_report(quiver: Callable[..., Any], folder: Path) -> No
         assert "Held-out loss" in page
     again = quiver("pretrain", "recipe.json", "--out", "out")
     assert (again.code, again.out) == (2, "")
-    assert "holds a run already" in again.err
+    assert "already contains a run" in again.err
     printed = quiver("pretrain", "recipe.json", "--out", "other", "--json")
-    assert json.loads(printed.out)["schema"] == "quiver-pretraining/1"
+    assert json.loads(printed.out)["schema"] == "quiver-run/pretraining-1"
 
 
 def test_the_report_of_a_run_that_goes_on(quiver: Callable[..., Any], folder: Path) -> None:
@@ -105,10 +105,10 @@ def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Pat
     """Without its text: that has been tokenised. The model is that of a run in one go."""
     done = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
     assert (done.code, done.out) == (0, "prepared: out; repeat the command with --resume instead of --prepare to train\n")
-    assert sorted(path.name for path in (folder / "out").iterdir()) == ["corpus", "recipe.json", "tokenizer"]
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["begun.json", "corpus", "recipe.json", "tokenizer"]
     again = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
     assert again.code == 2
-    assert "holds an unfinished run; go on with it by --resume" in again.err
+    assert "contains an unfinished run; resume it with --resume, or choose another --out" in again.err
     assert quiver("pretrain", "recipe.json", "--out", "out", "--prepare", "--resume").code == 0
     assert quiver("pretrain", "recipe.json", "--out", "whole").code == 0
     (folder / "lines.txt").unlink()
@@ -122,7 +122,7 @@ def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Pat
     [
         (("no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
         (("quickstart", "--out", "o"), "no shipped recipe 'quickstart'; give the path of a .yaml file, or one of pretrain_base"),
-        (("recipe.json", "--out", "o", "--resume"), "o: holds no run to resume"),
+        (("recipe.json", "--out", "o", "--resume"), "o: contains no run to resume"),
         (("recipe.json", "--out", "o", "data.sources.0.path=gone.txt"), "gone.txt: there is no such file or folder"),
         (("recipe.json", "--out", "o", "phases.0.context=4"), "phases.0.context: must be >= 8"),
     ],

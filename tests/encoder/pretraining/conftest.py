@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+from quiver.encoder.pretraining.recipe import PretrainingRecipe, load_pretraining_recipe
 from quiver.encoder.pretraining.run import pretrain
-from quiver.encoder.pretraining.sections import PretrainingRecipe
 
 WORDS = ("open", "close", "read", "write", "file", "folder", "line", "word", "socket", "thread", "index", "page", "the", "a", "of", "it")
 

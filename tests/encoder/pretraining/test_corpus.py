@@ -11,7 +11,7 @@ import pytest
 from quiver.encoder import InputError, Tokenizer
 from quiver.encoder.pretraining import corpus as module
 from quiver.encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus, side_of, train_texts
-from quiver.encoder.pretraining.sections import DataSection, SourceSection
+from quiver.encoder.pretraining.recipe import DataSection, SourceSection
 
 TEXTS = [f"text number {number} of a body of text" for number in range(300)]
 
@@ -93,7 +93,7 @@ def test_damage_is_found(tokenizer: Tokenizer, tmp_path: Path, name: str) -> Non
     content = bytearray(path.read_bytes())
     content[7] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}: missing or damaged; remove .*corpus, and it is made again"):
+    with pytest.raises(InputError, match=rf"{name}: missing or damaged; delete .*corpus, and it is made again"):
         prepare_corpus(data, tokenizer, tmp_path / "corpus")
     path.unlink()
     with pytest.raises(InputError, match=f"{name}: missing or damaged"):
@@ -103,9 +103,9 @@ def test_damage_is_found(tokenizer: Tokenizer, tmp_path: Path, name: str) -> Non
 def test_another_vocabulary_or_source_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", TEXTS)
     prepare_corpus(DataSection(sources=(source,), held_out=0.1), tokenizer, tmp_path / "corpus")
-    with pytest.raises(InputError, match="was made of another held_out; remove it"):
+    with pytest.raises(InputError, match=r"was made with other settings \(held_out\); delete it"):
         prepare_corpus(DataSection(sources=(source,), held_out=0.2), tokenizer, tmp_path / "corpus")
-    with pytest.raises(InputError, match="was made of another tokenizer; remove it"):
+    with pytest.raises(InputError, match=r"was made with other settings \(tokenizer\); delete it"):
         prepare_corpus(DataSection(sources=(source,), held_out=0.1), Tokenizer.train(TEXTS, vocab_size=384), tmp_path / "corpus")
 
 
@@ -114,7 +114,7 @@ def test_an_empty_corpus(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path.write_text("  \n")
     data = DataSection(sources=(SourceSection(name="blank", path=str(path)),), held_out=0.0)
     for attempt in (lambda: prepare_corpus(data, tokenizer, tmp_path / "corpus"), lambda: list(train_texts(data, share=1.0))):
-        with pytest.raises(InputError, match=r"the corpus is empty, .*blank\.txt hold no text to train on"):
+        with pytest.raises(InputError, match=r"the corpus is empty, there is no text to train on in .*blank\.txt"):
             attempt()
     assert not (tmp_path / "corpus").exists()
 
@@ -123,7 +123,7 @@ def test_a_source_without_text_to_train_on(tokenizer: Tokenizer, tmp_path: Path)
     """A phase that reads it alone would have nothing to begin with, days later."""
     blank = write(tmp_path / "blank.jsonl", ["", " "])
     data = DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS), blank), held_out=0.1)
-    with pytest.raises(InputError, match=r"data\.sources: blank holds no text to train on \(.*blank\.jsonl\); leave it out"):
+    with pytest.raises(InputError, match=r"data\.sources: blank has no text to train on \(.*blank\.jsonl\); remove it"):
         prepare_corpus(data, tokenizer, tmp_path / "corpus")
     assert not (tmp_path / "corpus").exists()
 
@@ -149,20 +149,20 @@ def test_a_vocabulary_may_be_learnt_from_a_share(tokenizer: Tokenizer, tmp_path:
     for place, half in enumerate((TEXTS[:150], TEXTS[150:])):
         share = len(set(some) & set(half)) / len(set(train) & set(half))
         assert 0.15 < share < 0.45, place
-    with pytest.raises(InputError, match=r"model\.vocabulary\.share: none of \d+ documents is drawn at a share of 1e-09; raise it"):
+    with pytest.raises(InputError, match=r"model\.vocabulary\.share: a share of 1e-09 selects none of the \d+ documents; raise it"):
         list(train_texts(data, share=1e-9))
 
 
 def test_a_file_that_has_gone_since(tokenizer: Tokenizer, tmp_path: Path) -> None:
     prepare_corpus(DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1), tokenizer, tmp_path / "corpus")
     (tmp_path / "corpus" / "train.ends").unlink()
-    with pytest.raises(InputError, match=r"corpus: train cannot be read \(No such file or directory\); remove the folder"):
+    with pytest.raises(InputError, match=r"corpus: train cannot be read \(No such file or directory\); delete the folder"):
         open_corpus(tmp_path / "corpus")
 
 
 def test_nothing_is_held_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
     data = DataSection(sources=(write(tmp_path / "a.jsonl", ["one", "two"]),), held_out=1e-6)
-    with pytest.raises(InputError, match=r"data\.held_out: none of 2 documents is held out at a share of 1e-06; raise it"):
+    with pytest.raises(InputError, match=r"data\.held_out: a share of 1e-06 holds out none of the 2 documents; raise it"):
         prepare_corpus(data, tokenizer, tmp_path / "corpus")
 
 

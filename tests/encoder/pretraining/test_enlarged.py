@@ -11,11 +11,9 @@ from quiver.encoder import MaskedLM, Tokenizer
 from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.files import read_json
 from quiver.encoder.pretraining.corpus import open_corpus
-from quiver.encoder.pretraining.evaluation import HeldOut
 from quiver.encoder.pretraining.phases import first_model
-from quiver.encoder.pretraining.recipe import load_pretraining_recipe
-from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.pretraining.snapshot import save_model
+from quiver.encoder.pretraining.recipe import PretrainingRecipe, load_pretraining_recipe
+from quiver.encoder.pretraining.task import HeldOut, save_model
 from quiver.encoder.pretraining.tiling import enlarge_masked_lm
 from quiver.encoder.training.processes import Processes
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from quiver.encoder import Encoder, EncoderConfig, MaskedLM, init_weights, pack_ids
-from quiver.encoder.pretraining.flops import peak_flops, training_flops
+from quiver.encoder.pretraining.task import peak_flops, training_flops
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local", "local"], window=8
@@ -22,14 +22,14 @@ def test_products_of_matrices_are_those_that_torch_counts() -> None:
         model(pack_ids([[7]] * 12), labels).loss.backward()
     attention = 6 * 3 * 2 * 32 * 12
     uncounted = 2 * 4 * 32 * 64  # torch knows addmm but not addmm_, by which the decoder's gradient is summed
-    assert training_flops(CONFIG, [1] * 12, asked=4) == counter.get_total_flops() + attention + uncounted
+    assert training_flops(CONFIG, [1] * 12, masked=4) == counter.get_total_flops() + attention + uncounted
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 8, 9, 30])
 def test_pairs_are_those_that_see_each_other(length: int) -> None:
     near = sum(abs(i - j) <= 4 for i in range(length) for j in range(length))
     alone = 6 * length * 3 * (4 * 32 * 32 + 3 * 32 * 48)
-    assert training_flops(CONFIG, [length], asked=0) - alone == 6 * 2 * 32 * (length * length + 2 * near)
+    assert training_flops(CONFIG, [length], masked=0) - alone == 6 * 2 * 32 * (length * length + 2 * near)
 
 
 @pytest.mark.parametrize(

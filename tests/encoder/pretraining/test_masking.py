@@ -11,7 +11,8 @@ import pytest
 from quiver.encoder import InputError, Tokenizer
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import IGNORE_INDEX
-from quiver.encoder.pretraining.masking import Masker, special_ids
+from quiver.encoder.pretraining.phases import special_ids
+from quiver.encoder.pretraining.stream import Masker
 
 COUNT = 400_000
 

@@ -15,8 +15,8 @@ from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.phases import first_model, in_form, make_tokenizer, phase_config
-from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.pretraining.snapshot import save_model
+from quiver.encoder.pretraining.recipe import PretrainingRecipe
+from quiver.encoder.pretraining.task import save_model
 
 MakeRecipe = Callable[..., PretrainingRecipe]
 
@@ -98,10 +98,10 @@ def test_a_run_may_start_from_a_checkpoint_of_its_shape(make_recipe: MakeRecipe,
     named = (f"model.init={tmp_path / 'start'}", f"model.tokenizer={tmp_path / 'start'}")
     for override, told in (
         ("model.layers=3", r"model: .*start has another shape than the recipe: .*layers\.2.* is missing"),
-        ("model.intermediate_size=32", r"has another shape than the recipe: .* is \(48, 16\), asked for \(64, 16\)"),
-        ("model.window=16", r"model: .*start is another model than the recipe's: window is 8, asked for 16"),
-        ("model.global_every=1", r"layer_types is \('global', 'local'\), asked for \('global', 'global'\)"),
-        ("model.local_theta=500", r"local_theta is 10000\.0, asked for 500\.0"),
+        ("model.intermediate_size=32", r"has another shape than the recipe: .* is \(48, 16\), the recipe needs \(64, 16\)"),
+        ("model.window=16", r"model: the architecture of .*start is not that of the recipe: window is 8, the recipe has 16"),
+        ("model.global_every=1", r"layer_types is \('global', 'local'\), the recipe has \('global', 'global'\)"),
+        ("model.local_theta=500", r"local_theta is 10000\.0, the recipe has 500\.0"),
     ):
         with pytest.raises(InputError, match=told):
             first_model(make_recipe(*named, override), tokenizer)

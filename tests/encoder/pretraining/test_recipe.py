@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from quiver.encoder.presets import preset
-from quiver.encoder.pretraining.recipe import KINDS, load_pretraining_recipe
-from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.pretraining.recipe import KINDS, PretrainingRecipe, load_pretraining_recipe
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
 

@@ -19,15 +19,16 @@ from quiver.encoder import InputError, Tokenizer, load_encoder
 from quiver.encoder.checkpoints.head_checkpoint import load_head
 from quiver.encoder.files import file_sha256, read_json, write_json
 from quiver.encoder.heads import MaskedLM
-from quiver.encoder.pretraining.averaging import mean_of_checkpoints
+from quiver.encoder.pretraining import phases, task
 from quiver.encoder.pretraining.corpus import open_corpus
-from quiver.encoder.pretraining.phases import first_model, in_form
-from quiver.encoder.pretraining.run import pretrain
-from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.pretraining.snapshot import read_snapshot
-from quiver.encoder.pretraining.update import Updater
+from quiver.encoder.pretraining.phases import first_model
+from quiver.encoder.pretraining.recipe import PretrainingRecipe
+from quiver.encoder.pretraining.run import average_checkpoints, prepare, pretrain
+from quiver.encoder.pretraining.task import PretrainingTask, Session, read_task_state
+from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.processes import RunStoppedError
+from quiver.encoder.training.processes import Processes, RunStoppedError
+from quiver.encoder.training.trainer import Callback, Progress
 
 pytest.importorskip("optimi")
 
@@ -41,16 +42,26 @@ class Killed(BaseException):
     """Nothing catches it."""
 
 
-def kill_before(update: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process dies when it comes to an update."""
-    real = Updater.do
+class At(Callback):
+    """Calls a function in a step, after the optimizer step and before anything is logged or saved."""
 
-    def dying(self: Updater, *arguments: Any, step: int, **others: Any) -> Any:
-        if step == update:
-            raise Killed
-        return real(self, *arguments, step=step, **others)
+    def __init__(self, step: int, action: Callable[[], object]) -> None:
+        self._step = step
+        self._action = action
 
-    monkeypatch.setattr(Updater, "do", dying)
+    def on_step(self, step: int) -> None:
+        if step == self._step:
+            self._action()
+
+
+def die() -> None:
+    raise Killed
+
+
+def pretrain_until(step: int, recipe: PretrainingRecipe, out: Path) -> None:
+    """A run that is killed in a step, before that is logged or saved."""
+    with pytest.raises(Killed):
+        pretrain(recipe, out, callbacks=[At(step, die)])
 
 
 def without_times(lines: list[Any]) -> list[dict[str, Any]]:
@@ -65,7 +76,7 @@ def test_a_run_leaves_a_model_that_has_learnt(whole_run: Path) -> None:
     out, record = whole_run, read_json(whole_run / "run.json")
     result = record["result"]
     assert (record["command"], result["average"]) == ("quiver pretrain ...", True)
-    assert record["schema"] == "quiver-pretraining/1"
+    assert record["schema"] == "quiver-run/pretraining-1"
     assert sorted(path.name for path in out.iterdir()) == sorted(
         ["begun.json", "checkpoints", "corpus", "log.jsonl", "model", "recipe.json", "run.json", "tokenizer"]
     )
@@ -88,17 +99,12 @@ def test_a_run_leaves_a_model_that_has_learnt(whole_run: Path) -> None:
     assert len(Tokenizer.from_pretrained(out / "model")) == 320
 
 
-def test_a_bias_of_frequencies_begins_where_a_model_without_context_ends(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bias_of_frequencies_begins_where_a_model_without_context_ends(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     # With weights of 1e-4 logits are the bias alone, and the first loss is the entropy of the tokens, not the logarithm of their number.
     losses = {}
     for bias in ("zeros", "frequencies"):
         recipe = make_recipe(f"model.decoder_bias={bias}", "model.init_std=1e-4", "training.log_every=1")
-        with monkeypatch.context() as patch:
-            kill_before(2, patch)
-            with pytest.raises(Killed):
-                pretrain(recipe, tmp_path / bias)
+        pretrain_until(2, recipe, tmp_path / bias)
         losses[bias] = read_log(tmp_path / bias / LOG)[0]["loss"]
     ids = open_corpus(tmp_path / "zeros" / "corpus").train.ids
     counts = np.bincount(ids, minlength=320)
@@ -117,17 +123,8 @@ def test_a_disk_that_fills_up_is_an_oserror_and_the_run_resumes(
     make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     recipe, out = make_recipe("training.averaging.ema_half_life=4"), tmp_path / "out"
-    with ExitStack() as filled, pytest.MonkeyPatch.context() as patch:
-        real = Updater.do
-
-        def filling(self: Updater, *arguments: Any, step: int, **others: Any) -> Any:
-            if step == 8:
-                filled.enter_context(full_disk(10_000))
-            return real(self, *arguments, step=step, **others)
-
-        patch.setattr(Updater, "do", filling)
-        with pytest.raises(OSError, match="File too large") as caught:
-            pretrain(recipe, out)
+    with ExitStack() as filled, pytest.raises(OSError, match="File too large") as caught:
+        pretrain(recipe, out, callbacks=[At(8, lambda: filled.enter_context(full_disk(10_000)))])
     assert str(caught.value.filename).startswith(str(out / "checkpoints"))
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000004"]
     assert pretrain(recipe, out, resume=True)["result"]["resumed_at"] == [4]
@@ -135,16 +132,11 @@ def test_a_disk_that_fills_up_is_an_oserror_and_the_run_resumes(
 
 
 @pytest.mark.parametrize("fatal", [3, 7, 16, 22])
-def test_killed_and_resumed_it_is_the_run_that_was_not(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: int, whole_run: Path
-) -> None:
+def test_killed_and_resumed_it_is_the_run_that_was_not(make_recipe: MakeRecipe, tmp_path: Path, fatal: int, whole_run: Path) -> None:
     """Before the first checkpoint, in the first phase, at its end, in the second; dropout, warm-ups and moving average go on."""
     recipe = make_recipe("training.averaging.ema_half_life=4")
     out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        kill_before(fatal, patch)
-        with pytest.raises(Killed):
-            pretrain(recipe, out)
+    pretrain_until(fatal, recipe, out)
     record = pretrain(recipe, out, resume=True)
     whole = read_json(whole_run / "run.json")
     assert model_bytes(out) == model_bytes(whole_run)
@@ -156,22 +148,11 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(
     assert [record["result"][key] for key in same] == [whole["result"][key] for key in same]
 
 
-def test_sigterm_finishes_the_update_and_saves(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path
-) -> None:
+def test_sigterm_finishes_the_update_and_saves(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
     recipe, out = make_recipe("training.averaging.ema_half_life=4"), tmp_path / "out"
-    real = Updater.do
-
-    def signalled(self: Updater, *arguments: Any, step: int, **others: Any) -> Any:
-        if step == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, *arguments, step=step, **others)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Updater, "do", signalled)
-        with pytest.raises(RunStoppedError) as stopped:
-            pretrain(recipe, out)
-    assert stopped.value.step in (6, 7), "the signal is seen before the update after"
+    with pytest.raises(RunStoppedError) as stopped:
+        pretrain(recipe, out, callbacks=[At(6, lambda: os.kill(os.getpid(), signal.SIGTERM))])
+    assert stopped.value.step == 7, "the step after the signal is the last"
     assert (out / "checkpoints" / f"step-{stopped.value.step:06d}" / "seal.json").is_file()
     assert not (out / "run.json").exists()
     pretrain(recipe, out, resume=True)
@@ -188,7 +169,7 @@ def test_the_best_checkpoints_and_the_last_make_the_model(make_recipe: MakeRecip
     assert result["kept_steps"] == expected
     assert len(expected) >= 2
     folders = [tmp_path / "out" / "checkpoints" / f"step-{step:06d}" for step in expected]
-    mean, found = mean_of_checkpoints(folders), load_head(MaskedLM, tmp_path / "out" / "model")
+    mean, found = average_checkpoints(folders), load_head(MaskedLM, tmp_path / "out" / "model")
     states = [load_head(MaskedLM, folder).state_dict() for folder in folders]
     for name, weight in found.state_dict().items():
         assert torch.equal(weight, mean.state_dict()[name])
@@ -218,7 +199,7 @@ def test_the_moving_average_goes_on_from_phase_to_phase(make_recipe: MakeRecipe,
 def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = in_form
+    real = phases.in_form
 
     def poisoned(*arguments: Any, **others: Any) -> Any:
         model = real(*arguments, **others)
@@ -226,7 +207,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
             model.encoder.embeddings.tokens.weight[40:] = float("nan")
         return model
 
-    monkeypatch.setattr("quiver.encoder.pretraining.loop.in_form", poisoned)  # of the second phase
+    monkeypatch.setattr(task, "in_form", poisoned)  # of the second phase
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"loss is nan at step 16; the batch was saved to .*step-000016: .*lower phases\.1\.learning_rate"):
         pretrain(make_recipe(), out)
@@ -236,23 +217,23 @@ def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
     assert read_log(out / LOG)[-1]["step"] == 15
 
 
-def test_pieces_of_a_phase_that_were_not_read_are_the_next_one_s_first(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every number of the stream is read once, across both phases, until what waits at the end."""
+def test_pieces_that_wait_at_the_end_of_a_phase_are_the_first_of_the_next(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Every piece of the stream is read once, across both phases, except those that wait at the end."""
+    recipe, out = make_recipe(), tmp_path / "out"
+    prepare(recipe, out)
+    tokenizer = Tokenizer.from_pretrained(out / "tokenizer")
+    session = Session(recipe, out, Checkpoints(out / "checkpoints"), open_corpus(out / "corpus"), tokenizer, Processes(), "cpu")
+    learned = PretrainingTask(session, Progress())
     read: list[int] = []
-    real = Updater.do
-
-    def noted(self: Updater, batch: Any, **others: Any) -> Any:
-        read.extend(piece.serial for row in batch.rows for piece in row.pieces)
-        return real(self, batch, **others)
-
-    monkeypatch.setattr(Updater, "do", noted)
-    pretrain(make_recipe(), tmp_path / "out")
+    for step, batches in enumerate(learned.steps(), start=1):
+        read.extend(example["serial"] for batch in batches for example in batch.examples)
+        learned.after_step(step)
+    assert len(learned.phase_ends) == 2
     assert len(read) == len(set(read))
     missing = set(range(max(read) + 1)) - set(read)
-    last = sorted((tmp_path / "out" / "checkpoints").iterdir())[-1]
-    waiting = {int(row[2]) for row in read_snapshot(last).stream["packer"]["waiting"].tolist()}
+    (tmp_path / "state").mkdir()
+    learned.save(tmp_path / "state", Progress(), [])
+    waiting = {int(row[2]) for row in read_task_state(tmp_path / "state")["stream"]["packer"]["waiting"].tolist()}
     assert missing <= waiting
 
 
@@ -300,10 +281,7 @@ def test_a_resumed_run_reads_its_corpus_once_to_know_that_it_is_sound(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, out, read = make_recipe("phases.1.tokens=300", "phases.1.decay_tokens=100"), tmp_path / "out", []
-    with monkeypatch.context() as patch:
-        kill_before(2, patch)
-        with pytest.raises(Killed):
-            pretrain(recipe, out)
+    pretrain_until(2, recipe, out)
 
     def noted(path: Path) -> str:
         read.append(path.name)
@@ -322,54 +300,39 @@ def test_a_document_of_a_million_tokens_is_split(make_recipe: MakeRecipe, tmp_pa
     assert record["result"]["tokens"] >= 1800
 
 
-def test_folders_that_are_taken(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path) -> None:
+def test_folders_that_are_taken(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
     recipe = make_recipe("training.averaging.ema_half_life=4")
-    with pytest.raises(InputError, match="holds a run already; choose another --out"):
+    with pytest.raises(InputError, match="already contains a run; choose another --out"):
         pretrain(recipe, whole_run)
     with pytest.raises(InputError, match="the run is complete, there is nothing to resume; its model is"):
         pretrain(recipe, whole_run, resume=True)
-    with pytest.raises(InputError, match="holds no run to resume; leave --resume out"):
+    with pytest.raises(InputError, match="contains no run to resume"):
         pretrain(recipe, tmp_path / "new", resume=True)
     (tmp_path / "other" / "model").mkdir(parents=True)
-    with pytest.raises(InputError, match="holds model already, and not from a pretraining run"):
+    with pytest.raises(InputError, match="holds model, which does not come from a training run"):
         pretrain(recipe, tmp_path / "other")
-    with monkeypatch.context() as patch:
-        kill_before(6, patch)
-        with pytest.raises(Killed):
-            pretrain(recipe, tmp_path / "half")
-    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume"):
+    pretrain_until(6, recipe, tmp_path / "half")
+    with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or choose another --out"):
         pretrain(recipe, tmp_path / "half")
     other = make_recipe("training.averaging.ema_half_life=4", "phases.1.learning_rate=1e-4", "training.log_every=1")
-    with pytest.raises(InputError, match=r"--resume needs the run as it was begun; phases\.1\.learning_rate was 0\.003, is 0\.0001$"):
+    with pytest.raises(InputError, match=r"data of the interrupted run; phases\.1\.learning_rate was 0\.003, is 0\.0001$"):
         pretrain(other, tmp_path / "half", resume=True)
 
 
-def test_what_may_change_the_bits_is_told(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_may_change_the_bits_is_told(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recipe, out = make_recipe("phases.1.tokens=300", "phases.1.decay_tokens=100"), tmp_path / "out"
-    with monkeypatch.context() as patch:
-        kill_before(6, patch)
-        with pytest.raises(Killed):
-            pretrain(recipe, out)
+    pretrain_until(6, recipe, out)
     begun = read_json(out / "begun.json")
     write_json(out / "begun.json", begun | {"threads": 64, "versions": begun["versions"] | {"torch": "1.0"}})
     pretrain(recipe, out, resume=True)
-    assert "changed since the run was begun: threads, versions.torch; it may not end with the very same weights" in caplog.text
+    assert "changed since the run was started: threads, versions.torch; the final weights may differ slightly" in caplog.text
 
 
-def test_a_corpus_that_has_changed_is_no_corpus_to_resume_with(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: Path
-) -> None:
+def test_a_corpus_that_has_changed_is_no_corpus_to_resume_with(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
     recipe, out = make_recipe(), tmp_path / "out"
-    with monkeypatch.context() as patch:
-        kill_before(6, patch)
-        with pytest.raises(Killed):
-            pretrain(recipe, out)
+    pretrain_until(6, recipe, out)
     shutil.rmtree(out / "corpus")
     with (texts / "prose.txt").open("a") as file:
         file.write("one more line of it\n")
-    with pytest.raises(
-        InputError, match=r"--resume needs the run as it was begun; corpus\.counts\.prose\.train\.documents was \d+, is \d+"
-    ):
+    with pytest.raises(InputError, match=r"data of the interrupted run; corpus\.counts\.prose\.train\.documents was \d+, is \d+"):
         pretrain(recipe, out, resume=True)

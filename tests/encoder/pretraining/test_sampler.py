@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.encoder.pretraining import sampler as module
-from quiver.encoder.pretraining.sampler import PieceSampler, Share, cut
+from quiver.encoder.pretraining import packing as module
+from quiver.encoder.pretraining.packing import PieceSampler, Share, cut
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 20), st.integers(0, 9))

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from quiver.encoder.pretraining.schedule import BatchWarmup, learning_rate_share
-from quiver.encoder.pretraining.sections import PhaseSection
+from quiver.encoder.pretraining.phases import BatchWarmup, learning_rate_share
+from quiver.encoder.pretraining.recipe import PhaseSection
 
 
 def phase(**settings: object) -> PhaseSection:

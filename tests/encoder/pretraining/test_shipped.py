@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+from quiver.encoder.pretraining.corpus import read_documents
+from quiver.encoder.pretraining.recipe import PretrainingRecipe, SourceSection, load_pretraining_recipe
 from quiver.encoder.pretraining.run import pretrain
-from quiver.encoder.pretraining.sections import PretrainingRecipe, SourceSection
-from quiver.encoder.pretraining.text_sources import read_documents
 
 
 def small(folder: Path) -> PretrainingRecipe:

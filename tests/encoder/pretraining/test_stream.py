@@ -12,12 +12,9 @@ import torch
 
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.corpus import Corpus, Documents, open_corpus, prepare_corpus
-from quiver.encoder.pretraining.masking import special_ids
-from quiver.encoder.pretraining.packing import SPECIAL, Piece
-from quiver.encoder.pretraining.phases import make_tokenizer
-from quiver.encoder.pretraining.recipe import load_pretraining_recipe
-from quiver.encoder.pretraining.sampler import Share
-from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.pretraining.packing import SPECIAL, Piece, Share
+from quiver.encoder.pretraining.phases import make_tokenizer, special_ids
+from quiver.encoder.pretraining.recipe import PretrainingRecipe, load_pretraining_recipe
 from quiver.encoder.pretraining.stream import PhaseStream, UpdateBatch, held_out_rows, read_shares
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.processes import Processes
@@ -59,8 +56,8 @@ def test_a_row_is_sequences_between_cls_and_sep_with_masks_over_words_alone(
                 assert ids.tolist() == [special["cls"], *body, special["sep"]]
             ends = torch.tensor([place for start, end in zip(batch.offsets, batch.offsets[1:], strict=False) for place in (start, end - 1)])
             assert (labels[ends] == -100).all()
-            assert row.asked == int((labels >= 0).sum())
-            asked += row.asked
+            assert row.masked == int((labels >= 0).sum())
+            asked += row.masked
     total = sum(update.tokens for update in updates(prepared, 0))
     assert 0.22 < asked / total < 0.33, "30% of what is neither [CLS] nor [SEP]"
     assert total >= recipe.phases[0].tokens

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder import InputError
-from quiver.encoder.pretraining.sections import SourceSection
-from quiver.encoder.pretraining.text_sources import read_documents
+from quiver.encoder.pretraining.corpus import read_documents
+from quiver.encoder.pretraining.recipe import SourceSection
 
 
 def read(path: Path, *, fields: tuple[str, ...] = ("title", "text"), split: str | None = None, lines: bool = False) -> list[str]:
@@ -75,7 +75,7 @@ def test_a_beir_folder_and_its_splits(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no qrels/dev\.tsv; its splits are test, train$"):
         read(tmp_path, split="dev")
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1 d1 1\n")
-    with pytest.raises(InputError, match=r"test\.tsv:2: must read query, document and grade"):
+    with pytest.raises(InputError, match=r"test\.tsv:2: must have query, document and grade"):
         read(tmp_path, split="train")
 
 
@@ -97,7 +97,7 @@ def test_damaged_gzip_names_the_file(tmp_path: Path, lines: bool) -> None:
     whole = gzip.compress(" ".join(map(str, range(5000))).encode())
     for content in (whole[: len(whole) // 2], b"not gzip at all"):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"a\.txt\.gz: damaged gzip after line 0 .*; fetch the file again$"):
+        with pytest.raises(InputError, match=r"a\.txt\.gz: damaged gzip after line 0 .*; download the file again$"):
             read(path, lines=lines)
 
 
@@ -122,5 +122,5 @@ def test_what_is_not_there_or_of_no_known_kind(tmp_path: Path) -> None:
         read(tmp_path / "a.csv")
     with pytest.raises(InputError, match="holds no file with one of the suffixes"):
         read(tmp_path)
-    with pytest.raises(InputError, match=r"split 'train' is of a BEIR folder"):
+    with pytest.raises(InputError, match=r"split 'train' needs a BEIR folder"):
         read(tmp_path, split="train")

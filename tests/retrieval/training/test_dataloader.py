@@ -233,10 +233,10 @@ def test_several_processes_share_the_batches_of_one(drawn: TrainingRows, size: i
         assert torch.cat([part.inputs["lengths"] for part in shared]).equal(whole.inputs["lengths"])
         assert {len(part.examples) for part in shared} == {8 // size}
         assert set(whole.examples[0]) == {"row", "epoch", "query", "document_1", "document_2", "document_3"}
-        assert whole.texts == sum(part.texts for part in shared) == 8
+        assert whole.counts["texts"] == sum(part.counts["texts"] for part in shared) == 8
         assert whole.tokens == sum(part.tokens for part in shared) == int(whole.inputs["lengths"].sum())
-        assert whole.truncated == sum(part.truncated for part in shared)
-    assert sum(batch.truncated for batch in alone) > 5
+        assert whole.counts["truncated"] == sum(part.counts["truncated"] for part in shared)
+    assert sum(batch.counts["truncated"] for batch in alone) > 5
     again = feed(0, 1, start=alone[8].next_position, count=8)
     assert [(batch.examples, batch.next_position) for batch in again] == [(batch.examples, batch.next_position) for batch in alone[9:]]
 
@@ -282,7 +282,7 @@ def test_the_next_batch_is_made_while_one_is_trained_on(drawn: TrainingRows) -> 
     assert made[1].wait(timeout=60)
     time.sleep(0.05)
     assert not made[2].is_set()
-    assert next(batches).texts == 8
+    assert next(batches).counts["texts"] == 8
     assert made[2].wait(timeout=60)
     with pytest.raises(InputError, match="the third"):
         next(batches)

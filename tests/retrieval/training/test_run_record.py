@@ -79,7 +79,7 @@ def test_the_record_describes_batch_and_data(make_recipe: MakeRecipe, rows: Trai
 def test_the_result_is_taken_from_log_and_progress() -> None:
     line = {"epoch": 0.1, "learning_rate": 1e-5, "grad_norm": 2.0, "tokens_per_second": 100.0, "seconds": 1.5}
     log = [{"step": 1, "loss": 0.5, **line}, {"step": 1, "epoch": 0.1, SCORE: 0.25, "seconds": 1.75}, {"step": 2, "loss": 0.25, **line}]
-    progress = Progress(step=2, seconds=3.5, texts=24, truncated=1, tokens=300, best_step=1, best_score=0.25, resumed_at=[1])
+    progress = Progress(step=2, seconds=3.5, counts={"texts": 24, "truncated": 1}, tokens=300, best=[(0.25, 1)], resumed_at=[1])
     result = describe_result(log, progress, epochs=0.2, kept_steps=[1])
     assert result.pop("peak_memory_bytes") > 2**20
     assert result == {

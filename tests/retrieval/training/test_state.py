@@ -79,15 +79,13 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 PROGRESS = Progress(
     step=5,
     seconds=1.25,
-    texts=160,
-    truncated=3,
+    counts={"texts": 160, "truncated": 3},
     tokens=2048,
     window_updates=2,
     window_loss=0.1 + 0.2,
     window_tokens=700,
     window_seconds=0.3,
-    best_step=4,
-    best_score=1 / 3,
+    best=[(1 / 3, 4)],
     resumed_at=[2, 4],
 )
 

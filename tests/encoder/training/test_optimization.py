@@ -10,26 +10,23 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, EncoderConfig, InputError
 from quiver.encoder.heads import MaskedLM
-from quiver.encoder.pretraining.optimizer import make_optimizer, require_optimizer, restore_optimizer, set_learning_rate
-from quiver.encoder.pretraining.sections import PhaseSection, TrainingSection
+from quiver.encoder.training.optimization import (
+    OptimizerName,
+    OptimizerSettings,
+    learning_rate_share,
+    make_optimizer,
+    require_optimizer,
+    restore_optimizer,
+    set_learning_rate,
+)
 
 pytest.importorskip("optimi")
 
-TRAINING = TrainingSection(seed=1, beta1=0.9, beta2=0.98, eps=1e-6)
+RATE = 0.02
 
 
-def phase(**settings: object) -> PhaseSection:
-    usual: dict[str, object] = {
-        "name": "p",
-        "tokens": 10,
-        "context": 8,
-        "global_theta": 1.0,
-        "learning_rate": 0.02,
-        "batch_size": 1,
-        "micro_batch": 1,
-        "weight_decay": 0.0005,
-    }
-    return PhaseSection(**(usual | settings))  # type: ignore[arg-type]
+def settings(*, learning_rate: float = RATE, weight_decay: float = 0.0005) -> OptimizerSettings:
+    return OptimizerSettings("stable_adamw", learning_rate, weight_decay, beta1=0.9, beta2=0.98, eps=1e-6)
 
 
 class Reference:
@@ -44,28 +41,27 @@ class Reference:
     def update(self, gradient: Tensor, *, rate: float, share: float, decay: float) -> None:
         self.step += 1
         gradient = gradient.double()
-        beta1, beta2 = (beta * (1 - beta ** (self.step - 1)) / (1 - beta**self.step) for beta in (TRAINING.beta1, TRAINING.beta2))
+        beta1, beta2 = (beta * (1 - beta ** (self.step - 1)) / (1 - beta**self.step) for beta in (0.9, 0.98))
         self.mean = beta1 * self.mean + (1 - beta1) * gradient
         self.square = beta2 * self.square + (1 - beta2) * gradient**2
-        rms = (gradient**2 / self.square.clamp(min=TRAINING.eps**2)).mean().sqrt()
+        rms = (gradient**2 / self.square.clamp(min=1e-6**2)).mean().sqrt()
         clipped = rate / max(1.0, float(rms))
         self.weight = self.weight * (1 - clipped / (rate / share) * decay) if share else self.weight
-        self.weight = self.weight - clipped * self.mean / (self.square.sqrt() + TRAINING.eps)
+        self.weight = self.weight - clipped * self.mean / (self.square.sqrt() + 1e-6)
 
 
 def test_it_equals_the_published_formula() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7))
     references = {name: Reference(weight) for name, weight in model.named_parameters()}
-    section = phase()
-    optimizer = make_optimizer(model, TRAINING, section)
+    optimizer = make_optimizer(settings(), model.parameters())
     for share in (0.1, 0.5, 1.0, 1.0, 0.7, 0.2, 0.001):
         scale = 50.0 if share == 0.7 else 1.0  # a gradient that is clipped by far
         for name, weight in model.named_parameters():
             weight.grad = scale * torch.randn_like(weight)
-            decay = section.weight_decay if weight.ndim == 2 else 0.0
-            references[name].update(weight.grad, rate=section.learning_rate * share, share=share, decay=decay)
-        set_learning_rate(optimizer, section, share)
+            decay = 0.0005 if weight.ndim == 2 else 0.0
+            references[name].update(weight.grad, rate=RATE * share, share=share, decay=decay)
+        set_learning_rate(optimizer, peak=RATE, share=share, weight_decay=0.0005)
         optimizer.step()
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight.detach().double(), references[name].weight, rtol=2e-5, atol=2e-6)
@@ -74,14 +70,13 @@ def test_it_equals_the_published_formula() -> None:
 def test_decay_is_decoupled_from_the_rate_and_off_for_norms_and_biases() -> None:
     """Without a gradient worth the name, a matrix loses the decay's share at any peak; vectors stay."""
     for peak in (1e-1, 1e-5):
-        section = phase(learning_rate=peak, weight_decay=0.0009)
         model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
         before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-        optimizer = make_optimizer(model, TRAINING, section)
+        optimizer = make_optimizer(settings(learning_rate=peak, weight_decay=0.0009), model.parameters())
         for weight in model.parameters():
             weight.grad = torch.zeros_like(weight)
         for share in (1.0, 0.5):
-            set_learning_rate(optimizer, section, share)
+            set_learning_rate(optimizer, peak=peak, share=share, weight_decay=0.0009)
             optimizer.step()
         for name, weight in model.named_parameters():
             factor = (1 - 0.0009) * (1 - 0.5 * 0.0009) if weight.ndim == 2 else 1.0
@@ -90,8 +85,8 @@ def test_decay_is_decoupled_from_the_rate_and_off_for_norms_and_biases() -> None
 
 def test_a_later_phase_has_a_decay_of_its_own() -> None:
     model = nn.Linear(4, 4)
-    optimizer = make_optimizer(model, TRAINING, phase(weight_decay=0.0))
-    set_learning_rate(optimizer, phase(weight_decay=1e-5), 1.0)
+    optimizer = make_optimizer(settings(weight_decay=0.0), model.parameters())
+    set_learning_rate(optimizer, peak=RATE, share=1.0, weight_decay=1e-5)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [1e-5, 0.0]
 
 
@@ -99,13 +94,13 @@ def test_a_state_from_a_gpu_goes_on_without_one() -> None:
     """There the optimiser runs by kernels of Triton, says so in its state, and keeps a word of scratch for each weight."""
     torch.manual_seed(0)
     models = [nn.Linear(4, 4) for _ in range(2)]
-    made = [make_optimizer(model, TRAINING, phase()) for model in models]
+    made = [make_optimizer(settings(), model.parameters()) for model in models]
     models[1].load_state_dict(models[0].state_dict())
 
     def step(place: int) -> None:
         for weight in models[place].parameters():
             weight.grad = torch.full_like(weight, 0.5)
-        set_learning_rate(made[place], phase(), 1.0)
+        set_learning_rate(made[place], peak=RATE, share=1.0, weight_decay=0.0005)
         made[place].step()
 
     step(0)
@@ -125,13 +120,29 @@ def test_a_state_from_a_gpu_goes_on_without_one() -> None:
 def test_which_weights_of_a_masked_language_model_decay() -> None:
     config = EncoderConfig.modernbert(vocab_size=64, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global", "local"])
     model = MaskedLM(Encoder(config))
-    decaying, others = (set(map(id, group["params"])) for group in make_optimizer(model, TRAINING, phase()).param_groups)
+    decaying, others = (set(map(id, group["params"])) for group in make_optimizer(settings(), model.parameters()).param_groups)
     names = {id(weight): name for name, weight in model.named_parameters()}
     assert decaying | others == set(names)
     assert {names[key] for key in others} == {name for name in names.values() if "norm" in name or name.endswith("bias")}
 
 
-def test_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "package"), [("stable_adamw", "torch-optimi"), ("schedule_free_adamw", "schedulefree")])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: OptimizerName, package: str) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pretraining needs torch-optimi: pip install 'quiver-retrieval\[train\]'"):
-        require_optimizer()
+    require_optimizer("adamw")
+    with pytest.raises(InputError, match=f"the optimizer {name} needs {package}: pip install {package}$"):
+        require_optimizer(name)
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_a_learning_rate_without_a_constant_part_is_that_of_transformers(decay: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    weight = nn.Parameter(torch.zeros(1))
+    make = {"linear": transformers.get_linear_schedule_with_warmup, "cosine": transformers.get_cosine_schedule_with_warmup}[decay]
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    schedule = make(optimizer, num_warmup_steps=3, num_training_steps=20)
+    for done in range(20):
+        share = learning_rate_share(done, warmup=3, decay_start=3, total=20, decay=decay)
+        assert share == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        optimizer.step()
+        schedule.step()

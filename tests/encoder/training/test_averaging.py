@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from quiver.encoder.pretraining.averaging import MovingAverage
+from quiver.encoder.training.averaging import MovingAverage
 
 
 def step(model: nn.Module, number: int) -> None:

@@ -1,0 +1,436 @@
+"""Pretraining as a task of the trainer: the phases of a recipe, one after the other, with held-out loss and checkpoints.
+
+The loss of a step is the mean over all masked tokens of the step, in whatever row or process they are, so that neither the number of rows
+nor the number of processes changes what is learned. Model FLOPs count matrix products, a multiplication and an addition each, and in
+attention only pairs of tokens that see each other. Recomputation to save memory is not counted.
+
+A checkpoint is a masked language model that opens like any other, and beside it ``trainer.json`` and ``trainer.safetensors``: optimizer,
+stream, moving average, random generators and progress.
+
+Shapes: N tokens of a row, n of a sequence, D model width, I MLP width, V vocabulary, M masked tokens.
+Source: PaLM, arXiv:2204.02311, appendix B (utilization); the peaks are those of the makers' data sheets, bfloat16 without sparsity; the
+release of ModernBERT masks 15 % for the held-out loss and 30 % in training.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
+from quiver.encoder.config import EncoderConfig
+from quiver.encoder.errors import InputError
+from quiver.encoder.heads import MaskedLM
+from quiver.encoder.model import compile_encoder
+from quiver.encoder.pretraining.corpus import Corpus, Documents
+from quiver.encoder.pretraining.phases import first_model, in_form, learning_rate_share, phase_config, start_from_frequencies
+from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
+from quiver.encoder.pretraining.stream import MaskedRow, Masker, PhaseStream, RowMaker, UpdateBatch, held_out_rows
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.averaging import MovingAverage
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, restore_optimizer, set_learning_rate
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.state import read_state, write_state
+from quiver.encoder.training.trainer import Progress, TrainingBatch, read_progress
+
+logger = logging.getLogger(__name__)
+
+HELD_OUT = "held_out_loss"
+"""Log key of the held-out loss."""
+
+COUNTS = ("room", "flops")
+"""Counts of a batch: tokens that its row could hold, and model FLOPs."""
+
+STATE = "trainer"
+"""Stem of the state files in a checkpoint."""
+
+OPTIMIZER: OptimizerName = "stable_adamw"
+
+PEAKS: Mapping[str, float] = {
+    "B200": 2.25e15,
+    "H200": 989.4e12,
+    "H100 PCIe": 756e12,
+    "H100": 989.4e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165.2e12,
+}
+"""Part of a GPU's name -> peak FLOP/s in bfloat16; the first match counts."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One session of a pretraining run.
+
+    Attributes:
+        recipe: The recipe.
+        out: Run folder.
+        checkpoints: Checkpoints of the run.
+        corpus: Corpus of the run.
+        tokenizer: Tokenizer of the model.
+        processes: Processes of the session.
+        device: Device to train on.
+        progress: Show a progress bar, in the main process.
+    """
+
+    recipe: PretrainingRecipe
+    out: Path
+    checkpoints: Checkpoints
+    corpus: Corpus
+    tokenizer: Tokenizer
+    processes: Processes
+    device: str
+    progress: bool = False
+
+
+class PretrainingTask:
+    """The phases of a recipe as the trainer's task.
+
+    Args:
+        session: Recipe, corpus and processes.
+        progress: Progress of the run; the best scores of a phase are forgotten when the next one begins.
+        checkpoint: Checkpoint to resume; None for a new run.
+
+    Attributes:
+        model: The model in the form of the current phase.
+        phase_ends: Last steps of the phases that are done.
+    """
+
+    def __init__(self, session: Session, progress: Progress, checkpoint: Path | None = None) -> None:
+        self._session = session
+        self._progress = progress
+        self._number = self._tokens = 0
+        self._stream: dict[str, Any] | None = None
+        self._step: UpdateBatch | None = None
+        self._share = 0.0
+        self.phase_ends: list[int] = []
+        if checkpoint is None:
+            recipe, corpus = session.recipe, session.corpus
+            model = first_model(recipe, session.tokenizer)
+            if recipe.model.decoder_bias == "frequencies":
+                start_from_frequencies(model, corpus.train.shares(model.encoder.config.vocab_size))
+            self._begin_phase(model, None, None)
+        else:
+            state = read_task_state(checkpoint)
+            self._stream, self._number, self._tokens = state["stream"], state["phase"], state["phase_tokens"]
+            self.phase_ends = list(state["phase_ends"])
+            model = in_form(load_head(MaskedLM, checkpoint), self._config(), where=str(checkpoint))
+            self._begin_phase(model, state["optimizer"], state["average"])
+
+    @property
+    def module(self) -> nn.Module:
+        """The model."""
+        return self.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """StableAdamW over all weights."""
+        return self._optimizer
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return self.model.encoder.device
+
+    @property
+    def learning_rate_setting(self) -> str:
+        """Name of the phase's learning rate in the recipe."""
+        return f"phases.{self._number}.learning_rate"
+
+    @property
+    def keep_best(self) -> int:
+        """Number of checkpoints that are averaged, in the last phase."""
+        return self._session.recipe.training.averaging.best if self._is_last_phase else 0
+
+    @property
+    def _phase(self) -> PhaseSection:
+        return self._session.recipe.phases[self._number]
+
+    @property
+    def _is_last_phase(self) -> bool:
+        return self._number + 1 == len(self._session.recipe.phases)
+
+    @property
+    def _phase_ended(self) -> bool:
+        return self._tokens >= self._phase.tokens
+
+    def steps(self) -> Iterator[list[TrainingBatch]]:
+        """The remaining steps of all phases."""
+        while True:
+            yield from self._phase_steps()
+            if self._is_last_phase:
+                return
+            average = None if self._average is None else self._average.state()
+            self._number, self._tokens, self._progress.best = self._number + 1, 0, []
+            self._begin_phase(in_form(self.model.cpu(), self._config(), where="the phase before"), self._optimizer.state_dict(), average)
+
+    def _phase_steps(self) -> Iterator[list[TrainingBatch]]:
+        session, phase = self._session, self._phase
+        stream = PhaseStream(session.recipe, self._number, session.corpus, session.tokenizer, session.processes)
+        if self._stream is not None and self._tokens:
+            stream.restore(self._stream)
+        elif self._stream is not None:
+            stream.follow(self._stream)
+        for self._step in stream.updates():
+            self._share = learning_rate_share(phase, self._tokens)
+            set_learning_rate(self._optimizer, peak=phase.learning_rate, share=self._share, weight_decay=phase.weight_decay)
+            yield [self._batch(row) for row in self._step.rows]
+
+    def _batch(self, row: MaskedRow) -> TrainingBatch:
+        flops = training_flops(self.model.encoder.config, row.batch.lengths, masked=row.masked)
+        return TrainingBatch(
+            {"packed": row.batch, "labels": row.labels},
+            self._described(row),
+            tokens=row.batch.num_tokens,
+            counts={"room": self._phase.micro_batch * self._phase.context, "flops": flops},
+            weight=row.masked,
+            on_host=("labels",),  # on the host they need no synchronization with the device
+        )
+
+    def _described(self, row: MaskedRow) -> Iterator[dict[str, Any]]:
+        for piece, ids in zip(row.pieces, row.batch.unpack(row.batch.ids), strict=True):
+            yield {**piece._asdict(), "masked_text": self._session.tokenizer.decode(ids.tolist())}
+
+    def loss(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Mean cross entropy over the masked tokens of a row."""
+        with self._autocast():
+            loss: Tensor = self.model(inputs["packed"], inputs["labels"]).loss
+        return loss
+
+    def after_step(self, step: int) -> None:
+        """Update the moving average, and move on in the stream."""
+        if self._step is None:
+            raise ValueError("after_step was called before the first step")
+        if self._average is not None:
+            self._average.update(self.model)
+        self._stream = self._step.state
+        self._tokens += self._step.tokens
+        if self._phase_ended:
+            self.phase_ends.append(step)
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of the current step."""
+        del step
+        return self._phase.learning_rate * self._share
+
+    def finished(self, progress: Progress) -> bool:
+        """Whether the last phase has read its tokens."""
+        del progress
+        return self._phase_ended and self._is_last_phase
+
+    def log_due(self, progress: Progress) -> bool:
+        """At the end of a phase, and as often as the recipe says."""
+        return self._phase_ended or _due(self._session.recipe.training.log_every, progress.step)
+
+    def position(self, progress: Progress) -> Mapping[str, float]:
+        """The number of the phase."""
+        del progress
+        return {"phase": self._number}
+
+    def log_values(self, progress: Progress) -> Mapping[str, float]:
+        """Tokens so far, batch size in sequences of full context, model FLOP/s, and the share of the rows that held tokens."""
+        rows = 0 if self._step is None else self._step.count
+        return {
+            "tokens": progress.tokens,
+            "batch_size": rows * self._phase.micro_batch,
+            "flops_per_second": progress.window_counts["flops"] / progress.window_seconds,
+            "packing": progress.window_tokens / progress.window_counts["room"],
+        }
+
+    def evaluation_due(self, progress: Progress) -> bool:
+        """At the end of a phase, and as often as the recipe says, if documents are held out."""
+        training = self._session.recipe.training
+        return self._held_out is not None and (self._phase_ended or _due(training.evaluate_every, progress.step))
+
+    def evaluate(self) -> Mapping[str, float]:
+        """The held-out loss."""
+        if self._held_out is None:
+            return {}
+        with self._autocast():
+            return {HELD_OUT: self._held_out.loss(self.model)}
+
+    def save_due(self, progress: Progress) -> bool:
+        """At the end of a phase, and as often as the recipe says."""
+        return self._phase_ended or _due(self._session.recipe.training.save_every, progress.step)
+
+    def save(self, folder: Path | None, progress: Progress, random_states: list[dict[str, Any]]) -> None:
+        """Write a checkpoint."""
+        if folder is None:
+            return
+        save_model(self.model, self._session.tokenizer, folder)
+        state = {
+            "optimizer": self._optimizer.state_dict(),
+            "average": None if self._average is None else self._average.state(),
+            "stream": self._stream,
+            "phase": self._number,
+            "phase_tokens": self._tokens,
+            "phase_ends": self.phase_ends,
+            "random": random_states,
+            "progress": asdict(progress),
+        }
+        write_state(folder / STATE, state)
+
+    def kept_steps(self, saved: list[int], progress: Progress) -> set[int]:
+        """The newest that the recipe asks for, the last of each phase, and in the last phase the best."""
+        newest = saved[-self._session.recipe.training.keep_checkpoints :]
+        best = [step for _, step in progress.best] if self.keep_best else []
+        return {progress.step, *newest, *self.phase_ends, *best}
+
+    def trained_model(self) -> MaskedLM:
+        """The model after the last step: its last weights, or their moving average."""
+        if self._average is not None:
+            self._average.copy_to(self.model)
+        return self.model.eval()
+
+    def _config(self) -> EncoderConfig:
+        return phase_config(self._session.recipe.model, self._phase, self._session.tokenizer)
+
+    def _begin_phase(self, model: MaskedLM, optimizer: dict[str, Any] | None, average: dict[str, Any] | None) -> None:
+        """Prepare model, optimizer, moving average and held-out rows of the current phase."""
+        session, phase, training = self._session, self._phase, self._session.recipe.training
+        self.model = model.to(session.device).train()
+        model.encoder.gradient_checkpointing = training.gradient_checkpointing
+        if training.compiled:
+            compile_encoder(model.encoder)
+        settings = OptimizerSettings(OPTIMIZER, phase.learning_rate, phase.weight_decay, training.beta1, training.beta2, training.eps)
+        self._optimizer = make_optimizer(settings, model.parameters())
+        if optimizer is not None:
+            restore_optimizer(self._optimizer, optimizer)
+        half_life = training.averaging.ema_half_life
+        self._average = None if half_life is None else MovingAverage(model, half_life=half_life)
+        if self._average is not None and average is not None:
+            self._average.restore(average)
+        held_out = session.corpus.held_out
+        self._held_out = HeldOut(session.recipe, phase, held_out, session.tokenizer, session.processes) if len(held_out) else None
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        """Autocast to bfloat16, if the recipe asks for it and the device is a GPU."""
+        enabled = self._session.recipe.training.precision == "bf16" and self.device.type == "cuda"
+        context: AbstractContextManager[None] = torch.autocast("cuda", torch.bfloat16, enabled=enabled)
+        return context
+
+
+class HeldOut:
+    """The held-out documents as a phase reads them: the same tokens under the same masks in every evaluation.
+
+    Args:
+        recipe: Seed and share of masked tokens.
+        phase: Context and micro-batch.
+        documents: At least one.
+        tokenizer: Tokenizer of the model.
+        processes: Each evaluates its part of the rows.
+    """
+
+    def __init__(
+        self, recipe: PretrainingRecipe, phase: PhaseSection, documents: Documents, tokenizer: Tokenizer, processes: Processes
+    ) -> None:
+        training = recipe.training
+        masker = Masker(tokenizer, probability=training.held_out_mask_probability, seed=training.seed)
+        rows = held_out_rows(documents, phase, longest=recipe.phases[-1].context, most=recipe.data.held_out_tokens)
+        make = RowMaker(documents, tokenizer, masker)
+        self._rows = [make(row) for row in rows[processes.rank :: processes.size]]
+        self._processes = processes
+
+    @torch.no_grad()
+    def loss(self, model: MaskedLM) -> float:
+        """Mean cross entropy over the masked tokens; the model is in training mode before and after."""
+        model.eval()
+        total, masked = 0.0, 0
+        for row in self._rows:
+            total += float(model(row.batch, row.labels).loss) * row.masked
+            masked += row.masked
+        model.train()
+        [total, count] = self._processes.sum([total, masked])
+        return total / max(1.0, count)
+
+
+def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]]]:
+    """Progress and random generator states, by process, of a sound checkpoint.
+
+    Raises:
+        InputError: The checkpoint is damaged, or another version of Quiver wrote it.
+    """
+    state = read_task_state(folder)
+    return read_progress(state, folder), state["random"]
+
+
+def read_task_state(folder: Path) -> dict[str, Any]:
+    """State beside the model of a checkpoint.
+
+    Raises:
+        InputError: The checkpoint is damaged, or another version of Quiver wrote it.
+    """
+    state: dict[str, Any] = read_state(folder / STATE)
+    if missing := {"optimizer", "average", "stream", "phase", "phase_tokens", "phase_ends", "random"} - set(state):
+        raise InputError(f"{folder}: written by another version of Quiver (it has no {sorted(missing)[0]}); start the run again")
+    return state
+
+
+def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write model and tokenizer; the configuration has no dropout, as in published models."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _without_dropout(model):
+        save_head(model, folder)
+    tokenizer.save(folder)
+
+
+@contextmanager
+def _without_dropout(model: MaskedLM) -> Iterator[None]:
+    """In the block the configuration of the model has no dropout; its modules keep theirs."""
+    encoder = model.encoder
+    trained, encoder.config = encoder.config, replace(encoder.config, attention_output_dropout=0.0)
+    try:
+        yield
+    finally:
+        encoder.config = trained
+
+
+def training_flops(config: EncoderConfig, lengths: Sequence[int], *, masked: int) -> int:
+    """Model FLOPs of the forward and backward pass of a masked language model.
+
+    Args:
+        config: Architecture of its encoder.
+        lengths: n of each sequence.
+        masked: M; logits are computed for these tokens only.
+
+    Example:
+        >>> config = EncoderConfig.modernbert(
+        ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"])
+        >>> matrices, attention, logits = 10 * (4 * 32 * 32 + 3 * 32 * 48), 2 * 32 * 10 * 10, 2 * (32 * 32 + 32 * 64)
+        >>> training_flops(config, [10], masked=2) == 2 * 3 * (matrices + attention + logits)
+        True
+    """
+    width, tokens = config.hidden_size, sum(lengths)
+    matrices = 4 * width**2 + (3 if config.mlp == "gated" else 2) * width * config.intermediate_size
+    forward = tokens * matrices * config.num_layers
+    seen = {"global": sum(length * length for length in lengths), "local": sum(_pairs(length, config.window // 2) for length in lengths)}
+    forward += sum(2 * width * seen[kind] for kind in config.layer_types)  # scores, and the sum of values
+    forward += masked * (width**2 + width * config.vocab_size)
+    return 3 * 2 * forward  # the backward pass has two products for each of the forward pass
+
+
+def _pairs(length: int, reach: int) -> int:
+    """Number of ordered pairs of tokens of a sequence at a distance of at most ``reach``, each token with itself included."""
+    reach = min(reach, length - 1)
+    return length + 2 * reach * length - reach * (reach + 1)
+
+
+def peak_flops() -> float | None:
+    """Peak FLOP/s in bfloat16 of this process's GPU; None without a GPU, or for one that is not in `PEAKS`."""
+    if not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name()
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def _due(every: int | None, step: int) -> bool:
+    return every is not None and step % every == 0

@@ -1,0 +1,166 @@
+"""Optimizers and learning rates of all training.
+
+Matrices and embeddings decay; vectors (biases, scales of norms) do not, as in transformers' trainer.
+
+Sources: AdamW, arXiv:1711.05101; its schedule-free form, arXiv:2405.15682 (package schedulefree); StableAdamW, arXiv:2304.13013 (package
+torch-optimi), with weight decay decoupled from the learning rate as in section 2 of the AdamW paper and in ModernBERT, arXiv:2412.13663,
+section 2.2.2; transformers' schedules; the trapezoidal schedule, arXiv:1802.08770 and arXiv:2106.04560, with the 1-sqrt decay of
+arXiv:2405.18392.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from quiver.encoder.errors import InputError
+
+OptimizerName = Literal["adamw", "schedule_free_adamw", "stable_adamw"]
+
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "schedule_free_adamw": ("schedulefree", "schedulefree"),
+    "stable_adamw": ("optimi", "torch-optimi"),
+}
+"""Optimizer -> module and distribution that implement it, if it is not torch."""
+
+DECAYS: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "one_minus_sqrt": lambda done: 1.0 - math.sqrt(done),
+    "constant": lambda done: 1.0,
+}
+"""Shape of the decay -> share of the peak that is left, given the share of the decay that is done."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Settings of an optimizer.
+
+    Attributes:
+        name: ``adamw``, ``schedule_free_adamw`` or ``stable_adamw``.
+        learning_rate: Peak learning rate.
+        weight_decay: Decay of matrices. AdamW multiplies it by the learning rate; StableAdamW by the learning rate's share of the peak.
+        beta1: Decay rate of the mean of gradients.
+        beta2: Decay rate of the mean of squared gradients.
+        eps: Added to the root of the mean of squares.
+        warmup_steps: Warm-up of the schedule-free form, which has a schedule of its own.
+        fused: Use torch's fused AdamW.
+    """
+
+    name: OptimizerName
+    learning_rate: float
+    weight_decay: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    warmup_steps: int = 0
+    fused: bool = False
+
+
+def require_optimizer(name: str) -> None:
+    """Check early that the package of an optimizer is installed.
+
+    Raises:
+        InputError: It is not.
+    """
+    if name in PACKAGES and importlib.util.find_spec(PACKAGES[name][0]) is None:
+        raise InputError(f"the optimizer {name} needs {PACKAGES[name][1]}: pip install {PACKAGES[name][1]}")
+
+
+def make_optimizer(settings: OptimizerSettings, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Make an optimizer over the parameters that require gradients.
+
+    Args:
+        settings: Which optimizer, and its settings.
+        parameters: Parameters of a module.
+
+    Raises:
+        InputError: The package of the optimizer is not installed.
+    """
+    require_optimizer(settings.name)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    betas = (settings.beta1, settings.beta2)
+    optimizer: Optimizer
+    if settings.name == "adamw":
+        fused = True if settings.fused else None
+        return AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.eps, fused=fused)
+    library = importlib.import_module(PACKAGES[settings.name][0])
+    if settings.name == "schedule_free_adamw":
+        optimizer = library.AdamWScheduleFree(
+            groups, lr=settings.learning_rate, betas=betas, eps=settings.eps, warmup_steps=settings.warmup_steps
+        )
+        return optimizer
+    optimizer = library.StableAdamW(
+        groups,
+        lr=settings.learning_rate,
+        betas=betas,
+        eps=settings.eps,
+        decouple_lr=True,
+        max_lr=settings.learning_rate,
+        triton=None if trained[0].is_cuda else False,  # the default is to use Triton kernels wherever Triton is installed, on CPUs too
+    )
+    return optimizer
+
+
+def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Restore the ``state_dict`` of an optimizer over the same weights, which may have been on another kind of device."""
+    optimizer.load_state_dict(state)
+    for group in optimizer.param_groups:
+        if "triton" in group and not group["params"][0].is_cuda:
+            group["triton"] = False  # part of the state of StableAdamW; Triton has no kernels for CPUs
+
+
+def set_learning_rate(optimizer: Optimizer, *, peak: float, share: float, weight_decay: float) -> None:
+    """Set the learning rate and weight decay of StableAdamW for the next step.
+
+    Args:
+        optimizer: Result of `make_optimizer`.
+        peak: Peak learning rate; the weight decay is scaled by the learning rate's share of it.
+        share: Learning rate as a share of the peak, 0..1.
+        weight_decay: Decay of matrices at the peak.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = peak * share
+        group["max_lr"] = peak
+        if group["params"][0].ndim >= 2:
+            group["weight_decay"] = weight_decay
+
+
+def learning_rate_share(
+    done: float, *, warmup: float, decay_start: float, total: float, decay: str = "linear", final: float = 0.0
+) -> float:
+    """Learning rate of a step as a share of its peak: linear warm-up, constant, then decay.
+
+    Args:
+        done: Steps done before this one, or tokens read before it; the other arguments have the same unit.
+        warmup: Length of the warm-up.
+        decay_start: Where the decay starts.
+        total: Where it ends.
+        decay: Shape of the decay, a key of `DECAYS`.
+        final: Share of the peak at the end.
+
+    Returns:
+        0 at the start of a warm-up, 1 between warm-up and decay, ``final`` at the end of the decay.
+
+    Example:
+        >>> [learning_rate_share(done, warmup=2, decay_start=3, total=7) for done in range(8)]
+        [0.0, 0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    if done < warmup:
+        return done / warmup
+    if done <= decay_start:
+        return 1.0
+    share = min(1.0, (done - decay_start) / max(1, total - decay_start))
+    return final + (1.0 - final) * DECAYS[decay](share)

@@ -1,0 +1,121 @@
+"""The pretraining task: one step against its definition, the held-out loss, and what a checkpoint must hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from quiver.encoder import InputError, Tokenizer
+from quiver.encoder.packing import concatenate
+from quiver.encoder.pretraining.corpus import open_corpus
+from quiver.encoder.pretraining.recipe import PretrainingRecipe
+from quiver.encoder.pretraining.run import prepare
+from quiver.encoder.pretraining.stream import Masker, RowMaker, held_out_rows
+from quiver.encoder.pretraining.task import HeldOut, PretrainingTask, Session, read_checkpoint
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.log import LOG, RunLog, read_log
+from quiver.encoder.training.processes import Processes, StopRequest
+from quiver.encoder.training.state import read_state, write_state
+from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
+
+pytest.importorskip("optimi")
+
+MakeRecipe = Callable[..., PretrainingRecipe]
+
+
+@pytest.fixture
+def session(make_recipe: MakeRecipe, tmp_path: Path) -> Session:
+    recipe, out = make_recipe("model.dropout=0", "training.log_every=1"), tmp_path / "out"
+    prepare(recipe, out)
+    tokenizer = Tokenizer.from_pretrained(out / "tokenizer")
+    return Session(recipe, out, Checkpoints(out / "checkpoints"), open_corpus(out / "corpus"), tokenizer, Processes(), "cpu")
+
+
+def train_three_rows(task: PretrainingTask, session: Session, monkeypatch: pytest.MonkeyPatch) -> list[TrainingBatch]:
+    """Train one step of three rows, the first that the stream has."""
+    for number, batches in enumerate(task.steps(), start=1):
+        if len(batches) == 3:
+            break
+        task.after_step(number)
+    monkeypatch.setattr(task, "steps", lambda: iter([batches]))
+    output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG))
+    Trainer(task, TrainerSettings(7, counts=("room", "flops")), output, Processes(), StopRequest(), Progress()).train()
+    return batches
+
+
+def test_loss_and_gradient_of_a_step_are_those_of_all_rows_in_one_batch(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, taken = PretrainingTask(session, Progress()), {}
+
+    def step(*arguments: object) -> None:
+        taken.update({name: weight.grad.clone() for name, weight in task.model.named_parameters() if weight.grad is not None})
+
+    monkeypatch.setattr(task.optimizer, "step", step)
+    batches = train_three_rows(task, session, monkeypatch)
+    assert len({batch.weight for batch in batches}) > 1, "rows of equal weight would hide a wrong mean"
+    model = task.model.train()
+    whole = model(concatenate([batch.inputs["packed"] for batch in batches]), torch.cat([batch.inputs["labels"] for batch in batches]))
+    expected = dict(zip(dict(model.named_parameters()), torch.autograd.grad(whole.loss, list(model.parameters())), strict=True))
+    [line] = read_log(session.out / LOG)
+    assert line["loss"] == pytest.approx(whole.loss.item(), rel=1e-6)
+    assert line["batch_size"] == 12
+    assert line["grad_norm"] == pytest.approx(math.sqrt(sum(float(gradient.square().sum()) for gradient in expected.values())), rel=1e-5)
+    assert taken.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(taken[name], gradient, rtol=1e-4, atol=1e-7)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_the_learning_rate_rises_with_the_tokens_read(session: Session) -> None:
+    task, tokens = PretrainingTask(session, Progress()), 0
+    for number, batches in enumerate(task.steps(), start=1):
+        assert task.learning_rate(number) == pytest.approx(5e-3 * min(1.0, tokens / 600))
+        assert {group["lr"] for group in task.optimizer.param_groups} == {task.learning_rate(number)}
+        tokens += sum(batch.tokens for batch in batches)
+        task.after_step(number)
+        if task.phase_ends:
+            break
+    assert tokens >= 3000
+
+
+def test_a_non_finite_gradient_changes_no_weight(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = PretrainingTask(session, Progress())
+    before = {name: weight.detach().clone() for name, weight in task.model.named_parameters()}
+    task.model.transform.dense.weight.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    with pytest.raises(InputError, match=r"the norm of the gradient is (inf|nan) at step 1;"):
+        train_three_rows(task, session, monkeypatch)
+    assert all(torch.equal(weight, before[name]) for name, weight in task.model.named_parameters())
+    assert (session.out / "nonfinite" / "step-000001" / "batch.safetensors").is_file()
+
+
+def test_the_held_out_loss_is_the_mean_over_masked_tokens(session: Session) -> None:
+    recipe, corpus, tokenizer = session.recipe, session.corpus, session.tokenizer
+    phase, training, model = recipe.phases[0], recipe.training, PretrainingTask(session, Progress()).model
+    held_out = HeldOut(recipe, phase, corpus.held_out, tokenizer, Processes())
+    loss = held_out.loss(model.train())
+    assert model.training
+    assert held_out.loss(model) == loss, "the same tokens under the same masks"
+    make = RowMaker(corpus.held_out, tokenizer, Masker(tokenizer, probability=training.held_out_mask_probability, seed=training.seed))
+    rows = [make(row) for row in held_out_rows(corpus.held_out, phase, longest=48, most=recipe.data.held_out_tokens)]
+    assert len(rows) > 1
+    with torch.no_grad():
+        whole = model.eval()(concatenate([row.batch for row in rows]), torch.cat([row.labels for row in rows]))
+    assert loss == pytest.approx(float(whole.loss), rel=1e-5)
+    share = sum(row.masked for row in rows) / sum(row.batch.num_tokens for row in rows)
+    assert 0.07 < share < 0.22
+
+
+@pytest.mark.parametrize("left_out", ["stream", "phase_tokens", "progress"])
+def test_a_checkpoint_of_another_version_is_refused(session: Session, tmp_path: Path, left_out: str) -> None:
+    task, folder = PretrainingTask(session, Progress()), tmp_path / "checkpoint"
+    folder.mkdir()
+    task.save(folder, Progress(), [])
+    read_checkpoint(folder)
+    state = read_state(folder / "trainer")
+    del state[left_out]
+    write_state(folder / "trainer", state)
+    with pytest.raises(InputError, match=r"checkpoint: written by another version of Quiver .* start the run again$"):
+        read_checkpoint(folder)
