@@ -1,4 +1,4 @@
-"""What every test may use: the folder of real collections, a real model, a process that dies before any one of its file operations."""
+"""Shared fixtures: the folder of real collections, a real model, the command line in this process, killed processes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from quiver.encoder import Encoder
 from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 
-# What the parity tests compare with. Without them a test skips; where data is required (CI), their absence is a failure too.
-PEERS = (
+# Libraries that the parity tests compare with. If one is missing its tests skip; with QUIVER_REQUIRE_DATA=1 (CI) the session fails.
+BASELINES = (
     "transformers",
     "sentence_transformers",
     "pylate.models",
@@ -37,7 +37,7 @@ PEERS = (
     "scipy",
     "ir_measures",
 )
-# What other tests skip without; only looked for, since to import them all takes longer than the tests do.
+# Libraries that other tests need. They are looked up but not imported, because importing them all takes longer than the tests.
 OPTIONAL = (
     "ray",
     "fastapi",
@@ -55,9 +55,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    hands_out = getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput")
-    if os.environ.get("QUIVER_REQUIRE_DATA") == "1" and not hands_out:  # its workers import them
-        for name in PEERS:
+    is_controller = getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput")
+    if os.environ.get("QUIVER_REQUIRE_DATA") == "1" and not is_controller:  # the workers of pytest-xdist import them
+        for name in BASELINES:
             importlib.import_module(name)
         if missing := [name for name in OPTIONAL if importlib.util.find_spec(name) is None]:
             raise ModuleNotFoundError(f"tests of {', '.join(missing)} would be skipped")
@@ -127,10 +127,7 @@ def minilm() -> Path:
 
 @contextmanager
 def no_room(size: int) -> Iterator[None]:
-    """In the block the system refuses to let any file of this process grow beyond ``size`` bytes, as a full disk does (EFBIG for ENOSPC).
-
-    It is the kernel that refuses, whatever library writes: nothing is replaced.
-    """
+    """Limit every file of this process to ``size`` bytes: the kernel refuses more with EFBIG, as a full disk does with ENOSPC."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # Python ignores the signal that goes with it
@@ -147,7 +144,7 @@ def full_disk() -> Callable[[int], AbstractContextManager[None]]:
 
 
 OPERATIONS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
-"""Audit events of what changes a folder; files that are opened to be written, and what is put on the disk, count too."""
+"""Audit events of changes to a folder. Opening a file for writing and syncing one are counted too."""
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
 
@@ -254,13 +251,13 @@ def bge_m3(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def each_death(monkeypatch: pytest.MonkeyPatch) -> EachDeath:
-    """``each_death(reset, write)``: for every file operation of ``write`` a copy of this process dies just before it, after a ``reset``.
+    """``each_death(reset, write)``: for each file operation of ``write``, call ``reset`` and kill a forked process just before it.
 
-    Yields behind each death, and in the end behind a copy that has not died.
+    Yields after each killed process, and finally after one that completed.
     """
     if not hasattr(os, "fork"):
         pytest.skip("needs fork")
-    # A process that dies loses nothing that it has written, only the machine does: it is enough to count these.
+    # Killing a process loses nothing that it has written; only a power cut does. So it is enough to count the calls.
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
     def deaths(reset: Callable[[], object], write: Callable[[], object]) -> Iterator[None]:

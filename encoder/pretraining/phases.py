@@ -196,8 +196,6 @@ def in_form(model: MaskedLM, config: EncoderConfig, *, where: str) -> MaskedLM:
     for name in dict.fromkeys([*expected, *state]):
         has, wanted = (tuple(held[name].shape) if name in held else None for held in (state, expected))
         if has != wanted:
-            raise InputError(
-                f"model: {where} has another shape than the recipe: {name} is {has or 'missing'}, the recipe needs {wanted or 'none'}"
-            )
+            raise InputError(f"model: {where} differs from the recipe: {name} is {has or 'missing'}, the recipe needs {wanted or 'none'}")
     formed.load_state_dict(state)
     return formed

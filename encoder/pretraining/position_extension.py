@@ -58,7 +58,7 @@ def interpolate_positions(table: Tensor, factor: int, *, offset: int = 0) -> Ten
         raise ValueError(f"factor must be >= 1, got {factor}")
     rows = table[offset:]
     if len(rows) < 2:
-        raise ValueError(f"a table of {len(table)} rows has no two positions behind an offset of {offset}")
+        raise ValueError(f"a table of {len(table)} rows has fewer than two positions after an offset of {offset}")
     exact = rows.to(torch.promote_types(table.dtype, torch.float32))
     steps = exact.diff(dim=0)
     steps = torch.cat([steps, steps[-1:]])  # (P - offset, D)
@@ -101,7 +101,7 @@ def extend_positions(encoder: Encoder, factor: int) -> Encoder:
     """
     config = extended_config(encoder.config, factor)
     if encoder.prepacked:
-        raise InputError("the weights of this encoder are packed for inference; extend the one it was made from")
+        raise InputError("the encoder is prepacked for inference; load the checkpoint with load_encoder and extend that")
     state = dict(encoder.state_dict())
     key = f"{TABLE}.weight"
     state[key] = interpolate_positions(state[key], factor, offset=config.position_offset)
@@ -184,7 +184,7 @@ def table_key(state: Mapping[str, Tensor], config: EncoderConfig, *, where: str)
     theirs = (family.theirs(TABLE, "", gated=config.mlp == "gated") or ("",))[0]
     found = [key for key in state if family.current_name(key) == f"{theirs}.weight"]
     if len(found) != 1:
-        raise InputError(f"{where}: the file has {len(found)} tensors {theirs}.weight, one is needed")
+        raise InputError(f"{where}: the file has {len(found)} tensors {theirs}.weight, expected one")
     shape, wanted = tuple(state[found[0]].shape), (config.max_positions + config.position_offset, config.hidden_size)
     if shape != wanted:
         raise InputError(f"{where}: {found[0]} has shape {shape}, config.json requires {wanted}")

@@ -195,7 +195,7 @@ def _last_step(session: Session) -> int:
     if session.processes.is_main_process:
         newest = session.checkpoints.newest() or 0
         RunLog(session.out / LOG).cut(newest)
-        logger.info("%s: going on from step %d", session.out, newest)
+        logger.info("%s: resuming from step %d", session.out, newest)
     return int(session.processes.broadcast(newest))
 
 

@@ -228,7 +228,7 @@ class PretrainingTask:
         return self._phase_ended and self._is_last_phase
 
     def log_due(self, progress: Progress) -> bool:
-        """At the end of a phase, and as often as the recipe says."""
+        """Whether a checkpoint is due: at the end of a phase, and every `training.save_every` steps."""
         return self._phase_ended or _due(self._session.recipe.training.log_every, progress.step)
 
     def position(self, progress: Progress) -> Mapping[str, float]:
@@ -259,7 +259,7 @@ class PretrainingTask:
             return {HELD_OUT: self._held_out.loss(self.model)}
 
     def save_due(self, progress: Progress) -> bool:
-        """At the end of a phase, and as often as the recipe says."""
+        """Whether a checkpoint is due: at the end of a phase, and every `training.save_every` steps."""
         return self._phase_ended or _due(self._session.recipe.training.save_every, progress.step)
 
     def save(self, folder: Path | None, progress: Progress, random_states: list[dict[str, Any]]) -> None:

@@ -1,15 +1,16 @@
-"""Initialize a larger encoder from a smaller one by centered tiling: each tensor repeats the smaller one, with the original in the middle.
+"""A larger encoder from a smaller one: every tensor of the larger tiled with the smaller's values, the original in the middle.
 
-Along an axis of length n that becomes N, position r takes the old position (r - (N - n) // 2) mod n: the old tensor is in the middle and
-continues periodically on both sides. Layer i of L takes the old layer round(i l / L).
+Along an axis of length n that becomes N, place r takes the old place (r - (N - n) // 2) mod n: the whole old tensor stands in the
+middle, and around it everything goes on periodically. Layer i of L takes the old layer round(i l / L).
 
-Tensors made of equal parts are tiled part by part: queries, keys and values; the two halves of a gated MLP; heads, so that each head of the
-larger encoder is a head of the smaller one; and within a head the two halves that RoPE rotates against each other. If the head width stays
-and the number of heads grows by an even number, as from base to large, this equals the published map of whole matrices, entry by entry.
+What is made of several equal parts is tiled part by part: queries, keys and values, the two halves of a gated MLP, and, so that a head
+of the larger encoder is a head of the smaller one whatever their numbers are, heads; inside a head also the two halves that RoPE turns
+against each other. Where heads are as wide as they were and their number grows by an even one, as from base to large, this is the
+published map of whole matrices, entry by entry.
 
-With the published map, a matrix sums every repeated input as often as it is repeated, and a narrow model made wider starts no better than a
-random one. Therefore the copies share: each column of a matrix is divided by the number of copies of its input, and the larger model starts
-close to the function of the smaller one (only norms are affected by the copies).
+Tiled as it was published, a matrix adds up what stands several times in its input as often as it stands there, and a narrow model that
+is made wider begins no better than random. So the copies share: a matrix's column is divided by the number of places that its input
+stands at, and the larger model begins near to the function of the smaller one (norms alone see copies that they do not know of).
 
 Shapes: D model width, H heads, K head width, I MLP width, V vocabulary, L layers; small letters for the parent's.
 Source: ModernBERT, arXiv:2412.13663, appendix A.2, and ``tile_weights_from_middle`` in AnswerDotAI/ModernBERT at 8c57a0f; Gopher,
@@ -29,7 +30,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.model import Encoder
 
-# Settings that may differ between a model and the enlarged one: sizes, and settings that no weight depends on.
+# What may differ between a model and the one it is enlarged to: sizes, and what no weight depends on.
 FREE = frozenset(
     {
         *("hidden_size", "num_heads", "intermediate_size", "layer_types", "first_attention_norm", "family"),
@@ -40,14 +41,14 @@ FREE = frozenset(
 
 
 def layer_map(old: int, new: int) -> list[int]:
-    """Layer of the smaller model that each layer of the larger one is initialized from.
+    """For each layer of the larger model the layer of the smaller one that it begins as.
 
     Args:
         old: Layers of the smaller model, l >= 1.
         new: Layers of the larger one, L >= 1.
 
     Returns:
-        round(i l / L), ties to even, and at most l - 1.
+        round(i l / L), of two equally near the even one; never beyond l - 1, which rounding alone would give where L > 2 l.
 
     Example:
         >>> layer_map(4, 6)
@@ -57,7 +58,7 @@ def layer_map(old: int, new: int) -> list[int]:
 
 
 def tile(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Tile a tensor to another shape of as many axes: the old tensor in the middle, continued periodically; where it shrinks, its middle.
+    """A tensor in another shape of as many axes: the old one in the middle, gone on periodically; the middle of it where it shrinks.
 
     Raises:
         ValueError: The numbers of axes differ, or the tensor is empty.
@@ -77,18 +78,18 @@ def tile(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True) -> Encoder:
-    """Make an encoder of another size, initialized from a trained one.
+    """A new encoder of another size that begins with what a trained one has learnt.
 
     Args:
-        encoder: Trained encoder; not changed.
-        config: Architecture of the new encoder. Widths, layers and heads may also be smaller.
-        shared: Divide repeated inputs among their copies, see above; False for the published map.
+        encoder: The parent; not changed.
+        config: The larger architecture. Widths, layers and heads may be any, also smaller ones.
+        shared: Copies share, see above; False for the published map of values as they are.
 
     Returns:
-        The new encoder, with the dtype, device and mode of the old one. A norm that only the new one has is initialized to ones.
+        The larger encoder in the parent's dtype, place and mode. A norm that only the larger one has begins as the identity's.
 
     Raises:
-        InputError: The architectures differ in more than sizes (names the settings), or the weights are packed for inference.
+        InputError: The two differ in more than sizes, or the parent's weights are packed for inference; names the field.
 
     Example:
         >>> small = EncoderConfig.modernbert(
@@ -121,7 +122,7 @@ def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig, *, shared: bool = 
             if shared and tensor.ndim > 1:
                 state[name] = state[name] / _places(old[name].shape[-1], tensor.shape[-1]).to(state[name])
     larger.load_state_dict(state)
-    if shared and own.weight is None:  # the decoder is the embedding, which is not divided: its input is
+    if shared and own.weight is None:  # the decoder is the embedding, whose copies are written and cannot share: what it reads shares
         with torch.no_grad():
             for weight in larger.transform.norm.parameters():
                 weight.div_(_places(model.encoder.config.hidden_size, config.hidden_size))
@@ -130,25 +131,25 @@ def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig, *, shared: bool = 
 
 def _check(encoder: Encoder, config: EncoderConfig) -> None:
     if encoder.prepacked:
-        raise InputError("the weights of this encoder are packed for inference; enlarge the original encoder")
+        raise InputError("the encoder is prepacked for inference; load the checkpoint with load_encoder and enlarge that")
     fixed = {field.name for field in fields(EncoderConfig)} - FREE
     if config.positions == "absolute":
         fixed |= {"max_positions"}
     old = encoder.config
     differing = [name for name in sorted(fixed) if getattr(old, name) != getattr(config, name)]
     if differing:
-        told = "; ".join(f"{name} is {getattr(old, name)!r}, the new architecture has {getattr(config, name)!r}" for name in differing)
-        raise InputError(f"the new architecture may differ only in sizes: {told}")
+        told = "; ".join(f"{name} is {getattr(old, name)!r} and would be {getattr(config, name)!r}" for name in differing)
+        raise InputError(f"an encoder can only be enlarged to one that differs in sizes: {told}")
 
 
 def _places(old: int, new: int) -> Tensor:
-    """Number of copies of the old position at each position of a tiled axis, (new,)."""
+    """For each place along a tiled axis the number of places that have the same old one, (new,)."""
     origins = tile(torch.arange(old), (new,))
     return torch.bincount(origins, minlength=old)[origins]
 
 
 def _tiled(encoder: Encoder, larger: Encoder, *, shared: bool) -> dict[str, Tensor]:
-    """Tensors of the larger encoder by name, without those that the smaller one does not have."""
+    """The larger encoder's tensors, under its names; without those that the smaller one has no counterpart of."""
     old = encoder.state_dict()
     layers = layer_map(encoder.config.num_layers, larger.config.num_layers)
     tiled = {}
@@ -157,7 +158,7 @@ def _tiled(encoder: Encoder, larger: Encoder, *, shared: bool) -> dict[str, Tens
         if name.startswith("layers."):
             _, layer, kind = name.split(".", 2)
             source = f"layers.{layers[int(layer)]}.{kind}"
-        if source not in old:  # only the norm before the first attention may be missing
+        if source not in old:  # only the norm before the first attention may be left away
             continue
         axes = AXES.get(kind, _plain)
         parts, shape = old[source].reshape(axes(encoder.config, old[source])), axes(larger.config, tensor)
@@ -171,12 +172,12 @@ def _tiled(encoder: Encoder, larger: Encoder, *, shared: bool) -> dict[str, Tens
 
 
 def _read(kind: str, axes: int) -> range:
-    """Axes of a matrix's parts along which its input lies: heads and their halves, or the last axis."""
+    """The axes of a matrix's parts that what it is multiplied with lies along: heads and their parts, or the last one."""
     return range(1, axes) if kind == "attention.out.weight" else range(axes - 1, axes)
 
 
 def _heads(config: EncoderConfig) -> tuple[int, int, int]:
-    """H heads with two halves of K / 2 if RoPE rotates whole heads, else with one part of K."""
+    """H heads of two halves of K / 2 where RoPE turns whole heads, of one part of K elsewhere."""
     halves = 2 if config.positions == "rope" and config.rotary_width == config.head_width else 1
     return config.num_heads, halves, config.head_width // halves
 
@@ -205,4 +206,4 @@ AXES: Mapping[str, Callable[[EncoderConfig, Tensor], tuple[int, ...]]] = {
     "mlp.up.weight": _gate,
     "mlp.up.bias": _gate,
 }
-"""Tensors made of parts -> function that gives their shape with an axis per part."""
+"""The tensors that are made of parts, each with what its axes are once the parts have axes of their own."""

@@ -15,8 +15,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from quiver.retrieval.index import kernels
 from quiver.retrieval.index.engines import Bitmap
-from quiver.retrieval.index.kernels.choice import kernels
 from quiver.retrieval.index.kernels.packing import lanes
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Clustering:
             Numbers, (n, count), unordered; their inner products, (n, count) float32; and the inner products with all centroids in groups of
             16 vectors, (n / 16, K, 16) float32.
         """
-        return kernels().probe(query, self._lanes, len(self.centroids), min(count, len(self.centroids)))
+        return kernels.probe(query, self._lanes, len(self.centroids), min(count, len(self.centroids)))
 
     def _groups(self, vectors: NDArray[np.float32], token_ids: NDArray[np.uint32] | None) -> NDArray[np.int64]:
         """The group of each vector; -1 if it has none."""
@@ -216,7 +216,7 @@ def _nearest(
     order = np.lexsort((last, first))
     order = order[last[order] - first[order] > 1]
     if len(order):
-        found[order] = kernels().nearest(np.ascontiguousarray(vectors[order]), first[order], last[order], packed, half_squares)
+        found[order] = kernels.nearest(np.ascontiguousarray(vectors[order]), first[order], last[order], packed, half_squares)
     return found
 
 

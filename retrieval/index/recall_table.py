@@ -7,15 +7,17 @@ Shapes: n queries, k hits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, cast, get_args
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.schema import validate
 from quiver.retrieval.index.engines import Preset, Setting
+from quiver.retrieval.index.store.reading import record_schema
 
 Origin = Literal["index", "given"]
 """Origin of the queries: mixed from vectors of the index, or given by the user."""
@@ -166,7 +168,8 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """The calibration as stored in the manifest."""
-        return asdict(self)
+        tables = [{**asdict(table), "points": [asdict(point) for point in table.points]} for table in self.tables]
+        return {**asdict(self), "tables": tables}
 
     @classmethod
     def from_json(cls, content: Any) -> Calibration:
@@ -175,13 +178,11 @@ class Calibration:
         Raises:
             InputError: The content is malformed.
         """
-        try:
-            checked = _record(cls, content)
-            tables = tuple(_table(each) for each in _list(checked["tables"]))
-            calibration = cls(**{**checked, "tables": tables})
-            _check(calibration)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"the calibration cannot be read ({error}); run quiver index calibrate") from error
+        problems = validate(record_schema(cls), content)[1]
+        calibration = None if problems else cls(**{**content, "tables": tuple(map(_to_table, content["tables"]))})
+        impossible = None if calibration is None else _impossible(calibration)
+        if calibration is None or impossible:
+            raise InputError(f"the calibration cannot be read ({'; '.join(problems) or impossible}); run quiver index calibrate")
         return calibration
 
 
@@ -228,46 +229,21 @@ def interval(recalls: NDArray[np.float64], counted: NDArray[np.int64]) -> tuple[
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
-def _check(calibration: Calibration) -> None:
-    """Reject impossible values."""
-    if calibration.origin not in get_args(Origin) or not calibration.tables:
-        raise ValueError("origin must be index or given, and tables must not be empty")
-    if any(not isinstance(value, int) for value in (calibration.documents, calibration.largest, calibration.seed)):
-        raise TypeError("documents, largest and seed must be whole numbers")
+def _to_table(content: dict[str, Any]) -> RecallTable:
+    return RecallTable(**{**content, "points": tuple(GridPoint(**point) for point in content["points"])})
+
+
+def _impossible(calibration: Calibration) -> str | None:
+    """A relation between values of a calibration that does not hold."""
     ks = [table.k for table in calibration.tables]
-    if any(not isinstance(k, int) or k < 1 for k in ks) or ks != sorted(set(ks)):
-        raise ValueError(f"tables must be of ascending numbers of hits, got {ks}")
+    if not ks or ks[0] < 1 or ks != sorted(set(ks)):
+        return f"tables must be of ascending numbers of hits, got {ks}"
     for table in calibration.tables:
-        if not isinstance(table.queries, int) or table.queries < 1:
-            raise ValueError(f"nothing was searched for {table.k} hits")
+        if not table.queries:
+            return f"no queries for {table.k} hits"
         if not table.points or table.points[-1].low < 1:
-            raise ValueError(f"the last grid point for {table.k} hits does not have recall 1")
+            return f"the last grid point for {table.k} hits does not have recall 1"
         for point in table.points:
             if not 0 <= point.low <= point.recall <= point.high <= 1 or not 0 <= point.p50_ms <= point.p95_ms:
-                raise ValueError(f"a grid point for {table.k} hits has an impossible recall or latency")
-
-
-def _table(content: Any) -> RecallTable:
-    checked = _record(RecallTable, content)
-    return RecallTable(**{**checked, "points": tuple(_rung(each) for each in _list(checked["points"]))})
-
-
-def _rung(content: Any) -> GridPoint:
-    point = GridPoint(**_record(GridPoint, content))
-    if not isinstance(point.search_params, dict):
-        raise TypeError("search parameters must have names")
-    return point
-
-
-def _list(content: Any) -> Sequence[Any]:
-    if not isinstance(content, list | tuple):
-        raise TypeError(f"expected a list, got {type(content).__name__}")
-    return content
-
-
-def _record(kind: type[Any], content: Any) -> dict[str, Any]:
-    """Check that a mapping has exactly the fields of a dataclass."""
-    names = {field.name for field in fields(kind)}
-    if not isinstance(content, dict) or content.keys() != names:
-        raise TypeError(f"the fields must be {', '.join(sorted(names))}")
-    return cast("dict[str, Any]", content)
+                return f"a grid point for {table.k} hits has an impossible recall or latency"
+    return None

@@ -86,7 +86,9 @@ class LossModel(nn.Module):
         self._model = model
         self._bfloat16 = bfloat16
         self._pad_to_limit = pad_to_limit
-        if isinstance(model, ColBERT):
+        if isinstance(model, BiEncoder):
+            self._skip = {"query": model.skipped_tokens("query"), "document": model.skipped_tokens("document")}
+        else:
             own = model.settings.colbert.document_length
             self._document_limit = min(own, max_length or own)
             self.do_query_expansion = model.settings.colbert.query_expansion
@@ -134,8 +136,7 @@ class LossModel(nn.Module):
 
     def _features(self, batch: PackedBatch, *, is_query: bool, width: int) -> dict[str, Any]:
         if isinstance(self._model, BiEncoder):
-            skip = self._model.skipped_tokens("query" if is_query else "document")
-            return {PACKED: batch, "input_ids": batch.ids.new_empty(len(batch), 0), SKIP: skip}
+            return {PACKED: batch, "input_ids": batch.ids.new_empty(len(batch), 0), SKIP: self._skip["query" if is_query else "document"]}
         attended = torch.tensor(batch.key_lengths or batch.lengths).to(batch.ids.device, non_blocking=True)
         mask = torch.arange(width, device=batch.ids.device) < attended[:, None]  # (B, S)
         return {PACKED: batch, "input_ids": _pad(batch.ids[:, None], batch, width)[..., 0], "attention_mask": mask}

@@ -22,7 +22,7 @@ from quiver.encoder.files import check_target, expand_home, read_json, replacing
         (b"{'a': 1}", "not JSON: Expecting property name"),
         (b'{"a": "\xff"}', "not JSON: .* can't decode byte 0xff"),
         (b"[1]", "must hold a JSON object, got list"),
-        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply$"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "JSON is nested too deeply$"),
         (b'{"a": ' + b"7" * 5_000 + b"}", "contains a number with too many digits$"),
     ],
     ids=["empty", "quotes", "bytes", "list", "nested", "digits"],

@@ -220,14 +220,14 @@ def test_what_is_more_than_a_size_is_refused() -> None:
     small = modernbert(2, 16, 2, 24)
     parent = Encoder(small)
     for changes, told in (
-        ({"vocab_size": 32}, "vocab_size is 20, the new architecture has 32"),
-        ({"qkv_bias": True}, "qkv_bias is False, the new architecture has True"),
-        ({"mlp": "plain", "norm_position": "post"}, "norm_position is 'pre', the new architecture has 'post'"),
+        ({"vocab_size": 32}, "vocab_size is 20 and would be 32"),
+        ({"qkv_bias": True}, "qkv_bias is False and would be True"),
+        ({"mlp": "plain", "norm_position": "post"}, "norm_position is 'pre' and would be 'post'"),
     ):
         with pytest.raises(InputError, match=told):
             enlarge(parent, replace(modernbert(3, 32, 4, 48), **changes))
     absolute = replace(small, family="quiver", positions="absolute")
-    with pytest.raises(InputError, match="max_positions is 64, the new architecture has 128"):
+    with pytest.raises(InputError, match="max_positions is 64 and would be 128"):
         enlarge(Encoder(absolute), replace(absolute, max_positions=128))
     packed = Encoder(small).eval()
     optimize_for_inference(packed)

@@ -74,7 +74,7 @@ def test_mistakes_are_one_line_and_leave_nothing(quiver: Callable[..., Any], mod
     before = sorted(path.name for path in tmp_path.iterdir())
     for to, complaint in (
         ("modernbert-huge", "neither a config.json nor a preset"),
-        (tmp_path / "other.json", "vocab_size is 304, the new architecture has 512"),
+        (tmp_path / "other.json", "vocab_size is 304 and would be 512"),
         (tmp_path / "broken.json", "model_type must be one of"),
         (tmp_path / "missing.json", "missing"),
     ):

@@ -1,4 +1,4 @@
-"""Models whose vectors anybody can compute, in the two kinds: a word's hash decides its vector."""
+"""A dense and a ColBERT model without weights: the vector of a word is drawn from its hash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def word_vector(word: str) -> NDArray[np.float32]:
 
 
 def describe(texts: Sequence[str]) -> TextTokens:
-    """A word is a token, and nothing is ever cut."""
+    """Count each word as one token; no text is truncated."""
     words = np.array([len(text.split()) for text in texts], np.int32)
     return TextTokens(words, np.zeros(len(texts), bool), np.array([not text for text in texts], bool))
 
@@ -47,7 +47,7 @@ class WordSum:
 
 
 class WordByWord:
-    """A ColBERT model: a word, a vector; a text without words has none."""
+    """A ColBERT model: one vector per word; a text without words has none."""
 
     def __init__(self, fingerprint: str = "c" * 64) -> None:
         self.card = ModelCard(f"word-by-word-{fingerprint[0]}", "colbert", fingerprint, WIDTH, "maxsim", 100, 100)

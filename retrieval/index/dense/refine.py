@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.index import kernels
 from quiver.retrieval.index.engines import Bitmap, Found, Size
 from quiver.retrieval.index.exact import float32_error, nearest_by_scores, search_walk
 from quiver.retrieval.index.files import Disk, Files, RecordFiles, map_array, write_array
-from quiver.retrieval.index.kernels.choice import kernels
 
 Bits: TypeAlias = Literal[8, 16]
 """Bits of a code."""
@@ -150,7 +150,7 @@ class Prepared:
 
     def score(self, query: int, codes: Codes, scales: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Inner products of one query with the coded vectors of given rows, (len(rows),)."""
-        return kernels().inner_products(codes, scales, rows, self.weights[query], float(self.offsets[query]))
+        return kernels.inner_products(codes, scales, rows, self.weights[query], float(self.offsets[query]))
 
 
 def save_scalar(coding: ScalarCoding, folder: Path, disk: Disk) -> Mapping[str, str]:
@@ -215,14 +215,14 @@ class RefineStore:
 
     def scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Scores of given rows for one query (d,), (len(rows),)."""
-        products = kernels().inner_products(self.codes.rows(rows), self.scales.rows(rows), rows, *self.coding.weigh(query))
+        products = kernels.inner_products(self.codes.rows(rows), self.scales.rows(rows), rows, *self.coding.weigh(query))
         return products.astype(np.float32)
 
     def nearest_of(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], k: int, *, ranks: NDArray[np.uint32]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
         """The k best of given rows for one query (d,) by `scores`, ties to the greater rank; and the lowest score of all rows."""
-        return kernels().nearest_of(self.codes.rows(rows), self.scales.rows(rows), rows, *self.coding.weigh(query), ranks, k)
+        return kernels.nearest_of(self.codes.rows(rows), self.scales.rows(rows), rows, *self.coding.weigh(query), ranks, k)
 
     def search(self, queries: NDArray[np.float32], k: int, *, ranks: NDArray[np.uint32], allowed: Bitmap | None) -> list[Found]:
         """The k best allowed rows by float64 scores rounded once to float32; ties go to the greater rank.

@@ -1,1 +1,9 @@
-"""Compiled kernels for vectors and codes, with NumPy references; engines and clustering use them."""
+"""Inner loops of search and encoding, compiled by numba. Importing numba takes half a second, so it is imported on first use.
+
+Where compiled code cannot be cached on disk, numba compiles it again in every process (`quiver.encoder.cpu.jit.can_cache` logs a warning
+that names the remedy).
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

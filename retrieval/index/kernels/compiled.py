@@ -1,12 +1,12 @@
-"""The inner loops of searching and encoding, compiled by numba; import them through `quiver.retrieval.index.kernels.choice`.
+"""Inner loops of search and encoding, compiled by numba; import them from `quiver.retrieval.index.kernels`.
 
-Every sum has a fixed order of terms: codes, assignments and scores of a document do not depend on the documents that are processed
-with it. The tests compare every function with a NumPy reference.
+Sums have the same terms in the same order for any batch: codes, assignments and scores of a document do not depend on the documents that
+are processed with it. The tests compare every function with a NumPy reference.
 
-``_products`` and ``_roofs`` use LLVM's vector types because the compiler does not keep an array of sums in registers. Twelve vectors of
-eight sums are what a processor with AVX2 holds beside its operands; such products run twice as fast as OpenBLAS's on these narrow shapes.
+``_products`` and ``_roofs`` use LLVM's vector types because the compiler does not keep an array of sums in registers. A processor with AVX2
+holds twelve vectors of eight sums in addition to the operands; such products run twice as fast as OpenBLAS's on these narrow shapes.
 
-Shapes: n vectors, T tokens, K centroids, d width, L lanes of 16 query tokens or centroids, k tokens found.
+Shapes: n vectors, T tokens, K centroids, m documents, P rows, d width, L groups of 16 query tokens or centroids, k hits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from quiver.encoder.cpu.jit import jit
 from quiver.retrieval.index.kernels.packing import CELLS, SPAN
 
-# Bytes that come from memory together.
+# Size of a cache line in bytes.
 _CACHE_LINE = 64
 
 
@@ -32,7 +32,20 @@ _CACHE_LINE = 64
 def quantise(
     residuals: NDArray[np.float32], pairs: NDArray[np.float32], cells: NDArray[np.uint8], rounds: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Codes and scales of residuals; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """Quantize residuals to codes and scales: a residual is its scale times codewords of two coordinates each.
+
+    The first codes are those of the residual divided by its root mean square; the scale is then the one of least squared error for the
+    codes. Each further round computes the codes of the residual divided by that scale.
+
+    Args:
+        residuals: (n, d) float32, d even.
+        pairs: Codebook of pairs, (2^width, 2).
+        cells: Nearest codeword of each cell, from `quiver.retrieval.index.kernels.packing.cells`.
+        rounds: At least 1.
+
+    Returns:
+        Codes, (n, d / 2), and scales >= 0, (n,) float32; the scale of a zero residual is zero.
+    """
     n, d = residuals.shape
     codes = np.empty((n, d // 2), np.uint8)
     scales = np.empty(n, np.float32)
@@ -58,7 +71,7 @@ def quantise(
 
 @jit
 def _cell(value: float, scale: float) -> int:
-    """The cell of a value over a scale."""
+    """The cell of a value divided by a scale."""
     place = (value / scale if scale > 0 else np.float32(0)) + np.float32(SPAN)
     place *= np.float32(CELLS / (2 * SPAN))
     return int(min(max(place, np.float32(0)), np.float32(CELLS - 1)))
@@ -68,17 +81,30 @@ def _cell(value: float, scale: float) -> int:
 def inner_products(
     codes: NDArray[np.signedinteger[Any]], scales: NDArray[np.float32], rows: NDArray[np.int64], weights: NDArray[np.float64], offset: float
 ) -> NDArray[np.float64]:
-    """Inner products of one query with coded vectors; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """Inner products of one query with vectors that are stored as codes and one scale each.
+
+    The product of a row does not depend on the other rows.
+
+    Args:
+        codes: (P, d) int8 or int16.
+        scales: (P,).
+        rows: Rows to score, (n,).
+        weights: The query, (d,) float64.
+        offset: Number added to every product.
+
+    Returns:
+        (n,) float64.
+    """
     width, line = codes.shape[1], max(1, _CACHE_LINE // codes.itemsize)
     found = np.empty(len(rows), np.float64)
-    # Read before they are needed, all rows come from memory side by side; one after the other they take twice the time.
+    # Reading all rows before they are needed lets the processor fetch them in parallel; fetching them one by one takes twice the time.
     touched = 0.0
     for i in range(len(rows)):
         code = codes[rows[i]]
         for j in range(0, width, line):
             touched += np.float64(code[j])
         touched += np.float64(scales[rows[i]])
-    found[:] = touched  # otherwise the compiler leaves it out
+    found[:] = touched  # otherwise the compiler removes the loop
     for i in range(len(rows)):
         code, total = codes[rows[i]], 0.0
         for j in range(width):
@@ -89,10 +115,17 @@ def inner_products(
 
 @jit
 def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
-    """Positions of the greatest scores, best first; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """Positions of the greatest scores, best first; among equal scores the greater rank is first.
+
+    Args:
+        scores: (n,); NaN, from a damaged index, counts as minus infinity.
+        rows: Row of each score, (n,), without duplicates.
+        ranks: Rank of every row, (P,), without duplicates.
+        k: Number of positions to return; all n if there are fewer.
+    """
     size = min(k, len(scores))
-    # The worst of the best is on top. Their scores lie beside them: looked up in one function and passed to no other, a comparison is
-    # some instructions; a function of three arrays for it makes this six times slower.
+    # A heap with the worst of the best hits on top. The scores are kept beside it and compared inline: a comparison function with three
+    # array arguments makes this six times slower.
     heap, top = np.empty(size, np.int64), np.empty(size, np.float32)
     least = np.float32(-np.inf)
     for place in range(size):
@@ -124,7 +157,20 @@ def nearest_of(
     ranks: NDArray[np.uint32],
     k: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
-    """The k best of chosen vectors; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """The k best of some rows by `inner_products` rounded to float32, in the order of `best`.
+
+    Args:
+        codes: As in `inner_products`, like the next four arguments.
+        scales: (P,).
+        rows: (n,), without duplicates.
+        weights: (d,).
+        offset: Number added to every product.
+        ranks: Rank of every row, (P,).
+        k: Number of hits.
+
+    Returns:
+        Rows and scores, (k,) or fewer, and the least score of all n without NaN; infinity if there is none.
+    """
     scores = inner_products(codes, scales, rows, weights, offset).astype(np.float32)
     order, least = best(scores, rows, ranks, k), np.inf
     for score in scores:
@@ -144,7 +190,7 @@ def _sink(
     place: int,
     score: float,
 ) -> None:
-    """Put a place into a heap, instead of what is at ``at``, and let it down to where it belongs."""
+    """Replace the heap entry at ``at`` and sift it down."""
     while 2 * at + 1 < size:
         child = 2 * at + 1
         if child + 1 < size:
@@ -160,12 +206,27 @@ def _sink(
 
 @jit
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Documents found by the tokens of a query, with estimated scores; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """Estimate the scores of the documents whose tokens were retrieved for the tokens of a query.
+
+    The best similarity of a document with a query token is known if the token retrieved the document. If not, it is at most the least
+    similarity that the token retrieved; a value somewhat below that is used instead.
+
+    Args:
+        similarities: Similarities of the retrieved tokens, (n, k) float32, descending in each row.
+        rows: Documents of these tokens, (n, k) int64; -1 at the end of a row with fewer than k tokens.
+        below: Distance of the substitute from the least similarity, as a fraction of the range of the token's similarities.
+
+    Returns:
+        Documents, (m,), without duplicates, in the order in which they were found, and their scores, (m,).
+
+    Source:
+        XTR, arXiv:2304.01982, section 3.2 (missing similarity imputation).
+    """
     n, k = rows.shape
     capacity = 64
     while capacity < 2 * n * k:
         capacity *= 2
-    slots = np.full(capacity, -1, np.int64)  # an open hash table: slot -> place of the document among those found
+    slots = np.full(capacity, -1, np.int64)  # an open hash table: slot -> position of the document in ``found``
     found, seen = np.empty(n * k, np.int64), np.empty(n * k, np.int64)
     totals = np.empty(n * k, np.float64)
     count, missing = 0, 0.0
@@ -187,7 +248,7 @@ def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below:
                 slots[slot], found[count], seen[count], totals[count] = count, row, -1, 0.0
                 count += 1
             document = slots[slot]
-            if seen[document] != token:  # the first is the best: they come in descending order
+            if seen[document] != token:  # the first similarity is the best, because they are in descending order
                 seen[document] = token
                 totals[document] += np.float64(similarities[token, place]) - floor
     return found[:count].copy(), (totals[:count] + missing).astype(np.float32)
@@ -195,7 +256,18 @@ def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below:
 
 @jit
 def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
-    """Hierarchical clustering by Ward's method; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """Ward clustering: repeatedly merge the two clusters whose union has the least variance.
+
+    Args:
+        distances: Squared distances of all pairs, (n, n); overwritten.
+        clusters: Number of clusters to stop at, 1 to n.
+
+    Returns:
+        For each point, the first point of its cluster, (n,).
+
+    Source:
+        J. H. Ward, Hierarchical grouping to optimize an objective function, 1963, in the recurrence of Lance and Williams.
+    """
     n = len(distances)
     sizes, labels, alive = np.ones(n), np.arange(n), np.ones(n, np.bool_)
     nearest_to = np.zeros(n, np.int64)
@@ -228,13 +300,13 @@ def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
 
 __all__ = ["aggregate", "best", "estimate", "inner_products", "nearest", "nearest_of", "probe", "quantise", "score", "ward"]
 
-# numba's own types know nothing of its helpers for code.
+# numba's type stubs lack its code generation helpers.
 _cgutils: Any = cgutils
 
 LANES = 16
-# Vectors that are multiplied with 16 lanes at a time.
+# Number of vectors that are multiplied with 16 lanes at a time.
 _ROWS = 6
-# Lanes of 16 bits that are looked up at a time, and what they count; see `quiver.retrieval.index.kernels.choice.Kernels`.
+# Number of 16-bit lanes that `estimate` adds at a time, the number of steps of its tables, and the least bound that is scaled.
 _WIDE = 2 * LANES
 _STEPS = 32_000
 _LEAST = 1e-30
@@ -276,7 +348,7 @@ _products: Any = intrinsic(_emit_products)
 
 
 def _emit_roofs(_context: Any, entries: Any, numbers: Any, count: Any, means: Any, books: Any, best: Any) -> Any:
-    """Raise ``best``, (32,) int16, to the sums of the rows that the coarse parts of some tokens point to in two tables.
+    """Raise ``best``, (32,) int16, to the maximum over tokens of the sums of their table rows.
 
     ``numbers``, (tokens,), point into ``means``, (K, 32) int16; ``entries``, (tokens, d / 4) uint16, into ``books``, (4 d, 32) int16.
     """
@@ -284,7 +356,7 @@ def _emit_roofs(_context: Any, entries: Any, numbers: Any, count: Any, means: An
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         arrays = [context.make_array(signature.args[place])(context, builder, arguments[place]) for place in (0, 1, 3, 4, 5)]
         places, centroids, first_table, second_table, out = (array.data for array in arrays)
-        size = builder.extract_value(arrays[0].shape, 1)  # entries of a token, a multiple of two
+        size = builder.extract_value(arrays[0].shape, 1)  # entries per token, a multiple of two
         vector = ir.VectorType(ir.IntType(16), _WIDE)
 
         def constant(value: int) -> Any:
@@ -323,9 +395,20 @@ def nearest(
     lanes: NDArray[np.float32],
     half_squares: NDArray[np.float32],
 ) -> NDArray[np.int64]:
-    """The nearest centroid of each vector; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """The nearest centroid of each vector within a range of centroids.
+
+    Args:
+        vectors: (n, d) float32; fast if neighbouring vectors have the same range.
+        first: First allowed centroid of each vector, (n,).
+        last: One past the last allowed centroid, (n,), greater than ``first``.
+        lanes: The centroids, (L, d, 16), from `quiver.retrieval.index.kernels.packing.lanes`.
+        half_squares: Half the squared length of each centroid, (K,).
+
+    Returns:
+        Centroid numbers, (n,); the first of several equally near ones.
+    """
     n, d = vectors.shape
-    found: NDArray[np.int64] = first.copy()  # where no product is a number
+    found: NDArray[np.int64] = first.copy()  # the result if all products are NaN
     block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
     best = np.empty(_ROWS, np.float32)
     begin = 0
@@ -352,7 +435,18 @@ def nearest(
 def probe(
     query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Inner products with all centroids, and the centroids with the greatest; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """Inner products of query tokens with all centroids, and the centroids with the greatest products.
+
+    Args:
+        query: (n, d) float32.
+        lanes: The centroids, (L, d, 16), from `quiver.retrieval.index.kernels.packing.lanes`.
+        centroids: Number of centroids K; further lanes are padding.
+        count: Number of centroids to return per token, 1 to K.
+
+    Returns:
+        Numbers of the best centroids, (n, count), unordered; their inner products, (n, count); and the inner products with all centroids,
+        (n / 16, K, 16), zero in padded lanes.
+    """
     n, d = query.shape
     similarities = np.zeros(((n + LANES - 1) // LANES, centroids, LANES), np.float32)
     found = np.zeros((n, count), np.int64)
@@ -380,13 +474,13 @@ def probe(
 
 @jit
 def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, centroids: int, numbers: NDArray[np.int64]) -> bool:
-    """The centroids of some tokens; whether there are all of these, which is not so in a file that is damaged alone."""
+    """Read the centroid numbers of some tokens; return whether all of them are valid, which only a damaged file violates."""
     known = True
     for row in range(count):
         number = 0
         for place in range(coarse.shape[1] - codes):
             number |= np.int64(coarse[begin + row, codes + place]) << (8 * place)
-        if number >= centroids:  # what lies behind them is not to be read
+        if number >= centroids:  # do not read beyond the table
             number, known = 0, False
         numbers[row] = number
     return known
@@ -394,7 +488,7 @@ def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, cent
 
 @jit
 def _entries(coarse: NDArray[np.uint8], begin: int, count: int, entries: NDArray[np.uint16]) -> None:
-    """Where the product codes of some tokens point to, in a table of the codewords of all books."""
+    """Row numbers of the product codes of some tokens in a table of the codewords of all books."""
     for row in range(count):
         token, out = coarse[begin + row], entries[row]
         for place in range(len(out) // 2):
@@ -410,7 +504,22 @@ def estimate(
     similarities: NDArray[np.float32],
     table: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """MaxSim of a query with the coarse parts of documents; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """Approximate MaxSim of a query with documents from their coarse codes, using 16-bit tables of similarities.
+
+    A similarity is at most the greatest one with a centroid plus the greatest one with a codeword of each book; that sum is represented by
+    32,000 steps.
+
+    Args:
+        coarse: Product code and centroid number of each token, (T, d / 8 + 2 or 4).
+        begins: First token of each document, (m,).
+        ends: One past the last token of each document, (m,).
+        similarities: Similarities of the query tokens with all centroids, (L, K, 16), from `probe`.
+        table: Similarities of the query tokens with the product codewords, (L, d / 4, 16, 16): 16 codewords, 16 query tokens.
+
+    Returns:
+        (m,); minus infinity for a document without tokens, NaN for a document with an invalid centroid number, and NaN for all documents
+        if a table is not finite.
+    """
     groups, books, _, _ = table.shape
     bound = np.float64(_highest(similarities.ravel()))
     for book in range(books):
@@ -445,7 +554,7 @@ def estimate(
 
 @jit
 def _highest(values: NDArray[np.float32]) -> float:
-    """The greatest magnitude, 0 of none."""
+    """The greatest magnitude; 0 for an empty array."""
     highest: float = np.float32(0)
     for value in values:
         highest = max(highest, abs(value))
@@ -454,7 +563,7 @@ def _highest(values: NDArray[np.float32]) -> float:
 
 @jit
 def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
-    """Groups of 16 lanes as whole numbers of steps, two groups side by side, the last beside zeros if it is alone."""
+    """Round groups of 16 lanes to whole steps and join them in pairs; an odd last group is joined with zeros."""
     groups, rows, _ = values.shape
     rounded = np.zeros(((groups + 1) // 2, rows, _WIDE), np.int16)
     for group in range(groups):
@@ -466,7 +575,7 @@ def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
 
 @jit
 def _decode(code: NDArray[np.uint8], width: int, pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
-    """The codewords of one token, two coordinates to a number of 64 bits."""
+    """Decode the codewords of one token; a 64-bit number holds two coordinates."""
     if width == 8:
         for place in range(len(out)):
             out[place] = pairs[code[place]]
@@ -489,7 +598,7 @@ def _decode(code: NDArray[np.uint8], width: int, pairs: NDArray[np.uint64], out:
 
 @jit
 def _decode_sevens(code: NDArray[np.uint8], pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
-    """As `_decode`, eight codes in seven bytes."""
+    """`_decode` for 7-bit codes, eight of which take seven bytes."""
     for group in range(len(out) // 8):
         word = np.uint64(0)
         for byte in range(7):
@@ -500,7 +609,7 @@ def _decode_sevens(code: NDArray[np.uint8], pairs: NDArray[np.uint64], out: NDAr
 
 @jit
 def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
-    """A number of half precision, its sign left out, from its bits; numba has no such type."""
+    """Convert the bits of a non-negative half-precision number; numba has no such type."""
     exponent, fraction = (bits >> 10) & 31, bits & 1023
     value: float = np.float32(fraction if exponent == 0 else fraction + 1024) * powers[max(exponent, 1)]
     return value
@@ -508,7 +617,7 @@ def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
 
 @jit
 def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
-    """The vector of one product code, two coordinates to a number of 64 bits."""
+    """Decode one product code; a 64-bit number holds two coordinates."""
     for place in range(len(out) // 4):
         low, high = code[place] & np.uint8(15), code[place] >> np.uint8(4)
         out[4 * place] = codewords[2 * place, low, 0]
@@ -528,7 +637,21 @@ def score(
     pairs: NDArray[np.float32],
     query: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """MaxSim of a query with documents; see `quiver.retrieval.index.kernels.choice.Kernels`."""
+    """MaxSim of a query with documents whose tokens are decoded during the computation.
+
+    Args:
+        coarse: Product code and centroid number of each token, (T, d / 8 + 2 or 4).
+        fine: Codes and scale of each token, (T, d / 2 * width / 8 + 2).
+        begins: First token of each document, (m,).
+        ends: One past the last token of each document, (m,).
+        similarities: Similarities of the query tokens with all centroids, (L, K, 16), from `probe`.
+        products: Codebooks of the product codes, (d / 4, 16, 4).
+        pairs: Codebook of pairs, (2^width, 2).
+        query: (L, d, 16), from `quiver.retrieval.index.kernels.packing.lanes`; padded lanes add nothing.
+
+    Returns:
+        (m,); minus infinity for a document without tokens, NaN for a document with an invalid centroid number.
+    """
     groups, d, _ = query.shape
     width = 4 if len(pairs) == 16 else 6 if len(pairs) == 64 else 7 if len(pairs) == 128 else 8
     fine_codes, codes, centroids = d * width // 16, d // 8, similarities.shape[1]

@@ -1,4 +1,4 @@
-"""Memory layouts: bit-packed codes, and vectors in lanes of 16.
+"""Memory layout of codes and vectors: bit-packed codes, vectors in lanes of 16.
 
 Shapes: n tokens, d width, K vectors, L = K / 16 rounded up.
 """
@@ -11,18 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 LANES = 16
-"""Query tokens or centroids that the compiled loops process side by side."""
-
+"""Number of query tokens or centroids that the compiled loops process side by side."""
 
 SPAN = 4.0
-"""Values are looked up between minus and plus this; beyond it they count as the nearest."""
+"""Coordinates are clipped to plus or minus this value before their codeword is looked up."""
 
 CELLS = 256
-"""Cells of that range, on each side of the plane."""
+"""Number of cells per axis in which codewords are looked up."""
 
 
 def pack(codes: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Pack codes without gaps: code j starts at bit ``j * width``; the lowest bit of a byte comes first.
+    """Pack codes without gaps: code j takes the bits from ``j * width`` on, the lowest bit of a byte first.
 
     Args:
         codes: (n, m), each below 2^width; m * width must be a multiple of 8.
@@ -44,7 +43,7 @@ def pack(codes: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
 
 
 def unpack(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Undo `pack`."""
+    """Unpack codes; the inverse of `pack`."""
     count, size = _group(width)
     n, groups = len(packed), packed.shape[1] // size
     padded = np.zeros((n, groups, 8), np.uint8)
@@ -58,7 +57,7 @@ def unpack(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
 
 
 def _group(width: int) -> tuple[int, int]:
-    """The fewest codes that end with a byte, and their bytes."""
+    """The least number of codes that fill whole bytes, and the number of these bytes."""
     count = 8 // math.gcd(width, 8)
     return count, count * width // 8
 
@@ -69,7 +68,7 @@ def width_of(pairs: NDArray[np.float32]) -> int:
 
 
 def cells(pairs: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Codeword nearest to the centre of each grid cell of the plane, (`CELLS`, `CELLS`).
+    """The nearest codeword to the centre of each cell of the plane, (`CELLS`, `CELLS`).
 
     Args:
         pairs: Codebook of pairs, (2^width, 2).
@@ -81,7 +80,7 @@ def cells(pairs: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def lanes(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Arrange vectors in lanes of 16, the last ones padded with zeros.
+    """Arrange vectors in groups of 16 that are interleaved by coordinate; the last group is padded with zeros.
 
     Args:
         vectors: (K, d).
@@ -102,14 +101,14 @@ def decode(
     products: NDArray[np.float32],
     pairs: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """Decode tokens to vectors, (T, d): centroid plus product plus scale times codewords; arguments as for `score`."""
+    """Decode tokens, (T, d): centroid + product codewords + scale * codewords. For the arguments, see `compiled.score`."""
     d = centroids.shape[1]
     vectors: NDArray[np.float32] = centroids[centroid_numbers(coarse, d)] + product(coarse[:, : d // 8], products)
     return vectors + fine_part(fine, pairs)
 
 
 def fine_part(fine: NDArray[np.uint8], pairs: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale times codewords, (T, d)."""
+    """The fine part of decoded tokens, scale * codewords, (T, d)."""
     scales = np.ascontiguousarray(fine[:, -2:]).view("<f2").astype(np.float32)  # (T, 1)
     found = pairs[unpack(fine[:, :-2], width_of(pairs))]  # (T, d / 2, 2)
     vectors: NDArray[np.float32] = scales * found.reshape(len(fine), 2 * found.shape[1])
@@ -117,7 +116,7 @@ def fine_part(fine: NDArray[np.uint8], pairs: NDArray[np.float32]) -> NDArray[np
 
 
 def centroid_numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
-    """The centroid of each token, (T,)."""
+    """Centroid number of each token, (T,)."""
     numbers = np.zeros(len(coarse), np.int64)
     for place, column in enumerate(coarse[:, d // 8 :].T.astype(np.int64)):
         numbers |= column << (8 * place)
@@ -125,10 +124,10 @@ def centroid_numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
 
 
 def product(codes: NDArray[np.uint8], products: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Decode product codes to vectors, (T, d)."""
+    """Decode product codes, (T, d)."""
     return products[np.arange(len(products)), code_digits(codes)].reshape(len(codes), 8 * codes.shape[1])
 
 
 def code_digits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The two codes of each byte, the low bits first, (T, d / 4)."""
+    """Split bytes into two 4-bit codes, the low bits first, (T, d / 4)."""
     return np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), 2 * codes.shape[1])

@@ -27,14 +27,18 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, ValidationInfo, create_model, field_validator
+from pydantic_core import PydanticCustomError
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.schema import Field, Schema, validate
 from quiver.retrieval.index.files import (
     DIGEST,
     DamagedIndexError,
@@ -182,10 +186,25 @@ def is_file(name: str) -> bool:
     return bool(_FILE.fullmatch(name))
 
 
-Record = TypeVar("Record", "FileEntry", "TombstonesEntry", "SegmentEntry", "CodecEntry", "Manifest", ModelCard, TokenCounts)
-
 # Row numbers have 32 bits.
 _MOST_DOCUMENTS = 1 << 32
+
+
+def _valid_name(is_valid: Callable[[str], bool], what: str) -> AfterValidator:
+    """Validator of names: paths are made from them."""
+
+    def check(name: str) -> str:
+        if not is_valid(name):
+            raise PydanticCustomError("name", "{shown} is not the name of {what}", {"shown": repr(name), "what": what})
+        return name
+
+    return AfterValidator(check)
+
+
+FileName: TypeAlias = Annotated[str, _valid_name(is_file, "a file")]
+CodecName: TypeAlias = Annotated[str, _valid_name(is_codec, "a codec")]
+SegmentName: TypeAlias = Annotated[str, _valid_name(is_segment, "a segment")]
+TombstonesName: TypeAlias = Annotated[str, _valid_name(is_tombstones, "tombstones")]
 
 
 @dataclass(frozen=True)
@@ -214,7 +233,7 @@ class TombstonesEntry:
         sha256: SHA-256 of one copy.
     """
 
-    name: str
+    name: TombstonesName
     documents: int
     bytes: int
     sha256: str
@@ -233,11 +252,11 @@ class SegmentEntry:
         deleted: The deleted documents; None if there are none.
     """
 
-    name: str
-    documents: int
+    name: SegmentName
+    documents: Annotated[int, Field(lt=_MOST_DOCUMENTS)]
     vectors: int
     tokens: TokenCounts
-    files: Mapping[str, FileEntry]
+    files: Mapping[FileName, FileEntry]
     deleted: TombstonesEntry | None = None
 
     @property
@@ -258,9 +277,9 @@ class CodecEntry:
     """
 
     engine: str
-    name: str
+    name: CodecName
     parameters: Mapping[str, str | int | float | bool | None]
-    files: Mapping[str, FileEntry]
+    files: Mapping[FileName, FileEntry]
 
 
 @dataclass(frozen=True)
@@ -388,10 +407,14 @@ def parse_manifest(stored: bytes, path: Path) -> Manifest:
         raise InputError(f"{path}: not the manifest of a Quiver index")
     if version != VERSION:
         raise InputError(f"{path}: {version_problem(version)}")
-    try:
-        return _to_manifest(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: the fields are not those of version {VERSION} ({error}); build the index again") from error
+    problems = validate(record_schema(Manifest), content)[1]
+    manifest = None if problems else _to_manifest(content)
+    impossible = None if manifest is None else _impossible(manifest)
+    if manifest is None or impossible:
+        said = "; ".join(problems or [impossible or ""])
+        said = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in said)
+        raise InputError(f"{path}: not a manifest of version {VERSION} ({said}); build the index again")
+    return manifest
 
 
 def version_problem(version: int) -> str:
@@ -402,49 +425,83 @@ def version_problem(version: int) -> str:
 
 def _to_manifest(content: dict[str, Any]) -> Manifest:
     codec, segments = content["codec"], content["segments"]
-    manifest = Manifest(
+    return Manifest(
         **{
             **content,
-            "model": _checked(ModelCard(**content["model"])),
+            "model": ModelCard(**content["model"]),
             "policy": Policy(**content["policy"]),
-            "codec": _checked(CodecEntry(**{**codec, "files": _files(codec["files"])})),
-            "segments": tuple(_to_segment(segment) for segment in segments),
+            "codec": CodecEntry(**{**codec, "files": _to_files(codec["files"])}),
+            "segments": tuple(map(_to_segment, segments)),
         }
     )
-    names = [manifest.codec.name, *(segment.name for segment in manifest.segments)]
-    if not is_codec(names[0]) or not all(map(is_segment, names[1:])) or len(set(names)) < len(names):
-        raise ValueError("the name of a folder is not one that Quiver writes")
-    return _checked(manifest)
 
 
 def _to_segment(content: dict[str, Any]) -> SegmentEntry:
-    deleted = content["deleted"]
-    if deleted is not None:
-        deleted = _checked(TombstonesEntry(**deleted))
-        if not is_tombstones(deleted.name):
-            raise ValueError("the name of a tombstone file is not one that Quiver writes")
-    tokens, files = _checked(TokenCounts(**content["tokens"])), _files(content["files"])
-    segment = _checked(SegmentEntry(**{**content, "tokens": tokens, "files": files, "deleted": deleted}))
-    if segment.documents >= _MOST_DOCUMENTS or segment.alive < 0:
-        raise ValueError(f"{segment.documents} documents, {segment.alive} of them not deleted")
-    return segment
+    deleted = content.get("deleted")
+    changes = {"tokens": TokenCounts(**content["tokens"]), "files": _to_files(content["files"])}
+    return SegmentEntry(**{**content, **changes, "deleted": None if deleted is None else TombstonesEntry(**deleted)})
 
 
-def _files(content: dict[str, Any]) -> dict[str, FileEntry]:
-    for name in content:
-        if not is_file(name):
-            raise ValueError(f"{name!r} is not the name of a file")
-    return {name: _checked(FileEntry(**entry)) for name, entry in content.items()}
+def _to_files(content: dict[str, Any]) -> dict[str, FileEntry]:
+    return {name: FileEntry(**entry) for name, entry in content.items()}
 
 
-def _checked(record: Record) -> Record:
-    """Check that the strings of a record are strings and its numbers non-negative integers, since array sizes are computed from them."""
-    for each in fields(record):
-        value = getattr(record, each.name)
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        if (each.type == "int" and not whole) or (each.type == "str" and not isinstance(value, str)):
-            raise TypeError(f"{each.name} is {value!r}")
-    return record
+def _impossible(manifest: Manifest) -> str | None:
+    """A relation between fields of a manifest that does not hold."""
+    names = [segment.name for segment in manifest.segments]
+    if len(set(names)) < len(names):
+        return "two segments have the same name"
+    for segment in manifest.segments:
+        if segment.alive < 0:
+            return f"{segment.name} has {segment.documents} documents, but more are deleted"
+    return None
+
+
+class _RecordSchema(Schema):
+    """Base of `record_schema`: lists stay lists, so nothing has to be converted, which takes most of the time of validation."""
+
+    @field_validator("nothing", mode="before", check_fields=False)
+    @classmethod
+    def _prepare(cls, raw: object, info: ValidationInfo) -> object:
+        del info
+        return raw
+
+
+_SCHEMAS: dict[type, type[Schema]] = {}
+
+
+def record_schema(record: type) -> type[Schema]:
+    """The schema of a dataclass that is stored as JSON. Integers must be >= 0: they are sizes, from which arrays are allocated.
+
+    Example:
+        >>> validate(record_schema(FileEntry), {"holds": "ids", "bytes": -1, "sha": "0"})[1]
+        ['bytes: must be >= 0, got -1', 'sha256: missing', "sha: unknown key, did you mean 'sha256'?"]
+    """
+    if record in _SCHEMAS:
+        return _SCHEMAS[record]
+    hints = get_type_hints(record, include_extras=True)
+    given = {each.name: ... if each.default is MISSING else each.default for each in fields(record)}
+    types: dict[str, Any] = {name: (_field_type(hints[name]), default) for name, default in given.items()}
+    return _SCHEMAS.setdefault(record, create_model(record.__name__, __base__=_RecordSchema, **types))
+
+
+def _field_type(hint: Any) -> Any:
+    """The type of a schema's field for the type hint of a dataclass's field."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is int:
+        return Annotated[int, Field(ge=0)]
+    if is_dataclass(hint):
+        return record_schema(cast("type", hint))
+    if origin is Annotated:
+        parts = (_field_type(arguments[0]), *arguments[1:])
+        return cast(Any, Annotated)[parts]
+    if origin is Mapping:
+        return dict[arguments[0], _field_type(arguments[1])]  # type: ignore[valid-type,misc]
+    if origin in (tuple, Sequence):
+        return list[_field_type(arguments[0])]  # type: ignore[misc]
+    if origin in (Union, UnionType):
+        return Union[tuple(_field_type(each) if is_dataclass(each) or get_origin(each) else each for each in arguments)]  # noqa: UP007
+    return hint
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

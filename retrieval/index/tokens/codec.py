@@ -41,7 +41,7 @@ from quiver.retrieval.index.tokens.settings import (
 from quiver.retrieval.records import ModelCard
 
 WIDEST = 4096
-"""Maximum width: sums of estimates of wider vectors may not fit into 16 bits (`Kernels.estimate`)."""
+"""Maximum width: sums of estimates of wider vectors may not fit into 16 bits (`quiver.retrieval.index.kernels.estimate`)."""
 
 _JSON = "codec.json"
 _CENTROIDS, _GROUPS, _PRODUCTS, _PAIRS, _TOKENS, _HEADS = (

@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.index import kernels
 from quiver.retrieval.index.kernels import packing
-from quiver.retrieval.index.kernels.choice import kernels
 from quiver.retrieval.index.kernels.packing import LANES, cells, lanes, pack, width_of
 from quiver.retrieval.index.quantization import Clustering, product_quantizer, train_codebook
 
@@ -135,7 +135,7 @@ def _clusters(document: NDArray[np.float32], factor: int) -> NDArray[np.int64]:
         if len(free) > count:
             squares = (free * free).sum(axis=1)
             distances = np.maximum(squares[:, None] + squares - 2 * free @ free.T, 0)
-            labels[begin : begin + WINDOW] = begin + kernels().ward(distances, count)
+            labels[begin : begin + WINDOW] = begin + kernels.ward(distances, count)
     return labels
 
 
@@ -203,7 +203,7 @@ class Coding:
         residuals = vectors - self.clustering.centroids[numbers]
         product = self._quantizer.compute_codes(residuals)
         residuals -= packing.product(product, self.products)
-        codes, scales = kernels().quantise(residuals, self.pairs, self._cells, _ROUNDS)
+        codes, scales = kernels.quantise(residuals, self.pairs, self._cells, _ROUNDS)
         with np.errstate(over="ignore"):  # what does not fit is infinite, and refused
             halves = scales.astype("<f2")
         if not np.isfinite(halves).all():

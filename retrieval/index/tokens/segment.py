@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quiver.retrieval.index import kernels
 from quiver.retrieval.index.engines import Bitmap, Found, Lazy, Size, one_thread
 from quiver.retrieval.index.files import COPIED, DamagedIndexError, Disk, Files, RecordFiles, lengths_around, rows_with
-from quiver.retrieval.index.kernels.choice import kernels
 from quiver.retrieval.index.kernels.packing import lanes
 from quiver.retrieval.index.quantization import Clustering, FastScanLists
 from quiver.retrieval.index.tokens.coding import WINDOW, Coding, pool
@@ -94,7 +94,7 @@ class CandidateLists:
         """
         with one_thread():
             similarities, documents = self._lists.search(query, tokens_k, lists=lists, closeness=closeness, allowed=allowed)
-        return kernels().aggregate(similarities, documents, _BELOW)
+        return kernels.aggregate(similarities, documents, _BELOW)
 
 
 _HOLDS = {
@@ -307,7 +307,7 @@ class TokenSegment:
         """Rows that may be among the k best of these, with their scores; where rows are left out, their estimates say that they are not."""
         table = self._coding.table(query)
         begins, ends = self.offsets[rows], self.offsets[rows + 1]
-        estimates = self._checked(rows, kernels().estimate(self.coarse.spans(begins, ends), begins, ends, similarities, table))
+        estimates = self._checked(rows, kernels.estimate(self.coarse.spans(begins, ends), begins, ends, similarities, table))
         order = np.argsort(-estimates, kind="stable")
         rows, estimates = rows[order], estimates[order]
         scores = self._scores(query, rows[: max(_FIRST, 2 * k)], similarities)
@@ -335,7 +335,7 @@ class TokenSegment:
     def _scores(self, query: NDArray[np.float32], rows: NDArray[np.int64], similarities: NDArray[np.float32]) -> NDArray[np.float32]:
         begins, ends, coding = self.offsets[rows], self.offsets[rows + 1], self._coding
         coarse, fine = self.coarse.spans(begins, ends), self.fine.spans(begins, ends)
-        scores = kernels().score(coarse, fine, begins, ends, similarities, coding.products, coding.pairs, lanes(query))
+        scores = kernels.score(coarse, fine, begins, ends, similarities, coding.products, coding.pairs, lanes(query))
         return self._checked(rows, scores)
 
     def _checked(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:

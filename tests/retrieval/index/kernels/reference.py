@@ -1,8 +1,8 @@
-"""What the compiled loops compute, in NumPy: the oracle that they are tested against.
+"""NumPy reference of the compiled loops; the tests compare both.
 
 Codes, scales, clusters and decoded vectors are equal to the last bit. Similarities are summed in another order, so that scores differ in
-their last bits, and an assignment may differ where two centroids are equally near. The contracts are those of
-`quiver.retrieval.index.kernels.choice.Kernels`.
+their last bits, and an assignment may differ where two centroids are equally near. The contracts are the
+docstrings of `quiver.retrieval.index.kernels.compiled`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quiver.retrieval.index.kernels.packing import CELLS, LANES, SPAN, centroid_numbers, code_digits, fine_part, product
 
+Floats, Doubles, Ints, Bytes = NDArray[np.float32], NDArray[np.float64], NDArray[np.int64], NDArray[np.uint8]
 # Products of vectors and centroids that are held at a time.
 _PRODUCTS = 1 << 22
 # Steps of estimates on either side of zero: what a number of 16 bits holds, and room for rounding.
@@ -22,23 +23,8 @@ _STEPS = 32_000
 _LEAST = 1e-30
 
 
-def quantise(
-    residuals: NDArray[np.float32], pairs: NDArray[np.float32], cells: NDArray[np.uint8], rounds: int
-) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Quantize residuals: codes of coordinate pairs and one scale per vector, such that scale times codewords approximates them.
-
-    The first codes are those of the residual divided by its root mean square; the scale then minimizes the squared error for the
-    codes. Each further round recomputes the codes with that scale.
-
-    Args:
-        residuals: (n, d) float32, d even.
-        pairs: Codebook of pairs, (2^width, 2).
-        cells: Nearest codeword of each grid cell, see `quiver.retrieval.index.kernels.packing.cells`.
-        rounds: Number of rounds, at least 1.
-
-    Returns:
-        Codes, (n, d / 2), and scales >= 0, (n,) float32; the scale of a residual of zeros is zero.
-    """
+def quantise(residuals: Floats, pairs: Floats, cells: Bytes, rounds: int) -> tuple[Bytes, Floats]:
+    """Codes and scales: alternate between the nearest codewords and the least-squares scale."""
     d = residuals.shape[1]
     columns = [residuals[:, j].astype(np.float64) for j in range(d)]
     square = np.zeros(len(residuals))
@@ -59,25 +45,8 @@ def quantise(
     return codes, scales
 
 
-def nearest(
-    vectors: NDArray[np.float32],
-    first: NDArray[np.int64],
-    last: NDArray[np.int64],
-    lanes: NDArray[np.float32],
-    half_squares: NDArray[np.float32],
-) -> NDArray[np.int64]:
-    """Find the nearest centroid of each vector within its own range of centroids.
-
-    Args:
-        vectors: (n, d) float32; faster if neighbouring vectors have the same range.
-        first: First centroid that may be chosen, (n,).
-        last: One past the last, (n,), greater than ``first``.
-        lanes: The centroids, (L, d, 16), as `quiver.retrieval.index.kernels.packing.lanes` arranges them.
-        half_squares: Half the squared length of each centroid, (K,).
-
-    Returns:
-        Numbers of centroids, (n,); ties go to the first.
-    """
+def nearest(vectors: Floats, first: Ints, last: Ints, lanes: Floats, half_squares: Floats) -> Ints:
+    """Number of the nearest centroid in each vector's range."""
     found = np.empty(len(vectors), np.int64)
     if not len(vectors):
         return found
@@ -92,21 +61,8 @@ def nearest(
     return found
 
 
-def probe(
-    query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Compute inner products with all centroids, and find the centroids with the greatest.
-
-    Args:
-        query: (n, d) float32.
-        lanes: The centroids, (L, d, 16), as `quiver.retrieval.index.kernels.packing.lanes` arranges them.
-        centroids: Number K of centroids; later lanes are padding.
-        count: Number of centroids to find per vector, 1 to K.
-
-    Returns:
-        Numbers of the nearest centroids, (n, count), unordered; their inner products, (n, count); and those with all centroids,
-        (n / 16, K, 16), zeros in padding lanes.
-    """
+def probe(query: Floats, lanes: Floats, centroids: int, count: int) -> tuple[Ints, Floats, Floats]:
+    """All inner products, and those of the best centroids."""
     products = query @ lanes.transpose(1, 0, 2).reshape(query.shape[1], -1)[:, :centroids]
     found = np.argpartition(-products, count - 1, axis=1)[:, :count].astype(np.int64)
     padded = np.zeros((-(-len(query) // LANES) * LANES, centroids), np.float32)
@@ -115,28 +71,8 @@ def probe(
     return found, np.take_along_axis(products, found, axis=1), similarities
 
 
-def estimate(
-    coarse: NDArray[np.uint8],
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    similarities: NDArray[np.float32],
-    table: NDArray[np.float32],
-) -> NDArray[np.float32]:
-    """MaxSim of a query with the vectors that the coarse parts encode, from tables of similarities quantized to 16 bits.
-
-    The range of 32,000 steps covers the greatest similarity with a centroid plus the greatest with a codeword of each codebook.
-
-    Args:
-        coarse: Product code and centroid of each token, (T, d / 8 + 2 or 4).
-        begins: First token of each document, (m,).
-        ends: One past its last token, (m,).
-        similarities: Inner products of the query's tokens with all centroids, (L, K, 16), as `probe` returns them.
-        table: Inner products of the query's tokens with the product codewords, (L, d / 4, 16, 16): 16 codewords, 16 tokens.
-
-    Returns:
-        (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist, or for any where a
-        table is not finite.
-    """
+def estimate(coarse: Bytes, begins: Ints, ends: Ints, similarities: Floats, table: Floats) -> Floats:
+    """MaxSim over rounded tables."""
     books = table.shape[1]
     bound = float(np.abs(similarities).max(initial=0)) + sum(np.abs(table).max(axis=(0, 2, 3), initial=0).astype(np.float64).tolist())
     if not np.isfinite(bound):
@@ -156,30 +92,9 @@ def estimate(
 
 
 def score(
-    coarse: NDArray[np.uint8],
-    fine: NDArray[np.uint8],
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    similarities: NDArray[np.float32],
-    products: NDArray[np.float32],
-    pairs: NDArray[np.float32],
-    query: NDArray[np.float32],
-) -> NDArray[np.float32]:
-    """MaxSim of a query with documents, decoding product and fine codes on the fly; centroids enter by their similarities.
-
-    Args:
-        coarse: Product code and centroid of each token, (T, d / 8 + 2 or 4).
-        fine: Codes and scale of each token, (T, d / 2 * width / 8 + 2).
-        begins: First token of each document, (m,).
-        ends: One past its last token, (m,).
-        similarities: Inner products of the query's tokens with all centroids, (L, K, 16), as `probe` returns them.
-        products: Codebooks of the product codes, (d / 4, 16, 4).
-        pairs: Codebook of pairs, (2^width, 2).
-        query: (L, d, 16), as `quiver.retrieval.index.kernels.packing.lanes` arranges it; lanes of zeros add nothing.
-
-    Returns:
-        (m,); minus infinity for a document without tokens, and NaN for one that refers to an unknown centroid.
-    """
+    coarse: Bytes, fine: Bytes, begins: Ints, ends: Ints, similarities: Floats, products: Floats, pairs: Floats, query: Floats
+) -> Floats:
+    """MaxSim over decoded tokens."""
     d, centroids = query.shape[1], similarities.shape[1]
     columns = query.transpose(1, 0, 2).reshape(d, -1)  # (d, 16 L)
     means = similarities.transpose(1, 0, 2).reshape(centroids, -1)  # (K, 16 L)
@@ -194,82 +109,28 @@ def score(
     return scores
 
 
-def inner_products(
-    codes: NDArray[np.signedinteger[Any]], scales: NDArray[np.float32], rows: NDArray[np.int64], weights: NDArray[np.float64], offset: float
-) -> NDArray[np.float64]:
-    """Inner products of one query with chosen vectors, each stored as codes and a scale.
-
-    Args:
-        codes: (P, d) int8 or int16.
-        scales: (P,).
-        rows: Row numbers of the vectors, (n,).
-        weights: The query, (d,) float64.
-        offset: Added to every product.
-
-    Returns:
-        (n,) float64; the result of a row does not depend on the other rows.
-    """
+def inner_products(codes: NDArray[Any], scales: Floats, rows: Ints, weights: Doubles, offset: float) -> Doubles:
+    """Inner products with decoded rows."""
     products: NDArray[np.float64] = (codes[rows].astype(np.float64) @ weights) * scales[rows] + offset
     return products
 
 
-def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
-    """Places of the greatest scores, best first, of equal ones that with the greater rank.
-
-    Args:
-        scores: (n,); NaN, of a damaged index, counts as the least that there is.
-        rows: The rows they are of, (n,), each once.
-        ranks: Of all rows, (P,), no two equal.
-        k: Places wanted; there are n at most.
-    """
+def best(scores: Floats, rows: Ints, ranks: NDArray[np.uint32], k: int) -> Ints:
+    """Sort by score, then by rank, both descending."""
     return np.lexsort((ranks[rows], np.nan_to_num(scores, nan=-np.inf, posinf=np.inf, neginf=-np.inf)))[::-1][:k]
 
 
 def nearest_of(
-    codes: NDArray[np.signedinteger[Any]],
-    scales: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    weights: NDArray[np.float64],
-    offset: float,
-    ranks: NDArray[np.uint32],
-    k: int,
-) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
-    """The k best of chosen coded vectors, by `inner_products` rounded to float32; ties go to the greater rank.
-
-    Args:
-        codes: See `inner_products`, also for the next four arguments.
-        scales: (P,).
-        rows: (n,), without repetitions.
-        weights: (d,).
-        offset: Added to every product.
-        ranks: Rank of each row's document id, (P,).
-        k: Number of hits.
-
-    Returns:
-        Rows and scores, (k,) or fewer, and the lowest score of all n without NaN; infinity if there is none.
-    """
+    codes: NDArray[Any], scales: Floats, rows: Ints, weights: Doubles, offset: float, ranks: NDArray[np.uint32], k: int
+) -> tuple[Ints, Floats, float]:
+    """Score, sort, cut."""
     scores = inner_products(codes, scales, rows, weights, offset).astype(np.float32)
     order = best(scores, rows, ranks, k)
     return rows[order], scores[order], float(np.fmin.reduce(scores, initial=np.inf))
 
 
-def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Aggregate the document tokens found for each query token into documents with estimated scores.
-
-    What a document's best similarity with a query token is, is known where that token met the document. Where it did not, it is at most
-    the least similarity that the token met; what stands in for it is somewhat below that.
-
-    Args:
-        similarities: Similarities of the found tokens, (n, k) float32, descending in each row.
-        rows: Their documents, (n, k) int64; -1 at the end of a row if fewer than k were found.
-        below: Distance of the imputed value below the lowest similarity, as a share of the token's range of similarities.
-
-    Returns:
-        Documents, (m,), each once, in the order in which they were found, and their scores, (m,).
-
-    Source:
-        XTR, arXiv:2304.01982, section 3.2 (missing similarity imputation).
-    """
+def aggregate(similarities: Floats, rows: Ints, below: float) -> tuple[Ints, Floats]:
+    """Sum the best known similarity of each query token, or its floor."""
     valid = (rows >= 0).sum(axis=1)
     tokens = np.flatnonzero(valid)
     if not len(tokens):
@@ -288,19 +149,8 @@ def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below:
     return found[kept], (totals[kept] + floors.sum()).astype(np.float32)
 
 
-def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
-    """Cluster points hierarchically by Ward's method: repeatedly merge the two clusters whose union has the least variance.
-
-    Args:
-        distances: Squared distances of all pairs, (n, n); overwritten.
-        clusters: Number of clusters to stop at, 1 to n.
-
-    Returns:
-        For each point the first point of its cluster, (n,).
-
-    Source:
-        J. H. Ward, Hierarchical grouping to optimize an objective function, 1963, in the recurrence of Lance and Williams.
-    """
+def ward(distances: Doubles, clusters: int) -> Ints:
+    """Merge the closest pair and update its distances, n - clusters times."""
     n = len(distances)
     sizes, labels = np.ones(n), np.arange(n)
     np.fill_diagonal(distances, np.inf)

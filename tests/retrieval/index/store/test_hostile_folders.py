@@ -62,12 +62,12 @@ def segment(content: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: segment(content).update(documents=-1), "documents is -1"),
-        (lambda content: segment(content).update(documents="20"), "documents is '20'"),
-        (lambda content: segment(content).update(documents=True), "documents is True"),
-        (lambda content: segment(content).update(documents=1 << 32), "4294967296 documents"),
-        (lambda content: segment(content)["tokens"].update(tokens=1.5), "tokens is 1.5"),
-        (lambda content: segment(content)["files"]["ids.utf8"].update(bytes=None), "bytes is None"),
+        (lambda content: segment(content).update(documents=-1), r"segments\.0\.documents: must be >= 0, got -1"),
+        (lambda content: segment(content).update(documents="20"), r"segments\.0\.documents: must be a whole number, got '20'"),
+        (lambda content: segment(content).update(documents=True), r"segments\.0\.documents: must be a number, got true"),
+        (lambda content: segment(content).update(documents=1 << 32), "must be < 4294967296, got 4294967296"),
+        (lambda content: segment(content)["tokens"].update(tokens=1.5), r"segments\.0\.tokens\.tokens: must be a whole number, got 1\.5"),
+        (lambda content: segment(content)["files"]["ids.utf8"].update(bytes=None), r"ids\.utf8\.bytes: must be a number, got null"),
         (lambda content: segment(content)["files"].update({"..": segment(content)["files"]["ids.utf8"]}), "'..' is not the name of a file"),
         (
             lambda content: segment(content)["files"].update({"a/b": segment(content)["files"]["ids.utf8"]}),
@@ -76,10 +76,12 @@ def segment(content: dict[str, Any]) -> dict[str, Any]:
         (lambda content: segment(content)["files"].update({"a\0": segment(content)["files"]["ids.utf8"]}), "is not the name of a file"),
         (
             lambda content: segment(content).update(name="s-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0661-0000"),
-            "the name of a folder is not one that Quiver writes",
+            "is not the name of a segment",
         ),
-        (lambda content: content["model"].update(dim="8"), "dim is '8'"),
-        (lambda content: content["codec"].update(engine=7), "engine is 7"),
+        (lambda content: content["model"].update(dim="8"), r"model\.dim: must be a whole number, got '8'"),
+        (lambda content: content["model"].update(kind="other"), r"model\.kind: must be one of dense, colbert; got 'other'"),
+        (lambda content: content["model"].update(dims=8), r"model\.dims: unknown key, did you mean 'dim'\?"),
+        (lambda content: content["codec"].update(engine=7), r"codec\.engine: must be text, got 7"),
     ],
 )
 def test_a_forged_manifest_is_refused_before_anything_is_sized_by_it(built: Path, change: Any, message: str) -> None:
@@ -89,7 +91,7 @@ def test_a_forged_manifest_is_refused_before_anything_is_sized_by_it(built: Path
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("change", [{"dim": 8}, {"dim": 0}, {"kind": "colbert"}, {"kind": "other"}])
+@pytest.mark.parametrize("change", [{"dim": 8}, {"dim": 0}, {"kind": "colbert"}])
 def test_a_model_of_another_width_than_the_codecs_is_damage(built: Path, change: dict[str, Any]) -> None:
     """Queries would be checked against the manifest, and read by loops that take the width of the codec for granted."""
     forge(Layout(built).manifest(1), lambda content: content["model"].update(change))

@@ -106,9 +106,12 @@ def damaged_or_equal(folder: Path, name: str, expected: list[Any]) -> None:
         ({"version": 5}, "index format version 5, this Quiver reads version 4; update Quiver"),
         ({"version": 1}, "index format version 1, this Quiver reads version 4; build the index again"),
         ({"format": "other"}, "not the manifest of a Quiver index"),
-        ({"surprise": 1}, "the fields are not those of version 4"),
-        ({"segments": [{}]}, "the fields are not those of version 4"),
-        ({"codec": {"engine": "exact-dense", "name": "../../etc", "parameters": {}, "files": {}}}, "not one that Quiver writes"),
+        ({"surprise": 1}, r"not a manifest of version 4 \(surprise: unknown key\); build the index again"),
+        ({"segments": [{}]}, r"segments\.0\.name: missing; segments\.0\.documents: missing"),
+        (
+            {"codec": {"engine": "exact-dense", "name": "../../etc", "parameters": {}, "files": {}}},
+            "'../../etc' is not the name of a codec",
+        ),
     ],
 )
 def test_a_manifest_of_something_else_is_refused_in_one_line(built: Path, change: dict[str, object], message: str) -> None:

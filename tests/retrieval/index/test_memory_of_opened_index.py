@@ -1,4 +1,4 @@
-"""What an opened index takes of the memory of its process."""
+"""Memory of a process that has opened an index."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Kills at random moments, damage of every part and real full disks: nothing is lost, and no answer is silently wrong.
+"""Kills at random moments, damage of every part and full disks: no data is lost, and no answer is silently wrong.
 
-The slow run (``-m slow``) takes a few of each; ``pytest -m exhaustive -s tests/retrieval/index/test_endurance.py`` makes 600 kills,
+The slow run (``-m slow``) takes a few of each; ``pytest -m exhaustive -s tests/retrieval/index/test_random_kills.py`` makes 600 kills,
 1,000 flips in each part and 200 full disks, and prints what it counted. ``--basetemp`` on a memory file system makes it faster.
 """
 

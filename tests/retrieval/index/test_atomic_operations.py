@@ -1,4 +1,4 @@
-"""Nothing is ever lost: an operation that ends at any call of the disk leaves the state before it or the state after it, exactly.
+"""Atomic operations: one that fails at any call of the disk leaves either the state before it or the state after it.
 
 Every test prints what it counted; ``pytest -m exhaustive -s`` runs the sweeps over every call, the default run over some of them.
 """

@@ -1,4 +1,4 @@
-"""What comes in from outside: queries of any number type and of a wrong width, models and documents that give what no file can hold."""
+"""Invalid input: queries of a wrong width or number type, and models and documents with values that no file can store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that nobody has compared with their checksums and that are not what was written: said where they are used, and never a crash."""
+"""Files with wrong content that were not verified: an error when they are used, never a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few files may be open at a time: 256 on macOS, 1,024 on most Linux systems. Every test is a process of its own with such a limit."""
+"""Limits on open files: 256 on macOS, 1,024 on most Linux systems. Every test is a process of its own with such a limit."""
 
 from __future__ import annotations
 

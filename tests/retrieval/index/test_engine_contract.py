@@ -1,4 +1,4 @@
-"""What every engine of the table promises of a search, at the edges: few documents, none, equal ones, empty ones, deleted ones.
+"""The search contract of every engine, at the edges: few documents, none, equal ones, empty ones, deleted ones.
 
 Whatever an engine looks at, a hit is a document that may be found, each at most once, with the score that the engine itself gives it;
 where it looks at everything, the hits are those of brute force with these scores.

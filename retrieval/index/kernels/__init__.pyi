@@ -1,0 +1,10 @@
+from .compiled import aggregate as aggregate
+from .compiled import best as best
+from .compiled import estimate as estimate
+from .compiled import inner_products as inner_products
+from .compiled import nearest as nearest
+from .compiled import nearest_of as nearest_of
+from .compiled import probe as probe
+from .compiled import quantise as quantise
+from .compiled import score as score
+from .compiled import ward as ward
