@@ -262,7 +262,7 @@ def test_a_vocabulary_without_mask_is_refused(make_recipe: MakeRecipe, tmp_path:
 
 def test_a_start_of_another_shape_is_refused(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
     start = (f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}")
-    with pytest.raises(InputError, match="has another shape than the recipe"):
+    with pytest.raises(InputError, match="differs from the recipe"):
         pretrain(make_recipe(*start, "model.layers=3"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -271,7 +271,7 @@ def test_a_start_that_cannot_be_used_is_told_before_the_corpus_is_read(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path
 ) -> None:
     monkeypatch.setattr("quiver.encoder.pretraining.run.prepare_corpus", lambda *arguments: pytest.fail("the corpus was read"))
-    with pytest.raises(InputError, match="has another shape than the recipe"):
+    with pytest.raises(InputError, match="differs from the recipe"):
         pretrain(
             make_recipe(f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}", "model.layers=3"), tmp_path / "out"
         )
