@@ -589,5 +589,5 @@ def test_models_and_cross_encoders_are_distinguished(tiny_model: Path) -> None:
     teacher = load_teacher(str(tiny_model))
     assert isinstance(teacher, VectorTeacher)
     assert teacher.description["kind"] == "dense"
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(InputError, match="neither an existing folder nor a hub id"):
         load_teacher("/nowhere/model")
