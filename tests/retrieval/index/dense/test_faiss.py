@@ -109,7 +109,7 @@ def test_an_index_of_other_vectors_is_damage(documents: Any, dense: Any, tmp_pat
         dense.write(codec, tmp_path / name, documents.vectors[:count])
     (tmp_path / "few" / "index.faiss").rename(tmp_path / "many" / "index.faiss")
     segment = codec.open(Files(tmp_path / "many"), 700)
-    with pytest.raises(DamagedIndexError, match=r"20 vectors of width 16, not \(700, 16\)"):
+    with pytest.raises(DamagedIndexError, match=r"20 vectors of width 16, expected \(700, 16\)"):
         segment.search(documents.queries(1), 2, params=codec.preset_params("balanced", k=2), ranks=documents.ranks)
 
 

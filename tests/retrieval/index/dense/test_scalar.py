@@ -68,5 +68,5 @@ def test_coordinates_of_another_size_cost_the_others_nothing() -> None:
 
 def test_vectors_that_float32_cannot_hold_are_refused() -> None:
     coding = ScalarCoding.learn(np.eye(3, dtype=np.float32))
-    with pytest.raises(InputError, match="too long"):
+    with pytest.raises(InputError, match="too large for quantized codes"):
         coding.encode(np.full((1, 3), 3.4e38, np.float32))

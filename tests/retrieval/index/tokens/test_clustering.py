@@ -76,5 +76,5 @@ def test_fewer_vectors_than_centroids(make_collection: Any, grouping: Grouping, 
 def test_clustering_by_tokens_needs_them(tokens: Any) -> None:
     with pytest.raises(ValueError, match="needs the token ids"):
         cluster(tokens.vectors, None, count=10, grouping="tokens", seed=0)
-    with pytest.raises(ValueError, match="count must be >= 1"):
+    with pytest.raises(ValueError, match="the number of centroids must be >= 1"):
         cluster(tokens.vectors, None, count=0, grouping="flat", seed=0)

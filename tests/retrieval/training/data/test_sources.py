@@ -61,7 +61,7 @@ def test_missing_sources_are_refused(tmp_path: Path) -> None:
         InputError, match=r"rows.csv: unsupported type; rows are read from .jsonl, .jsonl.gz, .parquet, a folder of them, or hub://"
     ):
         list(iter_source(str(tmp_path / "rows.csv")))
-    with pytest.raises(InputError, match=r"no .jsonl, .jsonl.gz, .parquet in this folder"):
+    with pytest.raises(InputError, match=r"no file with the suffix .jsonl, .jsonl.gz, .parquet"):
         list(iter_source(str(tmp_path)))
 
 
