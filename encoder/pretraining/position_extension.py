@@ -68,7 +68,10 @@ def interpolate_positions(table: Tensor, factor: int, *, offset: int = 0) -> Ten
     return torch.cat([table[:offset], longer.flatten(0, 1).to(table.dtype)])
 
 
-REMEDIES = {"rope": "raise its theta, or give it a scaling", "alibi": "nothing in it ends at a position: raise max_positions alone"}
+REMEDIES = {
+    "rope": "rotary positions; raise the base (rope_theta) or set a scaling instead",
+    "alibi": "ALiBi slopes, which have no last position; raise max_positions instead",
+}
 
 
 def require_absolute(config: EncoderConfig) -> None:
@@ -78,7 +81,7 @@ def require_absolute(config: EncoderConfig) -> None:
         InputError: The positions are RoPE or ALiBi.
     """
     if config.positions != "absolute":
-        raise InputError(f"this {config.family} encoder has no position embeddings but {config.positions}; {REMEDIES[config.positions]}")
+        raise InputError(f"this {config.family} encoder has no table of position embeddings to extend; it has {REMEDIES[config.positions]}")
 
 
 def extended_config(config: EncoderConfig, factor: int) -> EncoderConfig:

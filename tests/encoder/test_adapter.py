@@ -150,7 +150,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     state = load_file(path)
     del state["encoder.LayerNorm.weight"]
     save_file(state, path, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"the checkpoint lacks encoder\.LayerNorm\.weight"):
+    with pytest.raises(InputError, match=r"the checkpoint lacks the tensors encoder\.LayerNorm\.weight"):
         load_adapter(tmp_path)
 
 

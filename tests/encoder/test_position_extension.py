@@ -83,7 +83,7 @@ def test_rows_before_the_first_position_are_kept() -> None:
 def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="factor must be >= 1"):
         interpolate_positions(torch.zeros(4, 2), 0)
-    with pytest.raises(ValueError, match="no two positions behind an offset of 2"):
+    with pytest.raises(ValueError, match="fewer than two positions after an offset of 2"):
         interpolate_positions(torch.zeros(3, 2), 2, offset=2)
 
 

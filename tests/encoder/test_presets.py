@@ -84,5 +84,5 @@ def test_thetas_and_lengths() -> None:
 
 
 def test_an_unknown_name_lists_the_presets() -> None:
-    with pytest.raises(InputError, match=r"no preset 'bert-huge'; there are modernbert-base, .*, gte-en-mlm-large$"):
+    with pytest.raises(InputError, match=r"unknown preset 'bert-huge'; choose one of modernbert-base, .*, gte-en-mlm-large$"):
         preset("bert-huge")

@@ -96,7 +96,7 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
     write_cola(tmp_path / "hidden", "cola", "train", labels=False)
     cases: list[tuple[list[Any], str]] = [
         (["--task", "wnli"], "wnli"),
-        (["--task", "rte"], "--task rte: the recipe trains cola, sst2"),
+        (["--task", "rte"], "--task rte: not in the recipe, which trains cola, sst2"),
         (["tasks.colla.epochs=1"], "tasks.colla: unknown key, did you mean 'cola'?"),
         ([f"data.source={tmp_path}"], "no folder 'cola' in it"),
         ([f"data.source={tmp_path / 'hidden'}"], "the label is -1, so it is hidden"),

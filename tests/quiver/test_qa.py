@@ -103,7 +103,7 @@ def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: 
     assert "windows.overlap" in again.err  # a question of 64 tokens leaves no room for 128 in windows of 64
     # A run is trained over only when asked.
     again = quiver("qa", "train", recipe, "--out", out)
-    assert (again.code, "holds a run" in again.err) == (2, True)
+    assert (again.code, "already contains a run" in again.err) == (2, True)
 
 
 def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
     all_none = write_numbers(tmp_path / "all.json", 4, 4, impossible=4)
     out = tmp_path / "out"
     cases: list[tuple[list[Any], str]] = [
-        ([recipe, "--out", full], "holds model already, and not from a training run"),
+        ([recipe, "--out", full], "holds model, which does not come from a training run"),
         (
             [recipe, "--out", out, f"data.test={none}"],
             "'3-0' has no answer, but squad_v1 does not support unanswerable questions; set data.official: squad_v2",

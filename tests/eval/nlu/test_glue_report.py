@@ -111,5 +111,5 @@ def test_records_are_gathered_and_those_of_others_refused(tmp_path: Path) -> Non
     with pytest.raises(InputError, match="its schema is quiver-run/2, this version reads"):
         gather_results(tmp_path)
     write_json(tmp_path / "rte" / "run.json", {"schema": RUN_SCHEMA})
-    with pytest.raises(InputError, match=r"a run.json in it is damaged \('recipe' is missing"):
+    with pytest.raises(InputError, match=r"one of its run.json files is damaged \(the field 'recipe' is missing"):
         gather_results(tmp_path)

@@ -122,7 +122,7 @@ def test_mistakes_are_reported_in_one_line_and_write_nothing(quiver: Callable[..
     file.write_text("mine")
     out = tmp_path / "out"
     cases: list[tuple[list[Any], str]] = [
-        ([rope, "--factor", 2, "--out", out], "no position embeddings rope"),
+        ([rope, "--factor", 2, "--out", out], "no table of position embeddings to extend"),
         ([dense, "--factor", 0, "--out", out], "--factor"),
         ([dense, "--factor", 2, "--out", out, "--max-length", 65], "max_length must be 3 to 64"),
         ([dense, "--factor", 2, "--out", out, "--plot", tmp_path / "x.pdf"], "must end in .png or .svg"),

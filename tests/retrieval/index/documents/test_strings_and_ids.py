@@ -34,7 +34,7 @@ def test_strings_are_a_list_and_sort_as_python_sorts(seed: int) -> None:
     assert [(ids + ids)[row] for row in doubled.order()] == sorted(ids + ids)
     chosen = np.array(random.Random(seed).choices(range(len(ids)), k=7) if ids else [], np.int64)
     assert list(packed.select(chosen)) == [ids[row] for row in chosen]
-    with pytest.raises(IndexError, match=f"string {len(ids)} of {len(ids)}"):
+    with pytest.raises(IndexError, match=f"must be below {len(ids)}, got {len(ids)}"):
         packed[len(ids)]
 
 
@@ -84,7 +84,7 @@ def test_files_that_do_not_fit_are_damage(tmp_path: Path) -> None:
     with pytest.raises(DamagedIndexError, match=r"ids\.offsets: 32 bytes are not an array of shape \(5,\)"):
         IdTable.open(Files(tmp_path), 4)
     (tmp_path / "ids.utf8").write_bytes(b"abb")
-    with pytest.raises(DamagedIndexError, match=r"ids\.offsets: does not fit 3 bytes"):
+    with pytest.raises(DamagedIndexError, match=r"ids\.offsets: does not match 3 bytes of strings"):
         IdTable.open(Files(tmp_path), 3)
     (tmp_path / "ids.rows").unlink()
     (tmp_path / "ids.utf8").write_bytes(b"abbc")

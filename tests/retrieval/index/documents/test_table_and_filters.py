@@ -239,5 +239,5 @@ def test_texts_that_were_changed_are_damage(tmp_path: Path) -> None:
     with pytest.raises(DamagedIndexError, match=r"documents\.jsonl:1: not a document"):
         table.texts[0]
     path.write_bytes(b"x")
-    with pytest.raises(DamagedIndexError, match="does not fit 1 bytes of strings"):
+    with pytest.raises(DamagedIndexError, match="does not match 1 bytes of strings"):
         DocumentTable.open(Files(tmp_path / "s"), len(table), texts=True).texts  # noqa: B018 - reading it is the test
