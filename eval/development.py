@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from quiver.encoder.errors import InputError
-from quiver.eval.benchmark import Benchmark, resolve
+from quiver.eval.datasets.benchmarks import Benchmark, resolve
 from quiver.eval.evaluation import ModelRanker
 from quiver.eval.metrics import Part, grouped, score
 from quiver.eval.results import HEADLINE

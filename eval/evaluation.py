@@ -24,7 +24,7 @@ import numpy as np
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, write_json
-from quiver.eval.benchmark import Benchmark, Policy, cut, depth, resolve
+from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth, resolve
 from quiver.eval.metrics import MEASURES, Scores, judged_at, score
 from quiver.eval.results import (
     HEADLINE,

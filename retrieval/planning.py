@@ -29,8 +29,8 @@ from quiver.retrieval.index.index import SegmentFolderWriter
 from quiver.retrieval.index.pieces import Encoded, encode, joined
 from quiver.retrieval.index.quantization import CODEWORDS, FastScanLists
 from quiver.retrieval.index.tokens import settings as tokens
-from quiver.retrieval.index.tokens.coding import WINDOW
 from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS
+from quiver.retrieval.index.tokens.token_quantizer import WINDOW
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import clean

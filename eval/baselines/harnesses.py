@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quiver.encoder.errors import InputError
-from quiver.eval.benchmark import Policy, cut, depth
+from quiver.eval.datasets.benchmarks import Policy, cut, depth
 from quiver.eval.evaluation import query_vectors
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
 from quiver.retrieval.index.exact import token_rows

@@ -71,7 +71,7 @@ from quiver.eval.bench.report import (
 )
 from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Row, Scalar, Series, with_ratios
 from quiver.eval.published import EFFICIENCY_SETS, EFFICIENCY_SOURCE, ENCODER_EFFICIENCY, TABLE_10
-from quiver.eval.report.render import Paragraph, Report, Section
+from quiver.eval.report.formats import Paragraph, Report, Section
 from quiver.retrieval.models.encoding import clean
 from quiver.retrieval.utils import Advance, progress_bar
 

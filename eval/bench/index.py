@@ -43,7 +43,7 @@ from quiver.eval.bench.report import (
     variant,
 )
 from quiver.eval.bench.results import OWN, Benchmark, Case, FinishedRows, NotRun, Row, Scalar, Series, file_name
-from quiver.eval.report.render import Details, Paragraph, Report, Section
+from quiver.eval.report.formats import Details, Paragraph, Report, Section
 from quiver.retrieval.index.engines import format_settings
 from quiver.retrieval.utils import Advance, installed_version, progress_bar
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quiver.eval.bench.results import OWN, Benchmark, Row, Series
 from quiver.eval.report.charts import PALETTE, new_figure, save, style
-from quiver.eval.report.render import Block, Code, Figure, Paragraph, Properties, Report, Section, Table, table, write
-from quiver.eval.report.render import Column as TableColumn
+from quiver.eval.report.formats import Block, Code, Figure, Paragraph, Properties, Report, Section, Table, table, write
+from quiver.eval.report.formats import Column as TableColumn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

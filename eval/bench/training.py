@@ -64,7 +64,7 @@ from quiver.eval.bench.training_backends import (
     open_model,
     write_initial_model,
 )
-from quiver.eval.report.render import Report, Section
+from quiver.eval.report.formats import Report, Section
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.training.model import require_extra

@@ -26,8 +26,8 @@ from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, run_recipe, train_glue_task
 from quiver.eval.nlu.recipes import MNLI, GlueRecipe
 from quiver.eval.published import GLUE_COLUMNS, GLUE_SOURCE, TABLE_5
+from quiver.eval.report.formats import Column, Report, Section, table, write_folder
 from quiver.eval.report.paper import Layout, Line, layout_section
-from quiver.eval.report.render import Column, Report, Section, table, write_folder
 
 logger = logging.getLogger(__name__)
 

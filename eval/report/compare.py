@@ -16,7 +16,7 @@ from typing import TypeAlias
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.eval.metrics import DEFAULT, grouped, is_whole
-from quiver.eval.report.render import Block, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
+from quiver.eval.report.formats import Block, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
 from quiver.eval.report.retrieval import LABELS, differently_scored, label_systems, points
 from quiver.eval.results import FILE, HEADLINE, CollectionResult, FileReference, Results, read_results
 from quiver.eval.significance import CHANGED, PERMUTATIONS, Change, PairedComparison, compare_parts, holm

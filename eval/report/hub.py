@@ -27,7 +27,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_target, write_json, write_text
-from quiver.eval.benchmark import registry
+from quiver.eval.datasets.benchmarks import registry
 from quiver.eval.metrics import grouped, is_whole
 from quiver.eval.report.retrieval import LABELS, index_name
 from quiver.eval.results import HEADLINE, CollectionResult, Results, read_results

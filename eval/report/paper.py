@@ -28,8 +28,8 @@ from quiver.eval.published import (
     Column,
     PublishedRow,
 )
-from quiver.eval.report.render import Cell, Report, Row, RowKind, Section, Table, check_format, write
-from quiver.eval.report.render import Column as TableColumn
+from quiver.eval.report.formats import Cell, Report, Row, RowKind, Section, Table, check_format, write
+from quiver.eval.report.formats import Column as TableColumn
 from quiver.eval.report.retrieval import ScoredRow, check_data, collections_by_key, label_systems, rows
 from quiver.eval.results import HEADLINE, CollectionResult, Results, read_results
 

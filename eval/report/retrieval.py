@@ -18,7 +18,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import write_text
 from quiver.eval.metrics import Average, average, data_sets, grouped, is_whole
 from quiver.eval.report.charts import Bar, Dot, Key, axis_top, bar_chart, interval, latency_chart, latency_limits
-from quiver.eval.report.render import (
+from quiver.eval.report.formats import (
     Block,
     Cell,
     Code,

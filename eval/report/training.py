@@ -39,7 +39,7 @@ from quiver.eval.report.charts import (
     style,
     visible,
 )
-from quiver.eval.report.render import (
+from quiver.eval.report.formats import (
     Block,
     Code,
     Column,

@@ -349,7 +349,7 @@ def collections_list(
 
     Example: quiver collections list beir
     """
-    from quiver.eval.benchmark import held
+    from quiver.eval.datasets.benchmarks import held
     from quiver.eval.datasets.cache import Cache
 
     cache, entries = Cache.usual(), _entries(names)
@@ -380,7 +380,7 @@ def collections_show(
 
     Example: quiver collections show beir/webis-touche2020
     """
-    from quiver.eval.benchmark import require
+    from quiver.eval.datasets.benchmarks import require
     from quiver.eval.datasets.cache import Cache
 
     cache, entries = Cache.usual(), require(name)
@@ -445,7 +445,7 @@ def collections_missing(
 
     Example: quiver collections missing beir
     """
-    from quiver.eval.benchmark import missing, shortest
+    from quiver.eval.datasets.benchmarks import missing, shortest
     from quiver.eval.datasets.cache import Cache
 
     cache, entries = Cache.usual(), _entries(names)
@@ -484,7 +484,7 @@ def collections_squad(
 
 
 def _entries(names: Iterable[str] | None) -> list[Entry]:
-    from quiver.eval.benchmark import registry, require
+    from quiver.eval.datasets.benchmarks import registry, require
 
     if not names:
         return list(registry().values())
@@ -493,7 +493,7 @@ def _entries(names: Iterable[str] | None) -> list[Entry]:
 
 def _origin(entry: Entry, asked: str | None, cache: Cache) -> Source:
     """The source that was asked for, else the cached one, else the first."""
-    from quiver.eval.benchmark import held
+    from quiver.eval.datasets.benchmarks import held
 
     if asked is not None:
         return entry.sources[asked]
@@ -502,7 +502,7 @@ def _origin(entry: Entry, asked: str | None, cache: Cache) -> Source:
 
 
 def _metadata(entry: Entry, cache: Cache) -> dict[str, Any]:
-    from quiver.eval.benchmark import held
+    from quiver.eval.datasets.benchmarks import held
 
     present = held(entry, cache)
     return {

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.benchmark import Benchmark, Policy
+from quiver.eval.datasets.benchmarks import Benchmark, Policy
 from quiver.eval.evaluation import evaluate, overlap
 from quiver.eval.metrics import DEFAULT, score
 from quiver.eval.results import read_results

@@ -13,7 +13,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import write_json
-from quiver.eval.benchmark import Benchmark
+from quiver.eval.datasets.benchmarks import Benchmark
 from quiver.eval.evaluation import evaluate
 from quiver.eval.results import Results, System, read_results, results_folder, write_results
 from quiver.retrieval.records import ModelCard

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from quiver.eval.benchmark import Policy
+from quiver.eval.datasets.benchmarks import Policy
 from quiver.eval.evaluation import QUERIES, SHOWN, worst_queries
 from quiver.eval.metrics import score
 from quiver.eval.results import SNIPPET, TokenMatch

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quiver.eval.benchmark import registry
+from quiver.eval.datasets.benchmarks import registry
 from quiver.eval.datasets.cache import RECORD, Cache, FetchedFile, Record
 from quiver.eval.datasets.sources import Source
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quiver.encoder.packing import pack_ids
-from quiver.eval.report.render import render_markdown
+from quiver.eval.report.formats import render_markdown
 from quiver.eval.report.training import read_run, summary, training_report
 from quiver.retrieval.models.loading import load_parts
 

@@ -27,7 +27,6 @@ from quiver.retrieval.index.engines import IVF_TOKENS, TOKEN_WIDTH_MULTIPLE, Bit
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, map_array, write_array
 from quiver.retrieval.index.kernels import packing
 from quiver.retrieval.index.quantization import CODEWORDS, Clustering, cluster, product_quantizer, train_codebooks
-from quiver.retrieval.index.tokens.coding import TOO_LONG, Coding, check_bits, learn_pairs, multiple, pool
 from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS, TokenSegment, TokenWriter, copy, memory
 from quiver.retrieval.index.tokens.settings import (
     TokenParams,
@@ -38,6 +37,7 @@ from quiver.retrieval.index.tokens.settings import (
     preset_params,
     sample_size,
 )
+from quiver.retrieval.index.tokens.token_quantizer import TOO_LONG, Coding, check_bits, learn_pairs, multiple, pool
 from quiver.retrieval.records import ModelCard
 
 WIDEST = 4096

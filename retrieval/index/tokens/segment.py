@@ -28,8 +28,8 @@ from quiver.retrieval.index.engines import Bitmap, Found, Lazy, Size, one_thread
 from quiver.retrieval.index.files import COPIED, DamagedIndexError, Disk, Files, RecordFiles, lengths_around, rows_with
 from quiver.retrieval.index.kernels.packing import lanes
 from quiver.retrieval.index.quantization import Clustering, FastScanLists
-from quiver.retrieval.index.tokens.coding import WINDOW, Coding, pool
 from quiver.retrieval.index.tokens.settings import TokenParams
+from quiver.retrieval.index.tokens.token_quantizer import WINDOW, Coding, pool
 from quiver.retrieval.records import TokenVectors
 
 LENGTHS = "lengths.u32"

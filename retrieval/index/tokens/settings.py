@@ -13,7 +13,7 @@ from typing import cast, get_args
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.engines import IVF_TOKENS, Preset, Setting, check_names
 from quiver.retrieval.index.quantization import Grouping
-from quiver.retrieval.index.tokens.coding import Bits, check_bits
+from quiver.retrieval.index.tokens.token_quantizer import Bits, check_bits
 
 # From so many vectors on, k-means over all of them takes longer than the rest of the build.
 _GROUPED = 1_000_000

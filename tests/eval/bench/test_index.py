@@ -17,7 +17,7 @@ from quiver.eval.bench.index_backends import Point, System, quiver_points, quive
 from quiver.eval.bench.index_data import VectorFolder
 from quiver.eval.bench.report import tables, write_report
 from quiver.eval.bench.results import OWN, Benchmark, Row, Series, read_benchmark, write_benchmark
-from quiver.eval.report.render import render_html, render_markdown
+from quiver.eval.report.formats import render_html, render_markdown
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory on a CPU is read from Linux's /proc")
 MakeVectors = Callable[..., VectorFolder]

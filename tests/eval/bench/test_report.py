@@ -10,7 +10,7 @@ import pytest
 from quiver.eval.bench.encoder import draw, report
 from quiver.eval.bench.report import tables, write_report
 from quiver.eval.bench.results import Benchmark, Case, NotRun, Row, Series, with_ratios
-from quiver.eval.report.render import render_markdown
+from quiver.eval.report.formats import render_markdown
 from quiver.eval.results import Provenance
 
 

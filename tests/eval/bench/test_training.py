@@ -26,7 +26,7 @@ from quiver.eval.bench.training import (
     texts_of_collection,
 )
 from quiver.eval.bench.training_backends import ENGLISH, Settings, Workload
-from quiver.eval.report.render import render_markdown
+from quiver.eval.report.formats import render_markdown
 
 EXTRA = ("sentence_transformers", "transformers", "pylate", "accelerate", "datasets")
 pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, EXTRA)), reason="needs the extra train")

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.benchmark import held, missing, registry
 from quiver.eval.datasets import cache as downloading
+from quiver.eval.datasets.benchmarks import held, missing, registry
 from quiver.eval.datasets.cache import ATTEMPTS, RECORD, Cache, CachedCollection, reason
 from quiver.eval.datasets.catalogue import beir_tables, coir_tables, mteb_tables, nano_tables
 from quiver.eval.datasets.sources import Source, ZipArchive

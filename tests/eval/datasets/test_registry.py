@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.benchmark import find, held, missing, near, registry, require, shortest
+from quiver.eval.datasets.benchmarks import find, held, missing, near, registry, require, shortest
 from quiver.eval.datasets.cache import Cache, is_offline
 from quiver.eval.datasets.catalogue import Entry
 from quiver.eval.datasets.sources import HubTables, ZipArchive

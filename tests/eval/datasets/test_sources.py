@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.benchmark import registry
+from quiver.eval.datasets.benchmarks import registry
 from quiver.eval.datasets.catalogue import beir_tables, coir_tables, mteb_tables, nano_tables
 from quiver.eval.datasets.sources import Source, ZipArchive
 from quiver.retrieval.data.corpus import Collection

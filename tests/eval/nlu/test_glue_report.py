@@ -14,7 +14,7 @@ from quiver.eval.nlu.fine_tuning import RUN_SCHEMA
 from quiver.eval.nlu.glue import GlueResults, TaskRun, gather_results, glue_layout, glue_report, write_glue_report
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 from quiver.eval.nlu.glue_training import TaskScores
-from quiver.eval.report.render import render_html, render_markdown
+from quiver.eval.report.formats import render_html, render_markdown
 
 
 def run(task: TaskName, score: float) -> TaskRun:

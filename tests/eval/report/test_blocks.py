@@ -8,7 +8,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.report.charts import Bar, Key, bar_chart
-from quiver.eval.report.render import (
+from quiver.eval.report.formats import (
     Cell,
     Code,
     Column,

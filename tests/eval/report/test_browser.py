@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quiver.eval import evaluate
-from quiver.eval.report.render import render_html
+from quiver.eval.report.formats import render_html
 from quiver.eval.report.retrieval import results_report
 from quiver.eval.results import Results
 from quiver.retrieval.data.corpus import load_collection

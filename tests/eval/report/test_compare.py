@@ -16,7 +16,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
 from quiver.eval.metrics import DEFAULT
 from quiver.eval.report.compare import Comparison, Pairing, compare_results, comparison_report
-from quiver.eval.report.render import render_markdown
+from quiver.eval.report.formats import render_markdown
 from quiver.eval.results import CollectionResult, FileReference, IndexUsed, Results, write_results
 from quiver.eval.significance import compare_parts, compare_queries, holm
 

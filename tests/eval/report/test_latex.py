@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from quiver.eval.report.formats import escape_latex, render_latex
 from quiver.eval.report.paper import paper_report
-from quiver.eval.report.render import escape_latex, render_latex
 from quiver.eval.report.retrieval import latex_report
 from quiver.eval.results import CollectionResult, Results
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.report.render import render_markdown
+from quiver.eval.report.formats import render_markdown
 from quiver.eval.report.retrieval import results_report
 from quiver.eval.results import CollectionResult, IndexUsed, Results
 

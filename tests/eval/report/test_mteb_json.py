@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.benchmark import registry
+from quiver.eval.datasets.benchmarks import registry
 from quiver.eval.report.hub import AGGREGATES, TASKS, task_results, without_task
 from quiver.eval.results import CollectionResult, Results
 

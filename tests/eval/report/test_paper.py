@@ -8,8 +8,8 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.published import OVERVIEW_COLUMNS, TABLE_7, TABLE_8
+from quiver.eval.report.formats import render_markdown
 from quiver.eval.report.paper import Layout, paper_layouts, paper_report
-from quiver.eval.report.render import render_markdown
 from quiver.eval.results import CollectionResult, Results
 
 MakeScored = Callable[..., CollectionResult]

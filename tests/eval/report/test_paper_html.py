@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from quiver.encoder.errors import InputError
+from quiver.eval.report.formats import render_html
 from quiver.eval.report.paper import paper_layouts, paper_report, shown
-from quiver.eval.report.render import render_html
 from quiver.eval.results import Results
 
 Evaluated = Callable[..., list[Results]]

@@ -15,7 +15,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.report.charts import visible
-from quiver.eval.report.render import render_html
+from quiver.eval.report.formats import render_html
 from quiver.eval.report.retrieval import results_report
 from quiver.eval.results import Results, System
 

@@ -13,7 +13,7 @@ import pytest
 
 from quiver.encoder import InputError
 from quiver.encoder.training.log import RunLog
-from quiver.eval.report.render import render_html, render_markdown
+from quiver.eval.report.formats import render_html, render_markdown
 from quiver.eval.report.training import LINES, log_table, read_run, summary, training_report, write_training_report
 from quiver.retrieval.training.recipe import load_recipe
 

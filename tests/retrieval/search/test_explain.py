@@ -14,7 +14,7 @@ import torch
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, build_index
-from quiver.retrieval.index.tokens.coding import pool
+from quiver.retrieval.index.tokens.token_quantizer import pool
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quiver.retrieval.index.kernels import compiled
 from quiver.retrieval.index.kernels.packing import cells, decode, lanes
-from quiver.retrieval.index.tokens.coding import SIZES, Bits, learn_pairs
+from quiver.retrieval.index.tokens.token_quantizer import SIZES, Bits, learn_pairs
 
 reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.tokens.coding import SIZES, Bits, check_bits, learn_pairs, multiple
+from quiver.retrieval.index.tokens.token_quantizer import SIZES, Bits, check_bits, learn_pairs, multiple
 
 SCALAR = {2: 0.11748, 3: 0.03455, 4: 0.00950}
 """Squared error of Lloyd and Max's quantisers for the normal distribution (J. Max, 1960, Table I)."""

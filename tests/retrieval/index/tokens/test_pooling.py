@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quiver.retrieval.index.tokens.coding import WINDOW, pool
+from quiver.retrieval.index.tokens.token_quantizer import WINDOW, pool
 
 
 def test_the_first_vector_stays_and_like_ones_are_merged() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.benchmark import Benchmark, LocalFolder, Metadata, Policy, cut, depth, find, registry, resolve
+from quiver.eval.datasets.benchmarks import Benchmark, LocalFolder, Metadata, Policy, cut, depth, find, registry, resolve
 from quiver.eval.datasets.cache import RECORD, Cache
 
 
@@ -55,7 +55,7 @@ def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     """Its ``test`` is TREC-DL 2019, and BEIR's number is on ``dev``."""
     folder = make_collection(name)
     (folder / "qrels" / "dev.tsv").write_text("q1\td1\t1\n", encoding="utf-8")
-    with caplog.at_level(logging.INFO, "quiver.eval.benchmark"):
+    with caplog.at_level(logging.INFO, "quiver.eval.datasets.benchmarks"):
         benchmark = only(folder)
     assert benchmark == Benchmark("msmarco", "dev", Policy(), Metadata(licence="msr-la-nc"), LocalFolder(folder, "dev"))
     assert caplog.messages == [f"{folder}: has the name of the collection beir/msmarco and is evaluated as such; split dev"]

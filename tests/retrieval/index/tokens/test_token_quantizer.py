@@ -9,7 +9,7 @@ import pytest
 
 from quiver.retrieval.index.kernels.packing import product
 from quiver.retrieval.index.quantization import Clustering, cluster, product_quantizer, train_codebooks
-from quiver.retrieval.index.tokens.coding import Bits, Coding, learn_pairs
+from quiver.retrieval.index.tokens.token_quantizer import Bits, Coding, learn_pairs
 
 
 @pytest.fixture(scope="module")
