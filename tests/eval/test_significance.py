@@ -263,6 +263,14 @@ def _systems(seed: int, queries: int) -> tuple[dict[str, float], dict[str, float
     return first, {query: min(1.0, score + rng.choice((0.0, 0.1, -0.05))) for query, score in first.items()}
 
 
+def test_differences_that_are_rounding_errors_are_ties() -> None:
+    first, second = {f"q{number}": 0.3 for number in range(6)}, {f"q{number}": 0.1 + 0.2 for number in range(6)}
+    assert first["q0"] != second["q0"]
+    result = compare_queries(first, second)
+    assert (result.wins, result.ties, result.losses, result.p) == (0, 6, 0, 1.0)
+    assert (result.interval.low, result.interval.high) == (0.0, 0.0)
+
+
 def test_swapping_the_systems_turns_everything_round() -> None:
     first, second = _systems(0, 300)
     forth, back = compare_queries(first, second), compare_queries(second, first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -146,3 +147,12 @@ def test_a_learning_rate_without_a_constant_part_is_that_of_transformers(decay: 
         assert share == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
         optimizer.step()
         schedule.step()
+
+
+@pytest.mark.parametrize(
+    ("decay", "quarter"), [("linear", 0.75), ("cosine", 0.5 * (1 + math.cos(math.pi / 4))), ("one_minus_sqrt", 0.5), ("constant", 1.0)]
+)
+def test_each_shape_of_the_decay_has_its_share_at_a_quarter_and_ends_at_the_final_one(decay: str, quarter: float) -> None:
+    shares = [learning_rate_share(done, warmup=2, decay_start=4, total=8, decay=decay, final=0.2) for done in (4, 5, 8, 9)]
+    last = 1.0 if decay == "constant" else 0.2
+    assert shares == pytest.approx([1.0, 0.2 + 0.8 * quarter, last, last])

@@ -300,6 +300,16 @@ def test_documents_are_padded_to_their_limit_if_processes_exchange_them() -> Non
     assert widths[1] == {24}
 
 
+def test_every_document_of_a_batch_has_padding_up_to_its_limit() -> None:
+    """PyLate scores padding with 0, so that a document with padding scores at least 0 per query token."""
+    model = make_model("colbert")
+    loss = RetrievalLoss(make_recipe("colbert", {"name": "contrastive"}), model)
+    batch = Collator(model)(without_scores())
+    _, *documents = loss.model.columns(batch["texts"], batch["columns"], one_pass=False)
+    assert max(int(column["attention_mask"].sum(1).max()) for column in documents) < 24
+    assert not any(column["attention_mask"].all(1).any() for column in documents)
+
+
 GATHERED = [("dense", "mnrl"), ("dense", "cached_mnrl"), ("colbert", "contrastive"), ("colbert", "cached_contrastive")]
 
 
