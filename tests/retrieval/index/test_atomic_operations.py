@@ -22,7 +22,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, check_index, open_index
-from quiver.retrieval.index.files import RealDisk
+from quiver.retrieval.index.files import RealDisk, put_file
 from quiver.retrieval.index.store import writing
 
 SCRIPT = Path(__file__).with_name("faults.py")
@@ -241,6 +241,29 @@ def test_a_power_cut_loses_what_was_not_synced_and_nothing_else(
     assert seen == {"old", "new"}
     assert lost > 0
     sys.stdout.write(f"{engine}, {name}: {cuts} power cuts, {lost} changes lost or spoilt\n")
+
+
+@pytest.mark.parametrize("kept", [0.0, 1.0])
+def test_after_a_power_cut_a_replaced_file_is_the_old_one_or_the_new_one(tmp_path: Path, power: ModuleType, kept: float) -> None:
+    found: list[bytes] = []
+    cut = True
+    for fatal in range(1, 20):
+        folder = tmp_path / f"disk{fatal}"
+        folder.mkdir()
+        (folder / "HEAD").write_bytes(b"old")
+        disk = power.PowerDisk(folder, fatal)
+        try:
+            put_file(folder / "HEAD", b"new", disk)
+            cut = False
+        except power.PowerCutError:
+            pass
+        disk.after(tmp_path / f"after{fatal}", random.Random(fatal), kept=kept)
+        found.append((tmp_path / f"after{fatal}" / "HEAD").read_bytes())
+        if not cut:
+            break
+    assert not cut
+    assert {*found[:-1]} <= {b"old", b"new"}
+    assert (found[0], found[-1]) == (b"old", b"new")
 
 
 @pytest.mark.parametrize(

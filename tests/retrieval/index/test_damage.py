@@ -365,6 +365,15 @@ def test_a_replaced_document_does_not_return_with_lost_tombstones(exact: Path, w
     assert (report.undone_deletions, index.locate(["d0009"])[0] is not None) == (1, True)
 
 
+@pytest.mark.parametrize("half", [0, 1])
+def test_deleted_documents_stay_deleted_where_one_copy_of_the_tombstones_is_damaged(exact: Path, half: int) -> None:
+    delete_documents(exact, ["d0009"])
+    path = only(exact, "tombstones/*")
+    flip(path, half * (path.stat().st_size // 2))
+    assert open_index(exact).locate(["d0009"])[0] is None
+    assert "one of its two copies has changed" in check_index(exact).problems[0]
+
+
 READ_ONLY = """
 import sys
 from pathlib import Path
