@@ -406,7 +406,7 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
         RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
     """
     if request.resume and request.overwrite:
-        raise InputError("--resume and --overwrite exclude each other")
+        raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     out = request.out
     with preserve_rng_state(), keep_freed_memory(), exclusive_lock(out):
         if request.resume:

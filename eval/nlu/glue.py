@@ -62,7 +62,7 @@ def train_glue(
         RunStoppedError: See `train_glue_task`.
     """
     if resume and overwrite:
-        raise InputError("--resume and --overwrite exclude each other")
+        raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     chosen = _chosen(recipe, out, tasks)
     for task in chosen:
         if not resume:

@@ -155,14 +155,14 @@ def test_the_tokenizer_gets_the_new_length_and_buffers_are_left_out(tmp_path: Pa
     assert load_encoder(new).config.max_positions == 24
 
 
-@pytest.mark.parametrize(("name", "kind"), [("modernbert-base", "rope"), ("gte-en-mlm-base", "rope"), ("mosaicbert-base", "alibi")])
+@pytest.mark.parametrize(("name", "kind"), [("modernbert-base", "rotary positions"), ("gte-en-mlm-base", "rotary positions"), ("mosaicbert-base", "ALiBi")])
 def test_other_positions_are_refused_in_one_line(tmp_path: Path, name: str, kind: str) -> None:
     encoder = Encoder(small(name))
-    with pytest.raises(InputError, match=f"no position embeddings but {kind}") as caught:
+    with pytest.raises(InputError, match=f"no table of position embeddings to extend; it has {kind}") as caught:
         extend_positions(encoder, 2)
     assert "\n" not in str(caught.value)
     save_encoder(encoder, tmp_path / "old")
-    with pytest.raises(InputError, match=f"{tmp_path}.*no position embeddings but {kind}"):
+    with pytest.raises(InputError, match=f"{tmp_path}.*no table of position embeddings to extend; it has {kind}"):
         extend_checkpoint(tmp_path / "old", tmp_path / "new", 2)
     assert not (tmp_path / "new").exists()
 

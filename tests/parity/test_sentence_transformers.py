@@ -81,10 +81,10 @@ def variant(minilm: Path, folder: Path, *, pooling: str, prompts: dict[str, str]
     ("pooling", "include_prompt", "modules"),
     [
         ("cls", True, []),
-        ("max", True, ["normalize"]),
-        ("lasttoken", True, ["dense"]),
         ("mean", False, ["dense", "normalize"]),
-        ("max", False, []),
+        pytest.param("max", True, ["normalize"], marks=pytest.mark.slow),
+        pytest.param("lasttoken", True, ["dense"], marks=pytest.mark.slow),
+        pytest.param("max", False, [], marks=pytest.mark.slow),
     ],
 )
 def test_module_stacks_and_prompts(minilm: Path, tmp_path: Path, pooling: str, include_prompt: bool, modules: list[str]) -> None:

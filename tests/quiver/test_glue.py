@@ -98,7 +98,7 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
         (["--task", "wnli"], "wnli"),
         (["--task", "rte"], "--task rte: not in the recipe, which trains cola, sst2"),
         (["tasks.colla.epochs=1"], "tasks.colla: unknown key, did you mean 'cola'?"),
-        ([f"data.source={tmp_path}"], "no folder 'cola' in it"),
+        ([f"data.source={tmp_path}"], "no folder 'cola'; expected the layout of nyu-mll/glue"),
         ([f"data.source={tmp_path / 'hidden'}"], "the label is -1, so it is hidden"),
         (["data.max_length=33"], "must be <= 32, the encoder's positions"),
         (["--resume", "--overwrite"], "pass only one of them"),

@@ -121,7 +121,7 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
         ),
         ([recipe, "--out", out, f"data.train={all_none}", "data.official=squad_v2"], "nothing to train on"),
         ([recipe, "--out", out, f"data.test={tmp_path / 'train.json'}"], "80 test questions are also training questions"),
-        ([recipe, "--out", out, "model.extend_positions=2"], "no position embeddings but rope"),
+        ([recipe, "--out", out, "model.extend_positions=2"], "no table of position embeddings to extend; it has rotary positions"),
         ([recipe, "--out", out, "windows.max_length=65"], "must be <= 64, the encoder's positions"),
         ([recipe, "--out", out, "updates.epoch=2"], "unknown key, did you mean 'epochs'?"),
         ([recipe, "--out", out, f"data.train={tmp_path / 'no.json'}"], "the file is missing"),

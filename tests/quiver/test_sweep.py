@@ -76,6 +76,7 @@ def test_a_sweep_trains_selects_and_goes_on(quiver: Callable[..., Any], recipe: 
     assert changed == [record["runs"][1]["folder"]]
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_said_and_the_rest_selected_from(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "training.learning_rate=1e-3", "data.train=lost.jsonl,train.jsonl")
     assert done.code == 1
@@ -101,6 +102,7 @@ def test_a_run_that_fills_the_disk_fails_alone(
     assert record["best"]["settings"] == {"model.architecture.hidden_size": 32}
 
 
+@pytest.mark.slow
 def test_progress_is_told_with_the_time_that_is_left(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "--progress", "training.learning_rate=1e-4,1e-2", "training.max_steps=1")
     assert done.code == 0, done.err
@@ -125,6 +127,7 @@ def test_what_cannot_be_swept_is_one_line(quiver: Callable[..., Any], recipe: Pa
     assert not Path("sweep").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_asked_to_stop_says_how_to_go_on(
     quiver: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

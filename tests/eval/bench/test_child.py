@@ -89,6 +89,7 @@ def test_other_failures_raise_the_first_line_of_the_error(stub: Callable[..., Ch
         largest_batch(lambda: stub(3, "raises"), 4, memory_gib=None, ceiling=1000, tolerance=0)
 
 
+@pytest.mark.slow
 def test_killed_and_slow_children_are_told_apart(stub: Callable[..., Child]) -> None:
     with stub(1, "killed") as child, pytest.raises(KilledError, match="signal 9"):
         child.ask({"batches": [[4, 4]]})

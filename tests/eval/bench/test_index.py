@@ -167,6 +167,7 @@ def test_failures_are_reported_and_the_others_continue(make_vectors: MakeVectors
 
 
 @LINUX
+@pytest.mark.slow
 def test_slow_systems_are_stopped_and_the_others_continue(make_vectors: MakeVectors, stub: str, tmp_path: Path) -> None:
     done = run(make_vectors(), [system("never builds"), system("right")], tmp_path / "work", stub, timeout=4)
     assert names(done) == ["right"]

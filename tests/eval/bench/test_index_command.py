@@ -90,7 +90,7 @@ def test_given_vectors_are_kept_when_the_benchmark_fails(
     assert (inside / "documents.npy").is_file()
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_vectors_of_a_collection_are_deleted(
     bench: Callable[..., tuple[int, str, str]], make_collection: Callable[..., Path], minilm: Path, tmp_path: Path, fails: bool
 ) -> None:

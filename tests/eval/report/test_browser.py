@@ -74,7 +74,10 @@ CHARTS = """(() => {
 })()"""
 
 
-@pytest.mark.parametrize(("systems", "collections", "approximate"), [(1, 1, True), (4, 6, True), (4, 6, False), (8, 30, True)])
+@pytest.mark.parametrize(
+    ("systems", "collections", "approximate"),
+    [(1, 1, True), (4, 6, True), (4, 6, False), pytest.param(8, 30, True, marks=pytest.mark.slow)],
+)
 def test_labels_of_charts_are_whole_and_apart(
     tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path, systems: int, collections: int, approximate: bool
 ) -> None:

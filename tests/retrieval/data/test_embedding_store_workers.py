@@ -35,6 +35,7 @@ def shards(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("*/*.arrow"))]
 
 
+@pytest.mark.slow
 def test_workers_write_the_same_store_as_one_process(tmp_path: Path, model: Path) -> None:
     limits = StoreLimits(chunk_texts=4, shard_texts=8)
     loaded = load_model(model)

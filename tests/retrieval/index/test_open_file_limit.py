@@ -113,11 +113,13 @@ def run(script: str, kind: str, folder: Path, *arguments: object) -> str:
 @pytest.mark.parametrize(
     ("kind", "count"), [("dense", 60_000), *(pytest.param("colbert", count, marks=pytest.mark.slow) for count in (20_000, 60_000))]
 )
+@pytest.mark.slow
 def test_a_build_of_many_pieces_needs_few_open_files(kind: str, count: int, tmp_path: Path) -> None:
     assert run(BUILD, kind, tmp_path, count) == "built\n"
 
 
 @pytest.mark.parametrize("kind", ["dense", pytest.param("colbert", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_an_index_of_many_segments_is_opened_changed_and_compacted_with_few_open_files(kind: str, tmp_path: Path) -> None:
     segments, _ = run(SEGMENTS, kind, tmp_path).split()
     assert int(segments) >= 23  # a dozen files each are more than 256

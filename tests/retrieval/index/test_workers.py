@@ -181,6 +181,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_a_killed_driver_goes_on_with_other_workers_and_encodes_nothing_twice(tmp_path: Path, left: Callable[[], Left]) -> None:
     """SIGKILL in the middle; its workers end too. Then three workers instead of two, and other memory, chunks and pieces of their own."""
     given = documents(1200, words=60)
@@ -270,7 +271,7 @@ class KillsANode:
                     self._cluster.remove_node(next(iter(self._cluster.worker_nodes)), allow_graceful=False)
                     self.killed = True
                 elif self._begun():
-                    time.sleep(0.5)
+                    time.sleep(2.0)
             yield item
 
     def _begun(self) -> int:

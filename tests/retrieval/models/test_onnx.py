@@ -93,6 +93,7 @@ def run_card(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("attend", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.slow
 def test_onnx_gives_the_token_vectors_of_a_colbert_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attend: bool) -> None:
     source, out = colbert(tmp_path, attend=attend), tmp_path / "graph"
     settings = exported(source, out)

@@ -148,6 +148,7 @@ def test_an_endless_body_is_cut_off(child: Child) -> None:
     assert query(child).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_no_answer_is_disconnected(child: Child) -> None:
     body = json.dumps({"queries": ["sea bird"] * 64, "k": 150}).encode()
     with socket.socket() as connection:

@@ -96,6 +96,7 @@ def test_every_run_is_trained_once_and_the_best_is_first(grid: Callable[..., Gri
     }
 
 
+@pytest.mark.slow
 def test_candidates_are_means_over_seeds(grid: Callable[..., Grid], tmp_path: Path) -> None:
     """The highest single score belongs to the candidate with the lower mean, which is not selected."""
     scores = {(1e-5, 1): 0.9, (1e-5, 2): 0.1, (3e-5, 1): 0.6, (3e-5, 2): 0.6}
@@ -115,6 +116,7 @@ def test_runs_that_differ_only_in_seed_are_one_candidate(grid: Callable[..., Gri
     assert (found.best.settings, found.best.overrides) == ({}, ("training.learning_rate=3e-5",))
 
 
+@pytest.mark.slow
 def test_equal_candidates_keep_the_order_of_the_grid(grid: Callable[..., Grid], tmp_path: Path) -> None:
     found = run_sweep(grid(RATES), tmp_path, train=Trainer(lambda recipe: 0.25))
     assert [candidate.settings["training.learning_rate"] for candidate in found.candidates] == [1e-5, 3e-5, 8e-5]
@@ -143,6 +145,7 @@ def test_a_stopped_sweep_resumes(grid: Callable[..., Grid], tmp_path: Path) -> N
     assert lines[3].startswith("run 3 of 3: learning_rate=8e-5 (about ")
 
 
+@pytest.mark.slow
 def test_values_can_be_added_to_a_finished_sweep(grid: Callable[..., Grid], tmp_path: Path) -> None:
     trainer = Trainer(peak)
     run_sweep(grid("training.learning_rate=1e-5,3e-5"), tmp_path, train=trainer)
@@ -222,6 +225,7 @@ def test_runs_of_another_recipe_are_refused(grid: Callable[..., Grid], tmp_path:
     assert other.exists()
 
 
+@pytest.mark.slow
 def test_runs_that_differ_only_in_irrelevant_settings_are_kept(grid: Callable[..., Grid], tmp_path: Path) -> None:
     """They differ in description, log interval, or a setting that did not exist when they were started."""
     trainer = Trainer(peak)
@@ -240,6 +244,7 @@ def test_runs_that_differ_only_in_irrelevant_settings_are_kept(grid: Callable[..
     assert not left.exists(), "of a run that was killed when it was complete"
 
 
+@pytest.mark.slow
 def test_overwriting_removes_only_files_of_runs(grid: Callable[..., Grid], tmp_path: Path) -> None:
     trainer = Trainer(peak)
     run_sweep(grid(RATES), tmp_path, train=trainer)
@@ -255,6 +260,7 @@ def test_overwriting_removes_only_files_of_runs(grid: Callable[..., Grid], tmp_p
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["learning_rate=1e-5", "learning_rate=3e-5"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_without_a_score_is_refused(grid: Callable[..., Grid], tmp_path: Path) -> None:
     run_sweep(grid(RATES), tmp_path, train=Trainer(peak))
     path = tmp_path / "runs" / "learning_rate=8e-5" / "run.json"
@@ -279,6 +285,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(grid: Callable[..., Grid], 
         run_sweep(grid(RATES), tmp_path / "file", train=Trainer(peak))
 
 
+@pytest.mark.slow
 def test_memory_of_a_run_is_freed_before_the_next(grid: Callable[..., Grid], tmp_path: Path) -> None:
     class Model:
         def __init__(self) -> None:
@@ -299,6 +306,7 @@ def test_memory_of_a_run_is_freed_before_the_next(grid: Callable[..., Grid], tmp
     assert len(models) == 3
 
 
+@pytest.mark.slow
 def test_runs_share_prepared_rows(make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real runs: the rows are read once per sweep, and again for a sweep after they were deleted."""
     pytest.importorskip("sentence_transformers")
