@@ -155,7 +155,9 @@ def test_the_tokenizer_gets_the_new_length_and_buffers_are_left_out(tmp_path: Pa
     assert load_encoder(new).config.max_positions == 24
 
 
-@pytest.mark.parametrize(("name", "kind"), [("modernbert-base", "rotary positions"), ("gte-en-mlm-base", "rotary positions"), ("mosaicbert-base", "ALiBi")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("modernbert-base", "rotary positions"), ("gte-en-mlm-base", "rotary positions"), ("mosaicbert-base", "ALiBi")]
+)
 def test_other_positions_are_refused_in_one_line(tmp_path: Path, name: str, kind: str) -> None:
     encoder = Encoder(small(name))
     with pytest.raises(InputError, match=f"no table of position embeddings to extend; it has {kind}") as caught:
