@@ -5,6 +5,7 @@ DENSE_LOSSES = f"{LOSSES}::test_dense_losses_by_hand"
 COLBERT_LOSSES = f"{LOSSES}::test_colbert_losses_by_hand"
 GATHERED = f"{LOSSES}::test_two_processes_with_gathered_documents_equal_one_process"
 TRAINER = "tests/encoder/training/test_trainer.py"
+PROCESSES = "tests/retrieval/training/test_distributed.py::test_two_processes_equal_one_with_a_batch_of_twice_the_size"
 RATES = "tests/encoder/training/test_optimization.py"
 SCHEDULES = "tests/retrieval/training/test_optimization.py"
 MAXSIM = "tests/retrieval/models/test_maxsim.py"
@@ -140,6 +141,20 @@ MUTATIONS = [
         "return whole_tensor(clip_grad_norm_(weights, highest))",
         "return whole_tensor(clip_grad_norm_(weights, highest, norm_type=math.inf))",
         [f"{TRAINER}::test_a_gradient_is_scaled_to_the_maximum_norm_and_its_own_norm_is_logged"],
+    ),
+    (
+        "gradients are the sum over the processes",
+        "encoder/training/trainer.py",
+        "for one in bucket]).div_(processes.size)",
+        "for one in bucket])",
+        [PROCESSES],
+    ),
+    (
+        "the logged loss is the sum over the processes",
+        "encoder/training/trainer.py",
+        "mean = total / processes.size",
+        "mean = total",
+        [PROCESSES],
     ),
     (
         "gradients of the steps add up",
