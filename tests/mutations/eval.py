@@ -155,7 +155,7 @@ MUTATIONS = [
         [f"{SIGNIFICANCE}::test_the_interval_has_the_width_of_the_theory"],
     ),
     (
-        "parts weigh by their number of queries",
+        "deviations of a part are divided by the queries of the first",
         "eval/significance.py",
         "deviations += share / len(values) * _resampled_sums",
         "deviations += share / len(checked[0]) * _resampled_sums",

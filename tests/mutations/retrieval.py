@@ -136,7 +136,7 @@ MUTATIONS = [
         [f"{TRAINER}::test_a_gradient_is_scaled_to_the_maximum_norm_and_its_own_norm_is_logged"],
     ),
     (
-        "each element of a gradient is clipped",
+        "gradients are clipped by their greatest element",
         "encoder/training/trainer.py",
         "return whole_tensor(clip_grad_norm_(weights, highest))",
         "return whole_tensor(clip_grad_norm_(weights, highest, norm_type=math.inf))",
@@ -391,7 +391,7 @@ MUTATIONS = [
         [f"{DAMAGE}::test_deleted_documents_stay_deleted_where_one_copy_of_the_tombstones_is_damaged"],
     ),
     (
-        "bits of deleted documents are in the order of the other byte",
+        "bits of deleted documents are in reverse order in each byte",
         "retrieval/index/store/reading.py",
         'return np.packbits(~alive, bitorder="little").tobytes()',
         'return np.packbits(~alive, bitorder="big").tobytes()',
