@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -59,12 +59,13 @@ class PackedBatch:
         """
         first, last, _ = rows.indices(len(self))
         start, end = self.offsets[first], self.offsets[last]
-        lengths = self.lengths[first:last]
+        offsets = self.offsets[first : last + 1]
+        lengths = tuple(end - start for start, end in pairwise(offsets))
         keys = None if self.key_lengths is None else self.key_lengths[first:last]
         return PackedBatch(
             ids=self.ids[start:end],
             cu_seqlens=self.cu_seqlens[first : last + 1] - start,
-            offsets=tuple(offset - start for offset in self.offsets[first : last + 1]),
+            offsets=tuple(offset - start for offset in offsets),
             max_seqlen=max(lengths),
             positions=self.positions[start:end],
             rows=self.rows[first:last],
@@ -80,7 +81,7 @@ class PackedBatch:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Length of each sequence in tokens, B integers."""
-        return tuple(end - start for start, end in zip(self.offsets, self.offsets[1:], strict=False))
+        return tuple(end - start for start, end in pairwise(self.offsets))
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Move the batch to a device; the memo is empty there."""

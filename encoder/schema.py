@@ -290,7 +290,8 @@ _BOUNDS = {
 def _problem(kind: type[Any], error: ErrorDetails) -> str:
     """One pydantic error as ``dotted.path: what is wrong``."""
     loc, raw, context = error["loc"], error["input"], error.get("ctx", {})
-    path = ".".join(str(part) for part in loc) or "the whole document"
+    # A key of a file can hold control characters, which must not reach a terminal.
+    path = ".".join(text if (text := str(part)).isprintable() else ascii(text) for part in loc) or "the whole document"
     name = error["type"]
     if name == "missing":
         said = "missing"

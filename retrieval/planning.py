@@ -37,7 +37,7 @@ from quiver.retrieval.models.encoding import clean
 from quiver.retrieval.records import Document, ModelCard
 from quiver.retrieval.utils import progress_bar
 
-SCHEMA = "quiver-benchmark/1"
+SCHEMA = "quiver-benchmark/2"
 """``schema`` of the files that rates are read from."""
 
 OWN = "quiver"
@@ -111,7 +111,9 @@ def _encoder(content: dict[str, Any], tokens: float, kind: str) -> Rates:
     speeds = {
         case["name"]: row["series"].get("tokens_per_second") for case in content["cases"] for row in case["rows"] if row["backend"] == OWN
     }
-    lengths = {case["name"]: case["facts"]["tokens"] / case["facts"]["documents"] for case in content["cases"] if speeds.get(case["name"])}
+    lengths = {
+        case["name"]: case["metadata"]["tokens"] / case["metadata"]["documents"] for case in content["cases"] if speeds.get(case["name"])
+    }
     chosen = min(lengths, key=lambda name: abs(lengths[name] - tokens))
     source = f"{content['name']} on {content['processor']}, {chosen}, {lengths[chosen]:.0f} tokens per document"
     return Rates(tokens_per_second=float(speeds[chosen]["median"]), source=source)
@@ -121,11 +123,11 @@ def _index(content: dict[str, Any], tokens: float, kind: str) -> Rates:
     del tokens
     builds = next(case["rows"] for case in content["cases"] if case["name"] == "build")
     ours = [row for row in builds if row["values"]["library"] == OWN]
-    if content["facts"]["kind"] != kind or not ours:
+    if content["metadata"]["kind"] != kind or not ours:
         raise ValueError(f"it contains no index build of {kind} vectors")
     # A build with a codec says more of large ones than an exact one, which only copies.
     slowest = max(ours, key=lambda row: float(row["values"]["seconds"]))
-    vectors = int(content["facts"]["vectors"])
+    vectors = int(content["metadata"]["vectors"])
     source = f"{slowest['backend']} of {vectors:,} vectors on {content['processor']}"
     return Rates(index_seconds=float(slowest["values"]["seconds"]) / vectors, source=source)
 

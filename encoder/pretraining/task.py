@@ -228,7 +228,7 @@ class PretrainingTask:
         return self._phase_ended and self._is_last_phase
 
     def log_due(self, progress: Progress) -> bool:
-        """Whether a checkpoint is due: at the end of a phase, and every `training.save_every` steps."""
+        """Whether a log line is due: at the end of a phase, and every `training.log_every` steps."""
         return self._phase_ended or _due(self._session.recipe.training.log_every, progress.step)
 
     def position(self, progress: Progress) -> Mapping[str, float]:

@@ -299,6 +299,7 @@ class Trainer:
                 set_random_state(self._random_states[self._processes.rank])
             if progress.step and task.evaluation_due(progress) and progress.evaluated != progress.step:
                 self._evaluate()  # the last session was stopped before it
+                self._mark = time.perf_counter()
             while not self._patience_is_over() and (batches := next(steps, None)) is not None:
                 update = self._update(batches)
                 for callback in self._output.callbacks:
@@ -316,10 +317,10 @@ class Trainer:
         if callable(train := getattr(task.optimizer, "train", None)):  # schedule-free optimizers have two sets of weights
             train()
         shares = self._shares(batches)
-        losses, inputs = [], []
+        losses = []
         for batch, share in zip(batches, shares, strict=True):
-            inputs.append({name: self._placed(name, value, batch) for name, value in batch.inputs.items()})
-            loss = task.loss(inputs[-1]) * share
+            # Only for the time of its loss: what a batch keeps on the device would add up over the batches of a step.
+            loss = task.loss({name: self._placed(name, value, batch) for name, value in batch.inputs.items()}) * share
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             losses.append(loss.detach())
         norm = self._gradient_norm(idle=not batches)
@@ -332,7 +333,7 @@ class Trainer:
         # Gradients and the mean loss are equal in all processes, so all of them raise, or none.
         if not (math.isfinite(mean) and math.isfinite(grad_norm)):
             unscaled = [value / share if share else value for value, share in zip(own, shares, strict=True)]
-            raise self._refuse(batches, inputs, unscaled, loss=mean, grad_norm=grad_norm)
+            raise self._refuse(batches, unscaled, loss=mean, grad_norm=grad_norm)
         task.optimizer.step()
         task.after_step(step)
         task.optimizer.zero_grad()
@@ -366,16 +367,14 @@ class Trainer:
             return whole_tensor(get_total_norm([weight.grad for weight in weights if weight.grad is not None]))
         return whole_tensor(clip_grad_norm_(weights, highest))
 
-    def _refuse(
-        self, batches: Sequence[TrainingBatch], inputs: list[dict[str, Any]], own: list[float], *, loss: float, grad_norm: float
-    ) -> InputError:
+    def _refuse(self, batches: Sequence[TrainingBatch], own: list[float], *, loss: float, grad_norm: float) -> InputError:
         """Write the batches of the process with the non-finite loss; the error to raise."""
         step, processes = self.progress.step + 1, self._processes
         folder = self._output.folder / NONFINITE / f"step-{step:06d}"
         if math.isfinite(loss) or not all(map(math.isfinite, own)):
             place = folder if processes.size == 1 else folder / f"process-{processes.rank}"
-            each = zip(batches, inputs, own, strict=True)
-            seen = [SeenBatch(list(batch.examples), _tensors(features), value) for batch, features, value in each]
+            each = zip(batches, own, strict=True)
+            seen = [SeenBatch(list(batch.examples), _tensors(batch.inputs), value) for batch, value in each]
             keep_batches(place, seen, step=step, grad_norm=grad_norm)
         return nonfinite_error(folder, step=step, loss=loss, grad_norm=grad_norm, setting=self._task.learning_rate_setting)
 
@@ -453,6 +452,10 @@ class Trainer:
         key, score = next(iter(measures.items()))
         if not self._output.log.holds(progress.step, key):  # by a session that was killed after it
             self._write(measures)
+        if not math.isfinite(score):
+            logger.warning("step %d: %s is %s, which is not compared with other scores", progress.step, key, score)
+            progress.worse += 1
+            return False
         sign = 1 if self._settings.lower_is_better else -1
         ranked = sorted([*progress.best, (score, progress.step)], key=lambda one: (sign * one[0], one[1]))  # the first of equals wins
         progress.best = ranked[: max(1, self._task.keep_best)]

@@ -18,7 +18,7 @@ from quiver.encoder.files import write_json
 from quiver.encoder.schema import RECORD, parse_record
 from quiver.eval.results import Provenance, read_versioned
 
-SCHEMA = "quiver-benchmark/1"
+SCHEMA = "quiver-benchmark/2"
 """Name and version of the format: the value of ``schema`` in the file."""
 
 FINISHED_SCHEMA = "quiver-benchmark-finished/1"

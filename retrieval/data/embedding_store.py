@@ -339,7 +339,7 @@ def open_shard(path: Path, card: ModelCard) -> VectorShard:
 
     try:
         # Not pyarrow.memory_map: it would keep a file open per shard.
-        mapped = np.memmap(path, np.uint8, "r")
+        mapped = _mapped(path)
         batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
         batch.validate()
         metadata = {name.decode(): value.decode() for name, value in (batch.schema.metadata or {}).items()}
@@ -359,6 +359,16 @@ def open_shard(path: Path, card: ModelCard) -> VectorShard:
     if size < shard.rows * card.dim * _FLOAT.itemsize:
         raise DamagedError(f"{size} bytes are too few for {shard.rows} vectors of width {card.dim}")
     return shard
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    """The bytes of a file: memory-mapped, or read on a file system that cannot map files."""
+    try:
+        return np.memmap(path, np.uint8, "r")
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+        return np.fromfile(path, np.uint8)
 
 
 def _schema(card: ModelCard) -> pyarrow.Schema:
@@ -390,7 +400,9 @@ def _records(batch: pyarrow.RecordBatch) -> NDArray[np.void]:
 def _unreadable(path: Path, error: OSError) -> Exception:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit on open files, for example with ulimit -n 4096")
-    return DamagedError(str(error.strerror or error))
+    if error.errno in (errno.EIO, errno.ENOENT):  # a shard that is gone was renamed by another process
+        return DamagedError(str(error.strerror or error))
+    return InputError(f"{path}: cannot be read ({error.strerror or error})")
 
 
 def _open_shards(folder: Path, card: ModelCard) -> list[VectorShard]:
@@ -684,8 +696,13 @@ class _EncodeRequest:
             # Numbered, so that the older one of two shards with the same text is always used.
             path = self._folder / f"{len(self._shards):06d}-{uuid.uuid4().hex[:12]}{SUFFIX}"
             parts, self._encoded = deque(vectors for _, vectors in self._encoded), []
-            write_shard(path, records, _joined(parts), self._card)
-            self._shards.append(open_shard(path, self._card))
+            self._encoded = [(records, _joined(parts))]  # kept until it is written: a second attempt then writes it
+            write_shard(path, *self._encoded[0], self._card)
+            try:
+                self._shards.append(open_shard(path, self._card))
+            except DamagedError as error:
+                raise InputError(f"{path}: was written but cannot be read back ({error}); choose another folder for vectors") from error
+            self._encoded = []
             self._first.append(self._first[-1] + len(records))
         self._committed = self._limits.clock()
 
@@ -708,6 +725,8 @@ class _EncodeRequest:
 
 def _joined(parts: deque[DenseVectors]) -> DenseVectors:
     """Join parts of (n, d) to one matrix, (T, d). Each part is freed after it is copied, so that memory does not double."""
+    if len(parts) == 1:
+        return parts.popleft()
     joined = np.empty((sum(map(len, parts)), parts[0].shape[1]), np.float32)
     start = 0
     while parts:

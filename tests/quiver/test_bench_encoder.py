@@ -12,6 +12,7 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, init_weights, save_encoder
 from quiver.eval.bench.results import read_benchmark
+from quiver.retrieval.planning import read_rates
 
 
 @pytest.fixture
@@ -52,13 +53,15 @@ def test_token_ids_with_files(bench: Callable[..., Any], tiny: Path, tmp_path: P
     assert "results.json: results exist already; choose another --out, or add --overwrite" in again.err
     assert bench("--model", tiny, "--lengths", "8", "--no-baselines", "--rounds", 1, "--out", out, "--overwrite").code == 0
     assert [case.name for case in read_benchmark(out / "results.json").cases] == ["8"]
+    # `quiver estimate --rates` reads such a file.
+    assert read_rates([out / "results.json"], tokens=8, kind="dense").tokens_per_second
 
 
 def test_json_for_machines(bench: Callable[..., Any], tiny: Path) -> None:
     done = bench("-m", tiny, "--lengths", "20x3", "--rounds", 2, "--no-baselines", "--train", "--json")
     assert done.code == 0
     content = json.loads(done.out)
-    assert content["schema"] == "quiver-benchmark/1"
+    assert content["schema"] == "quiver-benchmark/2"
     (case,) = content["cases"]
     assert (case["metadata"]["documents"], case["metadata"]["tokens"], case["rows"][0]["values"]["gradient_difference"]) == (3, 60, 0.0)
 

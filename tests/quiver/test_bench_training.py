@@ -71,7 +71,7 @@ def test_texts_of_a_collection_as_json(bench: Callable[..., Any], tiny: Path, tm
     done = bench(*arguments, "--split", "dev", "--json")
     assert (done.code, done.err) == (0, "")
     content = json.loads(done.out)
-    assert content["schema"] == "quiver-benchmark/1"
+    assert content["schema"] == "quiver-benchmark/2"
     [case] = content["cases"]
     metadata = case["metadata"]
     assert (metadata["loss"], metadata["rows"], [row["backend"] for row in case["rows"]]) == ("margin_mse", 2, ["quiver"])

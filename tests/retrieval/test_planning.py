@@ -185,17 +185,17 @@ def test_estimated_hours_fit_a_real_index(quiver_data: Path, minilm: Path, tmp_p
 
 def timed(name: str, documents: int, tokens: int, median: float) -> dict[str, Any]:
     row = {"backend": "quiver", "series": {"tokens_per_second": {"median": median}}}
-    return {"name": name, "facts": {"documents": documents, "tokens": tokens}, "rows": [row]}
+    return {"name": name, "metadata": {"documents": documents, "tokens": tokens}, "rows": [row]}
 
 
 def built(name: str, library: str, seconds: float) -> dict[str, Any]:
     return {"backend": name, "values": {"library": library, "seconds": seconds}}
 
 
-COMMON = {"schema": "quiver-benchmark/1", "name": "m", "processor": "a CPU"}
+COMMON = {"schema": "quiver-benchmark/2", "name": "m", "processor": "a CPU"}
 ENCODER = {**COMMON, "subject": "encoder", "cases": [timed("short", 10, 200, 900.0), timed("long", 2, 1000, 500.0)]}
 BUILDS = [built("exact-dense", "quiver", 1.0), built("pq-dense", "quiver", 4.0), built("faiss", "faiss", 9.0)]
-INDEX = {**COMMON, "subject": "index", "facts": {"kind": "dense", "vectors": 1000}, "cases": [{"name": "build", "rows": BUILDS}]}
+INDEX = {**COMMON, "subject": "index", "metadata": {"kind": "dense", "vectors": 1000}, "cases": [{"name": "build", "rows": BUILDS}]}
 
 
 def test_rates_are_read_from_benchmark_files(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("quiver-benchmark/1", "quiver-benchmark/0", "quiver-benchmark/0"),
+        ("quiver-benchmark/2", "quiver-benchmark/1", "quiver-benchmark/1"),
         ('"processor": "a processor"', '"processor": 3', "processor"),
         ('"name": "tiny"', '"name": "tiny", "speed": 3', "speed"),
     ],

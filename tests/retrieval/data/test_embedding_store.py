@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, StoreLimits, open_shard, text_keys
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, StoreLimits, open_shard, text_keys, write_shard
 from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
 
 TEXTS = ["a b", "c", "a b", "", "d e f", "c", "g", "h", "i j", "", "k", "l m n o"]
@@ -207,6 +207,23 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None
     os.utime(old, (0, 0))
     assert store.encode(model, TEXTS, "document").reused == len(TEXTS)
     assert (old.exists(), fresh.exists()) == (False, True)
+
+
+def test_vectors_are_kept_when_the_first_attempt_to_write_them_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+
+    def interrupted(*arguments: Any) -> None:
+        attempts.append(arguments)
+        if len(attempts) == 1:
+            raise KeyboardInterrupt
+        write_shard(*arguments)
+
+    monkeypatch.setattr("quiver.retrieval.data.embedding_store.write_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        small_store(tmp_path).encode(Counting(), TEXTS, "document")
+    model = Counting()
+    check(small_store(tmp_path).encode(model, TEXTS, "document"), model, TEXTS)
+    assert 0 < len(model.texts) < DISTINCT
 
 
 @pytest.mark.parametrize("failing", ["texts", "model"])
