@@ -400,7 +400,8 @@ def _records(batch: pyarrow.RecordBatch) -> NDArray[np.void]:
 def _unreadable(path: Path, error: OSError) -> Exception:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit on open files, for example with ulimit -n 4096")
-    if error.errno in (errno.EIO, errno.ENOENT):  # a shard that is gone was renamed by another process
+    # Arrow raises an OSError without a number for content that is not its format. A shard that is gone was renamed by another process.
+    if error.errno in (None, errno.EIO, errno.ENOENT):
         return DamagedError(str(error.strerror or error))
     return InputError(f"{path}: cannot be read ({error.strerror or error})")
 

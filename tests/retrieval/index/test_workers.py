@@ -250,16 +250,16 @@ def ray_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         cluster.shutdown()
 
 
-class KillsANode:
-    """Executor that removes a node of the cluster as soon as so many workers have begun a piece.
+class KillsNodes:
+    """Executor that removes all nodes but the head as soon as two workers have begun a piece: one of them at least is on a removed node.
 
-    Until then it hands out pieces slowly: some are left for the lost node's worker, however much later than the others the last one starts.
+    Until then it hands out pieces slowly: some are left for the lost workers, however much later than the first the second one starts.
     """
 
-    def __init__(self, executor: Executor, cluster: Any, folder: Path, workers: int) -> None:
+    def __init__(self, executor: Executor, cluster: Any, folder: Path) -> None:
         self.name, self.remote, self.threads = executor.name, executor.remote, executor.threads
         self.killed = False
-        self._executor, self._cluster, self._folder, self._workers = executor, cluster, folder, workers
+        self._executor, self._cluster, self._folder = executor, cluster, folder
 
     def run(self, task: Any, items: Iterable[Any], *, threads: int = 1) -> Generator[tuple[Any, Any], None, None]:
         return self._executor.run(task, self._slowly(items), threads=threads)
@@ -267,10 +267,12 @@ class KillsANode:
     def _slowly(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
             if not self.killed:
-                if self._begun() >= self._workers:
-                    self._cluster.remove_node(next(iter(self._cluster.worker_nodes)), allow_graceful=False)
+                begun = self._begun()
+                if begun > 1:
+                    for node in list(self._cluster.worker_nodes):
+                        self._cluster.remove_node(node, allow_graceful=False)
                     self.killed = True
-                elif self._begun():
+                elif begun:
                     time.sleep(2.0)
             yield item
 
@@ -281,14 +283,14 @@ class KillsANode:
 def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, kill: bool, sizes: PieceSizes) -> Index:
     executor: Any = open_executor("ray", address=cluster.address)
     if kill:
-        executor = KillsANode(executor, cluster, out, 3)
+        executor = KillsNodes(executor, cluster, out)
     index = build_index(corpus, load_model(model), out, options=BuildOptions(calibrate=False, pieces=sizes), executor=executor)
-    assert not kill or executor.killed, "the build had ended before the third worker began"
+    assert not kill or executor.killed, "the build had ended before a second worker began"
     return index
 
 
 @pytest.mark.slow
-def test_three_nodes_build_the_same_bytes_also_when_one_is_killed(
+def test_three_nodes_build_the_same_bytes_also_when_two_are_killed(
     tmp_path: Path, minilm: Path, ray_nodes: Any, left: Callable[[], Left], caplog: Any
 ) -> None:
     sizes = PieceSizes(chunk_documents=8, documents=8)
@@ -298,7 +300,7 @@ def test_three_nodes_build_the_same_bytes_also_when_one_is_killed(
         built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / f"built-{kill}", kill, sizes)
         assert left().made == 100
         lost = left().folders.total() - left().made
-        assert lost <= kill
+        assert lost <= 2 * kill
         assert ("is repeated by another worker" in caplog.text) == kill
         assert sums(built) == sums(whole)
         sys.stdout.write(f"100 pieces on three nodes, killed: {kill}, {lost} begun and made again\n")
@@ -320,6 +322,6 @@ def test_three_nodes_build_all_of_pycodesearch(
         assert sums(built) == sums(whole)
         assert len(built) == 11_406
         lost = left().folders.total() - left().made
-        assert lost <= kill
+        assert lost <= 2 * kill
         sys.stdout.write(f"{left().made} pieces, killed: {kill}, {lost} begun and made again\n")
-    sys.stdout.write(f"seconds here, on three nodes, and with one of them killed: {', '.join(f'{each:.0f}' for each in seconds)}\n")
+    sys.stdout.write(f"seconds here, on three nodes, and with two of them killed: {', '.join(f'{each:.0f}' for each in seconds)}\n")
