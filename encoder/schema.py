@@ -1,8 +1,10 @@
 """Schemas on pydantic: every problem at once, each with its dotted path and a suggestion for misspelt keys.
 
 `Schema` is the base of all validated formats (recipes, engine settings, manifests, results, requests). `TextSchema` also reads numbers and
-booleans from text, for files in which every scalar is text (`quiver.encoder.training.recipe_file`) and for ``key=value`` options. Results,
-which code builds field by field, are pydantic dataclasses with the configuration `RECORD`; `parse_record` reads them.
+booleans from text, for files in which every scalar is text (`quiver.encoder.training.recipe_file`) and for ``key=value`` options.
+
+Records, which code builds field by field and only Quiver writes, are dataclasses with the configuration `RECORD`; `parse_record` reads them
+and requires every field.
 
 Put relations between fields of one schema into a pydantic ``model_validator``. `Rule` is for relations across sections: a rule is
 checked even if unrelated fields are invalid, so that its problem is reported together with theirs.
@@ -24,17 +26,28 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    with_config,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from quiver.encoder.errors import InputError
 
 __all__ = [
     "RECORD",
+    "Count",
     "Field",
     "NonBlank",
     "Rule",
@@ -43,15 +56,24 @@ __all__ = [
     "TextSchema",
     "describe_errors",
     "parse",
+    "parse_fields",
     "parse_record",
     "validate",
+    "with_config",
 ]
 
 Model = TypeVar("Model", bound="Schema")
 Record = TypeVar("Record")
 
 RECORD = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-"""Configuration of a pydantic dataclass whose instances are written as JSON: unknown keys are refused, types are not converted."""
+"""Configuration of a dataclass whose instances are written as JSON: unknown keys are refused, types are not converted.
+
+It is given to a pydantic dataclass, which is also checked when code makes it, or with `with_config` to one of the standard library. The
+dataclasses of its fields inherit it.
+"""
+
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+"""A whole number >= 0, such as a size from which arrays are allocated."""
 
 
 class SchemaError(InputError):
@@ -187,7 +209,9 @@ def parse(kind: type[Model], raw: object, *, source: str, rules: Iterable[Rule] 
 
 
 def parse_record(kind: type[Record], raw: object, *, source: str) -> Record:
-    """Make a pydantic dataclass with the configuration `RECORD` from parsed JSON, or raise one error with all problems.
+    """Make a dataclass with the configuration `RECORD` from parsed JSON, or raise one error with all problems.
+
+    A file that Quiver wrote holds every field, so an absent one is a problem even if the field has a default.
 
     Args:
         kind: The dataclass.
@@ -198,8 +222,8 @@ def parse_record(kind: type[Record], raw: object, *, source: str) -> Record:
         SchemaError: A field is unknown, missing or of another type, or a number is not finite.
 
     Example:
-        >>> from pydantic.dataclasses import dataclass
-        >>> @dataclass(frozen=True, config=RECORD)
+        >>> @with_config(RECORD)
+        ... @dataclass(frozen=True)
         ... class Point:
         ...     x: float
         ...     tags: tuple[str, ...] = ()
@@ -207,9 +231,70 @@ def parse_record(kind: type[Record], raw: object, *, source: str) -> Record:
         Point(x=1.0, tags=('a',))
     """
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(raw))
+        record: Record = _adapters(kind)[""].validate_json(json.dumps(raw))
     except ValidationError as error:
         raise SchemaError(source, [_problem(kind, one) for one in error.errors(include_url=False)]) from error
+    if absent := list(_absent(record, raw)):
+        raise SchemaError(source, [f"{path}: missing" for path in absent])
+    return record
+
+
+def parse_fields(kind: type[Any], values: Mapping[str, object], *, source: str) -> dict[str, Any]:
+    """Validate values of some fields of a dataclass, or raise one error with all problems.
+
+    Args:
+        kind: The dataclass.
+        values: Field -> value; each name is a field of the dataclass.
+        source: Owner of the values; begins the message.
+
+    Raises:
+        SchemaError: A value has another type or is out of bounds.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Search:
+        ...     nprobe: Annotated[int, Field(ge=1)] = 8
+        >>> parse_fields(Search, {"nprobe": 16.0}, source="this index")
+        {'nprobe': 16}
+    """
+    adapters, hints = _adapters(kind), _fields_of(kind)
+    parsed, problems = dict[str, Any](), list[str]()
+    for name, value in values.items():
+        try:
+            parsed[name] = adapters[name].validate_python(_from_text(_without_none(hints[name]), value), strict=True)
+        except ValidationError as error:
+            problems += [_problem(kind, {**one, "loc": (name, *one["loc"])}) for one in error.errors(include_url=False)]
+    if problems:
+        raise SchemaError(source, problems)
+    return parsed
+
+
+_ADAPTERS: dict[type, dict[str, TypeAdapter[Any]]] = {}
+
+
+def _adapters(kind: type[Any]) -> dict[str, TypeAdapter[Any]]:
+    """The validators of a dataclass: of each field by name, and of the whole under an empty name."""
+    if kind not in _ADAPTERS:
+        hints = typing.get_type_hints(kind, include_extras=True)
+        names = [field.name for field in dataclasses.fields(kind)]
+        _ADAPTERS[kind] = {"": TypeAdapter(kind), **{name: TypeAdapter(hints[name]) for name in names}}
+    return _ADAPTERS[kind]
+
+
+def _absent(record: object, raw: Any, path: str = "") -> Iterator[str]:
+    """Dotted paths of the fields of a record and the records in it that the JSON it was made from does not hold."""
+    if dataclasses.is_dataclass(record):
+        for name in (field.name for field in dataclasses.fields(record) if field.init):
+            if name in raw:
+                yield from _absent(getattr(record, name), raw[name], f"{path}{name}.")
+            else:
+                yield f"{path}{name}"
+    elif isinstance(record, Mapping):
+        for (key, value), part in zip(record.items(), raw.values(), strict=True):
+            yield from _absent(value, part, f"{path}{key}.")
+    elif isinstance(record, list | tuple):
+        for number, (value, part) in enumerate(zip(record, raw, strict=True)):
+            yield from _absent(value, part, f"{path}{number}.")
 
 
 def describe_errors(kind: type[Schema], error: ValidationError) -> list[str]:
@@ -325,9 +410,9 @@ def _hint_at(kind: type[Any], loc: Sequence[int | str]) -> object:
     for part in loc:
         if fields := _fields_of(hint):
             hint = fields.get(str(part))
-        elif typing.get_origin(hint) in (tuple, list):
+        elif typing.get_origin(hint) in (tuple, list, Sequence):
             hint = typing.get_args(hint)[0]
-        elif typing.get_origin(hint) is dict:
+        elif typing.get_origin(hint) in (dict, Mapping):
             hint = typing.get_args(hint)[1]
         hint = _without_none(hint)
     return hint if typing.get_origin(hint) is Literal or isinstance(hint, type) else None

@@ -16,10 +16,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import faiss
 import numpy as np
@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.schema import RECORD, Field, with_config
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate
 from quiver.retrieval.index.documents import is_described
 from quiver.retrieval.index.engines import AnyCodec, Sample, engine, engine_name, is_approximate, open_codec, parse_engine, train_codec
@@ -147,6 +148,14 @@ ENCODES_NOTHING = frozenset({CODEC, _PLAN, _THREADS})
 """Names of the pieces whose creation encodes nothing; all others are worth keeping for a resumed build."""
 
 
+@with_config(RECORD)
+@dataclass(frozen=True)
+class AgreedThreads:
+    """Number of threads that each worker of a build encodes with, as stored with the build."""
+
+    threads: Annotated[int, Field(ge=1)]
+
+
 @dataclass(frozen=True)
 class CodecFolder:
     """A codec on disk.
@@ -244,8 +253,8 @@ class Pieces:
         done = self._work.pieces.finished(_THREADS)
         if done is None:
             folder = self._work.pieces.begin(_THREADS)
-            done = self._work.pieces.finish(_THREADS, folder, {}, {"threads": wanted})
-        threads = int(done.facts["threads"])
+            done = self._work.pieces.finish(_THREADS, folder, {}, asdict(AgreedThreads(wanted)))
+        threads = done.record(AgreedThreads).threads
         if threads != wanted:
             logger.info("resuming with %d threads per worker, as the build was started", threads)
         return threads
@@ -254,7 +263,7 @@ class Pieces:
         """The plan stored with the build; a new build makes and stores one."""
         done = self._work.pieces.finished(_PLAN)
         if done is not None:
-            return PiecePlan.from_json(done.facts)
+            return done.record(PiecePlan)
         lengths, sizes = self._source.lengths, self._options.pieces
         ends = chunk_ends(lengths, documents=sizes.chunk_documents, characters=sizes.chunk_characters)
         share = max(sizes.chunk_characters, int(lengths.sum(dtype=np.int64)) // sizes.count)
@@ -265,7 +274,7 @@ class Pieces:
             memory=self._options.memory,
         )
         plan = plan_pieces(lengths, ends, limits, self._card, codec)
-        self._work.pieces.finish(_PLAN, self._work.pieces.begin(_PLAN), {}, plan.to_json())
+        self._work.pieces.finish(_PLAN, self._work.pieces.begin(_PLAN), {}, asdict(plan))
         return plan
 
     def _make(

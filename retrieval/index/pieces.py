@@ -29,13 +29,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.schema import RECORD, Count, Field, SchemaError, parse_record, with_config
 from quiver.retrieval.data.corpus import checked_document, read_documents
 from quiver.retrieval.data.embedding_store import stack_vectors
 from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
@@ -52,7 +53,7 @@ from quiver.retrieval.index.files import (
     write_file,
 )
 from quiver.retrieval.index.index import Contents, SegmentFolderWriter
-from quiver.retrieval.index.store.reading import FileEntry, Layout, verify_files
+from quiver.retrieval.index.store.reading import FileEntry, FileName, Layout, verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.strings import id_hashes
 from quiver.retrieval.models.encoding import comparable
@@ -508,8 +509,8 @@ class SegmentPiece:
     """
 
     name: str
-    first: int
-    ends: tuple[int, ...]
+    first: Count
+    ends: Annotated[tuple[Count, ...], Field(min_length=1)]
 
     @property
     def documents(self) -> int:
@@ -558,28 +559,16 @@ class PieceLimits:
     memory: int
 
 
+@with_config(RECORD)
 @dataclass(frozen=True)
 class PiecePlan:
-    """The pieces of a build.
+    """The pieces of a build, as stored with it.
 
     Attributes:
         pieces: The pieces, in the order of the documents.
     """
 
     pieces: tuple[SegmentPiece, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as JSON."""
-        return {"pieces": [list(piece.ends) for piece in self.pieces]}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> PiecePlan:
-        """Read the output of ``to_json``."""
-        first, pieces = 0, list[SegmentPiece]()
-        for ends in content["pieces"]:
-            pieces.append(SegmentPiece(piece_name(len(pieces)), first, tuple(ends)))
-            first = ends[-1]
-        return cls(tuple(pieces))
 
 
 def piece_name(number: int) -> str:
@@ -643,6 +632,8 @@ logger = logging.getLogger(__name__)
 
 _SUFFIX = ".done"
 
+Record = TypeVar("Record")
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -651,12 +642,30 @@ class Finished:
     Attributes:
         folder: Folder with its files.
         holds: Description of each file, by name.
-        facts: Further information stored with it, as JSON.
+        metadata: Further information stored with it, as JSON.
     """
 
     folder: Path
     holds: Mapping[str, str]
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+
+    def record(self, kind: type[Record]) -> Record:
+        """The metadata as the dataclass that was stored.
+
+        Raises:
+            SchemaError: They are not those of this dataclass.
+        """
+        return parse_record(kind, self.metadata, source=str(self.folder))
+
+
+@with_config(RECORD)
+@dataclass(frozen=True)
+class _Marker:
+    """The file that marks a piece as finished: the name of its folder, and the fields of `Finished`."""
+
+    folder: FileName
+    files: Mapping[FileName, FileEntry]
+    metadata: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -684,16 +693,15 @@ class PieceFolders:
             return None
         try:
             content = _read_marker(marker)
-            files = {file: FileEntry(**entry) for file, entry in content["files"].items()}
-            folder = self.folder / content["folder"]
-            verify_files(folder, files, full=True)
-        except (DamagedIndexError, KeyError, TypeError) as error:
+            folder = self.folder / content.folder
+            verify_files(folder, content.files, full=True)
+        except (DamagedIndexError, SchemaError) as error:
             # Log a message of its own: the error gives advice for a committed index. The files are damaged, or a killed commit has moved
             # them.
             logger.warning("%s: files are missing or damaged; this piece of the build is made again", self.folder / name)
             logger.debug("%s: %s", name, error)
             return None
-        return Finished(folder, {file: entry.holds for file, entry in files.items()}, content["facts"])
+        return Finished(folder, {file: entry.holds for file, entry in content.files.items()}, content.metadata)
 
     def discard(self, name: str) -> None:
         """Remove the marker of a damaged piece; only for the process that holds the lock."""
@@ -710,21 +718,21 @@ class PieceFolders:
         self.disk.mkdir(folder)
         return folder
 
-    def finish(self, name: str, folder: Path, holds: Mapping[str, str], facts: Mapping[str, Any]) -> Finished:
+    def finish(self, name: str, folder: Path, holds: Mapping[str, str], metadata: Mapping[str, Any]) -> Finished:
         """Make a piece durable and mark it as finished.
 
         Args:
             name: Name of the piece.
             folder: Folder that ``begin`` returned.
             holds: Description of each file, by name.
-            facts: Further information to store, as JSON.
+            metadata: Further information to store, as JSON.
 
         Returns:
             The piece; if another worker finished it first, that worker's.
         """
-        files = {file: asdict(entry) for file, entry in seal(folder, holds, self.disk).items()}
+        marker = _Marker(folder.name, seal(folder, holds, self.disk), dict(metadata))
         self.disk.sync_folder(self.folder)
-        content = {"folder": folder.name, "files": files, "facts": dict(facts)}
+        content = asdict(marker)
         temporary = self.folder / f"{folder.name}.tmp"
         if temporary.exists():  # left by this worker, or by a killed process that held the lock
             self.disk.unlink(temporary)
@@ -738,7 +746,7 @@ class PieceFolders:
                 raise
             return other
         self.disk.sync_folder(self.folder)
-        return Finished(folder, dict(holds), dict(facts))
+        return Finished(folder, dict(holds), marker.metadata)
 
     def _marker(self, name: str) -> Path:
         return self.folder / f"{name}{_SUFFIX}"
@@ -782,7 +790,7 @@ class WorkFolder:
         remove_tree(doomed, self._disk)
 
 
-def _read_marker(path: Path) -> dict[str, Any]:
+def _read_marker(path: Path) -> _Marker:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -791,7 +799,7 @@ def _read_marker(path: Path) -> dict[str, Any]:
         raise DamagedIndexError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict) or content.pop("checksum", None) != _digest(content):
         raise DamagedIndexError(f"{path}: its checksum does not match")
-    return content
+    return parse_record(_Marker, content, source=str(path))
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -876,8 +884,8 @@ class PieceMaker:
             writer.add(documents, encoded.vectors, None if dense else encoded.lengths, encoded.token_ids, encoded.tokens)
             self._advance(len(documents))
         contents = writer.close()
-        facts = {"documents": contents.documents, "vectors": contents.vectors, "tokens": asdict(contents.tokens)}
-        return self._folders.finish(piece.name, folder, contents.holds, facts)
+        counts = SegmentCounts(contents.documents, contents.vectors, contents.tokens)
+        return self._folders.finish(piece.name, folder, contents.holds, asdict(counts))
 
     def _encoded(self, piece: SegmentPiece) -> Iterator[tuple[list[Document], Encoded]]:
         for first, stop in piece.chunks():
@@ -890,10 +898,26 @@ class PieceMaker:
             yield documents, encoded
 
 
+@with_config(RECORD)
+@dataclass(frozen=True)
+class SegmentCounts:
+    """Counts of a piece of the index, as stored with it.
+
+    Attributes:
+        documents: Number of documents.
+        vectors: Number of vectors.
+        tokens: Token counts of the documents.
+    """
+
+    documents: Count
+    vectors: Count
+    tokens: TokenCounts
+
+
 def contents_of(finished: Finished) -> Contents:
     """Counts and files of a finished piece of the index."""
-    facts: Mapping[str, Any] = finished.facts
-    return Contents(facts["documents"], facts["vectors"], TokenCounts(**facts["tokens"]), finished.holds)
+    counts = finished.record(SegmentCounts)
+    return Contents(counts.documents, counts.vectors, counts.tokens, finished.holds)
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,14 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.encoder.schema import RECORD, Count, parse_record, with_config
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import Bitmap, check_k, in_order
 from quiver.retrieval.index.files import REAL, Files, LostTextError, map_array, write_array, write_file
 from quiver.retrieval.index.index import OpenSegment
-from quiver.retrieval.index.store.reading import FileEntry, verify_files
+from quiver.retrieval.index.store.reading import FileEntry, FileName, verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.strings import StringColumn
 from quiver.retrieval.records import Hits
@@ -373,6 +374,24 @@ _STALE_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
+class BlockSizes:
+    """Number of documents D, words V and postings P of a block."""
+
+    documents: Count
+    words: Count
+    postings: Count
+
+
+@with_config(RECORD)
+@dataclass(frozen=True)
+class _List:
+    """Content of ``words.json``: sizes of the blocks, and the other files by name."""
+
+    blocks: tuple[BlockSizes, ...]
+    files: Mapping[FileName, FileEntry]
+
+
+@dataclass(frozen=True)
 class WordTable:
     """All words of a block of documents, in memory or memory-mapped.
 
@@ -424,7 +443,7 @@ def word_tables(
     if cache is None:
         return [WordTable.of(words) for words in _split_blocks(texts, limits)]
     rule = {
-        "layout": 2,
+        "layout": 3,
         "texts": texts_sha256,
         "bm25s": installed_version("bm25s"),
         **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")},
@@ -435,7 +454,7 @@ def word_tables(
         mark_used(folder)
         try:
             return _open(folder, verify=verify)
-        except (InputError, FileNotFoundError, KeyError, TypeError, ValueError) as error:
+        except (InputError, FileNotFoundError, ValueError) as error:
             logger.warning("%s: damaged (%s); counting the words again", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
     _write(folder, texts, limits)
@@ -461,13 +480,13 @@ def _write(folder: Path, texts: Iterable[str], limits: BlockLimits | None) -> No
         raise InputError(f"{folder.parent}: cannot be written ({error.strerror}); set QUIVER_CACHE to another folder") from error
     try:
         holds: dict[str, str] = {}
-        sizes = []
+        sizes: list[BlockSizes] = []
         for number, words in enumerate(_split_blocks(texts, limits)):
             table = WordTable.of(words)
             holds |= _save(temporary / f"{number:04d}", table)
-            sizes.append((len(table.postings.lengths), len(table.words), len(table.postings.documents)))
-        files = {name: asdict(entry) for name, entry in seal(temporary, holds, REAL).items()}
-        write_file(temporary / _LIST, json.dumps({"blocks": sizes, "files": files}).encode(), REAL)
+            sizes.append(BlockSizes(len(table.postings.lengths), len(table.words), len(table.postings.documents)))
+        listed = _List(tuple(sizes), seal(temporary, holds, REAL))
+        write_file(temporary / _LIST, json.dumps(asdict(listed)).encode(), REAL)
         try:
             temporary.replace(folder)
         except OSError:
@@ -493,18 +512,17 @@ def _save(stem: Path, table: WordTable) -> dict[str, str]:
 
 
 def _open(folder: Path, *, verify: bool) -> list[WordTable]:
-    listed: Mapping[str, Any] = read_json(folder / _LIST)
-    verify_files(folder, {name: FileEntry(**entry) for name, entry in listed["files"].items()}, full=verify)
-    return [_open_block(folder / f"{number:04d}", sizes) for number, sizes in enumerate(listed["blocks"])]
+    listed = parse_record(_List, read_json(folder / _LIST), source=str(folder / _LIST))
+    verify_files(folder, listed.files, full=verify)
+    return [_open_block(folder / f"{number:04d}", sizes) for number, sizes in enumerate(listed.blocks)]
 
 
-def _open_block(stem: Path, sizes: Sequence[int]) -> WordTable:
-    documents, words, postings = sizes
-    arrays = {name: map_array(stem.with_name(f"{stem.name}.{name}"), kind, (postings,)) for name, kind in _NUMBERS.items()}
-    lengths = map_array(stem.with_name(f"{stem.name}.lengths"), np.uint32, (documents,))
-    starts = map_array(stem.with_name(f"{stem.name}.starts"), np.int64, (words + 1,))
+def _open_block(stem: Path, sizes: BlockSizes) -> WordTable:
+    arrays = {name: map_array(stem.with_name(f"{stem.name}.{name}"), kind, (sizes.postings,)) for name, kind in _NUMBERS.items()}
+    lengths = map_array(stem.with_name(f"{stem.name}.lengths"), np.uint32, (sizes.documents,))
+    starts = map_array(stem.with_name(f"{stem.name}.starts"), np.int64, (sizes.words + 1,))
     return WordTable(
-        StringColumn.open(Files(stem.parent), f"{stem.name}.words", words),
+        StringColumn.open(Files(stem.parent), f"{stem.name}.words", sizes.words),
         Postings(lengths, arrays["documents"], arrays["counts"], starts),
     )
 

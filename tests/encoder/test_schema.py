@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
 
-from quiver.encoder.schema import Field, InputError, NonBlank, Rule, Schema, TextSchema, parse, validate
+from quiver.encoder.schema import (
+    RECORD,
+    Count,
+    Field,
+    InputError,
+    NonBlank,
+    Rule,
+    Schema,
+    SchemaError,
+    TextSchema,
+    parse,
+    parse_fields,
+    parse_record,
+    validate,
+    with_config,
+)
 
 
 class Inner(TextSchema):
@@ -229,3 +246,39 @@ def test_a_strict_schema_converts_no_text() -> None:
     assert validate(Strict, {"size": "8", "names": "a"})[1] == ["size: must be a whole number, got '8'", "names: must be a list, got 'a'"]
     with pytest.raises(InputError, match=r"^size\.json: size: must be a whole number, got 1\.5$"):
         parse(Strict, {"size": 1.5}, source="size.json")
+
+
+@with_config(RECORD)
+@dataclass(frozen=True)
+class Part:
+    size: Count
+    name: str = "first"
+
+
+@with_config(RECORD)
+@dataclass(frozen=True)
+class Whole:
+    parts: tuple[Part, ...]
+    named: Mapping[str, Part]
+    seed: int | None = None
+
+
+def test_a_record_must_hold_every_field_even_one_with_a_default() -> None:
+    whole = Whole((Part(1),), {"a": Part(2)})
+    assert parse_record(Whole, asdict(whole), source="whole.json") == whole
+    with pytest.raises(SchemaError, match=r"^whole\.json: seed: missing$"):
+        parse_record(Whole, {"parts": [], "named": {}}, source="whole.json")
+    with pytest.raises(SchemaError) as caught:
+        parse_record(Whole, {"parts": [{"size": 1}], "named": {"a": {"size": 1}}, "seed": None}, source="whole.json")
+    assert caught.value.problems == ["parts.0.name: missing", "named.a.name: missing"]
+    with pytest.raises(SchemaError, match=r"named\.a\.size: must be >= 0, got -1"):
+        parse_record(Whole, {"parts": [], "named": {"a": {"size": -1, "name": ""}}, "seed": None}, source="whole.json")
+
+
+def test_values_of_some_fields_are_validated_without_the_others() -> None:
+    assert parse_fields(Part, {"size": 3.0}, source="part") == {"size": 3}
+    with pytest.raises(SchemaError, match=r"^part: size: must be >= 0, got -1$"):
+        parse_fields(Part, {"size": -1}, source="part")
+    with pytest.raises(SchemaError) as caught:
+        parse_fields(Part, {"size": 1.5, "name": 4}, source="part")
+    assert caught.value.problems == ["size: must be a whole number, got 1.5", "name: must be text, got 4; quote it if it is meant as text"]

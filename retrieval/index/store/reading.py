@@ -27,7 +27,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -437,7 +437,7 @@ def _to_manifest(content: dict[str, Any]) -> Manifest:
 
 
 def _to_segment(content: dict[str, Any]) -> SegmentEntry:
-    deleted = content.get("deleted")
+    deleted = content["deleted"]
     changes = {"tokens": TokenCounts(**content["tokens"]), "files": _to_files(content["files"])}
     return SegmentEntry(**{**content, **changes, "deleted": None if deleted is None else TombstonesEntry(**deleted)})
 
@@ -471,7 +471,7 @@ _SCHEMAS: dict[type, type[Schema]] = {}
 
 
 def record_schema(record: type) -> type[Schema]:
-    """The schema of a dataclass that is stored as JSON. Integers must be >= 0: they are sizes, from which arrays are allocated.
+    """The schema of a dataclass that is stored as JSON. Every field is required; integers must be >= 0: arrays are allocated from them.
 
     Example:
         >>> validate(record_schema(FileEntry), {"holds": "ids", "bytes": -1, "sha": "0"})[1]
@@ -480,8 +480,7 @@ def record_schema(record: type) -> type[Schema]:
     if record in _SCHEMAS:
         return _SCHEMAS[record]
     hints = get_type_hints(record, include_extras=True)
-    given = {each.name: ... if each.default is MISSING else each.default for each in fields(record)}
-    types: dict[str, Any] = {name: (_field_type(hints[name]), default) for name, default in given.items()}
+    types: dict[str, Any] = {each.name: (_field_type(hints[each.name]), ...) for each in fields(record)}
     return _SCHEMAS.setdefault(record, create_model(record.__name__, __base__=_RecordSchema, **types))
 
 

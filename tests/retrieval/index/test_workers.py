@@ -126,7 +126,7 @@ def test_two_workers_that_make_the_same_piece_leave_one(tmp_path: Path) -> None:
     first = one.finish("piece-000000", folders[0], {"file": "text"}, {"documents": 1})
     second = two.finish("piece-000000", folders[1], {"file": "text"}, {"documents": 2})
     assert first == second
-    assert (first.folder, first.facts) == (folders[0], {"documents": 1})
+    assert (first.folder, first.metadata) == (folders[0], {"documents": 1})
     assert not folders[1].exists()
     here = PieceFolders(tmp_path, REAL)
     assert here.finished("piece-000000") == first

@@ -91,7 +91,8 @@ def counted(cache: Path) -> dict[str, tuple[int, int]]:
     """Folder of a segment's words -> its documents, and when they were counted."""
     files = {path.parent.name: path for path in cache.glob("*/words.json")}
     return {
-        name: (sum(block[0] for block in json.loads(path.read_text())["blocks"]), path.stat().st_mtime_ns) for name, path in files.items()
+        name: (sum(block["documents"] for block in json.loads(path.read_text())["blocks"]), path.stat().st_mtime_ns)
+        for name, path in files.items()
     }
 
 

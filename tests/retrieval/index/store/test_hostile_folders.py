@@ -82,6 +82,10 @@ def segment(content: dict[str, Any]) -> dict[str, Any]:
         (lambda content: content["model"].update(kind="other"), r"model\.kind: must be one of dense, colbert; got 'other'"),
         (lambda content: content["model"].update(dims=8), r"model\.dims: unknown key, did you mean 'dim'\?"),
         (lambda content: content["codec"].update(engine=7), r"codec\.engine: must be text, got 7"),
+        (lambda content: segment(content).pop("deleted"), r"segments\.0\.deleted: missing"),
+        (lambda content: content["policy"].pop("fields"), r"policy\.fields: missing"),
+        (lambda content: content["model"].pop("library"), r"model\.library: missing"),
+        (lambda content: content.pop("calibration"), "calibration: missing"),
     ],
 )
 def test_a_forged_manifest_is_refused_before_anything_is_sized_by_it(built: Path, change: Any, message: str) -> None:
@@ -290,8 +294,8 @@ def test_a_changed_marker_of_a_finished_piece_is_not_believed(tmp_path: Path, wo
             build_index(OLD, word_sum, tmp_path / "i", options=options, disk=Stopping())
         (marker,) = (tmp_path / "i" / "tmp").glob("b-*/piece-000001.done")
         content = json.loads(marker.read_bytes())
-        assert content["facts"]["documents"] == 8
-        content["facts"][change[0]] = change[1]
+        assert content["metadata"]["documents"] == 8
+        content["metadata"][change[0]] = change[1]
         marker.write_text(json.dumps(content))
         resumed = build_index(OLD, word_sum, tmp_path / "i", options=options).manifest.segments[0]
         assert asdict(resumed) == asdict(whole)
