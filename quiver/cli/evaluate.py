@@ -47,10 +47,8 @@ collections_app = typer.Typer(invoke_without_command=True, callback=help_alone, 
 
 def quickstart(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: data, models, index and report.")] = Path("quickstart"),
-    packages: Annotated[
-        list[str] | None, typer.Option("--package", help="Installed package to take further functions from. Repeatable.")
-    ] = None,
     overrides: options.Overrides = None,
+    packages: Annotated[list[str] | None, typer.Option("--package", help="Further package to take functions from. Repeatable.")] = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     as_json: options.Json = False,
@@ -341,10 +339,7 @@ def report_training(
 
 
 @collections_app.command("list")
-def collections_list(
-    names: options.CollectionNames = None,
-    as_json: options.Json = False,
-) -> None:
+def collections_list(names: options.CollectionNames = None, as_json: options.Json = False) -> None:
     """List the collections that can be evaluated by name.
 
     Example: quiver collections list beir
@@ -437,10 +432,7 @@ def collections_fetch(
 
 
 @collections_app.command("missing")
-def collections_missing(
-    names: options.CollectionNames = None,
-    as_json: options.Json = False,
-) -> None:
+def collections_missing(names: options.CollectionNames = None, as_json: options.Json = False) -> None:
     """List the collections that are not in the cache, and the command that downloads them.
 
     Example: quiver collections missing beir

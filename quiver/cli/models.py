@@ -185,9 +185,7 @@ def extend_positions(
     max_length: Annotated[
         int | None, typer.Option("--max-length", help="Length that texts are truncated to, in tokens. Default: the number of positions.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Figure of the old and new position embeddings to write; .svg or .png.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Figure of the old and new embeddings to write; .svg or .png.")] = None,
     revision: options.Revision = None,
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,

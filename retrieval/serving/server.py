@@ -137,13 +137,13 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
             http=protocol,
             ws="none",
             lifespan="on",
+            limit_concurrency=service.limits.connections,
+            timeout_keep_alive=_whole(service.limits.read_seconds),
+            timeout_graceful_shutdown=_whole(address.drain_seconds),
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=service.limits.connections,
-            timeout_keep_alive=_whole(service.limits.read_seconds),
-            timeout_graceful_shutdown=_whole(address.drain_seconds),
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listening]))

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,11 +14,11 @@ from quiver.retrieval.serving.retrievers import Batcher
 from quiver.retrieval.serving.schemas import RequestError
 
 
-class Letters(NamedTuple):
+@dataclass(frozen=True)
+class Letters:
     text: str
 
-    @property
-    def size(self) -> int:
+    def __len__(self) -> int:
         return len(self.text)
 
 
