@@ -21,7 +21,6 @@ from quiver.retrieval.serving.indexes import Generation, ServedIndex
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.schemas import Limits, RequestError, RetrieverInfo
 
-
 Work = TypeVar("Work", bound=Sized)  # len() is the number of queries
 Result = TypeVar("Result")
 
