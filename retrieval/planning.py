@@ -34,8 +34,8 @@ from quiver.retrieval.index.tokens.token_quantizer import WINDOW
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import clean
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Document, ModelCard
-from quiver.retrieval.utils import progress_bar
 
 SCHEMA = "quiver-benchmark/2"
 """``schema`` of the files that rates are read from."""

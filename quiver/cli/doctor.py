@@ -12,7 +12,8 @@ import typer
 
 from quiver.cli import options
 from quiver.cli.output import help_alone, print_json, print_table, quiver_version, say
-from quiver.retrieval.utils import installed_version, parse_size
+from quiver.encoder.versions import installed_version
+from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from quiver.cli.output import parse_memory, print_json, print_table, say, show_p
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
-from quiver.retrieval.utils import parse_size
+from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     from quiver.retrieval.models.biencoder import BiEncoder

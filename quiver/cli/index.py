@@ -12,7 +12,7 @@ import typer
 from quiver.cli import options
 from quiver.cli.output import help_alone, parse_memory, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
-from quiver.retrieval.utils import parse_duration
+from quiver.retrieval.units import parse_duration
 
 if TYPE_CHECKING:
     from quiver.retrieval.index import Index

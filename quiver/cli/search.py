@@ -19,7 +19,7 @@ from rich.text import Text
 from quiver.cli import options
 from quiver.cli.output import print_json, print_table, read_ids, say, say_error, show_progress
 from quiver.encoder.errors import InputError
-from quiver.retrieval.utils import parse_size
+from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     from quiver.cli.rankings import Explained, Found

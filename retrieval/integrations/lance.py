@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.integrations.stores import DocumentBatch, batches, metadata_text, state_of
-from quiver.retrieval.utils import progress_bar
+from quiver.retrieval.progress import progress_bar
 
 STATE, VECTOR = "quiver_state", "vector"
 

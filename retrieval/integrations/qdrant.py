@@ -28,7 +28,7 @@ from qdrant_client.http.exceptions import ApiException, ResponseHandlingExceptio
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.integrations.stores import DocumentBatch, batches, point_id, state_of
-from quiver.retrieval.utils import progress_bar
+from quiver.retrieval.progress import progress_bar
 
 TOKENS, MEAN = "tokens", "mean"
 """Names of the two vectors of ColBERT models."""

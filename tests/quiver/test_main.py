@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 from quiver.cli import doctor
+from quiver.cli.main import OneLineFormatter
 from quiver.cli.output import print_table
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.errors import InputError
+from quiver.encoder.schema import SchemaError
 from quiver.retrieval.models import loading
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -345,6 +348,13 @@ def test_no_command_shows_the_help(quiver: Callable[..., Any], family: tuple[str
     assert (alone.code, asked.code, alone.err) == (2, 0, "")
     assert alone.out == asked.out
     assert command in alone.out
+
+
+def test_a_log_message_with_several_problems_is_one_line() -> None:
+    error = SchemaError("a.json", ["k: must be > 0, got 0", "size: unknown"])
+    record = logging.makeLogRecord({"levelname": "WARNING", "msg": "%s (%s)", "args": ("scoring again", error)})
+    shown = OneLineFormatter("%(levelname)s: %(message)s").format(record)
+    assert shown == "WARNING: scoring again (a.json: 2 problems; k: must be > 0, got 0; size: unknown)"
 
 
 def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
