@@ -146,6 +146,7 @@ class OneLineFormatter(logging.Formatter):
     """Writes a message on one line, also if it quotes an error with a line per problem (`quiver.encoder.schema.SchemaError`)."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name of logging's method)
+        """Format the message without a traceback."""
         return re.sub(r"\s*\n\s*", "; ", super().formatMessage(record))
 
 
