@@ -137,8 +137,8 @@ def enlarge(
     if as_json:
         print_json({"folder": str(out), "head": isinstance(parent, MaskedLM), **sizes})
         return
-    told = " -> ".join("{layers} layers of {width} with {heads} heads, MLP {intermediate}".format(**size) for size in sizes.values())
-    say(f"model: {out} ({told})")
+    change = " -> ".join("{layers} layers of {width} with {heads} heads, MLP {intermediate}".format(**size) for size in sizes.values())
+    say(f"model: {out} ({change})")
 
 
 def _has_masked_lm(hf: dict[str, object]) -> bool:

@@ -1,4 +1,4 @@
-"""The embedding store: no text is encoded twice, after kills and damage too."""
+"""The embedding store: no text is encoded twice, and kills and damage lose only what they must."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_store(folder: Path) -> EmbeddingStore:
 
 
 class Counting:
-    """Words as numbers: a text's vector, or its tokens', can be told from the text; the first ``length`` words are read."""
+    """A model without weights: the vector of a word is drawn from its bytes; texts are truncated to ``length`` words."""
 
     def __init__(self, kind: str = "dense", *, fingerprint: str = "a" * 64, similarity: str = "dot", length: int = 3) -> None:
         colbert = kind == "colbert"
@@ -64,7 +64,7 @@ def vector(word: str) -> NDArray[np.float64]:
 
 
 def check(stored: StoredVectors, model: Counting, texts: Sequence[str]) -> None:
-    """Every way of reading gives what the model itself gives."""
+    """Check that every way of reading returns the vectors of the model."""
     encoding = Counting(model.card.kind, length=model.length).encode(texts, "document")
     matrix = encoding.vectors if model.card.kind == "dense" else np.concatenate(encoding.vectors)
     assert stored.counts == encoding.counts
@@ -287,7 +287,7 @@ def test_a_damaged_shard_is_renamed_and_its_texts_are_encoded_again(tmp_path: Pa
 
 
 def test_only_requested_shards_are_verified(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A small collection does not pay for the checksums of a large one that the same model has encoded."""
+    """Checksums of shards that hold none of the requested texts are not compared."""
     small_store(tmp_path).encode(Counting(), TEXTS, "document")
     last = shards(tmp_path)[-1]
     damage_vectors(last)
@@ -420,7 +420,7 @@ def test_vectors_of_a_slow_model_are_committed_after_a_time(tmp_path: Path) -> N
 
 
 def test_texts_and_vectors_are_not_kept_in_memory(tmp_path: Path) -> None:
-    """20,000 texts of 1,000 characters and 20,000 vectors of 1 KiB pass through a few megabytes."""
+    """Encoding 20,000 texts of 1,000 characters to vectors of 1 KiB takes a few megabytes of memory."""
     store = EmbeddingStore(tmp_path, limits=StoreLimits(chunk_texts=256, shard_texts=1024))
 
     class Wide:

@@ -1,4 +1,4 @@
-"""Qdrant and LanceDB read back what an index holds, and find what it finds: the same scores, whatever was interrupted or written before."""
+"""Exports to Qdrant and LanceDB: the stores hold the data of the index and find its hits with the same scores, also after interruptions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Found = list[tuple[str, float]]
 
 
 def same(found: Found, index: Index, query: NDArray[np.float32], k: int, *, tolerance: float = 1e-4) -> None:
-    """The k best by exact search, ties aside: the same scores place by place, and every document at its own score."""
+    """Check that hits are the k best of exact search: equal scores by rank, and each document with its own score; ties may be reordered."""
     hits = index.search([query] if query.ndim == 2 else query[None], k, effort="exact")
     np.testing.assert_allclose([score for _, score in found], hits.scores[0], atol=tolerance, rtol=1e-5)
     np.testing.assert_allclose([score for _, score in found], index.scores(query, [key for key, _ in found]), atol=tolerance, rtol=1e-5)
@@ -169,7 +169,7 @@ def test_the_export_command_writes_to_a_store(quiver: Callable[..., Any], index:
         assert message in done.err
 
 
-def test_a_missing_library_is_one_line(index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_library_is_reported_in_one_line(index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "quiver.retrieval.integrations.qdrant", None)
@@ -193,7 +193,7 @@ def compared(index: Index, vectors: Sequence[NDArray[np.float32]], tmp_path: Pat
 
 
 @pytest.mark.data
-def test_real_texts_of_a_bi_encoder(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
+def test_stores_agree_with_an_index_of_a_bi_encoder_over_real_texts(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
     corpus, texts = first_texts(quiver_data, 60, 8)
     model = load_model(minilm)
     index = build_index(corpus, model, tmp_path / "i", options=BuildOptions(engine="exact"))
@@ -202,7 +202,7 @@ def test_real_texts_of_a_bi_encoder(quiver_data: Path, minilm: Path, tmp_path: P
 
 
 @pytest.mark.data
-def test_real_texts_of_a_colbert(quiver_data: Path, colbert_minilm: Path, tmp_path: Path) -> None:
+def test_stores_agree_with_an_index_of_a_colbert_model_over_real_texts(quiver_data: Path, colbert_minilm: Path, tmp_path: Path) -> None:
     corpus, texts = first_texts(quiver_data, 40, 5)
     model = load_model(colbert_minilm)
     index = build_index(corpus, model, tmp_path / "i", options=BuildOptions(engine="exact"))

@@ -1,4 +1,4 @@
-"""Micro-batches: who waits together is answered together, and a full queue refuses at once."""
+"""Micro-batches: waiting work is run together, and a full queue refuses at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Letters:
 
 
 class Engine:
-    """Takes batches when it is let, and notes them."""
+    """Runs batches after ``free`` is set, and records them."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
