@@ -137,7 +137,7 @@ def evaluate(
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 1000,
     bm25: Annotated[bool, typer.Option("--bm25/--no-bm25", help="Evaluate BM25 as a baseline.")] = True,
     in_domain: Annotated[
-        list[str] | None, typer.Option("--in-domain", help="Collection the model was trained on, reported apart. Repeatable.")
+        list[str] | None, typer.Option("--in-domain", help="Collection the model was trained on, reported separately. Repeatable.")
     ] = None,
     cache: options.Cache = None,
     no_cache: options.NoCache = False,
@@ -195,7 +195,7 @@ def _print_collection(results: Results, collection: CollectionResult) -> None:
     rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
     print_table(f"{collection.key}: {collection.queries:,} queries, {collection.documents:,} documents", ("", *labels.values()), rows)
     cut, interval = collection.truncated, collection.interval
-    say(f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence; top 10 {collection.judged:.0%} judged")
+    say(f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence; {collection.judged:.0%} of the top 10 are judged")
     say(f"truncated: {cut.documents:,} documents, {cut.queries:,} queries")
     if (
         collection.index.recall is not None

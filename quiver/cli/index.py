@@ -384,7 +384,7 @@ def _print_presets(index: Index) -> None:
         point = measured.get(_params(params))
         unknown = ("not measured" if params else "exact", "-")
         rows.append((name, _params(params), *(unknown if point is None else (_recall(point), f"{point.p50_ms:.2f}"))))
-    title = f"search for {k} results"
+    title = f"presets for {k} results"
     if index.calibration is not None:
         queries = next(table.queries for table in index.calibration.tables if table.k == k)
         title += f", measured with {queries} queries on {index.calibration.documents:,} documents"

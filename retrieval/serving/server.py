@@ -168,7 +168,7 @@ def _stop_on_signal(service: Service, server: Any, delay: float) -> None:
             server.force_exit = True
             stop()
             return
-        logger.warning("shutting down: connections are refused in %g seconds, running requests are finished", delay)
+        logger.warning("shutting down: new connections are refused after %g s, running requests are completed", delay)
         service.draining = True
         loop.call_later(delay, stop)
 
