@@ -195,7 +195,8 @@ def _print_collection(results: Results, collection: CollectionResult) -> None:
     rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
     print_table(f"{collection.key}: {collection.queries:,} queries, {collection.documents:,} documents", ("", *labels.values()), rows)
     cut, interval = collection.truncated, collection.interval
-    say(f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence; {collection.judged:.0%} of the top 10 are judged")
+    confidence = f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence"
+    say(f"{confidence}; {collection.judged:.0%} of the top 10 documents are judged")
     say(f"truncated: {cut.documents:,} documents, {cut.queries:,} queries")
     if (
         collection.index.recall is not None

@@ -258,7 +258,7 @@ def test_calibrate_prints_the_search_parameters_that_search_chooses_from(quiver:
     assert list(info["presets"]) == ["exact", "balanced", "fast"]
     assert info["presets"]["balanced"]["nprobe"] == 4
     shown = quiver("index", "info", lists)
-    assert "search for 5 results, measured with 12 queries on 60 documents" in " ".join(shown.out.split())
+    assert "presets for 5 results, measured with 12 queries on 60 documents" in " ".join(shown.out.split())
     assert "1.000 (1.000-1.000)" in shown.out
     for arguments, message in (
         (("-k", 2), "-k must be at least 5"),
