@@ -67,10 +67,6 @@ def test_lancedb_finds_what_the_index_finds(index: Index, model: Any, tmp_path: 
     assert (row["title"], row["text"], json.loads(row["metadata"])) == ("titled", "word3 word3 other3", {"part": 3, "odd": True})
 
 
-def exporter(store: str, index: Index, tmp_path: Path) -> Callable[[Index], int]:
-    return lambda now: export_to(now, f"{store}://{tmp_path / store}").written
-
-
 def ids_in(store: str, tmp_path: Path, name: str) -> list[str]:
     if store == "lancedb":
         return sorted(row["id"] for row in lancedb.connect(tmp_path / store).open_table(name).search().limit(1000).to_list())
@@ -86,18 +82,22 @@ def ids_in(store: str, tmp_path: Path, name: str) -> list[str]:
 def test_an_interrupted_export_is_resumed_and_a_newer_generation_replaces_rows(
     store: str, index: Index, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "MOST", 5)
-    whole, module = stores.batches, qdrant if store == "qdrant" else lance
+    library, name = (qdrant_client.QdrantClient, "upsert") if store == "qdrant" else (lancedb.table.LanceTable, "add")
+    send, sent = getattr(library, name), []
 
-    def broken(given: Index) -> Any:
-        yield from itertools.islice(whole(given), 2)
-        raise KeyboardInterrupt
+    def interrupted(*given: Any, **settings: Any) -> Any:
+        if len(sent) == 2:
+            raise KeyboardInterrupt
+        sent.append(given)
+        return send(*given, **settings)
 
-    write = exporter(store, index, tmp_path)
-    monkeypatch.setattr(module, "batches", broken)
-    with pytest.raises(KeyboardInterrupt):
-        write(index)
-    monkeypatch.setattr(module, "batches", whole)
+    def write(now: Index) -> int:
+        return export_to(now, f"{store}://{tmp_path / store}", batch_documents=5).written
+
+    with monkeypatch.context() as patched:
+        patched.setattr(library, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write(index)
     assert len(ids_in(store, tmp_path, "birds")) == 10
     assert write(index) == 13
     assert ids_in(store, tmp_path, "birds") == sorted(index.ids)
