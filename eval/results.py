@@ -32,9 +32,9 @@ from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json, write_text
 from quiver.encoder.schema import RECORD, Field, parse_record
+from quiver.encoder.versions import installed_version
 from quiver.eval.metrics import Part, average, data_sets
 from quiver.retrieval.records import Document, ModelCard, Query
-from quiver.retrieval.utils import installed_version
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder
-from quiver.retrieval.utils import parse_size
+from quiver.retrieval.units import parse_size
 
 logger = logging.getLogger(__name__)
 

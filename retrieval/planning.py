@@ -34,8 +34,8 @@ from quiver.retrieval.index.tokens.token_quantizer import WINDOW
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import clean
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Document, ModelCard
-from quiver.retrieval.utils import progress_bar
 
 SCHEMA = "quiver-benchmark/2"
 """``schema`` of the files that rates are read from."""
@@ -407,36 +407,6 @@ _COPIES = 8
 _BLOCKS = {"dense": 4096, "colbert": 16_384}
 
 
-class EngineSizes(NamedTuple):
-    """Sizes of an engine in bytes, by the formulas below.
-
-    Shapes: P documents, T vectors, d width, K lists, M codebooks. A bi-encoder has T = P; of the vectors of a ColBERT model one in
-    ``pool_factor`` is stored.
-
-        exact-dense     disk 4 d T
-        pq-dense        disk T (ceil(M / 2) + d bits / 8 + 4), lists in memory T (ceil(M / 2) + 8), M = ceil(d / dsub)
-        ivf-dense       as pq-dense, with 2 more bytes per vector for its list; K lists, with 16 unused slots each on average
-        exact-tokens    disk 4 d T + 8 P
-        ivf-tokens      disk T (d / 8 + 2 + d bits / 8 + 2) + 4 P, lists in memory T (d / 8 + 8) + 16 K d / 8 + 9 P
-        every engine    ids and token counts P (28 + bytes of an id), texts P (8 + bytes of a line)
-
-    Attributes:
-        disk: Codes or vectors.
-        resident: Data built in memory by the first search.
-        codec: Codec, shared by all segments.
-        lists: Number of lists K; 0 without lists.
-        sample: Number of training vectors.
-        merging: Memory for pooling the vectors of a document.
-    """
-
-    disk: float
-    resident: float
-    codec: float = 0
-    lists: int = 0
-    sample: int = 0
-    merging: int = 0
-
-
 @dataclass(frozen=True)
 class Footprint:
     """Size of an index, in bytes.
@@ -478,6 +448,36 @@ class Footprint:
     def search(self) -> float:
         """Memory that holds all searched data, without texts."""
         return self.search_resident + self.search_codec + self.search_mapped + self.disk_ids
+
+
+class EngineSizes(NamedTuple):
+    """Sizes of an engine in bytes, by the formulas below.
+
+    Shapes: P documents, T vectors, d width, K lists, M codebooks. A bi-encoder has T = P; of the vectors of a ColBERT model one in
+    ``pool_factor`` is stored.
+
+        exact-dense     disk 4 d T
+        pq-dense        disk T (ceil(M / 2) + d bits / 8 + 4), lists in memory T (ceil(M / 2) + 8), M = ceil(d / dsub)
+        ivf-dense       as pq-dense, with 2 more bytes per vector for its list; K lists, with 16 unused slots each on average
+        exact-tokens    disk 4 d T + 8 P
+        ivf-tokens      disk T (d / 8 + 2 + d bits / 8 + 2) + 4 P, lists in memory T (d / 8 + 8) + 16 K d / 8 + 9 P
+        every engine    ids and token counts P (28 + bytes of an id), texts P (8 + bytes of a line)
+
+    Attributes:
+        disk: Codes or vectors.
+        resident: Data built in memory by the first search.
+        codec: Codec, shared by all segments.
+        lists: Number of lists K; 0 without lists.
+        sample: Number of training vectors.
+        merging: Memory for pooling the vectors of a document.
+    """
+
+    disk: float
+    resident: float
+    codec: float = 0
+    lists: int = 0
+    sample: int = 0
+    merging: int = 0
 
 
 def footprint(
@@ -615,13 +615,16 @@ class ModelSize:
         name: Folder, hub id or preset.
         card: Kind, width and lengths.
         parameters: Number of weights of the encoder.
-        bytes: Size of the weights in memory.
     """
 
     name: str
     card: ModelCard
     parameters: int
-    bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of the weights in memory, in float32."""
+        return 4 * self.parameters
 
 
 @dataclass(frozen=True)

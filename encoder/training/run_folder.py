@@ -23,7 +23,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -36,6 +35,7 @@ from quiver.encoder.files import read_json, sync_folder, write_json
 from quiver.encoder.schema import Schema, validate
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, NONFINITE
+from quiver.encoder.versions import installed_version
 
 logger = logging.getLogger(__name__)
 
@@ -110,15 +110,8 @@ class RunIdentity:
 
 def describe_session(command: str | None, device: str) -> dict[str, Any]:
     """What is recorded about a session: command line, device, threads, and versions of Python and of `PACKAGES` (None: not installed)."""
-    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    versions = {"python": platform.python_version(), **{name: installed_version(name) for name in PACKAGES}}
     return {"command": command, "device": device, "threads": torch.get_num_threads(), "versions": versions}
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 def refuse_existing(out: Path, *, overwrite: bool | None) -> None:

@@ -73,7 +73,7 @@ from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Row, Scalar,
 from quiver.eval.published import EFFICIENCY_SETS, EFFICIENCY_SOURCE, ENCODER_EFFICIENCY, TABLE_10
 from quiver.eval.report.formats import Paragraph, Report, Section
 from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.utils import Advance, progress_bar
+from quiver.retrieval.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -23,10 +23,11 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.versions import installed_version
 from quiver.eval.bench.child import ChildError, ask_once, is_out_of_memory
 from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Scalar, Subject
 from quiver.eval.results import provenance
-from quiver.retrieval.utils import Advance, installed_version, progress_bar
+from quiver.retrieval.progress import Advance, progress_bar
 
 Item = TypeVar("Item")
 

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.versions import installed_version
 from quiver.eval.bench.child import Answer, Child, ChildError, KilledError, checked, reset_peak, resident
 from quiver.eval.bench.harness import Recording, interleave
 from quiver.eval.bench.index_backends import LIBRARIES, NOT_COMPARED, OpenIndex, Point, System, unsupported_reason
@@ -45,7 +46,7 @@ from quiver.eval.bench.report import (
 from quiver.eval.bench.results import OWN, Benchmark, Case, FinishedRows, NotRun, Row, Scalar, Series, file_name
 from quiver.eval.report.formats import Details, Paragraph, Report, Section
 from quiver.retrieval.index.engines import format_settings
-from quiver.retrieval.utils import Advance, installed_version, progress_bar
+from quiver.retrieval.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

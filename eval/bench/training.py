@@ -67,9 +67,9 @@ from quiver.eval.bench.training_backends import (
 from quiver.eval.report.formats import Report, Section
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.loading import default_device
+from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.training.model import require_extra
 from quiver.retrieval.training.recipe import LOSSES_BY_KIND
-from quiver.retrieval.utils import Advance, progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

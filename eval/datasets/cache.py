@@ -28,8 +28,9 @@ from filelock import FileLock
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder, file_sha256, read_json, sync_folder
+from quiver.encoder.versions import installed_version
 from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.utils import Advance, installed_version, progress_bar
+from quiver.retrieval.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from quiver.eval.datasets.sources import Source

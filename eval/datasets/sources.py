@@ -45,8 +45,8 @@ from quiver.retrieval.data.corpus import (
     to_judgement,
     to_query,
 )
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.utils import progress_bar
 
 QUERY_COLUMNS = ("query-id", "query_id")
 """Column names for the query id in a table of judgements: ``query-id`` in mteb, BEIR and NanoBEIR, ``query_id`` in CoIR."""

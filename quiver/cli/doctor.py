@@ -12,7 +12,8 @@ import typer
 
 from quiver.cli import options
 from quiver.cli.output import help_alone, print_json, print_table, quiver_version, say
-from quiver.retrieval.utils import installed_version, parse_size
+from quiver.encoder.versions import installed_version
+from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     import torch
@@ -179,9 +180,9 @@ def cache_info(as_json: options.Json = False) -> None:
     for name, entries in parts.items():
         used = max((entry.used for entry in entries), default=None)
         last = "never" if used is None else time.strftime("%Y-%m-%d", time.localtime(used))
-        rows.append((name, f"{len(entries):,}", _gigabytes(sum(entry.bytes for entry in entries)), last))
+        rows.append((name, f"{len(entries):,}", _size(sum(entry.bytes for entry in entries)), last))
     print_table(str(cache_folder(VECTORS).parent), ("", "entries", "size", "last used"), rows)
-    allowed = "unlimited" if limit is None else _gigabytes(limit)
+    allowed = "unlimited" if limit is None else _size(limit)
     say(f"size limit of vectors and words: {allowed} ({LIMIT}); collections are kept until you delete them")
 
 
@@ -202,8 +203,8 @@ def cache_prune(
     if as_json:
         print_json({"removed": [str(entry.path) for entry in removed], "bytes": sum(entry.bytes for entry in removed), "left": left})
         return
-    say(f"{len(removed):,} entries removed, {_gigabytes(sum(entry.bytes for entry in removed))}; {_gigabytes(left)} left")
+    say(f"{len(removed):,} entries removed, {_size(sum(entry.bytes for entry in removed))}; {_size(left)} left")
 
 
-def _gigabytes(size: int) -> str:
-    return f"{size / (1 << 30):,.2f} GB"
+def _size(size: int) -> str:
+    return f"{size / (1 << 30):,.2f} GB" if size >= 1 << 30 else f"{size / (1 << 20):,.1f} MB"

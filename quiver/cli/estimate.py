@@ -14,7 +14,7 @@ from quiver.cli.output import parse_memory, print_json, print_table, say, show_p
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
-from quiver.retrieval.utils import parse_size
+from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     from quiver.retrieval.models.biencoder import BiEncoder
@@ -46,7 +46,7 @@ def estimate(
         ),
     ] = None,
     sample: Annotated[
-        Path | None, typer.Option("--sample", help="CorpusStatistics with typical texts, to count tokens and bytes per document in.")
+        Path | None, typer.Option("--sample", help="Corpus with typical texts, to count tokens and bytes per document.")
     ] = None,
     words: Annotated[
         float | None, typer.Option("--words", min=1, help="Mean number of words per document. Default: that of MS MARCO passages.")
@@ -61,8 +61,6 @@ def estimate(
     length: Annotated[
         int | None, typer.Option("--length", min=3, help="Longest document in tokens, for presets. Default: 512, or 180 for ColBERT.")
     ] = None,
-    engine: options.Engine = "auto",
-    text: options.StoreText = True,
     rates: Annotated[
         list[Path] | None,
         typer.Option("--rates", help="Measured rates: output of quiver bench encoder --json or quiver bench index --json. Repeatable."),
@@ -77,6 +75,8 @@ def estimate(
     ] = None,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of devices that encode in parallel.")] = 1,
     price: Annotated[float | None, typer.Option("--price-per-gpu-hour", min=0, help="Price per hour of a device that encodes.")] = None,
+    engine: options.Engine = "auto",
+    text: options.StoreText = True,
     memory: options.BuildMemory = "2GB",
     search_memory: Annotated[str, typer.Option("--search-memory", help="Memory of a machine that searches, such as 64GB.")] = "64GB",
     formulas: Annotated[bool, typer.Option("--formulas", help="Print the formulas.")] = False,
@@ -132,12 +132,12 @@ def _load(name: str, kind: str, dim: int | None, length: int | None) -> _Loaded:
         similarity = "cosine" if kind == "dense" else "maxsim"
         card = ModelCard(name, "dense" if kind == "dense" else "colbert", "", width, similarity, 32, cut)  # type: ignore[arg-type]
         weights = matrix_weights(config)
-        return _Loaded(ModelSize(name, card, weights, 4 * weights), config, None)
+        return _Loaded(ModelSize(name, card, weights), config, None)
     if dim is not None or length is not None:
         raise InputError("--dim and --length apply only to presets; a model has its own")
     model = load_model(name)
     weights = model.encoder.num_parameters
-    return _Loaded(ModelSize(name, model.card, weights, 4 * weights), model.encoder.config, model)
+    return _Loaded(ModelSize(name, model.card, weights), model.encoder.config, model)
 
 
 def _sampled(path: Path, size: int = 512) -> tuple[list[Document], int]:

@@ -47,10 +47,8 @@ collections_app = typer.Typer(invoke_without_command=True, callback=help_alone, 
 
 def quickstart(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: data, models, index and report.")] = Path("quickstart"),
-    packages: Annotated[
-        list[str] | None, typer.Option("--package", help="Installed package to take further functions from. Repeatable.")
-    ] = None,
     overrides: options.Overrides = None,
+    packages: Annotated[list[str] | None, typer.Option("--package", help="Further package to take functions from. Repeatable.")] = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     as_json: options.Json = False,
@@ -139,7 +137,7 @@ def evaluate(
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 1000,
     bm25: Annotated[bool, typer.Option("--bm25/--no-bm25", help="Evaluate BM25 as a baseline.")] = True,
     in_domain: Annotated[
-        list[str] | None, typer.Option("--in-domain", help="Collection the model was trained on, reported apart. Repeatable.")
+        list[str] | None, typer.Option("--in-domain", help="Collection the model was trained on, reported separately. Repeatable.")
     ] = None,
     cache: options.Cache = None,
     no_cache: options.NoCache = False,
@@ -197,7 +195,8 @@ def _print_collection(results: Results, collection: CollectionResult) -> None:
     rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
     print_table(f"{collection.key}: {collection.queries:,} queries, {collection.documents:,} documents", ("", *labels.values()), rows)
     cut, interval = collection.truncated, collection.interval
-    say(f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence; top 10 {collection.judged:.0%} judged")
+    confidence = f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence"
+    say(f"{confidence}; {collection.judged:.0%} of the top 10 documents are judged")
     say(f"truncated: {cut.documents:,} documents, {cut.queries:,} queries")
     if (
         collection.index.recall is not None
@@ -341,10 +340,7 @@ def report_training(
 
 
 @collections_app.command("list")
-def collections_list(
-    names: options.CollectionNames = None,
-    as_json: options.Json = False,
-) -> None:
+def collections_list(names: options.CollectionNames = None, as_json: options.Json = False) -> None:
     """List the collections that can be evaluated by name.
 
     Example: quiver collections list beir
@@ -437,10 +433,7 @@ def collections_fetch(
 
 
 @collections_app.command("missing")
-def collections_missing(
-    names: options.CollectionNames = None,
-    as_json: options.Json = False,
-) -> None:
+def collections_missing(names: options.CollectionNames = None, as_json: options.Json = False) -> None:
     """List the collections that are not in the cache, and the command that downloads them.
 
     Example: quiver collections missing beir

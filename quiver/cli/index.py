@@ -12,7 +12,7 @@ import typer
 from quiver.cli import options
 from quiver.cli.output import help_alone, parse_memory, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
-from quiver.retrieval.utils import parse_duration
+from quiver.retrieval.units import parse_duration
 
 if TYPE_CHECKING:
     from quiver.retrieval.index import Index
@@ -384,7 +384,7 @@ def _print_presets(index: Index) -> None:
         point = measured.get(_params(params))
         unknown = ("not measured" if params else "exact", "-")
         rows.append((name, _params(params), *(unknown if point is None else (_recall(point), f"{point.p50_ms:.2f}"))))
-    title = f"search for {k} results"
+    title = f"presets for {k} results"
     if index.calibration is not None:
         queries = next(table.queries for table in index.calibration.tables if table.k == k)
         title += f", measured with {queries} queries on {index.calibration.documents:,} documents"

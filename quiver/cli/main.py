@@ -8,6 +8,7 @@ Exit status: 0 success, 1 failure, 2 mistake of the user (one line on standard e
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
@@ -133,10 +134,20 @@ def options(
 ) -> None:
     """Options that stand before the command."""
     del version
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLineFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("quiver").setLevel(logging.INFO if verbose else logging.WARNING)
     sys.excepthook = sys.__excepthook__ if verbose else _report_failure
     help_alone(context)
+
+
+class OneLineFormatter(logging.Formatter):
+    """Writes a message on one line, also if it quotes an error with a line per problem (`quiver.encoder.schema.SchemaError`)."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name of logging's method)
+        """Format the message without a traceback."""
+        return re.sub(r"\s*\n\s*", "; ", super().formatMessage(record))
 
 
 def _report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -137,8 +137,8 @@ def enlarge(
     if as_json:
         print_json({"folder": str(out), "head": isinstance(parent, MaskedLM), **sizes})
         return
-    told = " -> ".join("{layers} layers of {width} with {heads} heads, MLP {intermediate}".format(**size) for size in sizes.values())
-    say(f"model: {out} ({told})")
+    change = " -> ".join("{layers} layers of {width} with {heads} heads, MLP {intermediate}".format(**size) for size in sizes.values())
+    say(f"model: {out} ({change})")
 
 
 def _has_masked_lm(hf: dict[str, object]) -> bool:
@@ -185,9 +185,7 @@ def extend_positions(
     max_length: Annotated[
         int | None, typer.Option("--max-length", help="Length that texts are truncated to, in tokens. Default: the number of positions.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Figure of the old and new position embeddings to write; .svg or .png.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Figure of the old and new embeddings to write; .svg or .png.")] = None,
     revision: options.Revision = None,
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,

@@ -40,9 +40,9 @@ def glue(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: glue_base, glue_large.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: a folder per task, results.json, report.md, report.html.")],
     overrides: options.Overrides = None,
-    task: Annotated[list[Task] | None, typer.Option("--task", help="Task to train. Repeatable. Default: all tasks.")] = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    task: Annotated[list[Task] | None, typer.Option("--task", help="Task to train. Repeatable. Default: all tasks.")] = None,
     progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:

@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.utils import installed_version, parse_size
+from quiver.encoder.versions import installed_version
+from quiver.retrieval.units import parse_size
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from quiver.cli import options
 from quiver.cli.output import print_json, print_table, read_ids, say, say_error, show_progress
 from quiver.encoder.errors import InputError
-from quiver.retrieval.utils import parse_size
+from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     from quiver.cli.rankings import Explained, Found
@@ -87,6 +87,8 @@ def search(
     ] = 100,
     explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words of each document matched the query.")] = False,
     model: options.IndexModel = None,
+    generation: options.Generation = None,
+    verify: options.Verify = True,
     shards: Annotated[int | None, typer.Option("--shards", min=1, help="Number of Ray actors to distribute the index over.")] = None,
     shard_memory: Annotated[
         str | None,
@@ -97,8 +99,6 @@ def search(
         typer.Option("--replicas", min=1, help="Replicas per shard; with 2, searches survive the loss of an actor. Default: 1."),
     ] = None,
     address: options.Address = None,
-    generation: options.Generation = None,
-    verify: options.Verify = True,
     progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:

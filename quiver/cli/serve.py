@@ -13,7 +13,7 @@ import typer
 from quiver.cli import options
 from quiver.cli.output import print_json, say, short_names
 from quiver.encoder.errors import InputError
-from quiver.retrieval.utils import parse_size
+from quiver.retrieval.units import parse_size
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")  # modules of the extra `serve`
 

@@ -38,7 +38,7 @@ from pathlib import Path
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file
-from quiver.retrieval.utils import progress_bar
+from quiver.retrieval.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 

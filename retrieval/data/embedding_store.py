@@ -1,7 +1,9 @@
 """The embedding store: vectors of texts on disk, by model and text, so that no text is encoded twice by the same model.
 
-    FOLDER/<fingerprint>-<role>/manifest.json        the model that the vectors come from
-    FOLDER/<fingerprint>-<role>/000000-1a2b3c.arrow  a few thousand texts
+    FOLDER/<fingerprint>-<role>-v2/manifest.json        the model that the vectors come from
+    FOLDER/<fingerprint>-<role>-v2/000000-1a2b3c.arrow  a few thousand texts
+
+`VERSION` of the format is part of the name: vectors of another version are ignored, and the texts are encoded again.
 
 A text is identified by a hash of its content. Shards are only added, every few thousand texts or 30 seconds, each by one rename: a killed
 process loses what it encoded since the last shard, and may leave a temporary file, which a later process removes. Several processes may
@@ -47,6 +49,7 @@ from quiver.encoder.files import read_json, replacing, write_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import load_from_card, with_absolute_source
+from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import (
     IN_PROCESS,
     DenseEncoding,
@@ -62,7 +65,6 @@ from quiver.retrieval.records import (
     TokenModel,
     WorkerTask,
 )
-from quiver.retrieval.utils import Advance, progress_bar
 
 if TYPE_CHECKING:
     import pyarrow
@@ -74,6 +76,8 @@ KEY = np.dtype("S16")
 
 FORMAT = "quiver-vectors"
 VERSION = 2
+"""Version of the format of shards and manifests; part of the folder's name."""
+
 MANIFEST = "manifest.json"
 SUFFIX = ".arrow"
 RECORD = np.dtype([("key", KEY), ("rows", "<i4"), ("tokens", "<i4"), ("truncated", "?"), ("empty", "?")])
@@ -787,7 +791,7 @@ def _model_folder(store: Path, card: ModelCard, role: Role) -> Path:
     """Create or check the folder of a model's vectors."""
     if not re.fullmatch(r"[0-9a-f]{16,}", card.fingerprint):
         raise ValueError(f"a fingerprint must be a hexadecimal number, got {card.fingerprint!r}")
-    folder = store / f"{card.fingerprint}-{role}"
+    folder = store / f"{card.fingerprint}-{role}-v{VERSION}"
     wanted = {"format": FORMAT, "version": VERSION, "role": role} | {
         name: value for name, value in asdict(card).items() if name in ("fingerprint", "kind", "dim", "similarity")
     }

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Field, with_config
+from quiver.encoder.versions import installed_version
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate
 from quiver.retrieval.index.documents import is_described
 from quiver.retrieval.index.engines import AnyCodec, Sample, engine, engine_name, is_approximate, open_codec, parse_engine, train_codec
@@ -81,8 +82,8 @@ from quiver.retrieval.index.store.reading import (
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import with_absolute_source
+from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseEncoding, Document, Executor, ModelCard
-from quiver.retrieval.utils import Advance, installed_version, progress_bar
 
 logger = logging.getLogger(__name__)
 

@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.versions import installed_version
 from quiver.retrieval.index.engines import Setting, one_thread
 from quiver.retrieval.index.index import Index, OpenSegment
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
-from quiver.retrieval.utils import installed_version, progress_bar
+from quiver.retrieval.progress import progress_bar
 
 MIXED = {"dense": 3, "colbert": 4}
 """Number of documents that a pseudo query is mixed from, by kind of model."""

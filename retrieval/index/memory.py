@@ -45,8 +45,8 @@ from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter
 from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.index.strings import IdTable
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import DenseVectors, Document, MatrixRows, ModelCard, Rows, TokenCounts
-from quiver.retrieval.utils import progress_bar
 
 logger = logging.getLogger(__name__)
 

@@ -58,8 +58,8 @@ from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.strings import id_hashes
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import load_from_card
+from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
-from quiver.retrieval.utils import Advance
 
 _CHUNK = 4096
 # Distance of stored offsets in a spool, in documents: to find a document, at most this many lines are skipped.

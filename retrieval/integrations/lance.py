@@ -24,15 +24,17 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.integrations.stores import DocumentBatch, batches, metadata_text, state_of
-from quiver.retrieval.utils import progress_bar
+from quiver.retrieval.integrations.stores import BATCH_DOCUMENTS, DocumentBatch, batches, metadata_text, state_of
+from quiver.retrieval.progress import progress_bar
 
 STATE, VECTOR = "quiver_state", "vector"
 
 _UNIT = 1e-3  # tolerance on the length of vectors of an exact index
 
 
-def write_table(index: Index, folder: Path | str, name: str, *, overwrite: bool = False, progress: bool = False) -> int:
+def write_table(
+    index: Index, folder: Path | str, name: str, *, overwrite: bool = False, progress: bool = False, batch_documents: int = BATCH_DOCUMENTS
+) -> int:
     """Write all documents of an index, except those that an interrupted export has written.
 
     Args:
@@ -41,6 +43,7 @@ def write_table(index: Index, folder: Path | str, name: str, *, overwrite: bool 
         name: Name of the table.
         overwrite: Replace a table of this name that was made for other vectors.
         progress: Show a progress bar.
+        batch_documents: Largest number of documents that are sent at once.
 
     Returns:
         Number of documents written.
@@ -56,7 +59,7 @@ def write_table(index: Index, folder: Path | str, name: str, *, overwrite: bool 
         replacing = table.count_rows() > done
         written = seen = 0
         with progress_bar("documents", len(index), enabled=progress) as advance:
-            for batch in batches(index):
+            for batch in batches(index, batch_documents):
                 skipped = min(len(batch), max(0, done - seen))
                 seen += len(batch)
                 if skipped < len(batch):

@@ -27,8 +27,8 @@ from qdrant_client.http.exceptions import ApiException, ResponseHandlingExceptio
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.integrations.stores import DocumentBatch, batches, point_id, state_of
-from quiver.retrieval.utils import progress_bar
+from quiver.retrieval.integrations.stores import BATCH_DOCUMENTS, DocumentBatch, batches, point_id, state_of
+from quiver.retrieval.progress import progress_bar
 
 TOKENS, MEAN = "tokens", "mean"
 """Names of the two vectors of ColBERT models."""
@@ -57,7 +57,9 @@ def open_client(where: str) -> Any:
         raise InputError(f"{where}: {str(error).splitlines()[0]}") from error
 
 
-def write_collection(index: Index, client: Any, name: str, *, overwrite: bool = False, progress: bool = False) -> int:
+def write_collection(
+    index: Index, client: Any, name: str, *, overwrite: bool = False, progress: bool = False, batch_documents: int = BATCH_DOCUMENTS
+) -> int:
     """Write all documents of an index, except those that an interrupted export has written.
 
     Args:
@@ -66,6 +68,7 @@ def write_collection(index: Index, client: Any, name: str, *, overwrite: bool = 
         name: Name of the collection.
         overwrite: Replace a collection of this name that was made for other vectors.
         progress: Show a progress bar.
+        batch_documents: Largest number of documents that are sent at once.
 
     Returns:
         Number of documents sent.
@@ -77,7 +80,7 @@ def write_collection(index: Index, client: Any, name: str, *, overwrite: bool = 
         _prepare(index, client, name, overwrite=overwrite)
         state, sent = state_of(index), 0
         with progress_bar("documents", len(index), enabled=progress) as advance:
-            for batch in batches(index):
+            for batch in batches(index, batch_documents):
                 points = _missing(client, name, batch, state, colbert=index.manifest.model.kind == "colbert")
                 if points:
                     client.upsert(name, points=points, wait=True)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index, OpenSegment
 
-MOST = 256
-"""Largest number of documents per batch."""
+BATCH_DOCUMENTS = 256
+"""Default of the largest number of documents per batch."""
 
 # Largest number of floats per batch, unless one document has more: about 10 MB of JSON, a third of the limit of a Qdrant server.
 _NUMBERS = 1 << 19
@@ -42,8 +42,8 @@ class DocumentBatch:
         return len(self.ids)
 
 
-def batches(index: Index) -> Iterator[DocumentBatch]:
-    """Yield all documents that are not deleted, in the order of addition, in batches of limited size."""
+def batches(index: Index, documents: int = BATCH_DOCUMENTS) -> Iterator[DocumentBatch]:
+    """Yield all documents that are not deleted, in the order of addition, in batches of at most ``documents`` and about 10 MB."""
     most = max(1, _NUMBERS // index.manifest.model.dim)
     for segment in index.segments:
         rows = np.flatnonzero(segment.kept)
@@ -52,7 +52,7 @@ def batches(index: Index) -> Iterator[DocumentBatch]:
         while first < len(rows):
             held = int(ends[first - 1]) if first else 0
             last = max(first + 1, int(np.searchsorted(ends, held + most, side="right")))
-            last = min(last, first + MOST)
+            last = min(last, first + documents)
             yield _batch(segment, rows[first:last])
             first = last
 
@@ -115,7 +115,13 @@ class ExportedStore:
 
 
 def export_to(
-    index: Index, target: str, *, collection: str | None = None, overwrite: bool = False, progress: bool = False
+    index: Index,
+    target: str,
+    *,
+    collection: str | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+    batch_documents: int = BATCH_DOCUMENTS,
 ) -> ExportedStore:
     """Export an index to a store: all documents that the store does not have from this generation.
 
@@ -125,6 +131,7 @@ def export_to(
         collection: Name of the collection or table. Default: the name of the index folder.
         overwrite: Replace a collection that was made for other vectors.
         progress: Show a progress bar.
+        batch_documents: Largest number of documents that are sent at once.
 
     Raises:
         InputError: Unknown store, its library is not installed, or it cannot be written.
@@ -135,7 +142,7 @@ def export_to(
     name = re.sub(r"[^\w.-]", "-", index.path.name) if collection is None else collection
     if not _NAME.fullmatch(name):
         raise InputError(f"--collection {name!r}: must be letters, digits, '_', '-' and '.'")
-    written = SCHEMES[scheme][1](index, where, name, overwrite, progress)
+    written = SCHEMES[scheme][1](index, where, name, overwrite, progress, batch_documents)
     return ExportedStore(scheme, where, name, len(index), written)
 
 
@@ -144,27 +151,27 @@ def missing_library(what: str, library: str, error: ImportError) -> InputError:
     return InputError(f"{what} needs {library}, which is not installed ({error.name}): pip install 'quiver-retrieval[interop]'")
 
 
-def _to_qdrant(index: Index, where: str, name: str, overwrite: bool, progress: bool) -> int:
+def _to_qdrant(index: Index, where: str, name: str, overwrite: bool, progress: bool, documents: int) -> int:
     try:
         from quiver.retrieval.integrations import qdrant
     except ImportError as error:
         raise missing_library("--store qdrant://", "qdrant-client", error) from error
     client = qdrant.open_client(where)
     try:
-        return qdrant.write_collection(index, client, name, overwrite=overwrite, progress=progress)
+        return qdrant.write_collection(index, client, name, overwrite=overwrite, progress=progress, batch_documents=documents)
     finally:
         client.close()
 
 
-def _to_lancedb(index: Index, where: str, name: str, overwrite: bool, progress: bool) -> int:
+def _to_lancedb(index: Index, where: str, name: str, overwrite: bool, progress: bool, documents: int) -> int:
     try:
         from quiver.retrieval.integrations import lance
     except ImportError as error:
         raise missing_library("--store lancedb://", "lancedb", error) from error
-    return lance.write_table(index, where, name, overwrite=overwrite, progress=progress)
+    return lance.write_table(index, where, name, overwrite=overwrite, progress=progress, batch_documents=documents)
 
 
-SCHEMES: dict[str, tuple[str, Callable[[Index, str, str, bool, bool], int]]] = {
+SCHEMES: dict[str, tuple[str, Callable[[Index, str, str, bool, bool, int], int]]] = {
     "qdrant": ("FOLDER_OR_ADDRESS", _to_qdrant),
     "lancedb": ("FOLDER", _to_lancedb),
 }

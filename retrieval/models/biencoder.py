@@ -11,20 +11,18 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
-from quiver.encoder.config import Precision
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.encoding import clean, describe_tokens, document_texts, fingerprint, pool, run_batches
 from quiver.retrieval.models.export.sentence_transformers import write_dense
-from quiver.retrieval.models.loading import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
+from quiver.retrieval.models.loading import ModelFolder, PretrainedModel
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role
 
 
-class BiEncoder:
+class BiEncoder(PretrainedModel):
     """Encoder, pooling, projections and normalization, with prompts and lengths from the checkpoint.
 
     A text's vector does not depend on the rest of the batch, to 1e-6 in float32.
@@ -42,48 +40,13 @@ class BiEncoder:
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "") -> None:
         if settings.kind != "dense":
             raise InputError(f"{source or 'this model'}: a ColBERT checkpoint (one vector per token); load it with ColBERT")
-        if len(tokenizer) > encoder.config.vocab_size:
-            raise InputError(
-                f"{source}: the tokenizer has {len(tokenizer)} tokens, but the encoder's vocabulary only {encoder.config.vocab_size}"
-            )
-        self.encoder = encoder
-        self.tokenizer = tokenizer
-        self.settings = settings
-        self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=source or "this model").to(
-            encoder.device
-        )
-        self.source = source
+        super().__init__(encoder, tokenizer, settings, source=source)
         limits = (settings.max_length, tokenizer.max_length, encoder.config.max_positions)
         self.max_length = settings.max_length or min(limit for limit in limits if limit is not None)
         if settings.max_length is not None and settings.max_length < 1:
             raise InputError(f"{source}: max_seq_length must be >= 1, got {settings.max_length}")
         if self.max_length > encoder.config.max_positions:
             raise InputError(f"{source}: max_seq_length {self.max_length} exceeds the encoder's {encoder.config.max_positions} positions")
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        source: str | Path,
-        *,
-        revision: str | None = None,
-        dtype: torch.dtype = INFERENCE_DTYPE,
-        device: str | None = None,
-        precision: Precision = "float",
-    ) -> BiEncoder:
-        """Load a sentence-transformers folder or a plain Hugging Face folder, from disk or the Hub.
-
-        Args:
-            source: Folder or Hub id.
-            revision: Branch, tag or commit on the Hub.
-            dtype: Dtype of the encoder's weights in memory.
-            device: Device of the weights; by default a GPU if available. On a CPU the model is for inference only.
-            precision: ``int8`` quantizes the encoder's weight matrices (CPU only).
-
-        Raises:
-            InputError: The folder is not a supported model.
-        """
-        parts = load_for_inference(source, revision=revision, dtype=dtype, device=device, precision=precision)
-        return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
     @property
     def dim(self) -> int:

@@ -17,15 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
-from quiver.encoder.config import Precision
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.encoding import clean, describe_tokens, document_texts, fingerprint, run_batches
 from quiver.retrieval.models.export.pylate import write_colbert
-from quiver.retrieval.models.loading import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
+from quiver.retrieval.models.loading import ModelFolder, PretrainedModel
 from quiver.retrieval.records import Document, ModelCard, Role, TextTokens, TokenEncoding, TokenVectors
 
 
@@ -55,7 +54,7 @@ class _TokenizedTexts:
         ]
 
 
-class ColBERT:
+class ColBERT(PretrainedModel):
     """Encoder and projections with one unit vector per token.
 
     Args:
@@ -74,15 +73,7 @@ class ColBERT:
             raise InputError(f"{name}: not a ColBERT checkpoint (one vector per text); load it with BiEncoder")
         if not settings.projections:
             raise InputError(f"{name}: a ColBERT checkpoint needs at least one Dense module")
-        if len(tokenizer) > encoder.config.vocab_size:
-            raise InputError(
-                f"{name}: the tokenizer has {len(tokenizer)} tokens, but the encoder's vocabulary only {encoder.config.vocab_size}"
-            )
-        self.encoder = encoder
-        self.tokenizer = tokenizer
-        self.settings = settings
-        self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
-        self.source = source
+        super().__init__(encoder, tokenizer, settings, source=source)
         colbert = settings.colbert
         longest = max(colbert.query_length, colbert.document_length)
         if longest > encoder.config.max_positions:
@@ -108,31 +99,6 @@ class ColBERT:
         if self.settings.colbert.query_expansion and mask is None:
             raise InputError(f"{name}: query expansion needs a mask token, but the tokenizer has none")
         return mask
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        source: str | Path,
-        *,
-        revision: str | None = None,
-        dtype: torch.dtype = INFERENCE_DTYPE,
-        device: str | None = None,
-        precision: Precision = "float",
-    ) -> ColBERT:
-        """Load a ColBERT folder from disk or the Hub: PyLate's, Stanford's, or that of sentence-transformers 6.
-
-        Args:
-            source: Folder or Hub id.
-            revision: Branch, tag or commit on the Hub.
-            dtype: Dtype of the encoder's weights in memory.
-            device: Device of the weights; by default a GPU if available. On a CPU the model is for inference only.
-            precision: ``int8`` quantizes the encoder's weight matrices (CPU only).
-
-        Raises:
-            InputError: The folder is not a supported ColBERT model.
-        """
-        parts = load_for_inference(source, revision=revision, dtype=dtype, device=device, precision=precision)
-        return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
     @property
     def dim(self) -> int:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer, pack
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import DenseVectors, Document, ModelCard, Role, TextTokens
-from quiver.retrieval.utils import progress_bar
 
 logger = logging.getLogger(__name__)
 

@@ -25,6 +25,8 @@ from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.records import ModelCard
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
 
@@ -193,20 +195,67 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_for_inference(
-    source: str | Path,
-    *,
-    revision: str | None = None,
-    dtype: torch.dtype = INFERENCE_DTYPE,
-    device: str | None = None,
-    precision: Precision = "float",
-) -> ModelParts:
-    """Load a model folder for inference: on a CPU the encoder's weights are prepacked. See `load_model` for the arguments."""
-    parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
+def _prepare_inference(parts: ModelParts, source: str | Path, precision: Precision) -> ModelParts:
+    """Prepack the encoder's weights on a CPU, and warn of a bare encoder."""
     warn_if_bare(parts, source)
     if parts.encoder.device.type == "cpu" or precision != "float":
         optimize_for_inference(parts.encoder, precision=precision)
     return parts
+
+
+class PretrainedModel:
+    """Base class of `BiEncoder` and `ColBERT`: an encoder, its tokenizer, settings and projections.
+
+    Args:
+        encoder: The native encoder.
+        tokenizer: The encoder's tokenizer.
+        settings: Settings of the model folder.
+        source: Folder or Hub id, for manifests and reports.
+
+    Raises:
+        InputError: The parts do not fit each other.
+    """
+
+    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "") -> None:
+        name = source or "this model"
+        if len(tokenizer) > encoder.config.vocab_size:
+            raise InputError(
+                f"{name}: the tokenizer has {len(tokenizer)} tokens, but the encoder's vocabulary only {encoder.config.vocab_size}"
+            )
+        self.encoder = encoder
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.source = source
+        self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        *,
+        revision: str | None = None,
+        dtype: torch.dtype = INFERENCE_DTYPE,
+        device: str | None = None,
+        precision: Precision = "float",
+    ) -> Self:
+        """Load a model folder from disk or the Hub, in any layout that holds a model of this class.
+
+        A bi-encoder is a sentence-transformers folder or a plain Hugging Face folder; a ColBERT model is a folder of PyLate, Stanford's
+        ColBERT or sentence-transformers 6.
+
+        Args:
+            source: Folder or Hub id.
+            revision: Branch, tag or commit on the Hub.
+            dtype: Dtype of the encoder's weights in memory.
+            device: Device of the weights; by default a GPU if available. On a CPU the model is for inference only.
+            precision: ``int8`` quantizes the encoder's weight matrices (CPU only).
+
+        Raises:
+            InputError: The folder is not a supported model of this class.
+        """
+        parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
+        parts = _prepare_inference(parts, source, precision)
+        return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
 
 def load_model(
@@ -219,17 +268,13 @@ def load_model(
 ) -> BiEncoder | ColBERT:
     """Load a bi-encoder or a ColBERT model from a folder or the Hub; the checkpoint decides which.
 
-    Args:
-        source: Folder or Hub id.
-        revision: Branch, tag or commit on the Hub.
-        dtype: Dtype of the encoder's weights in memory.
-        device: Device of the weights; by default `default_device`. On a CPU the model is for inference only.
-        precision: ``int8`` quantizes the encoder's weight matrices (CPU only).
+    The arguments are those of `PretrainedModel.from_pretrained`.
 
     Raises:
         InputError: The folder is not a supported model.
     """
-    return build_model(load_for_inference(source, revision=revision, dtype=dtype, device=device, precision=precision), source)
+    parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
+    return build_model(_prepare_inference(parts, source, precision), source)
 
 
 def load_index_model(card: ModelCard, source: str | None = None) -> BiEncoder | ColBERT:

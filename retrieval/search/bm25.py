@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.schema import RECORD, Count, parse_record, with_config
+from quiver.encoder.versions import installed_version
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import FilterLike
@@ -51,8 +52,8 @@ from quiver.retrieval.index.index import OpenSegment
 from quiver.retrieval.index.store.reading import FileEntry, FileName, verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.strings import StringColumn
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Hits
-from quiver.retrieval.utils import installed_version, progress_bar
 
 logger = logging.getLogger(__name__)
 

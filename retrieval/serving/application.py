@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.versions import installed_version
 from quiver.retrieval.index import Filter
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import Document
@@ -49,7 +50,6 @@ from quiver.retrieval.serving.schemas import (
     answer_problems,
 )
 from quiver.retrieval.serving.service import Service
-from quiver.retrieval.utils import installed_version
 
 _MEANINGS = {
     400: "The body is not JSON.",

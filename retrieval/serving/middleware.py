@@ -91,10 +91,11 @@ def host_name(text: str) -> str:
         >>> host_name("Search.Example.com"), host_name("*.example.com"), host_name("[::1]")
         ('search.example.com', '*.example.com', '::1')
     """
-    lower = text.strip().lower()
+    if (lower := text.strip().lower()) == ANY:
+        return lower
     address = _plain_address(lower[1:-1] if lower.startswith("[") and lower.endswith("]") else lower)
-    if address is not None or lower == ANY:
-        return address or lower
+    if address is not None:
+        return address
     if not _NAME.fullmatch(lower):
         raise InputError(f"--allow-host {text!r}: expected a host without scheme and port, such as search.example.com, *.example.com, or *")
     return lower.removesuffix(".")

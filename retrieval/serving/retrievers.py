@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter
@@ -21,16 +21,7 @@ from quiver.retrieval.serving.indexes import Generation, ServedIndex
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.schemas import Limits, RequestError, RetrieverInfo
 
-
-class Sized(Protocol):
-    """Work with a number of queries."""
-
-    @property
-    def size(self) -> int:
-        """Number of queries."""
-
-
-Work = TypeVar("Work", bound=Sized)
+Work = TypeVar("Work", bound=Sized)  # len() is the number of queries
 Result = TypeVar("Result")
 
 
@@ -78,11 +69,11 @@ class Batcher(Generic[Work, Result]):
             RequestError: 429: too many queries are waiting.
             Exception: The error of the work.
         """
-        if self.waiting + work.size > self._room and self.waiting:
+        if self.waiting + len(work) > self._room and self.waiting:
             raise RequestError(429, "too_busy", f"{self.waiting} queries are waiting; try again in a second", {"Retry-After": "1"})
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._queue.append(_Waiting(work, answer))
-        self.waiting += work.size
+        self.waiting += len(work)
         if len(self._running) < self._workers:
             task = asyncio.create_task(self._work())
             self._running.add(task)
@@ -91,7 +82,7 @@ class Batcher(Generic[Work, Result]):
 
     async def _work(self) -> None:
         while batch := self._take():
-            self._observe(sum(waiting.work.size for waiting in batch))
+            self._observe(sum(len(waiting.work) for waiting in batch))
             work = [waiting.work for waiting in batch]
             done = asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
             # Not `await done`: its error belongs to those who wait for the result, not to this loop.
@@ -110,12 +101,12 @@ class Batcher(Generic[Work, Result]):
         """Take the next batch from the queue, without work that nobody waits for any more."""
         batch: list[_Waiting[Work, Result]] = []
         size = 0
-        while self._queue and (not batch or size + self._queue[0].work.size <= self._largest):
+        while self._queue and (not batch or size + len(self._queue[0].work) <= self._largest):
             waiting = self._queue.popleft()
-            self.waiting -= waiting.work.size
+            self.waiting -= len(waiting.work)
             if not waiting.answer.done():
                 batch.append(waiting)
-                size += waiting.work.size
+                size += len(waiting.work)
         return batch
 
 
@@ -146,9 +137,7 @@ class QueryBatch:
     texts: tuple[str, ...]
     options: SearchOptions
 
-    @property
-    def size(self) -> int:
-        """Number of queries."""
+    def __len__(self) -> int:
         return len(self.texts)
 
 
@@ -240,10 +229,10 @@ class Retriever:
         queries = texts if self.words else generation.model.queries(texts)
         encode = time.perf_counter() - begun
         self._metrics.stages.labels(self.name, "encode").observe(encode)
-        ends = list(accumulate(asked.size for asked in work))
+        ends = list(accumulate(len(asked) for asked in work))
         results: dict[int, RankedQueries | Exception] = {}
         for options, members in _grouped(work).items():
-            rows = [row for member in members for row in range(ends[member] - work[member].size, ends[member])]
+            rows = [row for member in members for row in range(ends[member] - len(work[member]), ends[member])]
             begun = time.perf_counter()
             try:
                 hits = self._found(generation, [queries[row] for row in rows], options)
@@ -258,7 +247,7 @@ class Retriever:
             self._metrics.stages.labels(self.name, "search").observe(search)
             first = 0
             for member in members:
-                last = first + work[member].size
+                last = first + len(work[member])
                 results[member] = RankedQueries(Hits(hits.ids[first:last], hits.scores[first:last]), generation, encode, search)
                 first = last
         return [results[member] for member in range(len(work))]

@@ -41,7 +41,7 @@ class Limits:
 
     k: int = 1000
     explained: int = 20
-    query_characters: int = 8192
+    query_characters: int = 8 << 10
     filter_characters: int = 400
     conditions: int = 8
     batch: int = 64
@@ -51,7 +51,7 @@ class Limits:
     queue: int = 256
     connections: int = 1000
     seconds: float = 10.0
-    write_seconds: float = 300.0
+    write_seconds: float = 5 * 60.0
     lock_seconds: float = 30.0
     read_seconds: float = 10.0
 
@@ -171,7 +171,7 @@ class DeleteRequest:
     retriever: Text | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenSpan:
     """A token and its span in the text, as offsets of the first character and behind the last; null for tokens that are not in the text."""
 
@@ -179,7 +179,7 @@ class TokenSpan:
     span: Span | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Meeting:
     """A token of the query and the most similar token of the passage, by their positions in the lists.
 
@@ -194,7 +194,7 @@ class Meeting:
     score: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WordPart:
     """Contribution of a query word to a BM25 score; 0 if the passage does not contain the word."""
 
@@ -202,7 +202,7 @@ class WordPart:
     score: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HitExplanation:
     """Explanation of the score of a hit.
 
@@ -225,7 +225,7 @@ class HitExplanation:
     words: list[WordPart] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A document that was found; title, text and metadata are null if the index stores no texts."""
 
@@ -237,7 +237,7 @@ class Hit:
     explanation: HitExplanation | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Milliseconds:
     """Duration of each step in milliseconds. Queries that were encoded in one batch all report the time of the batch."""
 
@@ -246,7 +246,7 @@ class Milliseconds:
     total: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SearchAnswer:
     """The hits of a query, best first.
 
@@ -267,14 +267,14 @@ class SearchAnswer:
     warning: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BatchAnswer:
     """One answer per query, in the order of the queries."""
 
     results: list[SearchAnswer]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredDocument:
     """A document of an index; title and text are null if the index stores no texts."""
 
@@ -286,7 +286,7 @@ class StoredDocument:
     generation: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ChangeAnswer:
     """An index after a change.
 
@@ -301,7 +301,7 @@ class ChangeAnswer:
     documents: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RetrieverInfo:
     """A retriever.
 
@@ -328,7 +328,7 @@ class RetrieverInfo:
     efforts: list[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Info:
     """Retrievers and limits of the service.
 
@@ -345,14 +345,14 @@ class Info:
     version: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Status:
     """State of the service."""
 
     status: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """An error: a code for programs and a message for people."""
 
@@ -360,7 +360,7 @@ class Problem:
     message: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ErrorAnswer:
     """Body of every response that is not a success."""
 

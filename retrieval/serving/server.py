@@ -137,13 +137,13 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
             http=protocol,
             ws="none",
             lifespan="on",
+            limit_concurrency=service.limits.connections,
+            timeout_keep_alive=_whole(service.limits.read_seconds),
+            timeout_graceful_shutdown=_whole(address.drain_seconds),
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=service.limits.connections,
-            timeout_keep_alive=_whole(service.limits.read_seconds),
-            timeout_graceful_shutdown=_whole(address.drain_seconds),
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -168,7 +168,7 @@ def _stop_on_signal(service: Service, server: Any, delay: float) -> None:
             server.force_exit = True
             stop()
             return
-        logger.warning("shutting down: connections are refused in %g seconds, running requests are finished", delay)
+        logger.warning("shutting down: new connections are refused after %g s, running requests are completed", delay)
         service.draining = True
         loop.call_later(delay, stop)
 

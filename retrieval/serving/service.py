@@ -106,7 +106,7 @@ class Service:
     access: Access
     metrics: Metrics
     threads: ThreadPoolExecutor
-    draining: bool = False
+    draining: bool = field(init=False, default=False)
     indexes: list[ServedIndex] = field(init=False)
     _warnings: dict[str, tuple[object, str | None]] = field(init=False, default_factory=dict)
 

@@ -57,7 +57,7 @@ def test_token_ids_with_files(bench: Callable[..., Any], tiny: Path, tmp_path: P
     assert read_rates([out / "results.json"], tokens=8, kind="dense").tokens_per_second
 
 
-def test_json_for_machines(bench: Callable[..., Any], tiny: Path) -> None:
+def test_a_benchmark_is_printed_as_json(bench: Callable[..., Any], tiny: Path) -> None:
     done = bench("-m", tiny, "--lengths", "20x3", "--rounds", 2, "--no-baselines", "--train", "--json")
     assert done.code == 0
     content = json.loads(done.out)
@@ -66,7 +66,7 @@ def test_json_for_machines(bench: Callable[..., Any], tiny: Path) -> None:
     assert (case["metadata"]["documents"], case["metadata"]["tokens"], case["rows"][0]["values"]["gradient_difference"]) == (3, 60, 0.0)
 
 
-def test_default_cases_are_the_papers_sets(bench: Callable[..., Any], tiny: Path) -> None:
+def test_default_cases_are_the_sets_of_the_paper(bench: Callable[..., Any], tiny: Path) -> None:
     done = bench("-m", tiny, "--rounds", 1, "--no-baselines", "--docs", 2, "--json")
     content = json.loads(done.out)
     assert [case["name"] for case in content["cases"]] == ["fixed-512", "variable-256"]
@@ -103,7 +103,7 @@ def test_texts_of_a_file_are_encoded(bench: Callable[..., Any], minilm: Path, tm
         (["--lengths", "8", "--rounds", "0"], "'--rounds'"),
     ],
 )
-def test_errors_are_one_line(bench: Callable[..., Any], tiny: Path, arguments: list[str], message: str) -> None:
+def test_errors_are_reported_in_one_line(bench: Callable[..., Any], tiny: Path, arguments: list[str], message: str) -> None:
     done = bench("--model", tiny, *arguments)
     assert (done.code, done.out) == (2, "")
     assert done.err.count("\n") == 1, done.err

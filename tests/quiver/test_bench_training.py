@@ -90,7 +90,7 @@ def test_texts_of_a_collection_as_json(bench: Callable[..., Any], tiny: Path, tm
         (["--batch-size", "1"], "'--batch-size'"),
     ],
 )
-def test_errors_are_one_line(bench: Callable[..., Any], tiny: Path, arguments: list[str], message: str) -> None:
+def test_errors_are_reported_in_one_line(bench: Callable[..., Any], tiny: Path, arguments: list[str], message: str) -> None:
     done = bench("--model", tiny, *arguments)
     assert (done.code, done.out) == (2, "")
     assert done.err.count("\n") == 1, done.err

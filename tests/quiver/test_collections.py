@@ -1,4 +1,4 @@
-"""``quiver collections``: what is told, what is fetched, and one line for every mistake. Nothing here touches the network."""
+"""``quiver collections`` without network access: lists, downloads, and one-line errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def put(root: Path, source: Source, revision: str = "md5:feed") -> None:
     (folder / RECORD).write_text(json.dumps({"url": source.url, "revision": revision, "files": {}}), encoding="utf-8")
 
 
-def test_list(quiver: Callable[..., Any], tmp_path: Path) -> None:
+def test_list_shows_all_collections(quiver: Callable[..., Any], tmp_path: Path) -> None:
     put(tmp_path, registry()["beir/scifact"].source)
     told = json.loads(quiver("list", "--json").out)
     assert len(told) == len(registry())
@@ -43,7 +43,7 @@ def test_list(quiver: Callable[..., Any], tmp_path: Path) -> None:
     assert "280,310" in table
 
 
-def test_show(quiver: Callable[..., Any]) -> None:
+def test_show_describes_a_collection(quiver: Callable[..., Any]) -> None:
     shown = quiver("show", "beir/webis-touche2020").out
     for part in ("Version 2", "382,545", "md5:46f650ba5a527fc69e0a6521c5a23563", "quiver collections fetch beir/webis-touche2020"):
         assert part in shown
@@ -54,7 +54,7 @@ def test_show(quiver: Callable[..., Any]) -> None:
     assert set(arguana[0]["sources"]) == {"zip", "hub", "mteb"}
 
 
-def test_missing(quiver: Callable[..., Any], tmp_path: Path) -> None:
+def test_missing_lists_collections_that_are_not_cached(quiver: Callable[..., Any], tmp_path: Path) -> None:
     told = quiver("missing", "beir")
     assert told.code == 0
     # CQADupStack's archive counts once for its twelve forums.
@@ -83,7 +83,9 @@ def test_fetch_takes_each_archive_once(quiver: Callable[..., Any], tmp_path: Pat
     assert asked == ["beir/scifact/mteb", "beir/nq/hub"]
 
 
-def test_a_damaged_record_stops_nothing(quiver: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collection_with_a_damaged_record_counts_as_missing(
+    quiver: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     archive = registry()["beir/cqadupstack/android"].source
     put(tmp_path, archive)
     put(tmp_path, registry()["beir/scifact"].source)
@@ -98,7 +100,7 @@ def test_a_damaged_record_stops_nothing(quiver: Callable[..., Any], tmp_path: Pa
     assert "quiver.json: not JSON" in caplog.text
 
 
-def test_a_cache_of_an_unknown_user_is_one_line(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_home_folder_is_reported_in_one_line(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIVER_CACHE", "~nosuchuser/x")
     done = quiver("list")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
@@ -114,7 +116,7 @@ def test_a_cache_of_an_unknown_user_is_one_line(quiver: Callable[..., Any], monk
         (("fetch", "beir/scifact"), "HF_HUB_OFFLINE is set"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_mistakes_are_reported_in_one_line(
     arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -124,7 +126,7 @@ def test_mistakes_are_one_line(
     assert done.err.count("\n") == 1
 
 
-def test_squad(quiver: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_collection_is_made_of_squad_data(quiver: Callable[..., Any], tmp_path: Path) -> None:
     file, out = tmp_path / "squad.json", tmp_path / "out"
     paragraph = {"context": "Quiver trains retrievers.", "qas": [{"id": "7-0-0", "question": "What does it train?"}]}
     file.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``quiver enlarge``: encoders with a head and without, presets and config.json, mistakes in one line."""
+"""``quiver enlarge``: encoders with and without a head, presets and config.json; mistakes are reported in one line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "small"
 
 
-def test_a_masked_lm_to_a_config(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+def test_a_masked_lm_is_enlarged_to_a_config(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
     large = replace(SMALL, hidden_size=24, num_heads=3, intermediate_size=41, layer_types=("global", "local", "local"))
     write_json(tmp_path / "large.json", config_to_hf(large))
     out = tmp_path / "large"
@@ -54,7 +54,7 @@ def test_a_masked_lm_to_a_config(quiver: Callable[..., Any], model: Path, tmp_pa
     assert Tokenizer.from_pretrained(out).to_json() == Tokenizer.from_pretrained(model).to_json()
 
 
-def test_an_encoder_to_a_presets_sizes(quiver: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_encoder_is_enlarged_to_the_sizes_of_a_preset(quiver: Callable[..., Any], tmp_path: Path) -> None:
     save_encoder(init_weights(Encoder(SMALL), seed=1), tmp_path / "small")
     done = quiver("enlarge", tmp_path / "small", "--to", "ettin-17m", "--out", tmp_path / "large", "--json")
     assert done.code == 0
@@ -67,7 +67,7 @@ def test_an_encoder_to_a_presets_sizes(quiver: Callable[..., Any], tmp_path: Pat
     assert config.num_layers == 7
 
 
-def test_mistakes_are_one_line_and_leave_nothing(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line_and_nothing_is_written(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
     write_json(tmp_path / "other.json", config_to_hf(replace(SMALL, vocab_size=512)))
     write_json(tmp_path / "broken.json", {"model_type": "t5"})
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""``quiver export``: a model with its run and its scores becomes a folder for other libraries; mistakes are one line."""
+"""``quiver export``: a model is exported with its run and scores; mistakes are reported in one line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def metadata(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_model_with_its_run_and_scores(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+def test_a_model_is_exported_with_its_run_and_scores(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     assert quiver("evaluate", "--model", model, "--data", data, "--out", tmp_path / "results").code == 0
     scored = json.loads((tmp_path / "results" / "results.json").read_text())["collections"][0]["measures"]
     record = {"schema": "quiver-run/2", "recipe": {"name": "birds"}, "model": {"fingerprint": load_model(model).card.fingerprint}}
@@ -68,7 +68,7 @@ def test_a_model_with_its_run_and_scores(quiver: Callable[..., Any], model: Path
     assert other.err.count("\n") == 1
 
 
-def test_json_for_machines(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+def test_an_export_is_described_as_json(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
     done = quiver("export", model, "--layout", "hf", "--out", tmp_path / "out", "--json")
     printed = json.loads(done.out)
     assert printed.keys() == {"folder", "layout", "kind", "fingerprint", "bytes", "left_out"}
@@ -76,7 +76,7 @@ def test_json_for_machines(quiver: Callable[..., Any], model: Path, tmp_path: Pa
     assert printed["fingerprint"] == load_model(model).card.fingerprint
 
 
-def test_mistakes_are_one_line(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ((model, "--layout", "stanford"), "is a bi-encoder, but the layout stanford is for ColBERT models"),
         ((model, "--layout", "gguf"), "'gguf' is not one of"),

@@ -1,4 +1,4 @@
-"""``quiver glue``: two tasks trained, reported, gone on with; mistakes are one line."""
+"""``quiver glue``: two tasks are trained, resumed and reported; mistakes are reported in one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 240
 
 
 def write_cola(folder: Path, name: str, split: str, *, labels: bool = True) -> None:
-    """Sentences that are well formed if they say so."""
+    """Write sentences of random words whose last word, well or badly, decides the label."""
     import pyarrow
 
     draw = random.Random(f"{name} {split}")
@@ -58,15 +58,17 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def told(err: str) -> list[str]:
+def messages(err: str) -> list[str]:
     return [line for line in err.splitlines() if "initialized at random" not in line]
 
 
-def test_train_and_report(quiver: Callable[..., Any], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_trained_resumed_and_reported(
+    quiver: Callable[..., Any], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     assert quiver("validate", recipe).code == 0
     done = quiver("glue", recipe, "--out", out, "--task", "sst2")
-    assert (done.code, told(done.err)) == (0, [])
+    assert (done.code, messages(done.err)) == (0, [])
     assert f"report: {out / 'report.html'}" in done.out
     assert "1 of 8" in (out / "report.md").read_text()
     assert json.loads((out / "sst2" / "run.json").read_text())["command"].endswith("--task sst2")
@@ -81,7 +83,7 @@ def test_train_and_report(quiver: Callable[..., Any], recipe: Path, tmp_path: Pa
     assert done.code == 1
     assert "stopped after step 3, with a checkpoint; repeat the command to resume" in done.err
     done = quiver("glue", recipe, "--out", out, "--resume", "--json")
-    assert (done.code, told(done.err)) == (0, [])
+    assert (done.code, messages(done.err)) == (0, [])
     results = json.loads(done.out)
     assert {task: run["scores"]["score"] > 0.9 for task, run in results["runs"].items()} == {"cola": True, "sst2": True}
     assert results["average"] == {"value": None, "known": 2, "members": 8}
@@ -91,7 +93,7 @@ def test_train_and_report(quiver: Callable[..., Any], recipe: Path, tmp_path: Pa
     assert (done.code, "sst2: already contains a run" in done.err or "cola: already contains a run" in done.err) == (2, True)
 
 
-def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     write_cola(tmp_path / "hidden", "cola", "train", labels=False)
     cases: list[tuple[list[Any], str]] = [
@@ -108,5 +110,5 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
         done = quiver("glue", recipe, "--out", out, *arguments)
         assert done.code == 2, arguments
         assert complaint in done.err
-        assert len(told(done.err)) == 1
+        assert len(messages(done.err)) == 1
         assert not out.exists() or not any(out.iterdir())

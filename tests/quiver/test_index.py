@@ -1,4 +1,4 @@
-"""``quiver index`` and the filters of ``quiver search``: an index that is changed, damaged and repaired from the command line."""
+"""``quiver index`` and the filters of ``quiver search``: an index is changed, damaged and repaired from the command line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def search(quiver: Callable[..., Any], index: Path, *options: object) -> set[str
     return {hit["id"] for hit in json.loads(done.out)}
 
 
-def test_documents_come_and_go(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
+def test_documents_are_added_replaced_and_deleted(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"_id": "d4", "text": "more of the sea"}) + "\n" + json.dumps({"_id": "d1", "text": "a fish"}) + "\n")
     done = quiver("index", "add", index, more)
@@ -77,7 +77,7 @@ def test_documents_come_and_go(quiver: Callable[..., Any], index: Path, tmp_path
         assert done.err.count("\n") == 1
 
 
-def test_filters_and_ids(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
+def test_search_is_restricted_by_filters_and_ids(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("d1\nd3\nunknown\n")
     assert search(quiver, index, "--filter", "year>=2005") == {"d2", "d3"}
     assert search(quiver, index, "--filter", "year>=2005", "--filter", "tags=search", "--effort", "exact") == {"d3"}
@@ -205,7 +205,7 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
         (("--engine", "exact:bits=4"), "exact has no setting 'bits'; it has none"),
     ],
 )
-def test_options_that_cannot_be_used(
+def test_invalid_options_are_refused(
     quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     done = quiver("index", "build", corpus, "--model", model, "--out", tmp_path / "index", *options)
@@ -214,7 +214,7 @@ def test_options_that_cannot_be_used(
     assert not (tmp_path / "index").exists()
 
 
-def test_fields_texts_and_titles_are_chosen(quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path) -> None:
+def test_options_choose_fields_texts_and_titles(quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
     done = quiver("index", "build", corpus, "--model", model, "--out", index, "--no-text", "--no-title", "--field", "year", "--json")
     assert done.code == 0, done.err
@@ -239,7 +239,7 @@ def lists(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> Path:
     return tmp_path / "lists"
 
 
-def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., Any], lists: Path, tmp_path: Path) -> None:
+def test_calibrate_prints_the_search_parameters_that_search_chooses_from(quiver: Callable[..., Any], lists: Path, tmp_path: Path) -> None:
     done = quiver("search", lists, "sea", "--target-recall", 0.9)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "recall was not measured; run quiver index calibrate" in done.err
@@ -258,7 +258,7 @@ def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., An
     assert list(info["presets"]) == ["exact", "balanced", "fast"]
     assert info["presets"]["balanced"]["nprobe"] == 4
     shown = quiver("index", "info", lists)
-    assert "search for 5 results, measured with 12 queries on 60 documents" in " ".join(shown.out.split())
+    assert "presets for 5 results, measured with 12 queries on 60 documents" in " ".join(shown.out.split())
     assert "1.000 (1.000-1.000)" in shown.out
     for arguments, message in (
         (("-k", 2), "-k must be at least 5"),
@@ -270,7 +270,7 @@ def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., An
         assert message in done.err
 
 
-def test_search_says_which_effort_it_used(quiver: Callable[..., Any], lists: Path, index: Path) -> None:
+def test_search_reports_the_effort_used(quiver: Callable[..., Any], lists: Path, index: Path) -> None:
     assert quiver("index", "calibrate", lists, "-k", 10, "--count", 15).code == 0
     (table,) = json.loads(quiver("index", "info", lists, "--json").out)["calibration"]["tables"]
     reaching = [point for point in table["points"] if point["low"] >= 0.8]
@@ -293,7 +293,7 @@ def test_search_says_which_effort_it_used(quiver: Callable[..., Any], lists: Pat
         assert message in done.err
 
 
-def test_an_exact_index_says_that_it_is(quiver: Callable[..., Any], index: Path) -> None:
+def test_an_exact_index_is_described_as_exact(quiver: Callable[..., Any], index: Path) -> None:
     shown = quiver("index", "info", index).out
     assert "exhaustive" in shown
     assert "not measured" not in shown

@@ -1,4 +1,4 @@
-"""Help, version and completion load no heavy library, so that the command line answers at once."""
+"""Help, version and completion import no heavy library, so that they are fast."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMPLETION = "import sys; from quiver.cli.main import main; sys.argv = ['quiver'
 
 
 def loaded(*commands: list[str]) -> set[str]:
-    """Modules that a new process has loaded after these commands."""
+    """Return the modules that a new process has imported after these commands."""
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(commands=commands)], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
@@ -94,7 +94,7 @@ def options_of(command: Any) -> Iterator[Any]:
 
 
 def commands(text: str) -> list[str]:
-    """Names in the panel of commands of a help text."""
+    """Return the command names in a help text."""
     lines = text[text.index(" Commands ") :].splitlines()[1:]
     names = [line.strip("│ ").split(" ")[0] for line in lines if line.startswith("│") and line[2:3] != " "]
     return [name for name in names if name]

@@ -1,8 +1,9 @@
-"""The command line from end to end on a small collection, and one line with exit status 2 for every mistake."""
+"""The command line end to end on a small collection; mistakes give one line and exit status 2."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 from quiver.cli import doctor
+from quiver.cli.main import OneLineFormatter
 from quiver.cli.output import print_table
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.errors import InputError
+from quiver.encoder.schema import SchemaError
 from quiver.retrieval.models import loading
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -102,7 +105,7 @@ def test_index_search_evaluate_report(quiver: Callable[..., Any], model: Path, d
     assert "bm25" in report
 
 
-def test_train_and_validate(quiver: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_valid_recipe_is_trained(quiver: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
@@ -125,13 +128,13 @@ def test_doctor(quiver: Callable[..., Any]) -> None:
     assert facts["core"]["torch"] != "not installed"
 
 
-def test_doctor_says_what_the_commands_use(quiver: Callable[..., Any]) -> None:
+def test_doctor_shows_what_the_commands_use(quiver: Callable[..., Any]) -> None:
     used = json.loads(quiver("doctor", "--json").out)["evaluate, index build, serve"]
     assert used == {"device": "cpu", "dtype": "float32", "attention": "compiled" if kernels_available() else "packed"}
 
 
-def test_doctor_says_that_flash_attention_does_not_run_in_float32(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with an H100, as far as the choice of attention asks; nothing runs there."""
+def test_doctor_reports_that_flash_attention_does_not_run_in_float32(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The properties of an H100 that decide the attention backend are simulated; nothing runs on it."""
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "is_available", lambda: True)
         patched.setattr(torch.cuda, "device_count", lambda: 0)
@@ -143,8 +146,8 @@ def test_doctor_says_that_flash_attention_does_not_run_in_float32(quiver: Callab
     assert not any("bf16, inference" in name for name in facts["devices"])
 
 
-def test_every_loader_uses_the_gpu_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no GPU here: the device that a loader asks for is recorded, and the weights go to the CPU."""
+def test_every_loader_uses_an_available_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: the requested device is recorded, and the weights are loaded on the CPU."""
     tokenizer = Tokenizer.train(["a few words"], vocab_size=270)
     config = EncoderConfig.modernbert(
         vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=32
@@ -232,7 +235,9 @@ def is_one_line(err: str) -> bool:
 
 
 @pytest.mark.parametrize("mistake", DATA_MISTAKES)
-def test_bad_data_is_one_line_and_leaves_nothing(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, mistake: str) -> None:
+def test_bad_data_is_reported_in_one_line_and_nothing_is_written(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, mistake: str
+) -> None:
     change, message = DATA_MISTAKES[mistake]
     change(data)
     commands = [("evaluate", "--model", model, "--data", data, "--out", tmp_path / "out")]
@@ -248,7 +253,7 @@ def test_bad_data_is_one_line_and_leaves_nothing(quiver: Callable[..., Any], mod
 
 
 @pytest.mark.parametrize("mistake", MODEL_MISTAKES)
-def test_a_bad_model_is_one_line_and_leaves_nothing(
+def test_a_bad_model_is_reported_in_one_line_and_nothing_is_written(
     quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, mistake: str
 ) -> None:
     change, message = MODEL_MISTAKES[mistake]
@@ -277,7 +282,7 @@ def test_an_index_of_another_model_is_refused(quiver: Callable[..., Any], model:
     assert (gone.code, is_one_line(gone.err)) == (2, True)
 
 
-def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Any], tmp_path: Path) -> None:
+def test_all_problems_of_a_recipe_are_reported_at_once(quiver: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     source = (Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml").read_text()
     path.write_text(source.replace("pooling: mean", "poolling: mean").replace("batch_size: ", "batch_size: -").replace("seed: ", "seed: x"))
@@ -308,7 +313,7 @@ def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Any], tmp_path: 
         (("quickstart", "training.batchsize=3", "--out", "o"), "did you mean 'batch_size'?"),
     ],
 )
-def test_mistakes_on_the_command_line(
+def test_mistakes_on_the_command_line_are_reported_in_one_line(
     quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -332,7 +337,9 @@ def test_mistakes_on_the_command_line(
         (("bench", "indx"), "No such command 'indx'"),
     ],
 )
-def test_a_command_line_that_cannot_be_parsed_is_one_line_too(quiver: Callable[..., Any], arguments: tuple[str, ...], message: str) -> None:
+def test_a_command_line_that_cannot_be_parsed_is_reported_in_one_line(
+    quiver: Callable[..., Any], arguments: tuple[str, ...], message: str
+) -> None:
     done = quiver(*arguments)
     assert (done.code, done.out) == (2, "")
     assert is_one_line(done.err), done.err
@@ -340,11 +347,18 @@ def test_a_command_line_that_cannot_be_parsed_is_one_line_too(quiver: Callable[.
 
 
 @pytest.mark.parametrize(("family", "command"), [((), "quickstart"), (("index",), "build"), (("bench",), "index")])
-def test_no_command_shows_the_help(quiver: Callable[..., Any], family: tuple[str, ...], command: str) -> None:
+def test_a_group_without_a_command_shows_its_help(quiver: Callable[..., Any], family: tuple[str, ...], command: str) -> None:
     alone, asked = quiver(*family), quiver(*family, "--help")
     assert (alone.code, asked.code, alone.err) == (2, 0, "")
     assert alone.out == asked.out
     assert command in alone.out
+
+
+def test_a_log_message_with_several_problems_is_one_line() -> None:
+    error = SchemaError("a.json", ["k: must be > 0, got 0", "size: unknown"])
+    record = logging.makeLogRecord({"levelname": "WARNING", "msg": "%s (%s)", "args": ("scoring again", error)})
+    shown = OneLineFormatter("%(levelname)s: %(message)s").format(record)
+    assert shown == "WARNING: scoring again (a.json: 2 problems; k: must be > 0, got 0; size: unknown)"
 
 
 def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +428,7 @@ def _must_not_be_called(*args: object, **kwargs: object) -> None:
     raise RuntimeError("the model was asked for vectors")
 
 
-def test_a_split_is_a_name_and_no_path(quiver: Callable[..., Any], data: Path, tmp_path: Path) -> None:
+def test_a_split_must_be_a_name_and_not_a_path(quiver: Callable[..., Any], data: Path, tmp_path: Path) -> None:
     done = quiver("evaluate", "--model", "bm25", "--data", data, "--split", "../qrels/test", "--out", tmp_path / "out")
     assert done.code == 2
     assert is_one_line(done.err), done.err
@@ -437,7 +451,7 @@ def test_a_wide_table_is_printed_in_parts(capsys: pytest.CaptureFixture[str], mo
         assert shown.count("theirs") == shown.count("System") == (3 if width == 80 else 1), shown
 
 
-def test_others_words_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_markup_in_texts_is_not_interpreted(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("runs/[bold]a[/] :smile:", ("", "value"), [("[/red] :bird:", "[1]"), ("x", "2")])
     shown = capsys.readouterr().out
     for words in ("runs/[bold]a[/] :smile:", "[/red] :bird:", "[1]"):

@@ -1,4 +1,4 @@
-"""``quiver mine`` and ``quiver teacher-scores`` end to end with a real model of two layers, and one line for every mistake."""
+"""``quiver mine`` and ``quiver teacher-scores`` end to end with a real model of two layers; mistakes are reported in one line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in gzip.decompress((folder / "train.jsonl.gz").read_bytes()).splitlines()]
 
 
-def test_mine_and_score(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+def test_mined_rows_are_scored_by_a_teacher(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "mined"
     mined = quiver("mine", data, "--model", model, "--out", out, "-n", 3, "--margin", "none", "--ranks", "2-8")
     assert mined.code == 0, mined.err
@@ -67,7 +67,7 @@ def test_mine_and_score(quiver: Callable[..., Any], model: Path, data: Path, tmp
         assert (min(row["scores"]), max(row["scores"])) == (0.0, 1.0)
 
 
-def test_score_with_several_teachers(quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path) -> None:
+def test_rows_are_scored_by_several_teachers(quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     first = BiEncoder.from_pretrained(model)
     BiEncoder(init_weights(Encoder(first.encoder.config), seed=2), first.tokenizer, first.settings).save(other)
@@ -85,7 +85,7 @@ def test_score_with_several_teachers(quiver: Callable[..., Any], model: Path, pa
     assert [member["source"] for member in record["teacher"]["members"]] == [str(model), str(other)]
 
 
-def test_an_index_needs_no_model(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+def test_mining_with_an_index_needs_no_model_option(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
     rules = ("-n", 2, "--margin", "max-score=0.99", "--choose", "random", "--seed", 5, "--no-cache")
     by_index = quiver("mine", data, "--index", tmp_path / "index", "--out", tmp_path / "a", "--json", *rules)
@@ -98,7 +98,7 @@ def test_an_index_needs_no_model(quiver: Callable[..., Any], model: Path, data: 
     assert rows_of(tmp_path / "a") == by_model
 
 
-def test_ids_and_their_texts(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+def test_rows_of_ids_come_with_their_texts(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "mined"
     mined = quiver("mine", data, "--model", model, "--out", out, "--format", "ids", "-n", 2, "--margin", "none")
     assert mined.code == 0, mined.err
@@ -110,7 +110,7 @@ def test_ids_and_their_texts(quiver: Callable[..., Any], model: Path, data: Path
     assert set(rows_of(tmp_path / "scored")[0]) == {"query_id", "document_ids", "scores"}
 
 
-def test_pairs_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tmp_path: Path) -> None:
+def test_negatives_of_pairs_are_mined_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tmp_path: Path) -> None:
     fields = ("--query-field", "question", "--positive-field", "pos", "--corpus", data, "--limit", 2, "--suspects", 0)
     mined = quiver("mine", pairs, "-m", "bm25", "-o", tmp_path / "out", "-n", 4, "--margin", "none", *fields)
     assert mined.code == 0, mined.err
@@ -134,7 +134,7 @@ def test_pairs_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tm
         (("{data}", "-m", "/nowhere"), "/nowhere: neither an existing folder nor a hub id"),
     ],
 )
-def test_mistakes_of_mine(
+def test_mistakes_of_mine_are_reported_in_one_line(
     arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], data: Path, pairs: Path, tmp_path: Path
 ) -> None:
     done = quiver("mine", *(part.format(data=data, pairs=pairs) for part in arguments), "--out", tmp_path / "out")
@@ -155,7 +155,7 @@ def test_mistakes_of_mine(
         (("{pairs}", "--teacher", "/nowhere", "--weight", "2"), "1 weights for 2 teachers"),
     ],
 )
-def test_mistakes_of_score(
+def test_mistakes_of_teacher_scores_are_reported_in_one_line(
     arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path
 ) -> None:
     done = quiver(
@@ -167,7 +167,7 @@ def test_mistakes_of_score(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_bge_m3s_layout_is_a_teacher(quiver: Callable[..., Any], bge_m3: Path, pairs: Path, tmp_path: Path) -> None:
+def test_a_folder_with_the_layout_of_bge_m3_is_a_teacher(quiver: Callable[..., Any], bge_m3: Path, pairs: Path, tmp_path: Path) -> None:
     done = quiver(
         "teacher-scores", pairs, "--query-field", "question", "--document-field", "pos", "--teacher", bge_m3, "--out", tmp_path / "out"
     )
@@ -179,7 +179,7 @@ def test_a_folder_of_bge_m3s_layout_is_a_teacher(quiver: Callable[..., Any], bge
 
 
 class Bomb:
-    """Whoever unpickles it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""``quiver pretrain`` from the command line, its report, and recipes of several kinds side by side."""
+"""``quiver pretrain``, its report, and ``quiver validate`` with recipes of several kinds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_pretrain_and_its_report(quiver: Callable[..., Any], folder: Path) -> None:
+def test_pretrain_writes_a_model_and_a_report(quiver: Callable[..., Any], folder: Path) -> None:
     done = quiver("pretrain", "recipe.json", "--out", "out", "phases.0.tokens=900")
     assert done.code == 0, done.err
     assert "model: out/model" in done.out
@@ -89,7 +89,7 @@ def test_pretrain_and_its_report(quiver: Callable[..., Any], folder: Path) -> No
     assert json.loads(printed.out)["schema"] == "quiver-run/pretraining-1"
 
 
-def test_the_report_of_a_run_that_goes_on(quiver: Callable[..., Any], folder: Path) -> None:
+def test_an_unfinished_run_has_a_report(quiver: Callable[..., Any], folder: Path) -> None:
     assert quiver("pretrain", "recipe.json", "--out", "out").code == 0
     (folder / "out" / "run.json").unlink()
     run = read_run(folder / "out")
@@ -101,8 +101,8 @@ def test_the_report_of_a_run_that_goes_on(quiver: Callable[..., Any], folder: Pa
     assert (folder / "out" / "report.md").read_text() == render_markdown(training_report(run))
 
 
-def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Path) -> None:
-    """Without its text: that has been tokenised. The model is that of a run in one go."""
+def test_a_prepared_corpus_is_trained_on(quiver: Callable[..., Any], folder: Path) -> None:
+    """The text files are deleted after --prepare, which has tokenized them. The model equals that of a single run."""
     done = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
     assert (done.code, done.out) == (0, "prepared: out; repeat the command with --resume instead of --prepare to train\n")
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["begun.json", "corpus", "recipe.json", "tokenizer"]
@@ -127,14 +127,14 @@ def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Pat
         (("recipe.json", "--out", "o", "phases.0.context=4"), "phases.0.context: must be >= 8"),
     ],
 )
-def test_mistakes_are_told_in_a_line(quiver: Callable[..., Any], folder: Path, arguments: tuple[str, ...], error: str) -> None:
+def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], folder: Path, arguments: tuple[str, ...], error: str) -> None:
     done = quiver("pretrain", *arguments)
     assert (done.code, done.out) == (2, "")
     assert error in done.err
     assert not (folder / "o").exists()
 
 
-def test_validate_reads_each_recipe_as_what_it_is(quiver: Callable[..., Any], folder: Path) -> None:
+def test_validate_accepts_recipes_of_every_kind(quiver: Callable[..., Any], folder: Path) -> None:
     done = quiver("validate", "recipe.json", "quickstart", "pretrain_base")
     assert (done.code, done.out.strip()) == (0, "3 recipes checked, no problems")
     broken = json.loads((folder / "recipe.json").read_text())

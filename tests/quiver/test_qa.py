@@ -1,4 +1,4 @@
-"""``quiver qa``: a model trained, answered with and scored again from its folder; mistakes are one line."""
+"""``quiver qa``: a model is trained, saved, loaded and evaluated again; mistakes are reported in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ["bird", "sea", "wing", "stone", "tree", "river", "cloud", "field", "roa
 
 
 def write_numbers(path: Path, seed: int, count: int, *, impossible: int = 0) -> Path:
-    """Paragraphs of words with one number, which is the answer; the first ones have none."""
+    """Write paragraphs of words with one number, which is the answer; the first paragraphs have no answer."""
     generator = random.Random(seed)
     paragraphs = []
     for number in range(count):
@@ -106,7 +106,7 @@ def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: 
     assert (again.code, "already contains a run" in again.err) == (2, True)
 
 
-def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "model").write_text("mine")

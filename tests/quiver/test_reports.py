@@ -1,4 +1,4 @@
-"""``quiver report`` and what ``quiver evaluate`` offers beyond a model and a folder."""
+"""``quiver report``, and the options of ``quiver evaluate``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def results(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path)
     return tmp_path / "results"
 
 
-def test_an_evaluation_leaves_reports_to_read(results: Path) -> None:
+def test_an_evaluation_writes_reports(results: Path) -> None:
     assert (results / "a" / "report.md").read_text().startswith("# Retrieval results")
     page = (results / "a" / "report.html").read_text()
     assert page.lower().startswith("<!doctype html>")
@@ -56,7 +56,9 @@ def test_an_evaluation_leaves_reports_to_read(results: Path) -> None:
     ("file", "start"),
     [("all.md", "# Retrieval results"), ("all", "# Retrieval results"), ("all.html", "<!doctype html>"), ("all.tex", "%")],
 )
-def test_the_suffix_says_what_a_report_is(quiver: Callable[..., Any], results: Path, tmp_path: Path, file: str, start: str) -> None:
+def test_the_suffix_chooses_the_format_of_a_report(
+    quiver: Callable[..., Any], results: Path, tmp_path: Path, file: str, start: str
+) -> None:
     done = quiver("report", results / "a", results / "b", "--out", tmp_path / file)
     assert (done.code, done.out) == (0, f"report: {tmp_path / file}\n")
     written = (tmp_path / file).read_text().lower()
@@ -66,7 +68,7 @@ def test_the_suffix_says_what_a_report_is(quiver: Callable[..., Any], results: P
     assert (tmp_path / f"again-{file}").read_text().lower() == written
 
 
-def test_the_papers_layout_has_its_rows_and_ours(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+def test_the_paper_layout_has_the_rows_of_the_paper_and_of_the_results(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     for file in ("table.md", "table.tex", "table.html"):
         done = quiver("report", results / "a", "--layout", "paper", "--against", "ModernBERT-base", "--out", tmp_path / file)
         assert done.code == 0, done.err
@@ -77,9 +79,7 @@ def test_the_papers_layout_has_its_rows_and_ours(quiver: Callable[..., Any], res
     assert (done.code, "--layout paper" in done.err) == (2, True)
 
 
-def test_the_papers_layout_refuses_results_that_it_has_no_column_for(
-    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path
-) -> None:
+def test_the_paper_layout_refuses_results_without_a_column(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     other = data.rename(tmp_path / "mine")
     assert quiver("evaluate", "--model", model, "--data", other, "--out", tmp_path / "results").code == 0
     done = quiver("report", tmp_path / "results", "--layout", "paper", "--out", tmp_path / "table.md")
@@ -87,7 +87,7 @@ def test_the_papers_layout_refuses_results_that_it_has_no_column_for(
     assert "no table of the paper has a column for mine.test" in done.err
 
 
-def test_comparing_prints_writes_and_speaks_json(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+def test_a_comparison_is_printed_written_and_given_as_json(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     printed = quiver("report", "compare", results / "b", results / "a")
     assert printed.code == 0, printed.err
     assert "scifact" in printed.out
@@ -101,7 +101,7 @@ def test_comparing_prints_writes_and_speaks_json(quiver: Callable[..., Any], res
     assert quiver("report", "compare", results / "a").code == 2
 
 
-def test_cards_and_mteb_files(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+def test_results_are_written_as_cards_and_mteb_files(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     assert quiver("report", "card", results / "a", "--out", tmp_path / "card.yaml").code == 0
     index = yaml.safe_load((tmp_path / "card.yaml").read_text().strip("-\n"))["model-index"]
     assert index[0]["results"][0]["metrics"][0]["type"] == "ndcg_at_10"
@@ -111,7 +111,7 @@ def test_cards_and_mteb_files(quiver: Callable[..., Any], results: Path, tmp_pat
     assert not (tmp_path / "mteb").exists()
 
 
-def test_a_card_replaces_cards_and_nothing_else(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+def test_a_card_overwrites_only_cards(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     def card(out: Path, *options: str) -> Any:
         return quiver("report", "card", results / "a", "--out", out, *options)
 
@@ -133,7 +133,7 @@ def test_a_card_replaces_cards_and_nothing_else(quiver: Callable[..., Any], resu
     assert "README" not in quiver("report", "card", "--help").out
 
 
-def test_no_report_replaces_results(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+def test_a_report_does_not_overwrite_results(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     target = results / "a" / "results.json"
     before = target.read_bytes()
     commands = [
@@ -150,7 +150,7 @@ def test_no_report_replaces_results(quiver: Callable[..., Any], results: Path, t
     assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison").code == 0
 
 
-def test_vectors_are_kept_unless_told_otherwise(
+def test_vectors_are_cached_unless_no_cache_is_given(
     quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cached(name: str) -> int:
@@ -166,7 +166,7 @@ def test_vectors_are_kept_unless_told_otherwise(
     assert quiver(*command, tmp_path / "five", "--cache", tmp_path / "vectors", "--no-cache").code == 2
 
 
-def test_an_approximate_index_says_what_it_costs(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+def test_the_recall_of_an_approximate_index_is_reported(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     done = quiver(
         "evaluate",
         "--model",
@@ -189,13 +189,13 @@ def test_an_approximate_index_says_what_it_costs(quiver: Callable[..., Any], mod
     )
 
 
-def test_a_name_that_is_not_here_is_not_fetched_offline(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+def test_a_missing_collection_is_not_downloaded_offline(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
     done = quiver("evaluate", "--model", model, "--data", "beir/scifact", "--offline", "--out", tmp_path / "out")
     assert done.code == 2
     assert "quiver collections fetch beir/scifact" in done.err
     assert len(done.err.strip().splitlines()) == 1
 
 
-def test_int8_is_not_for_peers(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+def test_int8_is_refused_for_models_of_other_libraries(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     done = quiver("evaluate", "--model", model, "--library", "pylate", "--int8", "--data", data, "--out", tmp_path / "out")
     assert (done.code, "int8" in done.err) == (2, True)

@@ -1,4 +1,4 @@
-"""``quiver search`` with several rankings, a second stage and explanations, and ``quiver index export``."""
+"""``quiver search`` with fusion, re-ranking and explanations, and ``quiver index export``."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def scores(hits: list[dict[str, Any]]) -> dict[str, float]:
     return {hit["id"]: hit["score"] for hit in hits}
 
 
-def test_bm25_beside_an_index(quiver: Quiver, built: Built) -> None:
+def test_bm25_is_fused_with_an_index(quiver: Quiver, built: Built) -> None:
     vectors = scores(found(quiver, built.dense, QUERY))
     hits = found(quiver, built.dense, QUERY, "--fuse", "bm25")
     words = WordIndex(open_index(built.dense)).search([QUERY], 100).to_run(["q"])["q"]
@@ -104,7 +104,7 @@ def test_bm25_beside_an_index(quiver: Quiver, built: Built) -> None:
     assert "bm25" in done.out
 
 
-def test_two_indexes_and_a_run(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+def test_two_indexes_are_fused_and_written_as_a_run(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "bird wings"}\n{"_id": "q2", "text": "deep sea"}\n')
     run = tmp_path / "run.trec"
     done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--run", run, "--fuse", built.colbert, "-k", 3)
@@ -115,12 +115,10 @@ def test_two_indexes_and_a_run(quiver: Quiver, built: Built, tmp_path: Path) -> 
         assert written[query] == pytest.approx(dict(list(fuse(lists, Fusion()).items())[:3]))
 
 
-def test_a_ranking_of_weight_0_is_not_even_loaded(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("no model is needed")
-
-    monkeypatch.setattr("quiver.cli.rankings.load_index_model", refuse)
-    hits = found(quiver, built.dense, QUERY, "--fuse", "bm25", "--weights", "0,1")
+def test_the_model_of_a_ranking_with_weight_0_is_not_loaded(quiver: Quiver, built: Built) -> None:
+    missing = ("--model", "no-such-folder")
+    assert quiver("search", built.dense, QUERY, "--fuse", "bm25", "--weights", "1,1", *missing).code == 2
+    hits = found(quiver, built.dense, QUERY, "--fuse", "bm25", "--weights", "0,1", *missing)
     assert [list(hit["lists"]) for hit in hits] == [["bm25"]] * 3
 
 
@@ -140,7 +138,7 @@ def test_candidates_are_reranked(quiver: Quiver, built: Built) -> None:
     assert "candidate" in done.out
 
 
-def test_explanations_for_machines(quiver: Quiver, built: Built) -> None:
+def test_explanations_are_printed_as_json(quiver: Quiver, built: Built) -> None:
     hits = found(quiver, built.colbert, QUERY, "--explain", "--fuse", "bm25")
     texts = {document.id: document.content() for document in DOCUMENTS}
     assert [hit["text"] for hit in hits] == [texts[hit["id"]] for hit in hits]
@@ -169,7 +167,7 @@ def drawn(explained: dict[str, Explained], *, colour: bool) -> str:
     return file.getvalue()
 
 
-def test_an_explanation_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explanation_is_printed_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     text = "much\x07 filler " * 100 + "a big\nBird \x1b[31m flies " + "and more " * 100
     where = text.index("Bird")
@@ -219,7 +217,7 @@ def test_an_explanation_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert content["bm25"] == {"score": 1.25, "words": [{"word": "bird", "score": 1.25}, {"word": "wings", "score": 0.0}]}
 
 
-def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explanations_are_coloured_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "150")
@@ -260,13 +258,13 @@ def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: p
         (("--rerank", "{dense_model}"), "this model gives a single vector per text"),
     ],
 )
-def test_options_that_do_not_go_together(quiver: Quiver, built: Built, options: tuple[str, ...], message: str) -> None:
+def test_incompatible_options_are_refused(quiver: Quiver, built: Built, options: tuple[str, ...], message: str) -> None:
     done = quiver("search", built.dense, QUERY, *(option.format(**built._asdict()) for option in options))
     assert (done.code, done.err.count("\n")) == (2, 1), done.err
     assert message in done.err
 
 
-def test_what_an_index_without_texts_cannot_do(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+def test_options_that_need_texts_are_refused_for_an_index_without_texts(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     build_index(DOCUMENTS, load_model(built.dense_model), tmp_path / "bare", options=BuildOptions(store_text=False))
     for options, message in (
         (("--fuse", "bm25"), "which BM25 needs"),
@@ -292,7 +290,7 @@ def emptied(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def check_nothing(quiver: Quiver, indexes: Built, folder: Path, options: Sequence[object], *, documents: int) -> None:
-    """Every way of showing hits says that there are none."""
+    """Check that every output format reports that nothing was found."""
     (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "xylophone"}\n')
     asked = [str(option).format(**indexes._asdict()) for option in options]
     for index in (indexes.dense, indexes.colbert):
@@ -311,7 +309,7 @@ SECOND = [(), ("--fuse", "bm25"), ("--fuse", "{colbert}"), ("--rerank", "{colber
 
 @pytest.mark.parametrize("second", SECOND, ids=" ".join)
 @pytest.mark.parametrize("nothing", ["filter", "ids", "deleted"])
-def test_search_says_that_nothing_was_found(
+def test_search_reports_that_nothing_was_found(
     quiver: Quiver, built: Built, emptied: Built, tmp_path: Path, nothing: str, second: tuple[str, ...]
 ) -> None:
     (tmp_path / "ids").write_text("unknown\n")
@@ -321,7 +319,7 @@ def test_search_says_that_nothing_was_found(
 
 
 @pytest.mark.parametrize("second", [(), *SECOND[3:]], ids=" ".join)
-def test_search_says_that_no_word_was_found(quiver: Quiver, built: Built, tmp_path: Path, second: tuple[str, ...]) -> None:
+def test_search_reports_that_no_word_was_found(quiver: Quiver, built: Built, tmp_path: Path, second: tuple[str, ...]) -> None:
     check_nothing(quiver, built, tmp_path, ["--fuse", "bm25", "--weights", "0,1", *second], documents=4)
 
 
@@ -359,7 +357,7 @@ def test_search_warns_when_fused_indexes_share_only_some_documents(
     assert caplog.text == ""
 
 
-def test_export(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+def test_index_export_writes_documents_and_vectors(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     done = quiver("index", "export", built.colbert, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     assert "4 documents" in done.out

@@ -1,4 +1,4 @@
-"""``quiver sweep`` with real, very small runs: what it trains, says and leaves; that it goes on; what it refuses."""
+"""``quiver sweep`` with small real runs: output, files, resumption and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = {"hidden_size": 32, "layers": 1, "heads": 2, "intermediate_size": 48, "v
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A recipe for a minute model, with its training pairs and its development collection beside it."""
+    """A recipe for a tiny model, with its training pairs and development collection."""
     monkeypatch.chdir(tmp_path)
     dev = tmp_path / "dev"
     (dev / "qrels").mkdir(parents=True)
@@ -42,7 +42,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_sweep_trains_selects_and_goes_on(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+def test_a_sweep_trains_selects_and_resumes(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     command = ("sweep", recipe, "--out", out, "training.learning_rate=1e-4,1e-2", "training.seed=1,2")
     done = quiver(*command)
@@ -77,7 +77,7 @@ def test_a_sweep_trains_selects_and_goes_on(quiver: Callable[..., Any], recipe: 
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_said_and_the_rest_selected_from(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+def test_a_failed_run_is_reported_and_the_others_are_compared(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "training.learning_rate=1e-3", "data.train=lost.jsonl,train.jsonl")
     assert done.code == 1
     assert "1 of 2 runs failed, runs/train=lost.jsonl with: " in done.err
@@ -86,10 +86,10 @@ def test_a_failed_run_is_said_and_the_rest_selected_from(quiver: Callable[..., A
     assert record["best"]["settings"] == {"data.train": ["train.jsonl"]}
 
 
-def test_a_run_that_fills_the_disk_fails_alone(
+def test_a_run_that_fills_the_disk_does_not_stop_the_sweep(
     quiver: Callable[..., Any], recipe: Path, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
-    """The first run's weights do not fit, those of the second do."""
+    """The disk is full when the first run saves its weights, and has space for those of the second."""
     once = ("training.max_steps=1", "training.learning_rate=1e-3", "model.architecture.hidden_size=512,32")
     with full_disk(3_000_000):
         done = quiver("sweep", recipe, "--out", tmp_path / "sweep", *once)
@@ -103,7 +103,7 @@ def test_a_run_that_fills_the_disk_fails_alone(
 
 
 @pytest.mark.slow
-def test_progress_is_told_with_the_time_that_is_left(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+def test_progress_is_shown_with_the_remaining_time(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "--progress", "training.learning_rate=1e-4,1e-2", "training.max_steps=1")
     assert done.code == 0, done.err
     assert "run 1 of 2: learning_rate=1e-4\n" in done.err
@@ -119,7 +119,7 @@ def test_progress_is_told_with_the_time_that_is_left(quiver: Callable[..., Any],
         (["training.learning_rate=1e-4,x"], "training.learning_rate: must be a number, got 'x'"),
     ],
 )
-def test_what_cannot_be_swept_is_one_line(quiver: Callable[..., Any], recipe: Path, arguments: list[str], message: str) -> None:
+def test_invalid_sweeps_are_reported_in_one_line(quiver: Callable[..., Any], recipe: Path, arguments: list[str], message: str) -> None:
     done = quiver("sweep", recipe, "--out", "sweep", *arguments)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
@@ -128,9 +128,7 @@ def test_what_cannot_be_swept_is_one_line(quiver: Callable[..., Any], recipe: Pa
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_asked_to_stop_says_how_to_go_on(
-    quiver: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_sweep_reports_how_to_resume(quiver: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*arguments: object, **settings: object) -> None:
         raise RunStoppedError(3)
 

@@ -1,4 +1,4 @@
-"""The user's cache: bounded, least recently used first, and never what a running process uses."""
+"""The user's cache: its size is limited, the least recently used entries are deleted first, and entries in use are kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def used(path: Path, days: float) -> Path:
-    """Pretend that an entry was last used so many days ago."""
+    """Set the last use of an entry to a number of days ago."""
     then = time.time() - days * DAY
     os.utime(path, (then, then))
     return path

@@ -1,4 +1,4 @@
-"""Plans against indexes that were built: bytes on the disk, what is held to build and to search, and hours, within a quarter."""
+"""Estimates compared with built indexes: disk, memory to build and to search, and hours, within a quarter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def close(planned: float, found: float, what: str) -> None:
 
 
 def bytes_of(index: Index, *, vectors: bool | None = None) -> int:
-    """Bytes of an index's files: of its vectors, of its documents, or of both."""
+    """Return the bytes of an index's files: of its vectors, of its documents, or of both."""
     sizes = {name: file.bytes for segment in index.manifest.segments for name, file in segment.files.items()}
     described = ("ids", "documents", "metadata")
     chosen = {name: size for name, size in sizes.items() if vectors is None or vectors != name.startswith(described)}
@@ -52,7 +52,7 @@ def bytes_of(index: Index, *, vectors: bool | None = None) -> int:
 
 
 def compared(index: Index, planned: Footprint) -> None:
-    """All that is known of an index without a clock."""
+    """Compare all estimates but those of time with an index."""
     assert planned.engine == index.kind
     close(planned.vectors, index.manifest.vectors, "vectors")
     close(planned.disk, bytes_of(index), "disk")
@@ -66,7 +66,7 @@ def compared(index: Index, planned: Footprint) -> None:
 
 
 class Random:
-    """Vectors at random, so many a word: what a plan says of bytes does not depend on what is in them."""
+    """A model with random vectors, a fixed number per word: sizes do not depend on the values."""
 
     def __init__(self, kind: str, dim: int) -> None:
         self.card = ModelCard(
@@ -104,7 +104,7 @@ def texts(count: int) -> list[Document]:
         ("ivf-tokens", {"bits": 2, "pool_factor": 2}, 64),
     ],
 )
-def test_every_engine(tmp_path: Path, engine: str, settings: Mapping[str, Any], width: int) -> None:
+def test_the_size_of_every_engine_is_estimated(tmp_path: Path, engine: str, settings: Mapping[str, Any], width: int) -> None:
     model, corpus = Random("dense" if engine.endswith("dense") else "colbert", width), texts(800)
     options = BuildOptions(engine=engine, settings=settings, calibrate=False)
     index = build_index(corpus, model, tmp_path / "i", options=options)
@@ -127,7 +127,7 @@ def real(model: BiEncoder | ColBERT, corpus: list[Document]) -> CorpusStatistics
 
 @pytest.fixture
 def small_colbert(minilm: Path, tmp_path: Path) -> ColBERT:
-    """The first layer of all-MiniLM-L6-v2 as a ColBERT: real tokens, quickly encoded."""
+    """ColBERT model on the first layer of all-MiniLM-L6-v2: real tokens, fast to encode."""
     parts = load_parts(minilm)
     settings = ModelFolder("colbert", minilm, projections=(Projection(384, 32),), similarity="maxsim",
                            colbert=ColBERTSettings(query_prefix="", document_prefix="", document_length=100))  # fmt: skip
@@ -137,7 +137,7 @@ def small_colbert(minilm: Path, tmp_path: Path) -> ColBERT:
 
 @pytest.mark.data
 def test_estimates_of_tokens_and_bytes_fit_real_texts(quiver_data: Path, minilm: Path) -> None:
-    """SciFact, counted without encoding: the sample says what the corpus has, and words alone come near."""
+    """SciFact without encoding: a sample gives the statistics of the corpus, and the number of words comes close."""
     model, corpus = load_model(minilm), list(islice(read_documents(quiver_data / "scifact"), 1500))
     planned = real(model, corpus)
     tokens, _ = text_lengths(model, [document.content() for document in corpus])
@@ -150,7 +150,7 @@ def test_estimates_of_tokens_and_bytes_fit_real_texts(quiver_data: Path, minilm:
 @pytest.mark.exhaustive
 @pytest.mark.data
 def test_estimated_sizes_fit_a_real_index(quiver_data: Path, minilm: Path, small_colbert: ColBERT, tmp_path: Path) -> None:
-    """One layer of a real model over SciFact: disk, memory and time of both kinds."""
+    """One layer of a real model over SciFact: disk and memory of both kinds."""
     corpus = list(islice(read_documents(quiver_data / "scifact"), 3000))
     parts = load_parts(minilm)
     del parts.encoder.layers[1:]
@@ -167,7 +167,7 @@ def test_estimated_sizes_fit_a_real_index(quiver_data: Path, minilm: Path, small
 @pytest.mark.exhaustive
 @pytest.mark.data
 def test_estimated_hours_fit_a_real_index(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
-    """All-MiniLM-L6-v2 over 1,500 documents: the time of a build from a few seconds of it."""
+    """The build time for 1,500 documents with all-MiniLM-L6-v2 is estimated from measurements of a few seconds."""
     corpus, model = list(islice(read_documents(quiver_data / "scifact"), 1500)), load_model(minilm)
     sample = spread_over(iter(corpus), len(corpus), 256)
     rates = measure(model, sample, name="exact-dense", settings={}, seconds=15)
@@ -274,7 +274,7 @@ def test_a_sample_gives_statistics_and_rates(quiver: Callable[..., Any], minilm:
     assert (many["index"]["engine"], many["tokens"]) == ("ivf-dense", 66_000_000)
 
 
-def test_mistakes_are_one_line(quiver: Callable[..., Any], tmp_path: Path, minilm: Path) -> None:
+def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], tmp_path: Path, minilm: Path) -> None:
     for arguments, message in (
         (("--model", "minilm-l6"), "pass --docs or --preset-collection, or --sample alone"),
         (("--model", "minilm-l6", "--docs", "5", "--preset-collection", "beir"), "pass --docs or --preset-collection"),

@@ -267,7 +267,7 @@ def export_model(
     kind = model.settings.kind
     if kind not in LAYOUTS[layout]:
         fitting = ", ".join(name for name, kinds in LAYOUTS.items() if kind in kinds)
-        raise InputError(f"{source}: is a bi-encoder, but the layout {layout} is for ColBERT models; --layout must be one of {fitting}")
+        raise InputError(f"{source} is a bi-encoder, but the layout {layout} is for ColBERT models; --layout must be one of {fitting}")
     fingerprint = model.card.fingerprint
     record = None if run is None else _record(run, fingerprint)
     metadata = CardMetadata(out.resolve().name, record, _entries(scores, fingerprint), languages)

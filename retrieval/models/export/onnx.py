@@ -33,9 +33,9 @@ from torch.nn import functional as F
 from quiver.encoder import InputError, pack_padded
 from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.files import write_json
+from quiver.encoder.versions import installed_version
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.utils import installed_version
 
 SCHEMA = "quiver-onnx/1"
 """Value of ``schema`` in ``onnx_config.json``."""

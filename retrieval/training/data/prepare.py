@@ -32,6 +32,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, file_sha256, read_json, sync_folder, write_json
 from quiver.retrieval.data.corpus import find_jsonl, find_split, load_collection
 from quiver.retrieval.data.docstrings import Pair, mine, split_by_module
+from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.training.data.sources import (
     Example,
     count_rows,
@@ -44,7 +45,6 @@ from quiver.retrieval.training.data.sources import (
 )
 from quiver.retrieval.training.data.table import IdIndex, IdWriter, Table, TableWriter, TrainingRows
 from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
-from quiver.retrieval.utils import Advance, progress_bar
 
 logger = logging.getLogger(__name__)
 

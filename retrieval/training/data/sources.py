@@ -32,8 +32,8 @@ from pyarrow import parquet
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json_lines
 from quiver.retrieval.data.corpus import key_of
+from quiver.retrieval.progress import Advance
 from quiver.retrieval.training.recipe import DataSection
-from quiver.retrieval.utils import Advance
 
 HUB = "hub://"
 """Prefix of a source on the Hub."""

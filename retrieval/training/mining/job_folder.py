@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, write_json
-from quiver.retrieval.utils import installed_version
+from quiver.encoder.versions import installed_version
 
 logger = logging.getLogger(__name__)
 

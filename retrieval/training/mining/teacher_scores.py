@@ -39,6 +39,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, file_sha256, read_json
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.loading import default_device, load_model
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
 from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_whole
@@ -46,7 +47,6 @@ from quiver.retrieval.training.data.table import SCORES, TableWriter, TextColumn
 from quiver.retrieval.training.mining.job_folder import JobFolder, open_job
 from quiver.retrieval.training.mining.searchers import PairScores
 from quiver.retrieval.training.recipe import DataSection
-from quiver.retrieval.utils import progress_bar
 
 # The rows and their texts.
 

@@ -1,4 +1,4 @@
-"""Readers of collections: what they accept, and that every error says where."""
+"""Readers of collections: accepted forms, and errors that name file and line."""
 
 from __future__ import annotations
 

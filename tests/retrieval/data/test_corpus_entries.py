@@ -1,4 +1,4 @@
-"""Entries with their positions: repeated ids are found with 8 bytes per id, and only those."""
+"""Entries with their positions: repeated ids are found, with 8 bytes of memory per id."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_position_in_another_file_or_a_table_is_described() -> None:
 
 
 def test_checking_ids_takes_a_few_bytes_per_id() -> None:
-    """A dictionary of them takes over a hundred."""
+    """A dict of the ids takes more than 100 bytes per id."""
     count = 200_000
     tracemalloc.start()
     try:

@@ -8,7 +8,7 @@ from quiver.retrieval.data.docstrings import first_of_each
 
 
 def naive(texts: list[str]) -> list[int]:
-    """Every text against every kept one, with lists as multisets: slow, and written without the module's own parts."""
+    """Compare every text with every kept one, with lists as multisets; independent of the tested module."""
     kept: list[int] = []
     for row, text in enumerate(texts):
         words = text.split()

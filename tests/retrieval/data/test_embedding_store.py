@@ -1,4 +1,4 @@
-"""The embedding store: no text is encoded twice, after kills and damage too."""
+"""The embedding store: no text is encoded twice, and kills and damage lose only what they must."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import rich.progress
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, StoreLimits, open_shard, text_keys, write_shard
+from quiver.retrieval.data.embedding_store import VERSION, EmbeddingStore, StoredVectors, StoreLimits, open_shard, text_keys
 from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
 
 TEXTS = ["a b", "c", "a b", "", "d e f", "c", "g", "h", "i j", "", "k", "l m n o"]
@@ -35,7 +35,7 @@ def small_store(folder: Path) -> EmbeddingStore:
 
 
 class Counting:
-    """Words as numbers: a text's vector, or its tokens', can be told from the text; the first ``length`` words are read."""
+    """A model without weights: the vector of a word is drawn from its bytes; texts are truncated to ``length`` words."""
 
     def __init__(self, kind: str = "dense", *, fingerprint: str = "a" * 64, similarity: str = "dot", length: int = 3) -> None:
         colbert = kind == "colbert"
@@ -64,7 +64,7 @@ def vector(word: str) -> NDArray[np.float64]:
 
 
 def check(stored: StoredVectors, model: Counting, texts: Sequence[str]) -> None:
-    """Every way of reading gives what the model itself gives."""
+    """Check that every way of reading returns the vectors of the model."""
     encoding = Counting(model.card.kind, length=model.length).encode(texts, "document")
     matrix = encoding.vectors if model.card.kind == "dense" else np.concatenate(encoding.vectors)
     assert stored.counts == encoding.counts
@@ -128,7 +128,21 @@ def test_models_and_roles_are_kept_apart(tmp_path: Path) -> None:
     for other, role in ((Counting(), "query"), (Counting(fingerprint="b" * 64), "document")):
         assert store.encode(other, TEXTS, role).reused == 0
         assert len(other.texts) == DISTINCT
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a" * 64 + "-document", "a" * 64 + "-query", "b" * 64 + "-document"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{name}-v{VERSION}" for name in ("a" * 64 + "-document", "a" * 64 + "-query", "b" * 64 + "-document")
+    ]
+
+
+def test_vectors_of_another_format_version_are_ignored(tmp_path: Path) -> None:
+    small_store(tmp_path).encode(Counting(), TEXTS, "document")
+    [folder] = tmp_path.iterdir()
+    older = folder.rename(folder.with_name(folder.name.replace(f"-v{VERSION}", "-v1")))
+    before = sorted(path.read_bytes() for path in older.iterdir())
+    model = Counting()
+    stored = small_store(tmp_path).encode(model, TEXTS, "document")
+    check(stored, model, TEXTS)
+    assert (stored.reused, len(model.texts)) == (0, DISTINCT)
+    assert sorted(path.read_bytes() for path in older.iterdir()) == before
 
 
 def test_vectors_of_a_cosine_model_are_stored_at_unit_length(tmp_path: Path) -> None:
@@ -210,15 +224,15 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None
 
 
 def test_vectors_are_kept_when_the_first_attempt_to_write_them_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts = []
+    sync, calls = os.fsync, []
 
-    def interrupted(*arguments: Any) -> None:
-        attempts.append(arguments)
-        if len(attempts) == 1:
+    def interrupted(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 3:  # the first of a shard; the first two are the manifest's
             raise KeyboardInterrupt
-        write_shard(*arguments)
+        sync(descriptor)
 
-    monkeypatch.setattr("quiver.retrieval.data.embedding_store.write_shard", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         small_store(tmp_path).encode(Counting(), TEXTS, "document")
     model = Counting()
@@ -273,7 +287,7 @@ def test_a_damaged_shard_is_renamed_and_its_texts_are_encoded_again(tmp_path: Pa
 
 
 def test_only_requested_shards_are_verified(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A small collection does not pay for the checksums of a large one that the same model has encoded."""
+    """Checksums of shards that hold none of the requested texts are not compared."""
     small_store(tmp_path).encode(Counting(), TEXTS, "document")
     last = shards(tmp_path)[-1]
     damage_vectors(last)
@@ -360,12 +374,15 @@ def test_vectors_that_contradict_the_model_card_are_refused(tmp_path: Path) -> N
 def test_one_progress_bar_counts_encoded_and_stored_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bars: list[tuple[str, int, list[int]]] = []
 
-    @contextmanager
-    def recorded(description: str, total: int, *, enabled: bool) -> Iterator[Callable[[int], None]]:
-        bars.append((description, total if enabled else 0, []))
-        yield bars[-1][2].append
+    class RecordedProgress(rich.progress.Progress):
+        def add_task(self, description: str, *given: Any, total: float | None = None, **fields: Any) -> rich.progress.TaskID:
+            bars.append((description, int(total or 0), []))
+            return super().add_task(description, *given, total=total, **fields)
 
-    monkeypatch.setattr("quiver.retrieval.data.embedding_store.progress_bar", recorded)
+        def advance(self, task_id: rich.progress.TaskID, advance: float = 1) -> None:
+            bars[-1][2].append(int(advance))
+
+    monkeypatch.setattr(rich.progress, "Progress", RecordedProgress)
     model = Counting()
     shown: list[bool] = []
     encode = model.encode
@@ -379,8 +396,8 @@ def test_one_progress_bar_counts_encoded_and_stored_texts(tmp_path: Path, monkey
     store.encode(model, TEXTS[:6], "document", total=6, progress=True)
     store.encode(model, TEXTS, "document", total=12, progress=True, description="corpus")
     store.encode(model, ["q"], "query", progress=True)
-    assert [(name, total) for name, total, _ in bars] == [("documents", 6), ("corpus", 12), ("queries", 0)]
-    assert [sum(steps) for _, _, steps in bars] == [6, 12, 1]
+    assert [(name, total) for name, total, _ in bars] == [("documents", 6), ("corpus", 12)]  # queries: the total is unknown
+    assert [sum(steps) for _, _, steps in bars] == [6, 12]
     assert shown == [False] * 4 + [True]  # without a total the model shows its own
 
 
@@ -403,7 +420,7 @@ def test_vectors_of_a_slow_model_are_committed_after_a_time(tmp_path: Path) -> N
 
 
 def test_texts_and_vectors_are_not_kept_in_memory(tmp_path: Path) -> None:
-    """20,000 texts of 1,000 characters and 20,000 vectors of 1 KiB pass through a few megabytes."""
+    """Encoding 20,000 texts of 1,000 characters to vectors of 1 KiB takes a few megabytes of memory."""
     store = EmbeddingStore(tmp_path, limits=StoreLimits(chunk_texts=256, shard_texts=1024))
 
     class Wide:

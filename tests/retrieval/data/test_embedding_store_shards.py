@@ -1,4 +1,4 @@
-"""One Arrow file of vectors: what was written is read, and damage is found."""
+"""A shard, an Arrow file: vectors are read as written, and damage is found."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_shard_without_vectors_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 def test_a_changed_byte_is_found_or_changes_nothing(tmp_path: Path, kind: str) -> None:
-    """Bytes without effect are Arrow's padding and metadata that readers ignore."""
+    """The bytes without effect are padding and metadata that Arrow readers ignore."""
     shard = written(tmp_path, kind)
     content, changed_nothing = shard.path.read_bytes(), 0
     for place in range(len(content)):

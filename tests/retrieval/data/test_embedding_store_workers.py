@@ -48,7 +48,7 @@ def test_workers_write_the_same_store_as_one_process(tmp_path: Path, model: Path
 
 
 class Backwards:
-    """An executor whose last item is ready first."""
+    """An executor that finishes the items in reverse order."""
 
     name, remote = "local", True
 
@@ -77,7 +77,7 @@ def test_chunks_of_workers_are_returned_in_order(model: Path) -> None:
 
 
 def test_queries_are_encoded_in_this_process(tmp_path: Path, word_sum: Any) -> None:
-    """A model that no worker could load."""
+    """A model that workers cannot load."""
     stored = EmbeddingStore(tmp_path, LocalProcesses(2)).encode(word_sum, ["a bird"], "query")
     assert stored.counts.texts == 1
 

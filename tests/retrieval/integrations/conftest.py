@@ -1,4 +1,4 @@
-"""Indexes of both kinds over real texts, and over documents whose vectors anybody can compute."""
+"""Indexes of both kinds over real texts, and over documents with simple vectors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def index(tmp_path: Path, model: Any) -> Index:
 
 @pytest.fixture(scope="session")
 def colbert_minilm(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """all-MiniLM-L6-v2's encoder as a ColBERT of width 64, its projection drawn at random."""
+    """ColBERT model of width 64 on the encoder of all-MiniLM-L6-v2, with a random projection."""
     parts = load_parts(minilm)
     torch.manual_seed(11)
     settings = ModelFolder("colbert", minilm, projections=(Projection(384, 64),), similarity="maxsim",

@@ -1,4 +1,4 @@
-"""LangChain and LlamaIndex get what a search finds: texts, fields and scores, under filters, with and without their loops."""
+"""LangChain and LlamaIndex retrievers return the texts, fields and scores of a search, with filters, synchronously and asynchronously."""
 
 from __future__ import annotations
 

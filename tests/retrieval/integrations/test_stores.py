@@ -1,4 +1,4 @@
-"""Qdrant and LanceDB read back what an index holds, and find what it finds: the same scores, whatever was interrupted or written before."""
+"""Exports to Qdrant and LanceDB: the stores hold the data of the index and find its hits with the same scores, also after interruptions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Found = list[tuple[str, float]]
 
 
 def same(found: Found, index: Index, query: NDArray[np.float32], k: int, *, tolerance: float = 1e-4) -> None:
-    """The k best by exact search, ties aside: the same scores place by place, and every document at its own score."""
+    """Check that hits are the k best of exact search: equal scores by rank, and each document with its own score; ties may be reordered."""
     hits = index.search([query] if query.ndim == 2 else query[None], k, effort="exact")
     np.testing.assert_allclose([score for _, score in found], hits.scores[0], atol=tolerance, rtol=1e-5)
     np.testing.assert_allclose([score for _, score in found], index.scores(query, [key for key, _ in found]), atol=tolerance, rtol=1e-5)
@@ -67,10 +67,6 @@ def test_lancedb_finds_what_the_index_finds(index: Index, model: Any, tmp_path: 
     assert (row["title"], row["text"], json.loads(row["metadata"])) == ("titled", "word3 word3 other3", {"part": 3, "odd": True})
 
 
-def exporter(store: str, index: Index, tmp_path: Path) -> Callable[[Index], int]:
-    return lambda now: export_to(now, f"{store}://{tmp_path / store}").written
-
-
 def ids_in(store: str, tmp_path: Path, name: str) -> list[str]:
     if store == "lancedb":
         return sorted(row["id"] for row in lancedb.connect(tmp_path / store).open_table(name).search().limit(1000).to_list())
@@ -86,18 +82,22 @@ def ids_in(store: str, tmp_path: Path, name: str) -> list[str]:
 def test_an_interrupted_export_is_resumed_and_a_newer_generation_replaces_rows(
     store: str, index: Index, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "MOST", 5)
-    whole, module = stores.batches, qdrant if store == "qdrant" else lance
+    library, name = (qdrant_client.QdrantClient, "upsert") if store == "qdrant" else (lancedb.table.LanceTable, "add")
+    send, sent = getattr(library, name), []
 
-    def broken(given: Index) -> Any:
-        yield from itertools.islice(whole(given), 2)
-        raise KeyboardInterrupt
+    def interrupted(*given: Any, **settings: Any) -> Any:
+        if len(sent) == 2:
+            raise KeyboardInterrupt
+        sent.append(given)
+        return send(*given, **settings)
 
-    write = exporter(store, index, tmp_path)
-    monkeypatch.setattr(module, "batches", broken)
-    with pytest.raises(KeyboardInterrupt):
-        write(index)
-    monkeypatch.setattr(module, "batches", whole)
+    def write(now: Index) -> int:
+        return export_to(now, f"{store}://{tmp_path / store}", batch_documents=5).written
+
+    with monkeypatch.context() as patched:
+        patched.setattr(library, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write(index)
     assert len(ids_in(store, tmp_path, "birds")) == 10
     assert write(index) == 13
     assert ids_in(store, tmp_path, "birds") == sorted(index.ids)
@@ -169,7 +169,7 @@ def test_the_export_command_writes_to_a_store(quiver: Callable[..., Any], index:
         assert message in done.err
 
 
-def test_a_missing_library_is_one_line(index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_library_is_reported_in_one_line(index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "quiver.retrieval.integrations.qdrant", None)
@@ -193,7 +193,7 @@ def compared(index: Index, vectors: Sequence[NDArray[np.float32]], tmp_path: Pat
 
 
 @pytest.mark.data
-def test_real_texts_of_a_bi_encoder(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
+def test_stores_agree_with_an_index_of_a_bi_encoder_over_real_texts(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
     corpus, texts = first_texts(quiver_data, 60, 8)
     model = load_model(minilm)
     index = build_index(corpus, model, tmp_path / "i", options=BuildOptions(engine="exact"))
@@ -202,7 +202,7 @@ def test_real_texts_of_a_bi_encoder(quiver_data: Path, minilm: Path, tmp_path: P
 
 
 @pytest.mark.data
-def test_real_texts_of_a_colbert(quiver_data: Path, colbert_minilm: Path, tmp_path: Path) -> None:
+def test_stores_agree_with_an_index_of_a_colbert_model_over_real_texts(quiver_data: Path, colbert_minilm: Path, tmp_path: Path) -> None:
     corpus, texts = first_texts(quiver_data, 40, 5)
     model = load_model(colbert_minilm)
     index = build_index(corpus, model, tmp_path / "i", options=BuildOptions(engine="exact"))

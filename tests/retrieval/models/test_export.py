@@ -22,7 +22,6 @@ from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.models.export import export
 from quiver.retrieval.models.export.export import FILES, LAYOUTS, MODULE, MODULE_FILES, ModelScores, export_model
 from quiver.retrieval.models.export.sentence_transformers import reads_as_token, with_prefixes, without_strip
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, read_model_folder
@@ -66,7 +65,7 @@ def colbert(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def multi_vector(tmp_path: Path, colbert: Path) -> Path:
-    """A ColBERT in the layout of sentence-transformers 6."""
+    """Save a ColBERT model in the layout of sentence-transformers 6."""
     return export_model(colbert, tmp_path / "multi-vector", layout="sentence-transformers").folder
 
 
@@ -313,7 +312,7 @@ def test_meanmaxsim_is_read_as_maxsim_with_a_warning(multi_vector: Path, caplog:
 
 
 def test_a_pylate_folder_is_recognized_without_model_type(colbert: Path) -> None:
-    """PyLate writes no model_type where it started from a folder without one."""
+    """PyLate writes no model_type if the folder it started from has none."""
     before = load_model(colbert).card.fingerprint
     change(colbert / "config_sentence_transformers.json", model_type=...)
     assert load_model(colbert).card.fingerprint == before
@@ -323,7 +322,7 @@ def test_a_pylate_folder_is_recognized_without_model_type(colbert: Path) -> None
 
 
 def word_pieces() -> Tokenizer:
-    """A vocabulary like BERT's, in which [unused0] is a word and no added token."""
+    """A vocabulary like BERT's, in which [unused0] is an ordinary word and not an added token."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocab = {word: place for place, word in enumerate([*special, "[unused0]", "[", "]", "unused", "##0", "wings", "7", "(", "a", ")"])}
     backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
@@ -428,7 +427,7 @@ def test_a_model_card_omits_unknown_facts(colbert: Path, tmp_path: Path) -> None
 
 
 def test_a_local_folder_is_not_named_as_the_base_model(dense: Path, tmp_path: Path) -> None:
-    """That ``runs/start`` is not there now says nothing: the record knows whether it was."""
+    """The record of the run decides, not whether ``runs/start`` exists now."""
     recipe = {**RUN["recipe"], "model": {"init": "runs/start"}}
     model = {"fingerprint": load_model(dense).card.fingerprint, "base_model": None}
     run = run_folder(tmp_path, dense, recipe=recipe, model=model)
@@ -458,7 +457,7 @@ def test_the_language_code_no_is_not_read_as_a_boolean(dense: Path, tmp_path: Pa
 
 
 def unstrippable(folder: Path) -> Path:
-    """The tokenizer of a saved model gets a token that is itself found behind the normalizer, white space and all."""
+    """Give the tokenizer of a saved model an added token that is matched after normalization, so that no stripping rule can be added."""
     path = folder / "tokenizer.json"
     rules = json.loads(without_strip(Tokenizer.from_pretrained(folder)).to_json())
     [token] = [token for token in rules["added_tokens"] if token["content"] == "[unused0]"]
@@ -468,7 +467,7 @@ def unstrippable(folder: Path) -> Path:
 
 
 def test_a_model_card_omits_libraries_with_other_vectors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """sentence-transformers 6 strips neither a text nor a prompt by itself."""
+    """sentence-transformers 6 strips neither texts nor prompts itself."""
     dense, colbert = unstrippable(save_dense(tmp_path / "dense")), unstrippable(save_colbert(tmp_path / "colbert"))
     for source, layout in ((dense, "sentence-transformers"), (colbert, "pylate"), (colbert, "stanford")):
         caplog.clear()
@@ -513,16 +512,25 @@ def test_scores_of_another_model_and_repeated_scores_are_refused(dense: Path, tm
     assert not (tmp_path / "out").exists()
 
 
-# Whole or not there.
+# An export is written completely or not at all.
+
+
+def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let writing README.md, the last file of an export, fail as on a full disk."""
+    write = Path.write_text
+
+    def fail(path: Path, *given: Any, **settings: Any) -> int:
+        if "README.md" in path.name:
+            raise OSError(28, "No space left on device")
+        return write(path, *given, **settings)
+
+    monkeypatch.setattr(Path, "write_text", fail)
 
 
 def test_a_failed_export_leaves_no_files(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*given: object, **settings: object) -> str:
-        raise OSError(28, "No space left on device")
-
     export_model(dense, tmp_path / "out", layout="hf")
     before = (tmp_path / "out" / "README.md").read_text()
-    monkeypatch.setattr(export, "render_card", fail)
+    fill_the_disk(monkeypatch)
     for out in ("out", "new"):
         with pytest.raises(OSError, match="No space"):
             export_model(dense, tmp_path / out, layout="sentence-transformers", overwrite=True)
@@ -593,10 +601,7 @@ def test_a_failed_export_leaves_a_git_clone_unchanged(dense: Path, tmp_path: Pat
     export_model(dense, out, layout="sentence-transformers")
     before = {name: (out / name).read_bytes() for name in files_in(out)}
 
-    def fail(*given: object, **settings: object) -> str:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(export, "render_card", fail)
+    fill_the_disk(monkeypatch)
     with pytest.raises(OSError, match="No space"):
         export_model(dense, out, layout="hf", overwrite=True)
     assert {name: (out / name).read_bytes() for name in files_in(out)} == before

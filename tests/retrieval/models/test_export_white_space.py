@@ -29,7 +29,7 @@ RAW = [
 
 
 def byte_level(*, blanks: bool = False, split: str = "words") -> Tokenizer:
-    """Like ModernBERT's; ``blanks`` are added tokens that are white space alone, as it has them."""
+    """Train a byte-level tokenizer like ModernBERT's, with ``blanks`` also its added tokens of white space only."""
     trained = Tokenizer.train(TEXTS, vocab_size=400, max_length=64, split=split)
     backend = tokenizers.Tokenizer.from_str(trained.to_json())
     backend.add_tokens([tokenizers.AddedToken(" " * length, normalized=True) for length in (2, 3, 4)] if blanks else [])
@@ -72,7 +72,7 @@ def test_reading_an_exported_tokenizer_restores_the_original(tmp_path: Path, bla
 
 
 def test_transformers_reads_the_rule_from_both_tokenizer_files(tmp_path: Path) -> None:
-    """What tokenizer_config.json says of a token outranks tokenizer.json."""
+    """For added tokens, tokenizer_config.json takes precedence over tokenizer.json."""
     transformers = pytest.importorskip("transformers")
     plain = byte_level(blanks=True)
     described = {"content": "[SEP]", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}

@@ -152,7 +152,7 @@ def test_a_model_is_replaced_only_with_overwrite(quiver: Callable[..., Any], den
 
 
 def test_the_encoder_may_be_in_a_subfolder(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
-    """As sentence-transformers before 2.3 wrote it; other forms of the old weights are not taken along."""
+    """The layout of sentence-transformers before 2.3; other formats of the old weights are not copied."""
     old, out = tmp_path / "old", tmp_path / "new"
     inner = old / "0_Transformer"
     inner.mkdir(parents=True)

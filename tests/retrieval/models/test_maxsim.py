@@ -15,7 +15,7 @@ Tokens = NDArray[np.float32]
 
 
 def by_hand(queries: Sequence[Tokens], documents: Sequence[Tokens]) -> NDArray[np.float64]:
-    """Equation 3 of the paper in plain loops and double precision; no tokens, minus infinity."""
+    """Compute equation 3 of the paper in plain loops and double precision; minus infinity for a document without tokens."""
     return np.array(
         [
             [
@@ -32,7 +32,7 @@ def pack(documents: Sequence[Tokens]) -> tuple[Tokens, NDArray[np.int64]]:
 
 
 def pad(texts: Sequence[Tokens]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Padded with large values, which would win every maximum if a mask let them."""
+    """Pad with large values, which would be every maximum if the mask did not exclude them."""
     longest = max(map(len, texts))
     out = torch.full((len(texts), longest, texts[0].shape[1]), 1e3)
     mask = torch.zeros(len(texts), longest, dtype=torch.bool)

@@ -83,7 +83,7 @@ def exported(model: Path | str, out: Path) -> dict[str, Any]:
 
 
 def run_card(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the card's code defines, run beside the folder."""
+    """Run the code of the model card next to the folder, and return its names."""
     (code,) = re.findall("```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(out.parent)
     space: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def test_onnx_gives_the_vectors_of_a_bi_encoder(
 
 
 def every_length(source: str | Path, out: Path, lengths: range) -> None:
-    """The graph beside the packed model at many lengths, one to five texts each, the shorter ones padded."""
+    """Compare the graph with the packed model at many lengths, with one to five texts, the shorter ones padded."""
     model = load_model(source, device="cpu")
     assert isinstance(model, BiEncoder)
     session = onnxruntime.InferenceSession(str(out / "model.onnx"))

@@ -1,4 +1,4 @@
-"""Pooling of packed hidden states, compared with values by hand."""
+"""Pooling of packed hidden states, compared with values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indexes of small models, a service in this process, and services that are processes of their own."""
+"""Indexes of small models, a service in this process, and services in processes of their own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Indexes(NamedTuple):
     dense: Path
     colbert: Path
     silent: Path
-    """One vector a text, built without texts."""
+    """Index of a bi-encoder, built without texts."""
 
 
 def documents() -> list[Document]:
@@ -77,7 +77,7 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Indexes:
 
 
 def answer(app: Any, method: str, path: str, **options: Any) -> Any:
-    """The answer of an application in this process to one request."""
+    """Send a request to an application in this process, and return the response."""
 
     async def ask() -> Any:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -88,7 +88,7 @@ def answer(app: Any, method: str, path: str, **options: Any) -> Any:
 
 
 class Child(NamedTuple):
-    """A service that is a process of its own."""
+    """A service in a process of its own."""
 
     url: str
     process: subprocess.Popen[str]
@@ -98,14 +98,14 @@ class Child(NamedTuple):
         return int(self.url.rpartition(":")[2])
 
     def stop(self) -> int:
-        """Ask it to stop; its exit status."""
+        """Ask the service to stop, and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
 
 @contextmanager
 def started(command: list[str]) -> Iterator[Child]:
-    """A child that says its address in JSON when it listens."""
+    """Start a process that prints its address in JSON when it listens."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, *command], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True)
     try:
@@ -134,7 +134,7 @@ def serving() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def held_serving() -> Callable[..., Any]:
-    """``with held_serving(index, file, **limits) as child``: a service whose model answers nobody before the file is there."""
+    """``with held_serving(index, file, **limits) as child``: a service whose model waits until the file exists."""
 
     def start(index: Path, file: Path, **limits: object) -> Any:
         return started([str(Path(__file__).with_name("held_service.py")), str(index), str(file), json.dumps(limits)])

@@ -1,4 +1,4 @@
-"""A service whose model answers nobody before a file is there: INDEX FILE LIMITS. Run as a process of its own by tests of stopping."""
+"""A service whose model waits until a file exists: INDEX FILE LIMITS. Tests of shutting down run it as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A load on a service: URL SECONDS CONNECTIONS. Each connection asks its next query when the last is answered; prints what it measured.
+"""Put load on a service: URL SECONDS CONNECTIONS. Each connection sends its next query after the last answer; prints measurements.
 
 Run as a process of its own by tests, so that asking takes nothing from answering but its share of the machine.
 """

@@ -1,4 +1,4 @@
-"""The pages of the service: what they answer, and what they refuse."""
+"""The routes of the service: answers and refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def search(app: Any, **request: Any) -> Any:
 
 
 def refused(response: Any) -> tuple[int, str]:
-    """Status and code of an answer that is no success; its form is always the same."""
+    """Return status and code of an error response, and check its form."""
     content = response.json()
     assert set(content) == {"error"}
     assert set(content["error"]) == {"code", "message"}
@@ -370,7 +370,7 @@ add_documents(sys.argv[1], sys.argv[2], Killed())
 
 @pytest.mark.parametrize("calls", [0, 2])
 def test_a_killed_addition_does_not_block_others_and_is_completed_once(indexes: Indexes, tmp_path: Path, quiver: Any, calls: int) -> None:
-    """An addition of 1,100 documents gets SIGKILL before it has encoded anything, and after two of three batches."""
+    """A process that adds 1,100 documents is killed before it has encoded anything, and again after two of three batches."""
     folder, corpus, other = tmp_path / "index", tmp_path / "corpus.jsonl", tmp_path / "other.jsonl"
     shutil.copytree(indexes.dense, folder)
     corpus.write_text("".join(json.dumps({"_id": f"k{number}", "text": WORDS[number % 15]}) + "\n" for number in range(1100)))

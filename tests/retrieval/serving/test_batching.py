@@ -1,4 +1,4 @@
-"""Micro-batches: who waits together is answered together, and a full queue refuses at once."""
+"""Micro-batches: waiting work is run together, and a full queue refuses at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,16 +14,16 @@ from quiver.retrieval.serving.retrievers import Batcher
 from quiver.retrieval.serving.schemas import RequestError
 
 
-class Letters(NamedTuple):
+@dataclass(frozen=True)
+class Letters:
     text: str
 
-    @property
-    def size(self) -> int:
+    def __len__(self) -> int:
         return len(self.text)
 
 
 class Engine:
-    """Takes batches when it is let, and notes them."""
+    """Runs batches after ``free`` is set, and records them."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []

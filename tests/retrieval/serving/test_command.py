@@ -1,4 +1,4 @@
-"""`quiver serve`: what is wrong is said in one line before anything is loaded or listened to."""
+"""`quiver serve`: mistakes are reported in one line before a model is loaded or a port is opened."""
 
 from __future__ import annotations
 

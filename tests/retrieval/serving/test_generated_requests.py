@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes up from the schema, valid and not: none is answered by a failure, all as the schema says."""
+"""Valid and invalid requests that schemathesis generates from the schema: no response is a server error, and all conform to the schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKS = [
 
 
 def attacked(indexes: Indexes, folder: Path, cases: int) -> Counter[tuple[str, str, int]]:
-    """Ask a service that takes changes by generated requests.
+    """Send generated requests to a writable service.
 
     Args:
         indexes: Its indexes; the first is copied.
@@ -85,10 +85,10 @@ def check(counted: Counter[tuple[str, str, int]], cases: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_few_generated_requests(indexes: Indexes, tmp_path: Path) -> None:
+def test_a_few_generated_requests_conform_to_the_schema(indexes: Indexes, tmp_path: Path) -> None:
     check(attacked(indexes, tmp_path, 60), 60)
 
 
 @pytest.mark.exhaustive
-def test_ten_thousand_generated_requests(indexes: Indexes, tmp_path: Path) -> None:
+def test_ten_thousand_generated_requests_conform_to_the_schema(indexes: Indexes, tmp_path: Path) -> None:
     check(attacked(indexes, tmp_path, 10_100), 10_000)

@@ -1,4 +1,4 @@
-"""A steady load from another process: no error, and no request that waits much longer than the others.
+"""Constant load from another process: no error, and no request takes much longer than the others.
 
 A real model (all-MiniLM-L6-v2): the milliseconds are those of a search, not of a toy.
 """
@@ -19,7 +19,7 @@ from quiver.retrieval.models.loading import load_model
 from tests.retrieval.serving.conftest import documents
 
 SPREAD = 5
-"""How many times the median the 99th percentile may be."""
+"""Largest ratio of the 99th percentile to the median."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The page as a file: whole, of its own parts alone, and under a policy that lets nothing else run."""
+"""The HTML of the page: complete, without external parts, and with a policy that lets nothing else run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quiver.retrieval.serving.page.assembly import SCRIPTS
 
 
 class Parts(HTMLParser):
-    """What a page is made of: attributes of its elements, and the texts of its styles and scripts."""
+    """Collects the attributes of elements, and the texts of style sheets and scripts."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

@@ -1,4 +1,4 @@
-"""The search page in a real browser, before a service that answers in the shapes of `quiver.retrieval.serving.schemas`."""
+"""The search page in a real browser, with a fake service whose answers have the schemas of `quiver.retrieval.serving.schemas`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KINDS = {"dense": "dense", "colbert": "colbert", "bm25": "bm25"}
 
 
 class Service:
-    """A small service whose ranking everybody can compute: the number of words that a text shares with the query."""
+    """A small service that ranks by the number of words that a text shares with the query."""
 
     def __init__(self) -> None:
         self.searches: list[dict[str, Any]] = []
@@ -157,7 +157,7 @@ def words(text: str) -> list[tuple[str, int, int]]:
 
 
 def ranking(query: str, retriever: str) -> list[tuple[str, float]]:
-    """By shared words; the ColBERT from behind, so that the lists differ; BM25 leaves out what shares none."""
+    """Rank by shared words; colbert in reverse, so that the lists differ; bm25 without texts that share no word."""
     asked = [word for word, _, _ in words(query)]
     scores = {name: float(sum(word in asked for word, _, _ in words(text))) for name, text in DOCUMENTS.items()}
     order = sorted(scores, key=lambda name: scores[name], reverse=True)
@@ -184,7 +184,7 @@ def explanation(query: str, name: str, retriever: str) -> dict[str, Any]:
 
 
 def passes(metadata: dict[str, Any], conditions: list[str]) -> bool:
-    """As the service reads conditions, as far as these tests write them."""
+    """Test the conditions of a filter; supports the operators that these tests use."""
     for each in conditions:
         match = re.fullmatch(r'(\w+|"(?:[^"\\]|\\.)*")(>=|=)(.*)', each)
         assert match, each
@@ -205,7 +205,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def browser(tab: Any, service: Service) -> Iterator[Any]:
-    """A tab; after each test nothing was complained of, and nobody but the service was asked."""
+    """A browser tab; checks after each test that the console has no errors and that only the service received requests."""
     tab.events.clear()
     yield tab
     expected = ("Failed to load resource", "net::ERR")  # the browser's own word on an answer that is no success
@@ -217,7 +217,7 @@ def browser(tab: Any, service: Service) -> Iterator[Any]:
 FOUND = "[...document.querySelectorAll('.list .card')].map(each => each.dataset.document)"
 
 
-def test_results_come_as_one_types_and_the_address_holds_the_state(browser: Any, service: Service) -> None:
+def test_results_update_while_typing_and_the_address_holds_the_state(browser: Any, service: Service) -> None:
     browser.open(service.url, DESK)
     browser.until("document.querySelectorAll('.welcome li').length === 3")
     assert browser.run("document.activeElement.id") == "query"
@@ -242,7 +242,7 @@ def test_results_come_as_one_types_and_the_address_holds_the_state(browser: Any,
     assert browser.complaints() == []
 
 
-def test_a_page_opens_where_its_address_says(browser: Any, service: Service) -> None:
+def test_a_page_opens_in_the_state_of_its_address(browser: Any, service: Service) -> None:
     address = f"{service.url}#q=sea&in=colbert&filter={quote('year>=2012')}&effort=fast&document={quote('fish/1 %?#', safe='')}"
     browser.open(address, DESK)
     browser.until("document.querySelector('#pane .reading h2')")
@@ -267,7 +267,7 @@ def test_an_older_answer_never_replaces_a_newer_one(browser: Any, service: Servi
     assert [search["query"] for search in service.searches] == ["sea", "sea night"]
 
 
-def test_a_busy_service_is_asked_again_in_silence(browser: Any, service: Service) -> None:
+def test_a_busy_service_is_retried_without_a_message(browser: Any, service: Service) -> None:
     service.busy = 2
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length")
@@ -275,7 +275,7 @@ def test_a_busy_service_is_asked_again_in_silence(browser: Any, service: Service
     assert browser.run("document.querySelectorAll('.notice').length") == 0
 
 
-def test_what_is_refused_is_said(browser: Any, service: Service) -> None:
+def test_refusals_are_shown(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=refused", DESK)
     browser.until("document.querySelector('.notice.fault[role=alert]')")
     assert browser.run("document.querySelector('.notice p').textContent") == f"this query is refused {HOSTILE}".replace("\u202e", "\ufffd")
@@ -284,7 +284,7 @@ def test_what_is_refused_is_said(browser: Any, service: Service) -> None:
     browser.until(f"{FOUND}.length && !document.querySelector('.notice')")
 
 
-def test_a_service_that_goes_away_is_found_again(browser: Any, service: Service) -> None:
+def test_the_page_reconnects_to_a_restarted_service(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length")
     service.broken = True
@@ -295,13 +295,13 @@ def test_a_service_that_goes_away_is_found_again(browser: Any, service: Service)
 
 
 @pytest.mark.slow
-def test_a_part_that_did_not_answer_is_said(browser: Any, service: Service) -> None:
+def test_partial_results_are_shown_as_partial(browser: Any, service: Service) -> None:
     service.partial = True
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until("document.querySelector('.notice.part')")
 
 
-def test_filters_by_form_and_by_a_value(browser: Any, service: Service) -> None:
+def test_filters_are_set_by_a_form_and_by_clicking_a_value(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length === 5")
     browser.run("document.activeElement.blur()")
@@ -329,7 +329,7 @@ def test_filters_by_form_and_by_a_value(browser: Any, service: Service) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_found_says_why(browser: Any, service: Service) -> None:
+def test_an_empty_result_shows_the_reason(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=zebra&in=bm25", DESK)
     assert "shares a word" in browser.until("document.querySelector('.empty')?.innerText")
     browser.open(f"{service.url}#q=sea&filter={quote('year=1')}", DESK)
@@ -341,7 +341,7 @@ def test_nothing_found_says_why(browser: Any, service: Service) -> None:
 SHADES = "[...document.querySelectorAll('#pane .met')].map(each => [each.textContent, each.style.getPropertyValue('--heat')])"
 
 
-def test_the_heat_map_shows_which_tokens_met(browser: Any, service: Service) -> None:
+def test_the_heat_map_shows_the_matched_tokens(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=fish+light+zebra&in=colbert", DESK)
     browser.until("document.querySelector('.list .met')")
     browser.run("document.querySelector('.card[data-document^=fish] .title').click()")
@@ -380,7 +380,7 @@ def test_words_of_bm25_are_shown_as_a_table(browser: Any, service: Service) -> N
     assert browser.run("[...document.querySelectorAll('#pane tbody th')].map(each => each.textContent)") == ["sea", "birds"]
 
 
-def test_side_by_side_says_where_a_document_stands_elsewhere(browser: Any, service: Service) -> None:
+def test_side_by_side_shows_the_rank_of_a_document_in_the_other_list(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=night+stars", DESK)
     browser.until(f"{FOUND}.length")
     browser.run("document.activeElement.blur()")
@@ -404,7 +404,7 @@ def test_side_by_side_says_where_a_document_stands_elsewhere(browser: Any, servi
     assert browser.run("document.activeElement.closest('.card').dataset.retriever") == "colbert"
 
 
-def test_everything_by_keyboard(browser: Any, service: Service) -> None:
+def test_every_control_works_by_keyboard(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length")
     order = browser.run(FOUND)
@@ -433,7 +433,7 @@ def test_everything_by_keyboard(browser: Any, service: Service) -> None:
     assert browser.run("document.getElementById('query').value.endsWith('?j')")  # a letter is a letter where one writes
 
 
-def test_side_by_side_says_when_rankings_are_of_different_documents(browser: Any, service: Service) -> None:
+def test_side_by_side_warns_of_rankings_of_different_documents(browser: Any, service: Service) -> None:
     notices = "[...document.querySelectorAll('.notice')].map(each => each.innerText)"
     browser.open(f"{service.url}#q=sea&view=together", DESK)
     browser.until("document.querySelectorAll('.column .card').length > 3")
@@ -461,7 +461,7 @@ def test_a_field_of_any_name_can_be_filtered_by(browser: Any, service: Service) 
     assert Condition.parse(condition) == Condition(name, "=", ("x",))
 
 
-def test_a_telephone_has_tabs_and_a_sheet(browser: Any, service: Service) -> None:
+def test_a_narrow_screen_has_tabs_and_a_sheet(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea&view=together", TELEPHONE)
     browser.until("document.querySelectorAll('[role=tab]').length === 3")
     visible = "[...document.querySelectorAll('.column')].filter(each => each.getClientRects().length).map(each => each.dataset.kind)"
@@ -477,7 +477,7 @@ def test_a_telephone_has_tabs_and_a_sheet(browser: Any, service: Service) -> Non
     assert not browser.run("document.getElementById('sheet').open")
 
 
-def test_others_words_do_nothing(browser: Any, service: Service) -> None:
+def test_markup_in_texts_is_shown_as_text(browser: Any, service: Service) -> None:
     name = f"hostile {HOSTILE}"
     for size, view in ((DESK, "in=dense"), (DESK, "view=together&in=colbert"), (TELEPHONE, "in=colbert"), (TELEPHONE, "in=bm25")):
         browser.open(f"{service.url}#{view}&q={quote('sea scripts ' + HOSTILE)}&document={quote(name, safe='')}", size)
@@ -500,7 +500,7 @@ def test_a_document_that_is_not_in_the_list_is_fetched(browser: Any, service: Se
 
 
 @pytest.mark.slow
-def test_the_colours_are_those_of_the_system_until_the_button_is_pressed(browser: Any, service: Service) -> None:
+def test_the_colour_scheme_follows_the_system_until_the_button_is_pressed(browser: Any, service: Service) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     seen = {}
     for dark in (False, True):
@@ -539,7 +539,7 @@ def states(browser: Any, url: str, size: tuple[int, int], *, dark: bool) -> Iter
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
-def test_axe_finds_nothing(browser: Any, service: Service, tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
+def test_axe_reports_no_accessibility_problem(browser: Any, service: Service, tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
     if AXE is None:
         pytest.skip("QUIVER_AXE names no file of axe-core")
     rules = Path(AXE).read_text(encoding="utf-8")
@@ -559,7 +559,7 @@ def test_axe_finds_nothing(browser: Any, service: Service, tmp_path: Path, size:
 
 
 @pytest.mark.slow
-def test_with_the_real_service(tab: Any, indexes: Any, serving: Any) -> None:
+def test_the_page_works_with_the_real_service(tab: Any, indexes: Any, serving: Any) -> None:
     with serving(f"dense={indexes.dense}", f"colbert={indexes.colbert}", "--fuse", "bm25") as child:
         tab.open(f"{child.url}/", DESK)
         tab.until("document.querySelectorAll('.welcome li').length === 3", 30)

@@ -1,4 +1,4 @@
-"""From one generation to the next: the old one is let go of, and one that is damaged does not take its place."""
+"""Switching to a new generation: the old one is closed, and a damaged one is not used."""
 
 from __future__ import annotations
 

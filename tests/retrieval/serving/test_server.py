@@ -25,7 +25,7 @@ HEADER = b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: applica
 
 @pytest.fixture(scope="module")
 def index(indexes: Indexes, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that may be changed."""
+    """An index that tests may change."""
     folder = tmp_path_factory.mktemp("changing") / "index"
     shutil.copytree(indexes.dense, folder)
     # Long texts too: an answer of megabytes is more than what two systems keep of a connection that nobody reads.
@@ -43,7 +43,7 @@ def child(index: Path, serving: Serving) -> Iterator[Child]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the other side closes; the connection must not stay open for a minute."""
+    """Read until the other side closes the connection, within a minute."""
     connection.settimeout(60)
     found = b""
     with suppress(ConnectionResetError):
@@ -106,7 +106,7 @@ def test_a_body_that_is_never_sent_is_refused(child: Child) -> None:
 
 
 def test_slow_clients_do_not_delay_others(child: Child) -> None:
-    """Many half requests at a time: others are answered meanwhile."""
+    """Other requests are answered while many requests are incomplete."""
     idle = [socket.create_connection(("127.0.0.1", child.port)) for _ in range(100)]
     try:
         for connection in idle:
@@ -164,7 +164,7 @@ def test_a_client_that_reads_no_answer_is_disconnected(child: Child) -> None:
 
 
 def asked_as(child: Child, host: str | None, *, path: str = "/healthz", version: str = "1.1") -> tuple[int, str]:
-    """Status and body of the answer to a request that names a host."""
+    """Return status and body of the response to a request with a Host header."""
     header = "" if host is None else f"Host: {host}\r\n"
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
         connection.sendall(f"GET {path} HTTP/{version}\r\n{header}Connection: close\r\n\r\n".encode())
@@ -192,7 +192,7 @@ def test_a_service_on_a_loopback_address_answers_to_its_own_names(child: Child, 
 
 @pytest.mark.parametrize("host", [*OTHERS, "10.0.0.7", "[2001:db8::1]:8080", ""])
 def test_a_service_on_a_loopback_address_refuses_other_hosts(child: Child, host: str) -> None:
-    """As a web page whose name is made to resolve to this machine sends them (DNS rebinding)."""
+    """Requests as a web page sends them whose name was made to resolve to this machine (DNS rebinding)."""
     for path in ("/", "/api/info", "/healthz", "/metrics", "/openapi.json"):
         status, body = asked_as(child, host, path=path)
         assert (status, json.loads(body)["error"]["code"]) == (421, "wrong_host")
