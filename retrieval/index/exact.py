@@ -194,9 +194,10 @@ def search_walk(
     fetched = min(findable, k + MARGIN)
     scores, rows = _nearest(walk, fetched)
     cut_off = [query for query in range(len(errors)) if fetched < findable and not is_complete(scores[query], k, errors[query])]
-    thresholds = scores[cut_off, k - 1] - 2 * errors[cut_off]
-    group = limits.queries_rescored
-    found = _second_walk(walk, cut_off, k, thresholds=thresholds, ids=ids, group=group) if cut_off else {}
+    group, found = limits.queries_rescored, dict[int, Ranked]()
+    if cut_off:
+        thresholds = scores[cut_off, k - 1] - 2 * errors[cut_off]
+        found = _second_walk(walk, cut_off, k, thresholds=thresholds, ids=ids, group=group)
     rest = [query for query in range(len(errors)) if query not in found]
     for start in range(0, len(rest), group):
         kept = {query: candidates(rows[query], scores[query], k, errors[query]) for query in rest[start : start + group]}
