@@ -295,9 +295,9 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     assert content["calibration"] is None
 
 
-def test_what_does_not_fit_into_the_memory_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_MAKING", 1 << 30)
-    index = build_index(corpus(last=50), Heaps("dense"), tmp_path / "i", options=ENGINES["pq"])
+def test_recall_is_not_measured_if_that_needs_more_memory_than_allowed(tmp_path: Path) -> None:
+    options = replace(ENGINES["pq"], memory=1024)
+    index = build_index(corpus(last=50), Heaps("dense"), tmp_path / "i", options=options)
     assert index.calibration is None
 
 

@@ -38,17 +38,15 @@ def test_strings_are_a_list_and_sort_as_python_sorts(seed: int) -> None:
         packed[len(ids)]
 
 
-def test_choosing_strings_holds_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The place of a byte takes eight: of all bytes at once that would be twenty times the strings."""
+def test_selecting_strings_holds_them_in_memory_once() -> None:
+    """The position of a byte takes eight bytes: the positions of all bytes would take twenty times the memory of the strings."""
     packed = StringColumn.pack(f"https://example.org/{number:09d}/" * (number % 9) for number in range(30_000))
     chosen = np.random.default_rng(0).permutation(30_000)
     wanted = [packed[row] for row in chosen[:50].tolist()]
-    monkeypatch.setattr(strings, "_PLACES", 100)  # shorter than some of the strings
-    assert list(packed.select(chosen[:50])) == wanted
-    monkeypatch.setattr(strings, "_PLACES", 1 << 16)
+    assert list(packed.select(chosen[:50], part=10)) == wanted  # shorter than the strings
     tracemalloc.start()
     try:
-        selected = packed.select(chosen)
+        selected = packed.select(chosen, part=1 << 16)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
