@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from quiver.cli import options
-from quiver.cli.output import command_line, help_alone, print_json, print_table, say, show_progress, vector_cache
+from quiver.cli.output import command_line, help_alone, open_executor, print_json, print_table, say, show_progress, vector_cache
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -156,7 +156,6 @@ def evaluate(
     from quiver.eval.evaluation import evaluate as run_evaluation
     from quiver.eval.report.retrieval import write_report
     from quiver.eval.results import REPORTS
-    from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.index.engines import parse_effort
 
     results = run_evaluation(

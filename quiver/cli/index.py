@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import help_alone, parse_memory, print_json, print_table, read_ids, say, show_progress
+from quiver.cli.output import help_alone, open_executor, parse_memory, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_duration
 
@@ -55,7 +55,6 @@ def build(
 
     Example: quiver index build data/scifact --model MODEL --out indexes/scifact
     """
-    from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.index import BuildOptions, build_index
     from quiver.retrieval.index.engines import parse_engine
     from quiver.retrieval.models.loading import load_model

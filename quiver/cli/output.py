@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.console import Console
@@ -21,6 +21,9 @@ from rich.text import Text
 from quiver.encoder.errors import InputError
 from quiver.encoder.versions import installed_version
 from quiver.retrieval.units import parse_size
+
+if TYPE_CHECKING:
+    from quiver.retrieval.records import Executor
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
 
@@ -40,6 +43,34 @@ def vector_cache(cache: Path | None, no_cache: bool) -> Path | None:
     if no_cache and cache is not None:
         raise InputError("--cache and --no-cache exclude each other; pass only one of them")
     return None if no_cache else cache or cache_folder("vectors")
+
+
+def open_executor(name: str, *, workers: int | None = None, address: str | None = None) -> Executor:
+    """Make the executor that ``--executor``, ``--workers`` and ``--address`` ask for.
+
+    Args:
+        name: ``local`` or ``ray``.
+        workers: Number of workers; None for this process alone (local) or as many as the cluster allows (ray).
+        address: Address of a Ray cluster; None starts one on this machine.
+
+    Raises:
+        InputError: Unknown name, Ray is not installed, nothing answers at the address, or workers < 1.
+    """
+    if name not in ("local", "ray"):
+        raise InputError(f"unknown executor {name!r}; choose one of local, ray")
+    if name == "ray":
+        from quiver.retrieval.cluster.ray_backend import RayCluster
+
+        return RayCluster(workers, address)
+    if address is not None:
+        raise InputError("--address is the address of a Ray cluster; add --executor ray, or leave --address out")
+    if workers in (None, 1):
+        from quiver.retrieval.records import IN_PROCESS
+
+        return IN_PROCESS
+    from quiver.retrieval.cluster import LocalProcesses
+
+    return LocalProcesses(workers or 0)
 
 
 def parse_memory(text: str) -> int:

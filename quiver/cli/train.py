@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import command_line, print_json, print_table, say, say_error, show_progress, vector_cache
+from quiver.cli.output import command_line, open_executor, print_json, print_table, say, say_error, show_progress, vector_cache
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -350,7 +350,6 @@ def mine(
 
     quiver mine pairs.jsonl.gz --positive-field pos -m bm25 --margin none --ranks 10-200 --choose random --out mined
     """
-    from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.index import open_index
     from quiver.retrieval.search import bm25
     from quiver.retrieval.training.mining.negatives import PERC_POS, Output, Rules, mine_negatives, parse_margins, parse_ranks
@@ -502,7 +501,6 @@ def teacher_scores(
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
     from quiver.encoder.schema import parse
-    from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.training.mining.teacher_scores import score_rows
     from quiver.retrieval.training.recipe import DataSection
 

@@ -1,5 +1,5 @@
 """Work on several processes and machines: executors, and indexes that are distributed over shards."""
 
-from quiver.retrieval.cluster.executors import EXECUTORS, LocalProcesses, WorkerError, open_executor
+from quiver.retrieval.cluster.executors import LocalProcesses, WorkerError
 
-__all__ = ["EXECUTORS", "LocalProcesses", "WorkerError", "open_executor"]
+__all__ = ["LocalProcesses", "WorkerError"]

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.records import IN_PROCESS, Executor, Item, Result, WorkerTask
+from quiver.retrieval.records import Item, Result, WorkerTask
 
 logger = logging.getLogger(__name__)
 
@@ -250,35 +250,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)  # the result is no longer needed, and an item may run for minutes
-
-
-def _local(workers: int | None, address: str | None) -> Executor:
-    if address is not None:
-        raise InputError("--address is the address of a Ray cluster; add --executor ray, or leave --address out")
-    return IN_PROCESS if workers in (None, 1) else LocalProcesses(workers or 0)
-
-
-def _ray(workers: int | None, address: str | None) -> Executor:
-    from quiver.retrieval.cluster.ray_backend import RayCluster
-
-    return RayCluster(workers, address)
-
-
-EXECUTORS: dict[str, Callable[[int | None, str | None], Executor]] = {"local": _local, "ray": _ray}
-"""Name -> function that makes the executor from a number of workers and an address."""
-
-
-def open_executor(name: str = "local", *, workers: int | None = None, address: str | None = None) -> Executor:
-    """Make an executor.
-
-    Args:
-        name: A key of `EXECUTORS`.
-        workers: Number of workers; None for this process alone (local) or as many as the cluster allows (ray).
-        address: Address of a Ray cluster; None starts one on this machine.
-
-    Raises:
-        InputError: Unknown name, Ray is not installed, nothing answers at the address, or workers < 1.
-    """
-    if name not in EXECUTORS:
-        raise InputError(f"unknown executor {name!r}; choose one of {', '.join(EXECUTORS)}")
-    return EXECUTORS[name](workers, address)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from quiver.cli.output import open_executor
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster import LocalProcesses, WorkerError, open_executor
+from quiver.retrieval.cluster import LocalProcesses, WorkerError
 from quiver.retrieval.cluster.executors import Assignments, Outcome, Worker
 from quiver.retrieval.records import IN_PROCESS
 

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from quiver.cli.output import open_executor
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from quiver.retrieval.cluster import LocalProcesses, open_executor
+from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.index import BuildOptions, Index, build_index, open_index
 from quiver.retrieval.index.files import REAL
 from quiver.retrieval.index.pieces import PieceFolders, PieceSizes, Reading, WorkFolder, chunk_ends, survey
