@@ -16,7 +16,11 @@ A resumed run removes the lines after its checkpoint and writes them again.
 A run with a non-finite loss or gradient stops before the optimizer step and writes the batch:
 
     nonfinite/step-000013/batch.json         step, loss, gradient norm, and the rows of the batch
-    nonfinite/step-000013/batch.safetensors  the input tensors of the loss, named ``{batch}.{feature}``
+    nonfinite/step-000013/batch.safetensors  inputs of the loss, named ``{batch}.{input}``
+
+In the second file a packed batch is stored as ``ids``, ``cu_seqlens`` and, if some tokens are not attended to, ``key_lengths``, from which
+`quiver.encoder.packing.pack_ids` builds it again. Retrieval training adds ``columns``, the number of texts per column, and ``label``, the
+teacher scores.
 """
 
 from __future__ import annotations

@@ -502,7 +502,7 @@ class Index:
     @property
     def kind(self) -> str:
         """Name of the engine, such as ``exact-dense``."""
-        return self.manifest.kind
+        return self.manifest.codec.engine
 
     @property
     def ids(self) -> Sequence[str]:
@@ -824,9 +824,9 @@ def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
     """
     folder = layout.codecs / manifest.codec.name
     verify_files(folder, manifest.codec.files, full=True)
-    codec = open_codec(manifest.kind, folder)
+    codec = open_codec(manifest.codec.engine, folder)
     # Queries are checked against the manifest's model only, and the kernels rely on the codec's width.
-    if (find_engine(manifest.kind).kind, codec.dim) != (manifest.model.kind, manifest.model.dim):
+    if (find_engine(manifest.codec.engine).kind, codec.dim) != (manifest.model.kind, manifest.model.dim):
         raise DamagedIndexError(f"{folder}: not a codec for {manifest.model.kind} vectors of width {manifest.model.dim}; {LOOK}")
     return codec
 

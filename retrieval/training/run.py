@@ -414,6 +414,10 @@ class RetrievalTask:
         while step := list(islice(batches, self.run.recipe.training.accumulation)):
             yield step
 
+    def next_phase(self) -> bool:
+        """Return False: the run has one phase."""
+        return False
+
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the loss of a batch."""
         loss: Tensor = self.loss_function(inputs)

@@ -326,11 +326,6 @@ class Manifest:
     calibration: Mapping[str, Any] | None = field(default=None)
 
     @property
-    def kind(self) -> str:
-        """Name of the engine."""
-        return self.codec.engine
-
-    @property
     def documents(self) -> int:
         """Number of documents that are not deleted."""
         return sum(segment.alive for segment in self.segments)

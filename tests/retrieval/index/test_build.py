@@ -83,7 +83,7 @@ def test_the_manifest_tells_all_there_is_to_know(tmp_path: Path, word_sum: Dense
     before = datetime.now(timezone.utc).replace(microsecond=0)
     build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(use_title=False))
     manifest = open_index(tmp_path / "i").manifest
-    assert (manifest.generation, manifest.operation, manifest.kind, manifest.documents, manifest.deleted, manifest.vectors) == (
+    assert (manifest.generation, manifest.operation, manifest.codec.engine, manifest.documents, manifest.deleted, manifest.vectors) == (
         1,
         "build",
         "exact-dense",
