@@ -1,4 +1,4 @@
-"""What a run takes of its machine."""
+"""Peak memory, and keeping freed memory while a model is trained."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(faults(), faults())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's memory is counted there")
-def test_memory_is_in_bytes() -> None:
+def test_peak_memory_is_in_bytes() -> None:
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("needs /proc")
