@@ -26,9 +26,9 @@ from quiver.encoder.pretraining.phases import first_model
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import average_checkpoints, prepare, pretrain
 from quiver.encoder.pretraining.task import PretrainingTask, Session, read_checkpoint
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import Processes, RunStoppedError
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.trainer import Callback, Progress
 
 pytest.importorskip("optimi")

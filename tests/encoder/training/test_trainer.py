@@ -18,9 +18,9 @@ from torch import Tensor, distributed, nn
 
 from quiver.encoder import InputError
 from quiver.encoder.packing import pack_ids
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import RunLog, read_log
 from quiver.encoder.training.processes import Processes, StopRequest
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, average_gradients
 
 
