@@ -20,12 +20,16 @@ from quiver.retrieval.integrations import export_to, stores
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Role, TokenEncoding
 
-qdrant_client = pytest.importorskip("qdrant_client")
-lancedb = pytest.importorskip("lancedb")
-
-from quiver.retrieval.integrations import lance, qdrant  # noqa: E402
-
 Found = list[tuple[str, float]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    """Import both stores before the first test here: collecting the tests, in each process, should not take the seconds that this takes."""
+    global lance, lancedb, qdrant, qdrant_client
+    qdrant_client = pytest.importorskip("qdrant_client")
+    lancedb = pytest.importorskip("lancedb")
+    from quiver.retrieval.integrations import lance, qdrant
 
 
 def same(found: Found, index: Index, query: NDArray[np.float32], k: int, *, tolerance: float = 1e-4) -> None:
