@@ -50,6 +50,7 @@ __all__ = [
     "Count",
     "Field",
     "NonBlank",
+    "Positive",
     "Rule",
     "Schema",
     "SchemaError",
@@ -74,6 +75,9 @@ dataclasses of its fields inherit it.
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 """A whole number >= 0, such as a size from which arrays are allocated."""
+
+Positive: TypeAlias = Annotated[int, Field(ge=1)]
+"""A whole number >= 1."""
 
 
 class SchemaError(InputError):
@@ -231,7 +235,7 @@ def parse_record(kind: type[Record], raw: object, *, source: str) -> Record:
         Point(x=1.0, tags=('a',))
     """
     try:
-        record: Record = _adapters(kind)[""].validate_json(json.dumps(raw))
+        record: Record = _adapter(kind).validate_json(json.dumps(raw))
     except ValidationError as error:
         raise SchemaError(source, [_problem(kind, one) for one in error.errors(include_url=False)]) from error
     if absent := list(_absent(record, raw)):
@@ -253,15 +257,15 @@ def parse_fields(kind: type[Any], values: Mapping[str, object], *, source: str) 
     Example:
         >>> @dataclass(frozen=True)
         ... class Search:
-        ...     nprobe: Annotated[int, Field(ge=1)] = 8
+        ...     nprobe: Positive = 8
         >>> parse_fields(Search, {"nprobe": 16.0}, source="this index")
         {'nprobe': 16}
     """
-    adapters, hints = _adapters(kind), _fields_of(kind)
-    parsed, problems = dict[str, Any](), list[str]()
+    adapters, parsed, problems = _field_adapters(kind), dict[str, Any](), list[str]()
     for name, value in values.items():
+        hint, adapter = adapters[name]
         try:
-            parsed[name] = adapters[name].validate_python(_from_text(_without_none(hints[name]), value), strict=True)
+            parsed[name] = adapter.validate_python(_from_text(hint, value), strict=True)
         except ValidationError as error:
             problems += [_problem(kind, {**one, "loc": (name, *one["loc"])}) for one in error.errors(include_url=False)]
     if problems:
@@ -269,16 +273,22 @@ def parse_fields(kind: type[Any], values: Mapping[str, object], *, source: str) 
     return parsed
 
 
-_ADAPTERS: dict[type, dict[str, TypeAdapter[Any]]] = {}
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+_FIELD_ADAPTERS: dict[type, dict[str, tuple[object, TypeAdapter[Any]]]] = {}
 
 
-def _adapters(kind: type[Any]) -> dict[str, TypeAdapter[Any]]:
-    """The validators of a dataclass: of each field by name, and of the whole under an empty name."""
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
     if kind not in _ADAPTERS:
-        hints = typing.get_type_hints(kind, include_extras=True)
-        names = [field.name for field in dataclasses.fields(kind)]
-        _ADAPTERS[kind] = {"": TypeAdapter(kind), **{name: TypeAdapter(hints[name]) for name in names}}
+        _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
+
+
+def _field_adapters(kind: type[Any]) -> dict[str, tuple[object, TypeAdapter[Any]]]:
+    """Type and validator of each field of a dataclass."""
+    if kind not in _FIELD_ADAPTERS:
+        hints = typing.get_type_hints(kind, include_extras=True)
+        _FIELD_ADAPTERS[kind] = {name: (_without_none(hint), TypeAdapter(hint)) for name, hint in hints.items()}
+    return _FIELD_ADAPTERS[kind]
 
 
 def _absent(record: object, raw: Any, path: str = "") -> Iterator[str]:

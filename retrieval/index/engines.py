@@ -25,17 +25,21 @@ import operator
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, TypeVar, get_args
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.schema import TextSchema, parse, parse_fields
 from quiver.retrieval.index.files import Disk, Files
 from quiver.retrieval.records import ModelCard
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Preset: TypeAlias = Literal["exact", "balanced", "fast"]
 """Search effort: how much of an index a search visits.
@@ -55,6 +59,9 @@ Queries = TypeVar("Queries", contravariant=True)
 
 SearchParams = TypeVar("SearchParams", contravariant=True)
 """Search parameters of an engine: a frozen dataclass whose fields are numbers or booleans."""
+
+Params = TypeVar("Params", bound="DataclassInstance")
+"""Search parameters that are changed."""
 
 SegmentType = TypeVar("SegmentType")
 """Type of the engine's segments."""
@@ -344,6 +351,26 @@ def check_names(subject: str, what: str, given: Collection[str], known: Sequence
             raise InputError(f"{subject} has no {what} {name!r}{did_you_mean(name, known)}; {has}")
 
 
+def changed_params(params: Params, changes: Mapping[str, Setting], *, engine: str) -> Params:
+    """Search parameters with some values changed.
+
+    Args:
+        params: The parameters that exist: a dataclass whose fields are numbers or booleans. A number that is 0 cannot be changed.
+        changes: Names and new values.
+        engine: Name of the engine in errors.
+
+    Raises:
+        InputError: A parameter does not exist or its value is invalid.
+    """
+    known = {name: value for name, value in vars(params).items() if value != 0 or isinstance(value, bool)}
+    subject = f"this {engine} index"
+    check_names(
+        subject, "search parameter", [name for name, value in changes.items() if value != 0 or not hasattr(params, name)], list(known)
+    )
+    wanted = {name: value for name, value in changes.items() if name in known}
+    return replace(params, **parse_fields(type(params), wanted, source=subject))
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """Suffix for an error about an unknown name: the closest known name, or an empty string if none is close.
 
@@ -416,9 +443,28 @@ ENGINE_MODULES: dict[str, str] = {
 """Engine name -> module whose ``ENGINES`` holds the `Engine`. The module is imported when the engine is first used."""
 
 
-def setting_names(settings: Any) -> tuple[str, ...]:
-    """Names of an engine's settings, for `Engine`; ``settings`` is a dataclass."""
-    return tuple(each.name for each in fields(settings))
+Settings = TypeVar("Settings", bound="EngineSettings")
+
+
+class EngineSettings(TextSchema):
+    """Base of the settings of an engine."""
+
+    engine: ClassVar[str]
+
+    @classmethod
+    def parse(cls: type[Settings], settings: Mapping[str, Setting]) -> Settings:
+        """Settings from names and values.
+
+        Raises:
+            InputError: A setting does not exist, is missing or has an invalid value.
+        """
+        check_names(cls.engine, "setting", settings, setting_names(cls))
+        return parse(cls, settings, source=cls.engine)
+
+
+def setting_names(settings: type[EngineSettings]) -> tuple[str, ...]:
+    """Names of an engine's settings, for `Engine`."""
+    return tuple(settings.model_fields)
 
 
 def find_engine(name: str) -> Engine:

@@ -31,7 +31,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import sync_folder
+from quiver.encoder.files import read_json, sync_folder
+from quiver.encoder.schema import SchemaError, parse_record
+
+Record = TypeVar("Record")
 
 # Errors that mean that a file is missing or damaged. Other errors, such as missing permissions or too many open files, may be temporary.
 _SPOILT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
@@ -40,6 +43,25 @@ _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 
 class DamagedIndexError(InputError):
     """A file of an index is missing, truncated or changed; the message names it. ``quiver index repair`` reports what can be kept."""
+
+
+def read_description(kind: type[Record], path: Path) -> Record:
+    """Read a JSON file that describes others, such as the sizes of a codec, as a dataclass.
+
+    Args:
+        kind: The dataclass, with the configuration `quiver.encoder.schema.RECORD`.
+        path: The file.
+
+    Raises:
+        DamagedIndexError: A field is missing, unknown or invalid.
+        InputError: The file is missing or not JSON.
+    """
+    content = read_json(path)
+    try:
+        return parse_record(kind, content, source=str(path))
+    except SchemaError as error:
+        problems = "; ".join(error.problems)
+        raise DamagedIndexError(f"{path}: not the description that was written ({problems}); run quiver index repair") from error
 
 
 class LostTextError(InputError):

@@ -479,6 +479,7 @@ class Index:
         remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.segments))
         self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
         self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
+        self._parsed_presets: dict[tuple[str, int], Any] = {}
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
@@ -740,8 +741,11 @@ class Index:
         """Convert a search effort to search parameters of the engine."""
         if not isinstance(effort, str):
             return self.codec.search_params_from(effort)
-        check_preset(effort)
-        return self.codec.search_params_from(self._preset(cast("Preset", effort), k))
+        found = self._parsed_presets.get((effort, k))
+        if found is None:
+            check_preset(effort)
+            found = self._parsed_presets[effort, k] = self.codec.search_params_from(self._preset(cast("Preset", effort), k))
+        return found
 
     def _preset(self, name: Preset, k: int) -> Mapping[str, Setting]:
         """Search parameters of a preset; see `presets`."""

@@ -281,7 +281,7 @@ def test_mistakes_are_reported_in_one_line(quiver: Callable[..., Any], tmp_path:
         (("--model", "minilm-l6", "--docs", "5", "--measure"), "pass --sample CORPUS"),
         (("--model", "minilm-l6", "--docs", "5", "--gpu", "abacus"), "'abacus' is not one of 'h200'"),
         (("--model", "minilm-l6", "--docs", "5", "--engine", "ivf-tokens"), "does not exist for a dense model"),
-        (("--model", "minilm-l6", "--docs", "5e6", "--engine", "auto:bits=7"), "bits must be 8 or 16"),
+        (("--model", "minilm-l6", "--docs", "5e6", "--engine", "auto:bits=7"), "bits: must be one of 8, 16"),
         (("--model", minilm, "--docs", "5", "--dim", "7"), "--dim and --length apply only to presets"),
         (("--model", "minilm-l6", "--docs", "5", "--rates", tmp_path / "none.json"), "none.json"),
         (("--model", "minilm-l6", "--docs", "5e5", "--engine", "faiss-dense:factory=HNSW32,Flat"), "depends on FAISS"),

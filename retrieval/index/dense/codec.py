@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,10 +32,10 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json
+from quiver.encoder.schema import RECORD, Positive, with_config
 from quiver.retrieval.index.dense.refine import (
     BLOCK,
+    Bits,
     DenseSegment,
     RefineStore,
     ScalarCoding,
@@ -50,7 +50,6 @@ from quiver.retrieval.index.dense.settings import (
     ListSettings,
     ScanParams,
     ScanSettings,
-    bits_of,
     coordinates,
     k_factor,
     param_grid,
@@ -58,7 +57,6 @@ from quiver.retrieval.index.dense.settings import (
     resized,
     sample_size,
     sizes,
-    turned,
 )
 from quiver.retrieval.index.engines import (
     IVF_DENSE,
@@ -70,10 +68,11 @@ from quiver.retrieval.index.engines import (
     Sample,
     Setting,
     Size,
+    changed_params,
     one_thread,
     setting_names,
 )
-from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, RecordFiles, map_array, write_array, write_file
+from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, RecordFiles, map_array, read_description, write_array, write_file
 from quiver.retrieval.index.quantization import CODEWORDS, Clustering, FastScanLists, kmeans, product_quantizer, train_codebooks
 from quiver.retrieval.records import ModelCard
 
@@ -324,6 +323,17 @@ class ListWriter:
         return self._files.close()
 
 
+@with_config(RECORD)
+@dataclass(frozen=True)
+class _Description:
+    """Sizes and settings of a codec, as stored with it."""
+
+    dim: Positive
+    dsub: Positive
+    nlist: Positive
+    bits: Bits
+
+
 class ListCodec:
     """See `quiver.retrieval.index.engines.Codec`; made by `train_scan`, `train_lists`, `open_scan` or `open_lists`.
 
@@ -351,13 +361,8 @@ class ListCodec:
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
         """Write the codec into an existing, empty folder; return what each file holds, by name."""
-        described = {
-            "dim": self._scalar.dim,
-            "dsub": self._coarse.dsub,
-            "nlist": len(self._coarse.centroids),
-            "bits": self._scalar.bits,
-        }
-        write_file(folder / _JSON, (json.dumps(described) + "\n").encode(), disk)
+        described = _Description(self._scalar.dim, self._coarse.dsub, len(self._coarse.centroids), self._scalar.bits)
+        write_file(folder / _JSON, (json.dumps(asdict(described)) + "\n").encode(), disk)
         write_array(folder / _CENTROIDS, self._coarse.centroids, disk)
         write_array(folder / _PRODUCTS, self._coarse.products, disk)
         return {
@@ -415,7 +420,7 @@ class ListCodec:
         Raises:
             InputError: A search parameter does not exist or its value is invalid.
         """
-        return turned(self.preset_params("balanced", k=10), search_params, engine=self.name)
+        return changed_params(self.preset_params("balanced", k=10), search_params, engine=self.name)
 
 
 def train_scan(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
@@ -423,14 +428,14 @@ def train_scan(sample: Sample, card: ModelCard, *, documents: int, vectors: int,
     del card, documents, vectors
     chosen = ScanSettings.parse(settings)
     dsub = chosen.dsub or coordinates(sample.vectors.shape[1])
-    return _trained(PQ_DENSE, sample, ListSettings(dsub, chosen.bits, nlist=1), seed)
+    return _trained(PQ_DENSE, sample, dsub=dsub, bits=chosen.bits, lists=1, seed=seed)
 
 
 def train_lists(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
     """Train the codec of ``ivf-dense``; see `quiver.retrieval.index.engines.train_codec`."""
     del card, vectors
     chosen = ListSettings.parse(settings)
-    return _trained(IVF_DENSE, sample, replace(chosen, nlist=chosen.nlist or sizes(documents).lists), seed)
+    return _trained(IVF_DENSE, sample, dsub=chosen.dsub, bits=chosen.bits, lists=chosen.nlist or sizes(documents).lists, seed=seed)
 
 
 def check_scan(settings: Mapping[str, Setting], card: ModelCard) -> None:
@@ -455,9 +460,9 @@ def open_lists(folder: Path) -> ListCodec:
     return _opened(IVF_DENSE, folder)
 
 
-def _trained(name: str, sample: Sample, settings: ListSettings, seed: int) -> ListCodec:
-    coarse = CoarseCoding.learn(sample.vectors, lists=settings.nlist or 1, dsub=settings.dsub, seed=seed)
-    return ListCodec(name, coarse, ScalarCoding.learn(sample.vectors, settings.bits))
+def _trained(name: str, sample: Sample, *, dsub: int, bits: Bits, lists: int, seed: int) -> ListCodec:
+    coarse = CoarseCoding.learn(sample.vectors, lists=lists, dsub=dsub, seed=seed)
+    return ListCodec(name, coarse, ScalarCoding.learn(sample.vectors, bits))
 
 
 def _holds(scalar: ScalarCoding) -> dict[str, str]:
@@ -465,18 +470,12 @@ def _holds(scalar: ScalarCoding) -> dict[str, str]:
 
 
 def _opened(name: str, folder: Path) -> ListCodec:
-    described = read_json(folder / _JSON)
-    try:
-        dim, dsub, lists = (int(described[key]) for key in ("dim", "dsub", "nlist"))
-        bits = bits_of(described)
-        if min(dim, dsub, lists) < 1:
-            raise ValueError(f"width {dim}, {dsub} coordinates a code, {lists} lists")
-    except (KeyError, TypeError, ValueError, InputError) as error:
-        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
+    described = read_description(_Description, folder / _JSON)
+    dim, dsub = described.dim, described.dsub
     codes = -(-dim // dsub)
-    centroids = np.array(map_array(folder / _CENTROIDS, np.float32, (lists, codes * dsub)))
+    centroids = np.array(map_array(folder / _CENTROIDS, np.float32, (described.nlist, codes * dsub)))
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (codes, CODEWORDS, dsub)))
-    return ListCodec(name, CoarseCoding(dim, centroids, products), open_scalar(folder, dim, bits))
+    return ListCodec(name, CoarseCoding(dim, centroids, products), open_scalar(folder, dim, described.bits))
 
 
 ENGINES = {

@@ -27,6 +27,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -35,9 +36,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json
+from quiver.encoder.schema import RECORD, Positive, with_config
 from quiver.retrieval.index.dense.refine import (
     BLOCK,
+    Bits,
     DenseSegment,
     RefineStore,
     ScalarCoding,
@@ -50,15 +52,25 @@ from quiver.retrieval.index.dense.refine import (
 from quiver.retrieval.index.dense.settings import (
     FactorySettings,
     FaissParams,
-    bits_of,
     faiss_params,
     param_grid,
     resized,
     sample_size,
-    turned,
 )
-from quiver.retrieval.index.engines import FAISS_DENSE, Bitmap, Engine, Lazy, Preset, Sample, Setting, Size, one_thread, setting_names
-from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, RecordFiles, map_array, write_file
+from quiver.retrieval.index.engines import (
+    FAISS_DENSE,
+    Bitmap,
+    Engine,
+    Lazy,
+    Preset,
+    Sample,
+    Setting,
+    Size,
+    changed_params,
+    one_thread,
+    setting_names,
+)
+from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, RecordFiles, map_array, read_description, write_file
 from quiver.retrieval.records import MatrixRows, ModelCard, Rows
 
 # FAISS's type stubs know nothing of what its Python layer adds.
@@ -417,6 +429,16 @@ class FaissWriter:
         return {**written, _INDEX: f"FAISS's index {self._codec.factory} of the vectors"}
 
 
+@with_config(RECORD)
+@dataclass(frozen=True)
+class _Description:
+    """Width, factory string and bits of a codec, as stored with it."""
+
+    dim: Positive
+    factory: str
+    bits: Bits
+
+
 class FaissCodec:
     """See `quiver.retrieval.index.engines.Codec`; made by `train` or `open_codec`.
 
@@ -445,7 +467,8 @@ class FaissCodec:
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
         """Write the codec into an existing, empty folder; return what each file holds, by name."""
-        write_file(folder / _JSON, (json.dumps({"dim": self.scalar.dim, **self.parameters}) + "\n").encode(), disk)
+        described = _Description(self.scalar.dim, self.factory, self.scalar.bits)
+        write_file(folder / _JSON, (json.dumps(asdict(described)) + "\n").encode(), disk)
         write_index(self._trained, folder / _TRAINED, disk)
         written = {_JSON: "width, factory string and bits of a final code", _TRAINED: "FAISS's index, trained and empty"}
         return {**written, **save_scalar(self.scalar, folder, disk)}
@@ -495,7 +518,7 @@ class FaissCodec:
         Raises:
             InputError: A search parameter does not exist or its value is invalid.
         """
-        return turned(self.preset_params("balanced", k=10), search_params, engine=f"{self.name} ({self.factory})")
+        return changed_params(self.preset_params("balanced", k=10), search_params, engine=f"{self.name} ({self.factory})")
 
     def index_of(self, store: RefineStore) -> Any:
         """The index of the vectors of a refine store.
@@ -551,16 +574,12 @@ def open_codec(folder: Path) -> FaissCodec:
         FileNotFoundError: A file is missing.
         DamagedIndexError: The files are inconsistent.
     """
-    described = read_json(folder / _JSON)
-    try:
-        dim, factory, bits = int(described["dim"]), str(described["factory"]), bits_of(described)
-    except (KeyError, TypeError, ValueError, InputError) as error:
-        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
+    described = read_description(_Description, folder / _JSON)
     path = folder / _TRAINED
     trained = read_index(map_array(path, np.uint8, (-1,)), path)
-    if (trained.ntotal, trained.d) != (0, dim):
-        raise DamagedIndexError(f"{path}: not an empty index of width {dim}; run quiver index repair")
-    return FaissCodec(factory, trained, open_scalar(folder, dim, bits))
+    if (trained.ntotal, trained.d) != (0, described.dim):
+        raise DamagedIndexError(f"{path}: not an empty index of width {described.dim}; run quiver index repair")
+    return FaissCodec(described.factory, trained, open_scalar(folder, described.dim, described.bits))
 
 
 def _made(factory: str, dim: int) -> Any:

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from quiver.encoder.errors import InputError
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from quiver.encoder.schema import Field, Positive
 from quiver.retrieval.index.dense.refine import Bits
-from quiver.retrieval.index.engines import FAISS_DENSE, IVF_DENSE, PQ_DENSE, Preset, Setting, check_names
+from quiver.retrieval.index.engines import FAISS_DENSE, IVF_DENSE, PQ_DENSE, EngineSettings, Preset, Setting
 
 _SAMPLE = 65_536
 _SAMPLE_A_LIST = 32
 _MOST_LISTS = 16_384
 _MOST_PROBES = 256
-_DSUB = (2, 4, 8)
+Dsub: TypeAlias = Literal[2, 4, 8]
+"""Coordinates per code."""
+Factor: TypeAlias = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+"""Candidates per hit."""
 # Documents, and centroids, that the search of a graph of FAISS's keeps in sight.
 _GRAPH, _QUANTIZER = 128, 48
 # Candidates of a search for few hits, and for each hit of many; where a code stands for eight coordinates, so many times as many.
@@ -92,8 +98,7 @@ def sample_size(documents: int) -> int:
     return min(documents, sizes(documents).sample)
 
 
-@dataclass(frozen=True)
-class ScanSettings:
+class ScanSettings(EngineSettings):
     """Settings of ``pq-dense``.
 
     Attributes:
@@ -102,22 +107,12 @@ class ScanSettings:
         bits: Bits per coordinate of the refine store, 8 or 16: 16 doubles its size on disk and makes the error negligible.
     """
 
-    dsub: int | None = None
+    engine = PQ_DENSE
+    dsub: Dsub | None = None
     bits: Bits = 8
 
-    @classmethod
-    def parse(cls, settings: Mapping[str, Setting]) -> ScanSettings:
-        """Settings from names and values.
 
-        Raises:
-            InputError: A setting does not exist or its value is invalid.
-        """
-        check_names(PQ_DENSE, "setting", settings, [field.name for field in fields(cls)])
-        return cls(_dsub(settings) if "dsub" in settings else None, bits_of(settings))
-
-
-@dataclass(frozen=True)
-class ListSettings:
+class ListSettings(EngineSettings):
     """Settings of ``ivf-dense``.
 
     Attributes:
@@ -126,24 +121,19 @@ class ListSettings:
         nlist: Lists K; None chooses by size.
     """
 
-    dsub: int = 2
+    engine = IVF_DENSE
+    dsub: Dsub = 2
     bits: Bits = 8
-    nlist: int | None = None
-
-    @classmethod
-    def parse(cls, settings: Mapping[str, Setting]) -> ListSettings:
-        """Settings from names and values.
-
-        Raises:
-            InputError: A setting does not exist or its value is invalid.
-        """
-        check_names(IVF_DENSE, "setting", settings, [field.name for field in fields(cls)])
-        nlist = settings.get("nlist")
-        return cls(_dsub(settings), bits_of(settings), None if nlist is None else _whole("nlist", nlist))
+    nlist: Positive | None = None
 
 
-@dataclass(frozen=True)
-class FactorySettings:
+def _check_factory(factory: str) -> str:
+    if not factory:
+        raise PydanticCustomError("factory", "missing; give a FAISS factory string such as factory=HNSW32,Flat")
+    return factory
+
+
+class FactorySettings(EngineSettings):
     """Settings of ``faiss-dense``.
 
     Attributes:
@@ -151,21 +141,9 @@ class FactorySettings:
         bits: As in `ScanSettings`.
     """
 
-    factory: str
+    engine = FAISS_DENSE
+    factory: Annotated[str, AfterValidator(_check_factory)] = Field(default="", validate_default=True)
     bits: Bits = 8
-
-    @classmethod
-    def parse(cls, settings: Mapping[str, Setting]) -> FactorySettings:
-        """Settings from names and values.
-
-        Raises:
-            InputError: The factory string is missing, a setting does not exist, or its value is invalid.
-        """
-        check_names(FAISS_DENSE, "setting", settings, [field.name for field in fields(cls)])
-        factory = settings.get("factory")
-        if not isinstance(factory, str) or not factory:
-            raise InputError(f"{FAISS_DENSE} requires the setting factory, a FAISS factory string such as factory=HNSW32,Flat")
-        return cls(factory, bits_of(settings))
 
 
 @dataclass(frozen=True)
@@ -177,7 +155,7 @@ class ScanParams:
         exhaustive: Compute the final scores of all documents; the other search parameters are ignored then.
     """
 
-    k_factor: float
+    k_factor: Factor
     exhaustive: bool = False
 
     @property
@@ -196,8 +174,8 @@ class ListParams:
         exhaustive: As in `ScanParams`.
     """
 
-    nprobe: int
-    k_factor: float
+    nprobe: Positive
+    k_factor: Factor
     exhaustive: bool = False
 
 
@@ -213,10 +191,10 @@ class FaissParams:
         exhaustive: As in `ScanParams`.
     """
 
-    nprobe: int
-    efSearch: int  # noqa: N815
-    quantizer_efSearch: int  # noqa: N815
-    k_factor: float
+    nprobe: Positive
+    efSearch: Positive  # noqa: N815
+    quantizer_efSearch: Positive  # noqa: N815
+    k_factor: Factor
     exhaustive: bool = False
 
 
@@ -256,7 +234,7 @@ def k_factor(preset: Preset, k: int, *, dsub: int = 2) -> float:
         [150.0, 15.0, 5.0]
     """
     few, each = _CANDIDATES["fast" if preset == "fast" else "balanced"]
-    return max(each, few / k) * (_BLURRED if dsub == _DSUB[-1] else 1.0)
+    return max(each, few / k) * (_BLURRED if dsub == 8 else 1.0)
 
 
 def param_grid(
@@ -321,61 +299,3 @@ def resized(search_params: Mapping[str, Setting], *, measured: int, k: int) -> M
     """
     factor = search_params["k_factor"]
     return {**search_params, "k_factor": max(1.0, float(factor or 1) * measured / k)}
-
-
-def turned(params: SearchParams, changes: Mapping[str, Setting], *, engine: str) -> SearchParams:
-    """Search parameters with some values changed.
-
-    Args:
-        params: The parameters that exist; one that is 0 cannot be changed.
-        changes: Names and new values.
-        engine: Name of the engine in errors.
-
-    Raises:
-        InputError: A parameter does not exist or its value is invalid.
-    """
-    known = {name: value for name, value in asdict(params).items() if value != 0 or isinstance(value, bool)}
-    changed: dict[str, Any] = {}
-    wanted = [name for name, value in changes.items() if not (hasattr(params, name) and value == 0)]
-    check_names(f"this {engine} index", "search parameter", wanted, list(known))
-    for name, value in changes.items():
-        if isinstance(known.get(name), bool):
-            if not isinstance(value, bool):
-                raise InputError(f"{name} must be true or false, got {value!r}")
-            changed[name] = value
-        elif name == "k_factor":
-            changed[name] = _factor(value)
-        elif name in known:
-            changed[name] = _whole(name, value)
-    return replace(params, **changed)
-
-
-def bits_of(settings: Mapping[str, Setting]) -> Bits:
-    """The setting ``bits``; default 8.
-
-    Raises:
-        InputError: It is neither 8 nor 16.
-    """
-    value = settings.get("bits", 8)
-    if isinstance(value, bool) or value not in (8, 16):
-        raise InputError(f"bits must be 8 or 16, got {value!r}")
-    return 8 if value == 8 else 16
-
-
-def _dsub(settings: Mapping[str, Setting]) -> int:
-    value = settings.get("dsub", _DSUB[0])
-    if isinstance(value, bool) or value not in _DSUB:
-        raise InputError(f"dsub must be 2, 4 or 8, got {value!r}")
-    return int(value)
-
-
-def _factor(value: Setting) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
-        raise InputError(f"k_factor must be a number >= 1, got {value!r}")
-    return float(value)
-
-
-def _whole(name: str, value: Setting) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value != int(value):
-        raise InputError(f"{name} must be a whole number >= 1, got {value!r}")
-    return int(value)

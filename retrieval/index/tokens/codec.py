@@ -15,16 +15,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json
-from quiver.retrieval.index.engines import IVF_TOKENS, TOKEN_WIDTH_MULTIPLE, Bitmap, Engine, Preset, Sample, Setting, setting_names
-from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, map_array, write_array
+from quiver.encoder.schema import RECORD, Count, Field, Positive, with_config
+from quiver.retrieval.index.engines import (
+    IVF_TOKENS,
+    TOKEN_WIDTH_MULTIPLE,
+    Bitmap,
+    Engine,
+    Preset,
+    Sample,
+    Setting,
+    changed_params,
+    setting_names,
+)
+from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, map_array, read_description, write_array
 from quiver.retrieval.index.kernels import packing
 from quiver.retrieval.index.quantization import CODEWORDS, Clustering, cluster, product_quantizer, train_codebooks
 from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS, TokenSegment, TokenWriter, copy, memory
@@ -37,7 +48,7 @@ from quiver.retrieval.index.tokens.settings import (
     preset_params,
     sample_size,
 )
-from quiver.retrieval.index.tokens.token_quantizer import TOO_LONG, Coding, check_bits, learn_pairs, multiple, pool
+from quiver.retrieval.index.tokens.token_quantizer import TOO_LONG, Bits, Coding, learn_pairs, multiple, pool
 from quiver.retrieval.records import ModelCard
 
 WIDEST = 4096
@@ -54,6 +65,18 @@ _CENTROIDS, _GROUPS, _PRODUCTS, _PAIRS, _TOKENS, _HEADS = (
 )
 # Training residuals of the product code; the 16 codewords per codebook need no more.
 _RESIDUALS = 65_536
+
+
+@with_config(RECORD)
+@dataclass(frozen=True)
+class _Description:
+    """Sizes and settings of a codec, as stored with it; ``arrays`` names its array files."""
+
+    bits: Bits
+    dim: Annotated[int, Field(ge=1, le=WIDEST)]
+    arrays: tuple[str, ...]
+    pool_factor: Positive
+    vectors: Count
 
 
 class TokenCodec:
@@ -103,15 +126,15 @@ class TokenCodec:
         present = {name: (array, holds) for name, (array, holds) in arrays.items() if array is not None}
         for name, (array, _) in present.items():
             write_array(folder / name, array, disk)
-        described = {
-            "bits": self._coding.bits,
-            "dim": self._coding.dim,
-            "arrays": sorted(present),
-            "pool_factor": self._pool_factor,
-            "vectors": self._vectors,
-        }
+        described = _Description(
+            bits=self._coding.bits,
+            dim=self._coding.dim,
+            arrays=tuple(sorted(present)),
+            pool_factor=self._pool_factor,
+            vectors=self._vectors,
+        )
         with disk.create(folder / _JSON) as file:
-            file.write((json.dumps(described, indent=2, sort_keys=True) + "\n").encode())
+            file.write((json.dumps(asdict(described), indent=2, sort_keys=True) + "\n").encode())
         return {_JSON: "sizes and settings of the codec"} | {name: holds for name, (_, holds) in present.items()}
 
     def memory(self, rows: int, vectors: int) -> int:
@@ -156,7 +179,7 @@ class TokenCodec:
         Raises:
             InputError: A search parameter does not exist or its value is invalid.
         """
-        return self.preset_params("balanced", k=10).changed(search_params)
+        return changed_params(self.preset_params("balanced", k=10), search_params, engine=self.name)
 
 
 def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
@@ -217,15 +240,10 @@ def open_tokens(folder: Path) -> TokenCodec:
         FileNotFoundError: A file is missing.
         InputError: The files are inconsistent.
     """
-    described = read_json(folder / _JSON)
-    try:
-        bits, present = check_bits(described["bits"]), set(described["arrays"])
-        dim, pool_factor, vectors = (int(described[name]) for name in ("dim", "pool_factor", "vectors"))
-        if not 1 <= dim <= WIDEST or dim % multiple(bits) or pool_factor < 1:
-            raise ValueError(f"width {dim}, pool factor {pool_factor}")
-    except (KeyError, TypeError, ValueError, InputError) as error:
-        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
-
+    described = read_description(_Description, folder / _JSON)
+    dim, bits, present = described.dim, described.bits, set(described.arrays)
+    if dim % multiple(bits):
+        raise DamagedIndexError(f"{folder / _JSON}: vectors of width {dim} at {bits:g} bits are impossible; run quiver index repair")
     if _PAIRS not in present:
         raise InputError(f"{folder}: written by an earlier version of Quiver; build the index again")
 
@@ -243,7 +261,7 @@ def open_tokens(folder: Path) -> TokenCodec:
         raise DamagedIndexError(f"{folder / _GROUPS}: the groups do not match the {len(centroids)} centroids; run quiver index repair")
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // CODED_DIMENSIONS, CODEWORDS, CODED_DIMENSIONS)))
     pairs = np.array(map_array(folder / _PAIRS, np.float32, (1 << round(2 * bits), 2)))
-    return TokenCodec(Coding(clustering, products, pairs), pool_factor=pool_factor, vectors=vectors)
+    return TokenCodec(Coding(clustering, products, pairs), pool_factor=described.pool_factor, vectors=described.vectors)
 
 
 ENGINES = {IVF_TOKENS: Engine("colbert", train, open_tokens, sample_size, setting_names(TokenSettings), check_settings)}

@@ -6,14 +6,13 @@ Shapes: n vectors of an index, K centroids, k hits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import cast, get_args
+from dataclasses import dataclass
+from typing import Annotated
 
-from quiver.encoder.errors import InputError
-from quiver.retrieval.index.engines import IVF_TOKENS, Preset, Setting, check_names
+from quiver.encoder.schema import Field, Positive
+from quiver.retrieval.index.engines import IVF_TOKENS, EngineSettings, Preset
 from quiver.retrieval.index.quantization import Grouping
-from quiver.retrieval.index.tokens.token_quantizer import Bits, check_bits
+from quiver.retrieval.index.tokens.token_quantizer import Bits
 
 # From so many vectors on, k-means over all of them takes longer than the rest of the build.
 _GROUPED = 1_000_000
@@ -24,8 +23,7 @@ _SAMPLE_A_CENTROID = 32
 _SAMPLE = 131_072
 
 
-@dataclass(frozen=True)
-class TokenSettings:
+class TokenSettings(EngineSettings):
     """Settings of ``ivf-tokens``.
 
     Attributes:
@@ -35,28 +33,11 @@ class TokenSettings:
         pool_factor: Number of token vectors that one pooled vector replaces on average; 1 keeps all.
     """
 
+    engine = IVF_TOKENS
     bits: Bits = 4
-    centroids: int | None = None
+    centroids: Positive | None = None
     clustering: Grouping | None = None
-    pool_factor: int = 1
-
-    @classmethod
-    def parse(cls, settings: Mapping[str, Setting]) -> TokenSettings:
-        """Settings from names and values.
-
-        Raises:
-            InputError: A setting does not exist or its value is invalid.
-        """
-        check_names(IVF_TOKENS, "setting", settings, [field.name for field in fields(cls)])
-        clustering = settings.get("clustering")
-        if clustering is not None and clustering not in get_args(Grouping):
-            raise InputError(f"clustering must be one of {', '.join(get_args(Grouping))}, got {clustering!r}")
-        return cls(
-            bits=check_bits(settings.get("bits", cls.bits)),
-            centroids=None if settings.get("centroids") is None else _whole("centroids", settings["centroids"]),
-            clustering=cast("Grouping | None", clustering),
-            pool_factor=_whole("pool_factor", settings.get("pool_factor", cls.pool_factor)),
-        )
+    pool_factor: Positive = 1
 
 
 @dataclass(frozen=True)
@@ -72,31 +53,11 @@ class TokenParams:
         exhaustive: Compute the final scores of all documents; the other parameters are ignored.
     """
 
-    nprobe: int
-    tokens_k: int
-    candidates: int
-    slack: float = 3.5
+    nprobe: Positive
+    tokens_k: Positive
+    candidates: Positive
+    slack: Annotated[float, Field(ge=0)] = 3.5
     exhaustive: bool = False
-
-    def changed(self, search_params: Mapping[str, Setting]) -> TokenParams:
-        """A copy with some values changed.
-
-        Raises:
-            InputError: A search parameter does not exist or its value is invalid.
-        """
-        check_names(f"this {IVF_TOKENS} index", "search parameter", search_params, [field.name for field in fields(self)])
-        exhaustive, slack = search_params.get("exhaustive", self.exhaustive), search_params.get("slack", self.slack)
-        if not isinstance(exhaustive, bool):
-            raise InputError(f"exhaustive must be true or false, got {exhaustive!r}")
-        if isinstance(slack, bool) or not isinstance(slack, int | float) or not slack >= 0:
-            raise InputError(f"slack must be a number >= 0, got {slack!r}")
-        return TokenParams(
-            nprobe=_whole("nprobe", search_params.get("nprobe", self.nprobe)),
-            tokens_k=_whole("tokens_k", search_params.get("tokens_k", self.tokens_k)),
-            candidates=_whole("candidates", search_params.get("candidates", self.candidates)),
-            slack=float(slack),
-            exhaustive=exhaustive,
-        )
 
 
 def default_centroids(vectors: int) -> int:
@@ -171,9 +132,3 @@ def param_grid(fast: TokenParams, balanced: TokenParams, exact: TokenParams, *, 
     steps = max(2, math.ceil(math.log(max(1.0, documents / balanced.candidates), _STEP)))
     thorough = [scaled(balanced, _STEP ** (step / 2), _STEP**step, _SLACK * step) for step in range(1, steps + 1)]
     return list(dict.fromkeys([*cheap, fast, balanced, *thorough, exact]))
-
-
-def _whole(name: str, value: Setting) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
-        raise InputError(f"{name} must be a whole number >= 1, got {value!r}")
-    return int(value)

@@ -26,10 +26,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import kernels
@@ -37,26 +39,21 @@ from quiver.retrieval.index.kernels import packing
 from quiver.retrieval.index.kernels.packing import LANES, cells, lanes, pack, width_of
 from quiver.retrieval.index.quantization import Clustering, product_quantizer, train_codebook
 
-Bits: TypeAlias = float
-"""Bits a coordinate: 2, 3, 3.5 or 4."""
+SIZES = (2.0, 3.0, 3.5, 4.0)
+"""Possible numbers of bits per coordinate."""
 
-SIZES: tuple[Bits, ...] = (2, 3, 3.5, 4)
-"""All of them."""
+
+def _check_bits(bits: float) -> float:
+    if bits not in SIZES:
+        raise PydanticCustomError("bits", "must be 2, 3, 3.5 or 4, got {shown}", {"shown": f"{bits:g}"})
+    return bits
+
+
+Bits: TypeAlias = Annotated[float, AfterValidator(_check_bits)]
+"""Bits per coordinate, one of `SIZES`."""
 
 # Points that a codebook is learned from: 256 a codeword of the largest.
 _POINTS = 65_536
-
-
-def check_bits(bits: object) -> Bits:
-    """Check the number of bits per coordinate.
-
-    Raises:
-        InputError: Not 2, 3, 3.5 or 4.
-    """
-    for known in SIZES:
-        if bits == known:
-            return known
-    raise InputError(f"bits must be 2, 3, 3.5 or 4, got {bits!r}")
 
 
 def multiple(bits: Bits) -> int:

@@ -7,7 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.tokens.token_quantizer import SIZES, Bits, check_bits, learn_pairs, multiple
+from quiver.retrieval.index.tokens.settings import TokenSettings
+from quiver.retrieval.index.tokens.token_quantizer import SIZES, Bits, learn_pairs, multiple
 
 SCALAR = {2: 0.11748, 3: 0.03455, 4: 0.00950}
 """Squared error of Lloyd and Max's quantisers for the normal distribution (J. Max, 1960, Table I)."""
@@ -60,10 +61,10 @@ def test_equal_input_gives_an_equal_codebook() -> None:
     np.testing.assert_array_equal(learn_pairs(normal(5000, 32), 4, seed=3), learn_pairs(normal(5000, 32), 4, seed=3))
 
 
-@pytest.mark.parametrize("bits", [1, 5, 0, "4", None, True, 2.5])
+@pytest.mark.parametrize("bits", [1, 5, 0, "four", None, True, 2.5])
 def test_other_numbers_of_bits_are_refused(bits: object) -> None:
-    with pytest.raises(InputError, match=r"bits must be 2, 3, 3\.5 or 4"):
-        check_bits(bits)
+    with pytest.raises(InputError, match=r"ivf-tokens: bits: must be (2, 3, 3\.5 or 4|a number), got"):
+        TokenSettings.parse({"bits": bits})
 
 
 def test_codes_end_with_a_byte() -> None:

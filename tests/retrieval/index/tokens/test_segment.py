@@ -98,7 +98,7 @@ def test_the_best_are_found(make_collection: Callable[..., Any], tmp_path: Path,
     segment = write(codec, tmp_path / "s", tokens)
     queries = tokens.queries(25)
     # Fewer candidates than documents: they come from the lists.
-    found = segment.search(queries, 10, params=codec.preset_params("balanced", k=10).changed({"candidates": 200}), ranks=tokens.ranks)
+    found = segment.search(queries, 10, params=codec.search_params_from({"candidates": 200}), ranks=tokens.ranks)
     shares = []
     for query, each in zip(queries, found, strict=True):
         shares.append(len(set(np.argsort(tokens.scores(query))[-10:].tolist()) & set(each.rows.tolist())) / 10)
@@ -289,11 +289,11 @@ def test_a_codec_whose_files_do_not_fit_each_other_is_damage(tokens: Any, tmp_pa
     ("settings", "message"),
     [
         ({"bit": 4}, "has no setting 'bit' .did you mean 'bits'.*; it has bits, centroids, clustering, pool_factor"),
-        ({"bits": 1}, "bits must be 2, 3, 3.5 or 4, got 1"),
-        ({"clustering": "fine"}, "clustering must be one of tokens, two-level, flat, got 'fine'"),
-        ({"centroids": 0}, "centroids must be a whole number >= 1, got 0"),
-        ({"pool_factor": 1.5}, "pool_factor must be a whole number >= 1, got 1.5"),
-        ({"pool_factor": True}, "pool_factor must be a whole number >= 1, got True"),
+        ({"bits": 1}, "ivf-tokens: bits: must be 2, 3, 3.5 or 4, got 1"),
+        ({"clustering": "fine"}, "clustering: must be one of tokens, two-level, flat; got 'fine'"),
+        ({"centroids": 0}, "centroids: must be >= 1, got 0"),
+        ({"pool_factor": 1.5}, "pool_factor: must be a whole number, got 1.5"),
+        ({"pool_factor": True}, "pool_factor: must be a number, got true"),
     ],
 )
 def test_wrong_settings_are_named(tokens: Any, settings: Mapping[str, Any], message: str) -> None:
@@ -316,11 +316,11 @@ def test_what_cannot_be_trained_says_so(make_collection: Callable[..., Any], tok
     ("search_params", "message"),
     [
         ({"efSearch": 4}, "has no search parameter 'efSearch'; it has nprobe, tokens_k, candidates, slack, exhaustive"),
-        ({"nprobe": 0}, "nprobe must be a whole number >= 1, got 0"),
-        ({"slack": -1}, "slack must be a number >= 0, got -1"),
-        ({"slack": float("nan")}, "slack must be a number >= 0, got nan"),
-        ({"exhaustive": 1}, "exhaustive must be true or false, got 1"),
-        ({"candidates": True}, "candidates must be a whole number >= 1, got True"),
+        ({"nprobe": 0}, "nprobe: must be >= 1, got 0"),
+        ({"slack": -1}, "slack: must be >= 0, got -1"),
+        ({"slack": float("nan")}, "slack: must be >= 0, got nan"),
+        ({"exhaustive": 1}, "exhaustive: must be true or false, got 1"),
+        ({"candidates": True}, "candidates: must be a number, got true"),
     ],
 )
 def test_wrong_search_parameters_are_named(codec: TokenCodec, search_params: Mapping[str, Any], message: str) -> None:
