@@ -196,6 +196,7 @@ def compared(index: Index, vectors: Sequence[NDArray[np.float32]], tmp_path: Pat
         same(lance.search_table(tmp_path / "lance", "c", query, 10), index, query, 10, tolerance=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_stores_agree_with_an_index_of_a_bi_encoder_over_real_texts(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
     corpus, texts = first_texts(quiver_data, 60, 8)
