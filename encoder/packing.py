@@ -191,34 +191,6 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
         yield pack_ids([sequences[row] for row in rows], rows=rows, key_lengths=keys)
 
 
-def concatenate(batches: Sequence[PackedBatch]) -> PackedBatch:
-    """Concatenate batches into one, in order; ``rows`` are renumbered.
-
-    Args:
-        batches: At least one, all on one device.
-
-    Example:
-        >>> batch = concatenate([pack_ids([[5, 6]]), pack_ids([[7], [8, 9]])])
-        >>> batch.ids.tolist(), batch.offsets, batch.rows
-        ([5, 6, 7, 8, 9], (0, 2, 3, 5), (0, 1, 2))
-    """
-    lengths = [length for batch in batches for length in batch.lengths]
-    offsets = (0, *accumulate(lengths))
-    keys = None
-    if any(batch.key_lengths is not None for batch in batches):
-        keys = tuple(length for batch in batches for length in batch.key_lengths or batch.lengths)
-    device = batches[0].ids.device
-    return PackedBatch(
-        ids=torch.cat([batch.ids for batch in batches]),
-        cu_seqlens=torch.tensor(offsets, dtype=torch.int32).to(device, non_blocking=True),
-        offsets=offsets,
-        max_seqlen=max(lengths),
-        positions=torch.cat([batch.positions for batch in batches]),
-        rows=tuple(range(len(lengths))),
-        key_lengths=keys,
-    )
-
-
 def places_by_length(batch: PackedBatch) -> dict[tuple[int, int], list[int]]:
     """Indices of a batch's sequences by (length, key length), in order of first appearance."""
     members: dict[tuple[int, int], list[int]] = {}

@@ -25,7 +25,7 @@ from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, write_json
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth, resolve
-from quiver.eval.metrics import MEASURES, Scores, judged_at, score
+from quiver.eval.metrics import MEASURES, Interval, Scores, bootstrap_interval, judged_at, score
 from quiver.eval.results import (
     HEADLINE,
     SCHEMA,
@@ -35,7 +35,6 @@ from quiver.eval.results import (
     DataChecksum,
     FileReference,
     IndexUsed,
-    Interval,
     Library,
     Results,
     ShownDocument,
@@ -49,7 +48,6 @@ from quiver.eval.results import (
     results_folder,
     write_results,
 )
-from quiver.eval.significance import bootstrap_interval
 from quiver.retrieval.data.corpus import Collection, ranked, write_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, open_embedding_store
 from quiver.retrieval.index.engines import EXACT, Setting, check_engine, check_k, check_preset

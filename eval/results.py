@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from filelock import FileLock, Timeout
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from quiver.encoder.config import Precision
@@ -33,7 +33,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json, write_text
 from quiver.encoder.schema import RECORD, Field, parse_record
 from quiver.encoder.versions import installed_version
-from quiver.eval.metrics import Part, average, data_sets
+from quiver.eval.metrics import Interval, Part, average, data_sets
 from quiver.retrieval.records import Document, ModelCard, Query
 
 logger = logging.getLogger(__name__)
@@ -251,29 +251,6 @@ class IndexUsed:
     recall: Mapping[str, Fraction] | None = None
     bytes: Count | None = None
     query_milliseconds: Duration | None = None
-
-
-@dataclass(frozen=True, config=RECORD)
-class Interval:
-    """Bootstrap interval of a mean over queries.
-
-    Attributes:
-        low: Lower end.
-        high: Upper end.
-        level: Confidence level, such as 0.95.
-        resamples: Number of resamples drawn.
-    """
-
-    low: float
-    high: float
-    level: float
-    resamples: int
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Interval:
-        if self.low > self.high:
-            raise ValueError(f"low {self.low} is above high {self.high}")
-        return self
 
 
 @dataclass(frozen=True, config=RECORD)

@@ -68,7 +68,7 @@ class CompiledCallback:
         made.compile()
         return made
 
-    @property
+    @cached_property
     def address(self) -> int:
         """Address of the compiled function."""
         with self._lock:

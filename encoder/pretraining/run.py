@@ -37,7 +37,6 @@ from quiver.encoder.pretraining.task import COUNTS, HELD_OUT, OPTIMIZER, Pretrai
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.averaging import average_weights
 from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, RunLog, curve, read_log
 from quiver.encoder.training.optimization import require_optimizer
 from quiver.encoder.training.processes import Processes, init_distributed, keep_freed_memory, stop_requests
@@ -60,6 +59,7 @@ from quiver.encoder.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings
 
@@ -200,19 +200,22 @@ def _last_step(session: Session) -> int:
 
 
 def _train(session: Session, callbacks: Sequence[Callback], *, step: int | None) -> tuple[Progress, PretrainingTask]:
-    """Train until the end of the run; ``step`` as for `quiver.encoder.training.trainer`: None for a new run, 0 without a checkpoint."""
+    """Train until the end of the run; ``step`` is the step of the checkpoint to resume, 0 if there is none, None for a new run."""
     recipe, processes = session.recipe, session.processes
-    place = session.checkpoints.path(step) if step else None
-    progress, random_states = (Progress(), None) if place is None else read_checkpoint(place)
-    if step is not None:
-        progress.resumed_at.append(step)
-    task = PretrainingTask(session, progress, place)
     settings = TrainerSettings(recipe.training.seed, counts=COUNTS, lower_is_better=True)
     total, shown = sum(phase.tokens for phase in recipe.phases), session.progress and processes.is_main_process
-    with stop_requests() as stop, training_bar(progress.tokens, total, enabled=shown, forms=BAR, unit="tokens") as show:
-        bar = BarCallback(show, done=lambda step: progress.tokens)
-        output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG), [bar, *callbacks])
-        Trainer(task, settings, output, processes, stop, progress, random_states).train()
+    with stop_requests() as stop:  # a signal that arrives while the model is loaded stops the run too, after its first step
+        folder = session.checkpoints.path(step or 0)
+        saved = read_checkpoint(folder) if step else None
+        progress, random_states = (Progress(), None) if saved is None else (saved.progress, saved.random_states)
+        if step is not None:
+            progress.resumed_at.append(step)
+        task = PretrainingTask(session, progress, None if saved is None else (folder, saved))
+        del saved  # the optimizer has its own copy
+        with training_bar(progress.tokens, total, enabled=shown, forms=BAR, unit="tokens") as show:
+            bar = BarCallback(show, done=lambda step: progress.tokens)
+            output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG), [bar, *callbacks])
+            Trainer(task, settings, output, processes, stop, progress, random_states).train()
     return progress, task
 
 

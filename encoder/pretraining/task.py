@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from torch.optim import Optimizer
 
 from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.config import EncoderConfig
-from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.model import compile_encoder
 from quiver.encoder.pretraining.corpus import Corpus, Documents
@@ -36,11 +35,10 @@ from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
 from quiver.encoder.pretraining.stream import MaskedRow, Masker, PhaseStream, RowMaker, UpdateBatch, held_out_rows
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.averaging import MovingAverage
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, restore_optimizer, set_learning_rate
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.state import read_state, write_state
-from quiver.encoder.training.trainer import Progress, TrainingBatch, read_progress
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.trainer import Progress, SavedState, TrainingBatch, load_train_state, save_train_state
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +48,8 @@ HELD_OUT = "held_out_loss"
 COUNTS = ("room", "flops")
 """Counts of a batch: tokens that its row could hold, and model FLOPs."""
 
-STATE = "trainer"
-"""Stem of the state files in a checkpoint."""
+STATES = ("optimizer", "average", "stream", "phase", "phase_tokens", "phase_ends")
+"""Keys of the state of this task in a checkpoint."""
 
 OPTIMIZER: OptimizerName = "stable_adamw"
 
@@ -98,14 +96,14 @@ class PretrainingTask:
     Args:
         session: Recipe, corpus and processes.
         progress: Progress of the run; the best scores of a phase are forgotten when the next one begins.
-        checkpoint: Checkpoint to resume; None for a new run.
+        checkpoint: Folder of the checkpoint to resume and the state in it, see `read_checkpoint`; None for a new run.
 
     Attributes:
         model: The model in the form of the current phase.
         phase_ends: Last steps of the phases that are done.
     """
 
-    def __init__(self, session: Session, progress: Progress, checkpoint: Path | None = None) -> None:
+    def __init__(self, session: Session, progress: Progress, checkpoint: tuple[Path, SavedState] | None = None) -> None:
         self._session = session
         self._progress = progress
         self._number = self._tokens = 0
@@ -120,10 +118,10 @@ class PretrainingTask:
                 start_from_frequencies(model, corpus.train.shares(model.encoder.config.vocab_size))
             self._begin_phase(model, None, None)
         else:
-            state = read_task_state(checkpoint)
+            folder, state = checkpoint[0], checkpoint[1].state
             self._stream, self._number, self._tokens = state["stream"], state["phase"], state["phase_tokens"]
             self.phase_ends = list(state["phase_ends"])
-            model = in_form(load_head(MaskedLM, checkpoint), self._config(), where=str(checkpoint))
+            model = in_form(load_head(MaskedLM, folder), self._config(), where=str(folder))
             self._begin_phase(model, state["optimizer"], state["average"])
 
     @property
@@ -164,22 +162,25 @@ class PretrainingTask:
         return self._tokens >= self._phase.tokens
 
     def steps(self) -> Iterator[list[TrainingBatch]]:
-        """The remaining steps of all phases."""
-        while True:
-            yield from self._phase_steps()
-            if self._is_last_phase:
-                return
-            average = None if self._average is None else self._average.state()
-            self._number, self._tokens, self._progress.best = self._number + 1, 0, []
-            self._begin_phase(in_form(self.model.cpu(), self._config(), where="the phase before"), self._optimizer.state_dict(), average)
-
-    def _phase_steps(self) -> Iterator[list[TrainingBatch]]:
-        session, phase = self._session, self._phase
+        """The remaining steps of the phase."""
+        session = self._session
         stream = PhaseStream(session.recipe, self._number, session.corpus, session.tokenizer, session.processes)
         if self._stream is not None and self._tokens:
             stream.restore(self._stream)
         elif self._stream is not None:
             stream.follow(self._stream)
+        return self._batches(stream, self._phase)
+
+    def next_phase(self) -> bool:
+        """Give the model the context and RoPE base of the next phase; optimizer state and moving average are kept."""
+        if self._is_last_phase:
+            return False
+        average = None if self._average is None else self._average.state()
+        self._number, self._tokens, self._progress.best = self._number + 1, 0, []
+        self._begin_phase(in_form(self.model.cpu(), self._config(), where="the phase before"), self._optimizer.state_dict(), average)
+        return True
+
+    def _batches(self, stream: PhaseStream, phase: PhaseSection) -> Iterator[list[TrainingBatch]]:
         for self._step in stream.updates():
             self._share = learning_rate_share(phase, self._tokens)
             set_learning_rate(self._optimizer, peak=phase.learning_rate, share=self._share, weight_decay=phase.weight_decay)
@@ -274,10 +275,8 @@ class PretrainingTask:
             "phase": self._number,
             "phase_tokens": self._tokens,
             "phase_ends": self.phase_ends,
-            "random": random_states,
-            "progress": asdict(progress),
         }
-        write_state(folder / STATE, state)
+        save_train_state(folder, state, progress, random_states)
 
     def kept_steps(self, saved: list[int], progress: Progress) -> set[int]:
         """The newest that the recipe asks for, the last of each phase, and in the last phase the best."""
@@ -353,26 +352,13 @@ class HeldOut:
         return total / max(1.0, count)
 
 
-def read_checkpoint(folder: Path) -> tuple[Progress, list[dict[str, Any]]]:
-    """Progress and random generator states, by process, of a sound checkpoint.
+def read_checkpoint(folder: Path) -> SavedState:
+    """Train state of a checkpoint.
 
     Raises:
         InputError: The checkpoint is damaged, or another version of Quiver wrote it.
     """
-    state = read_task_state(folder)
-    return read_progress(state, folder), state["random"]
-
-
-def read_task_state(folder: Path) -> dict[str, Any]:
-    """State beside the model of a checkpoint.
-
-    Raises:
-        InputError: The checkpoint is damaged, or another version of Quiver wrote it.
-    """
-    state: dict[str, Any] = read_state(folder / STATE)
-    if missing := {"optimizer", "average", "stream", "phase", "phase_tokens", "phase_ends", "random"} - set(state):
-        raise InputError(f"{folder}: written by another version of Quiver (it has no {sorted(missing)[0]}); start the run again")
-    return state
+    return load_train_state(folder, STATES)
 
 
 def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:

@@ -16,7 +16,11 @@ A resumed run removes the lines after its checkpoint and writes them again.
 A run with a non-finite loss or gradient stops before the optimizer step and writes the batch:
 
     nonfinite/step-000013/batch.json         step, loss, gradient norm, and the rows of the batch
-    nonfinite/step-000013/batch.safetensors  the input tensors of the loss, named ``{batch}.{feature}``
+    nonfinite/step-000013/batch.safetensors  inputs of the loss, named ``{batch}.{input}``
+
+In the second file a packed batch is stored as ``ids``, ``cu_seqlens`` and, if some tokens are not attended to, ``key_lengths``, from which
+`quiver.encoder.packing.pack_ids` builds it again. Retrieval training adds ``columns``, the number of texts per column, and ``label``, the
+teacher scores.
 """
 
 from __future__ import annotations
@@ -142,8 +146,8 @@ def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_
     bad = [batch for batch in batches if not math.isfinite(batch.loss)] or list(batches)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        f"{place}.{name}": value.detach().to("cpu", copy=True).contiguous()  # safetensors takes no two of one storage
-        for place, batch in enumerate(bad)
+        f"{number}.{name}": value.detach().to("cpu", copy=True).contiguous()  # safetensors refuses tensors that share storage
+        for number, batch in enumerate(bad)
         for name, value in batch.features.items()
         if isinstance(value, Tensor)
     }

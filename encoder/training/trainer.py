@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -28,14 +28,17 @@ from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
 from quiver.encoder.training.processes import Processes, RunStoppedError, StopRequest, peak_memory
-from quiver.encoder.training.state import preserve_rng_state, random_state, seed_random, set_random_state
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.state import preserve_rng_state, random_state, read_state, seed_random, set_random_state, write_state
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+
+STATE = "trainer"
+"""Stem of the files of the train state in a checkpoint."""
 
 _BUCKET_BYTES = 32 * 2**20
 """Gradients are reduced in flat buffers of about this size."""
@@ -132,7 +135,7 @@ class Task(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """The trained module; it is in training mode while the loss is computed. `steps` may replace it."""
+        """The trained module; it is in training mode while the loss is computed. `next_phase` may replace it."""
 
     @property
     def optimizer(self) -> Optimizer:
@@ -151,7 +154,10 @@ class Task(Protocol):
         """Number of checkpoints with the best scores that are kept: one is saved whenever a score is among them."""
 
     def steps(self) -> Iterator[Sequence[TrainingBatch]]:
-        """The remaining steps of the run, each as the batches of this process; the optimizer's learning rate is set."""
+        """The remaining steps of the current phase, each as the batches of this process; the optimizer's learning rate is set."""
+
+    def next_phase(self) -> bool:
+        """Prepare the next phase after the last step of the current one; False if there is none."""
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         """Mean loss of a batch on this process, a scalar."""
@@ -194,7 +200,7 @@ class Callback:
     """Receives events of the loop; each method does nothing unless overridden."""
 
     def on_step(self, step: int) -> None:
-        """Called after each optimizer step, before it is counted, logged or saved."""
+        """Called after each optimizer step, once it is counted and before it is logged or saved."""
 
     def on_log(self, step: int, values: Mapping[str, float]) -> None:
         """Called with the values of each log line."""
@@ -289,9 +295,9 @@ class Trainer:
             InputError: The loss or the gradient is not finite; the step was not done.
         """
         task, settings, progress = self._task, self._settings, self.progress
-        self._start = self._mark = time.perf_counter()
+        self._start = time.perf_counter()
         task.module.train()
-        steps = task.steps()
+        steps = self._steps()
         try:
             if self._random_states is None:
                 seed_random(settings.seed + self._processes.rank)  # equal generators would drop the same units in all ranks
@@ -299,17 +305,25 @@ class Trainer:
                 set_random_state(self._random_states[self._processes.rank])
             if progress.step and task.evaluation_due(progress) and progress.evaluated != progress.step:
                 self._evaluate()  # the last session was stopped before it
-                self._mark = time.perf_counter()
             while not self._patience_is_over() and (batches := next(steps, None)) is not None:
                 update = self._update(batches)
-                for callback in self._output.callbacks:
-                    callback.on_step(progress.step + 1)
                 self._count(update)
+                for callback in self._output.callbacks:
+                    callback.on_step(progress.step)
                 if self._after(update):
                     raise RunStoppedError(progress.step)
                 self._mark = time.perf_counter()  # evaluation and saving do not count as time of the next step
         finally:
             task.module.eval()
+
+    def _steps(self) -> Iterator[Sequence[TrainingBatch]]:
+        """The remaining steps of all phases; the preparation of a phase does not count as time of its first step."""
+        more = True
+        while more:
+            steps = self._task.steps()
+            self._mark = time.perf_counter()
+            yield from steps
+            more = self._task.next_phase()
 
     def _update(self, batches: Sequence[TrainingBatch]) -> _Update:
         """Forward and backward of all batches, then the optimizer step."""
@@ -323,7 +337,7 @@ class Trainer:
             loss = task.loss({name: self._placed(name, value, batch) for name, value in batch.inputs.items()}) * share
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             losses.append(loss.detach())
-        norm = self._gradient_norm(idle=not batches)
+        norm = self._gradient_norm()
         # One synchronisation with the device per step.
         *own, grad_norm = torch.stack([*losses, norm.to(task.device)]).tolist()
         names = self._settings.counts
@@ -351,16 +365,9 @@ class Trainer:
         [total] = self._processes.sum([sum(weights)])
         return [weight * self._processes.size / max(1.0, total) for weight in weights]
 
-    def _gradient_norm(self, *, idle: bool) -> Tensor:
-        """Average the gradients over the processes, clip them, and return their L2 norm before that.
-
-        Args:
-            idle: Whether this process had no batch in the step, and so has no gradients to average.
-        """
+    def _gradient_norm(self) -> Tensor:
+        """Average the gradients over the processes, clip them, and return their L2 norm before that."""
         weights = [weight for weight in self._task.module.parameters() if weight.requires_grad]
-        if idle:
-            for weight in weights:
-                weight.grad = torch.zeros_like(weight)
         average_gradients(weights, self._processes)
         highest = self._settings.max_grad_norm
         if math.isinf(highest):
@@ -372,10 +379,10 @@ class Trainer:
         step, processes = self.progress.step + 1, self._processes
         folder = self._output.folder / NONFINITE / f"step-{step:06d}"
         if math.isfinite(loss) or not all(map(math.isfinite, own)):
-            place = folder if processes.size == 1 else folder / f"process-{processes.rank}"
+            own_folder = folder if processes.size == 1 else folder / f"process-{processes.rank}"
             each = zip(batches, own, strict=True)
             seen = [SeenBatch(list(batch.examples), _tensors(batch.inputs), value) for batch, value in each]
-            keep_batches(place, seen, step=step, grad_norm=grad_norm)
+            keep_batches(own_folder, seen, step=step, grad_norm=grad_norm)
         return nonfinite_error(folder, step=step, loss=loss, grad_norm=grad_norm, setting=self._task.learning_rate_setting)
 
     def _count(self, update: _Update) -> None:
@@ -486,35 +493,70 @@ def prefetch(items: Iterator[Item]) -> Iterator[Item]:
             yield item
 
 
-def read_progress(state: Mapping[str, Any], folder: Path) -> Progress:
-    """The progress in the state of a checkpoint.
+def save_train_state(folder: Path, state: Mapping[str, Any], progress: Progress, random_states: list[dict[str, Any]]) -> None:
+    """Write the train state beside the model of a checkpoint: ``trainer.json`` and ``trainer.safetensors``.
+
+    Args:
+        folder: Folder of the checkpoint.
+        state: State of the task, such as that of its optimizer.
+        progress: Progress of the run.
+        random_states: `random_state` of every process, by rank.
+    """
+    write_state(folder / STATE, {**state, "random": random_states, "progress": asdict(progress)})
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The train state of a checkpoint, see `save_train_state`."""
+
+    state: Mapping[str, Any]
+    progress: Progress
+    random_states: list[dict[str, Any]]
+
+
+def load_train_state(folder: Path, names: Collection[str]) -> SavedState:
+    """Read what `save_train_state` has written; tensors are on the CPU.
+
+    Args:
+        folder: Folder of an undamaged checkpoint.
+        names: Keys of the task's state.
 
     Raises:
-        InputError: The checkpoint was written by another version.
+        InputError: The checkpoint is damaged, or another version of Quiver wrote it.
     """
-    saved = state.get("progress")
-    names = [one.name for one in fields(Progress)]
-    if not isinstance(saved, dict) or sorted(saved) != sorted(names):
-        raise InputError(f"{folder}: written by another version of Quiver or torch (its progress has other fields); start the run again")
-    return Progress(**saved)
+    state: dict[str, Any] = read_state(folder / STATE)
+    reason = next((f"it has no {name}" for name in (*names, "random", "progress") if name not in state), None)
+    if reason is None and set(state["progress"]) != {one.name for one in fields(Progress)}:
+        reason = "its progress has other fields"
+    if reason is not None:
+        raise InputError(f"{folder}: written by another version of Quiver or torch ({reason}); start the run again")
+    return SavedState(state, Progress(**state["progress"]), state["random"])
 
 
 def _tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a loss, packed batches as their tensors."""
+    """The inputs of a loss as tensors: of a packed batch those that rebuild it, of other sequences their numbers."""
     packed = [value for value in inputs.values() if isinstance(value, PackedBatch)]
-    return {**inputs, **{name: getattr(batch, name) for batch in packed for name in ("ids", "cu_seqlens")}}
+    found = {**inputs, **{name: getattr(batch, name) for batch in packed for name in ("ids", "cu_seqlens", "key_lengths")}}
+    return {name: torch.tensor(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def average_gradients(weights: Iterable[nn.Parameter], processes: Processes) -> None:
-    """Average the gradients over the processes, in flat buffers; gradients of sharded weights are averaged by FSDP already."""
+    """Average the gradients over the processes, in flat buffers; gradients of sharded weights are averaged by FSDP already.
+
+    A weight without a gradient gets zeros: other processes may have a gradient of it, for instance if this one had no batch in the step.
+    """
     if processes.size == 1:
         return
+    weights = list(weights)
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
     gradients = [weight.grad for weight in weights if weight.grad is not None and not isinstance(weight.grad, DTensor)]
     bucket: list[Tensor] = []
-    for place, gradient in enumerate(gradients):
+    for position, gradient in enumerate(gradients):
         bucket.append(gradient)
         full = sum(one.numel() * one.element_size() for one in bucket) >= _BUCKET_BYTES
-        if not full and place + 1 < len(gradients) and gradients[place + 1].dtype == gradient.dtype:
+        if not full and position + 1 < len(gradients) and gradients[position + 1].dtype == gradient.dtype:
             continue
         flat = torch.cat([one.reshape(-1) for one in bucket]).div_(processes.size)
         distributed.all_reduce(flat)

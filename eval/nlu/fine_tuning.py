@@ -32,7 +32,6 @@ from quiver.encoder.packing import PackedBatch
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training import optimization
 from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, RunLog, read_log, training_curves
 from quiver.encoder.training.optimization import OptimizerSettings
 from quiver.encoder.training.processes import Processes, keep_freed_memory, stop_requests
@@ -51,8 +50,9 @@ from quiver.encoder.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from quiver.encoder.training.state import preserve_rng_state, read_state, write_state
-from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, read_progress
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.state import preserve_rng_state
+from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, load_train_state, save_train_state
 from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
 from quiver.retrieval.models.loading import default_device, read_model_folder
 
@@ -67,9 +67,6 @@ Example = TypeVar("Example")
 
 SCORE = "score"
 """Log key of the measure that decides which checkpoint is best."""
-
-STATE = "trainer"
-"""Stem of the state files in a checkpoint."""
 
 _PACKED = "packed"
 
@@ -258,6 +255,9 @@ class _TrainerTask(Generic[Model, Example]):
                 )
             ]
 
+    def next_phase(self) -> bool:
+        return False
+
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         batch = TaskBatch(inputs[_PACKED], {name: value for name, value in inputs.items() if name != _PACKED})
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._session.schedule.training.precision == "bf16"):
@@ -297,7 +297,7 @@ class _TrainerTask(Generic[Model, Example]):
     def save(self, folder: Path | None, progress: Progress, random_states: list[dict[str, Any]]) -> None:
         if folder is not None:
             self._session.task.save(self.model, folder)
-            write_state(folder / STATE, {"optimizer": self.optimizer.state_dict(), "random": random_states, "progress": asdict(progress)})
+            save_train_state(folder, {"optimizer": self.optimizer.state_dict()}, progress, random_states)
 
     def kept_steps(self, saved: list[int], progress: Progress) -> set[int]:
         newest = set(saved[-self._session.schedule.training.keep_checkpoints :])
@@ -324,10 +324,9 @@ def fine_tune(session: Session[Model, Example], first_model: Callable[[], Model]
     task = _TrainerTask(session, model, step or 0)
     progress, random_states = Progress(), None
     if step:
-        state = read_state(checkpoint / STATE)
-        progress = read_progress(state, checkpoint)
-        random_states = state["random"]
-        task.optimizer.load_state_dict(state["optimizer"])
+        saved = load_train_state(checkpoint, ("optimizer",))
+        progress, random_states = saved.progress, saved.random_states
+        task.optimizer.load_state_dict(saved.state["optimizer"])
     if step is not None:
         progress.resumed_at.append(step)
     highest = schedule.training.max_grad_norm

@@ -15,11 +15,10 @@ from typing import TypeAlias
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.eval.metrics import DEFAULT, grouped, is_whole
+from quiver.eval.metrics import CHANGED, DEFAULT, PERMUTATIONS, Change, PairedComparison, compare_parts, grouped, holm, is_whole
 from quiver.eval.report.formats import Block, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
 from quiver.eval.report.retrieval import LABELS, differently_scored, label_systems, points
 from quiver.eval.results import FILE, HEADLINE, CollectionResult, FileReference, Results, read_results
-from quiver.eval.significance import CHANGED, PERMUTATIONS, Change, PairedComparison, compare_parts, holm
 
 ALPHA = 0.05
 """A difference is significant if its corrected p is below this value."""

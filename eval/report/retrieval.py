@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import write_text
-from quiver.eval.metrics import Average, average, data_sets, grouped, is_whole
+from quiver.eval.metrics import Average, Interval, average, data_sets, grouped, is_whole
 from quiver.eval.report.charts import Bar, Dot, Key, axis_top, bar_chart, interval, latency_chart, latency_limits
 from quiver.eval.report.formats import (
     Block,
@@ -40,7 +40,7 @@ from quiver.eval.report.formats import (
     render_latex,
     write,
 )
-from quiver.eval.results import HEADLINE, CollectionResult, IndexUsed, Interval, Results, ShownDocument, System, WorstQuery, read_results
+from quiver.eval.results import HEADLINE, CollectionResult, IndexUsed, Results, ShownDocument, System, WorstQuery, read_results
 
 LABELS: Mapping[str, str] = {
     "ndcg@10": "nDCG@10",

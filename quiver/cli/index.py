@@ -334,7 +334,7 @@ def _names(paths: tuple[Path, ...]) -> list[str]:
 def _describe(index: Index, as_json: bool) -> None:
     manifest = index.manifest
     if as_json:
-        content = {**dataclasses.asdict(manifest), "kind": manifest.kind, "tokens": dataclasses.asdict(manifest.tokens)}
+        content = {**dataclasses.asdict(manifest), "kind": manifest.codec.engine, "tokens": dataclasses.asdict(manifest.tokens)}
         content["presets"] = index.presets()
         content["preset_recall"] = {
             str(k): {name: dataclasses.asdict(point) for name, point in presets.items()} for k, presets in index.preset_recall().items()
@@ -352,7 +352,7 @@ def _describe(index: Index, as_json: bool) -> None:
         return
     tokens = manifest.tokens
     rows = [
-        ("kind", manifest.kind),
+        ("kind", manifest.codec.engine),
         *((name, str(value)) for name, value in index.parameters.items()),
         ("documents", f"{len(index):,}"),
         ("deleted documents", f"{manifest.deleted:,}"),

@@ -110,11 +110,34 @@ def candidates(
 MARGIN = 32
 """Documents retrieved in addition to k, so that the end of a tie at the cut is usually among them."""
 
-# Queries whose candidates are fetched together: many enough to share disk reads, few enough to limit memory.
-QUERIES_RESCORED = 32
 
-# Maximum number of scores of a part in memory if FAISS does not select the best, queries x documents: 32 MiB.
-SCORES_HELD = 8 << 20
+@dataclass(frozen=True)
+class SearchLimits:
+    """Sizes of the parts of an exact search. They bound its memory and do not change its results.
+
+    Attributes:
+        block_bytes: Maximum size in bytes of the vectors that are read from disk at a time.
+        dense_queries: Queries per pass over documents with one vector: their candidates, Q x (k + margin), take 50 MB for k = 1000.
+        token_queries: Queries per pass over documents with token vectors; their tokens and candidates are in memory.
+        queries_rescored: Queries whose candidates are fetched together: many enough to share disk reads, few enough to limit memory.
+        tokens_rescored: Token vectors that are gathered at a time to recompute close scores in float64.
+        scores_held: Maximum number of scores of a part in memory if FAISS does not select the best, queries x documents: 32 MiB.
+    """
+
+    block_bytes: int = 128 << 20
+    dense_queries: int = 4096
+    token_queries: int = 1024
+    queries_rescored: int = 32
+    tokens_rescored: int = 65_536
+    scores_held: int = 8 << 20
+
+    def block_rows(self, dim: int) -> int:
+        """Number of rows of width d in a block."""
+        return max(1, self.block_bytes // (4 * dim))
+
+
+LIMITS = SearchLimits()
+"""The default limits."""
 
 Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Rows and scores of one query, best first."""
@@ -144,7 +167,14 @@ class Walk(Protocol):
 
 
 def search_walk(
-    walk: Walk, k: int, *, findable: int, errors: NDArray[np.float64], ids: NDArray[Any], all_exact: bool = False
+    walk: Walk,
+    k: int,
+    *,
+    findable: int,
+    errors: NDArray[np.float64],
+    ids: NDArray[Any],
+    all_exact: bool = False,
+    limits: SearchLimits = LIMITS,
 ) -> list[Ranked]:
     """The k best documents of every query, by score and then by document id, both descending.
 
@@ -156,6 +186,7 @@ def search_walk(
         ids: Document ids, or their ranks, (P,).
         all_exact: Compute every returned score in float64 and round it once, not only those that are too close to a neighbour. A score
             then does not depend on the other documents, and results of several indexes can be merged.
+        limits: Sizes of the parts of the search.
     """
     k = min(k, findable)
     if not k:
@@ -163,10 +194,13 @@ def search_walk(
     fetched = min(findable, k + MARGIN)
     scores, rows = _nearest(walk, fetched)
     cut_off = [query for query in range(len(errors)) if fetched < findable and not is_complete(scores[query], k, errors[query])]
-    found = _second_walk(walk, cut_off, k, thresholds=scores[cut_off, k - 1] - 2 * errors[cut_off], ids=ids) if cut_off else {}
+    group, found = limits.queries_rescored, dict[int, Ranked]()
+    if cut_off:
+        thresholds = scores[cut_off, k - 1] - 2 * errors[cut_off]
+        found = _second_walk(walk, cut_off, k, thresholds=thresholds, ids=ids, group=group)
     rest = [query for query in range(len(errors)) if query not in found]
-    for start in range(0, len(rest), QUERIES_RESCORED):
-        kept = {query: candidates(rows[query], scores[query], k, errors[query]) for query in rest[start : start + QUERIES_RESCORED]}
+    for start in range(0, len(rest), group):
+        kept = {query: candidates(rows[query], scores[query], k, errors[query]) for query in rest[start : start + group]}
         if all_exact:
             kept = {query: (some, values, np.arange(len(some))) for query, (some, values, _) in kept.items()}
         exact = _rescored(walk, {query: rows[doubtful] for query, (rows, _, doubtful) in kept.items()})
@@ -210,14 +244,16 @@ def _rescored(walk: Walk, wanted: dict[int, NDArray[np.int64]]) -> dict[int, NDA
     return exact
 
 
-def _second_walk(walk: Walk, queries: list[int], k: int, *, thresholds: NDArray[np.float64], ids: NDArray[Any]) -> dict[int, Ranked]:
+def _second_walk(
+    walk: Walk, queries: list[int], k: int, *, thresholds: NDArray[np.float64], ids: NDArray[Any], group: int
+) -> dict[int, Ranked]:
     """Rank the documents of some queries by scoring every document whose float32 score reaches the threshold in float64."""
     best = {query: (np.empty(0, np.int64), np.empty(0, np.float32)) for query in queries}
     for start, part in walk.parts():
-        for head in range(0, len(queries), QUERIES_RESCORED):
-            group = queries[head : head + QUERIES_RESCORED]
-            near = part.scores(group) >= thresholds[head : head + QUERIES_RESCORED, None]
-            for query, reached in zip(group, near, strict=True):
+        for head in range(0, len(queries), group):
+            some = queries[head : head + group]
+            near = part.scores(some) >= thresholds[head : head + group, None]
+            for query, reached in zip(some, near, strict=True):
                 if (places := np.flatnonzero(reached)).size:
                     rows, scores = best[query]
                     rows, scores = np.append(rows, places + start), np.append(scores, part.exact(query, places).astype(np.float32))
@@ -225,7 +261,9 @@ def _second_walk(walk: Walk, queries: list[int], k: int, *, thresholds: NDArray[
     return best
 
 
-def nearest_by_scores(part: Part, queries: int, count: int, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def nearest_by_scores(
+    part: Part, queries: int, count: int, k: int, *, held: int = LIMITS.scores_held
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Implementation of ``Part.nearest`` that computes all scores.
 
     Args:
@@ -233,8 +271,9 @@ def nearest_by_scores(part: Part, queries: int, count: int, k: int) -> tuple[NDA
         queries: Number of queries Q.
         count: Number of documents n of the part.
         k: Documents per query.
+        held: Maximum number of scores in memory.
     """
-    group = max(1, SCORES_HELD // count)
+    group = max(1, held // count)
     found = [_best(part.scores(range(start, min(start + group, queries))), min(k, count)) for start in range(0, queries, group)]
     return np.concatenate([scores for scores, _ in found]), np.concatenate([places for _, places in found])
 
@@ -247,9 +286,6 @@ def _best(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDA
 ROWS = 8192
 """Rows of a matrix that are checked in one step, so that a check never copies the complete matrix."""
 
-BLOCK_BYTES = 128 << 20
-"""Maximum size in bytes of the vectors that a search reads from disk at a time."""
-
 
 def largest_norm(rows: Rows) -> float:
     """Length of the longest row; not finite if a row is not, or if a length overflows float32."""
@@ -260,13 +296,6 @@ def largest_norm(rows: Rows) -> float:
     return float(largest)
 
 
-def block_rows(dim: int) -> int:
-    """Number of rows of width d in a block of 128 MiB."""
-    return max(1, BLOCK_BYTES // (4 * dim))
-
-
-# Queries per pass over the documents: their candidates, Q x (k + margin), take 50 MB for k = 1000.
-DENSE_QUERIES = 4096
 # If a filter allows fewer rows than this share, they are gathered before scoring; otherwise all rows are scored and the others masked.
 _FEW = 0.25
 
@@ -280,6 +309,7 @@ def search_dense(
     ids: NDArray[Any],
     allowed: NDArray[np.bool_] | None = None,
     all_exact: bool = False,
+    limits: SearchLimits = LIMITS,
 ) -> list[Ranked]:
     """The k best rows of each query by exact inner product; ties go to the greater id.
 
@@ -291,38 +321,41 @@ def search_dense(
         ids: Document ids, or their ranks, (P,).
         allowed: Rows that may be found, (P,); None for all.
         all_exact: See `quiver.retrieval.index.exact.search_walk`.
+        limits: Sizes of the parts of the search.
 
     Raises:
         ValueError: A query has scores that overflow float32.
     """
     if allowed is not None and np.count_nonzero(allowed) < _FEW * len(allowed):
         picked = np.flatnonzero(allowed)
-        found = search_dense(PickedRows(rows, picked), queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact)
+        found = search_dense(
+            PickedRows(rows, picked), queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact, limits=limits
+        )
         return [(picked[places], scores) for places, scores in found]
     with np.errstate(over="ignore"):  # an overflow becomes infinity, which float32_error rejects
         lengths = np.linalg.norm(queries, axis=1)
     errors = np.array([float32_error(rows.shape[1], float(length) * largest_norm) for length in lengths])
     findable = rows.shape[0] if allowed is None else int(np.count_nonzero(allowed))
     ranked: list[Ranked] = []
-    for start in range(0, len(queries), DENSE_QUERIES):
-        group = slice(start, start + DENSE_QUERIES)
-        ranked += search_walk(
-            _DenseWalk(rows, queries[group], allowed), k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact
-        )
+    for start in range(0, len(queries), limits.dense_queries):
+        group = slice(start, start + limits.dense_queries)
+        walk = _DenseWalk(rows, queries[group], allowed, limits)
+        ranked += search_walk(walk, k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact, limits=limits)
     return ranked
 
 
 class _DensePart:
     """A block of documents and the queries, both in memory; implements ``quiver.retrieval.index.exact.Part``."""
 
-    def __init__(self, queries: DenseVectors, block: DenseVectors, hidden: NDArray[np.bool_] | None) -> None:
+    def __init__(self, queries: DenseVectors, block: DenseVectors, hidden: NDArray[np.bool_] | None, limits: SearchLimits) -> None:
         self._queries = queries
         self._block = block
+        self._limits = limits
         self._hidden = hidden  # (n,) documents that must not be found
 
     def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         if self._hidden is not None:
-            return nearest_by_scores(self, len(self._queries), len(self._block), k)
+            return nearest_by_scores(self, len(self._queries), len(self._block), k, held=self._limits.scores_held)
         scores, places = faiss.knn(self._queries, self._block, min(k, len(self._block)), metric=faiss.METRIC_INNER_PRODUCT)
         return scores, places
 
@@ -346,29 +379,24 @@ def exact_products(rows: Rows, query: NDArray[np.float32], places: NDArray[np.in
 class _DenseWalk:
     """The documents in blocks; implements ``quiver.retrieval.index.exact.Walk``."""
 
-    def __init__(self, rows: Rows, queries: DenseVectors, allowed: NDArray[np.bool_] | None) -> None:
+    def __init__(self, rows: Rows, queries: DenseVectors, allowed: NDArray[np.bool_] | None, limits: SearchLimits) -> None:
         self._rows = rows
         self._queries = queries
         self._allowed = allowed
+        self._limits = limits
 
     def parts(self) -> Iterator[tuple[int, _DensePart]]:
-        for start, block in self._rows.blocks(block_rows(self._rows.shape[1])):
+        for start, block in self._rows.blocks(self._limits.block_rows(self._rows.shape[1])):
             hidden = None if self._allowed is None else ~self._allowed[start : start + len(block)]
-            yield start, _DensePart(self._queries, block, hidden)
+            yield start, _DensePart(self._queries, block, hidden, self._limits)
 
     def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _DensePart]]:
         for start in range(0, len(rows), ROWS):
             picked = rows[start : start + ROWS]
-            yield len(picked), _DensePart(self._queries, self._rows.take(picked), None)
+            yield len(picked), _DensePart(self._queries, self._rows.take(picked), None, self._limits)
 
 
-# Queries per pass over the documents; their tokens and candidates are in memory.
-TOKEN_QUERIES = 1024
-# Tokens gathered at a time to recompute close scores in float64.
-TOKENS_RESCORED = 65_536
-
-
-def search_tokens(
+def search_tokens(  # noqa: PLR0913 - one option for each choice
     rows: Rows,
     offsets: NDArray[np.int64],
     queries: Sequence[TokenVectors],
@@ -378,6 +406,7 @@ def search_tokens(
     ids: NDArray[Any],
     allowed: NDArray[np.bool_] | None = None,
     all_exact: bool = False,
+    limits: SearchLimits = LIMITS,
 ) -> list[Ranked]:
     """The k best documents of each query by exact MaxSim; ties go to the greater id.
 
@@ -390,6 +419,7 @@ def search_tokens(
         ids: Document ids, or their ranks, (P,).
         allowed: Documents that may be found, (P,); None for all. Documents without a vector are never found.
         all_exact: See `quiver.retrieval.index.exact.search_walk`.
+        limits: Sizes of the parts of the search.
 
     Raises:
         ValueError: A query has scores that overflow float32.
@@ -401,15 +431,14 @@ def search_tokens(
         lengths = offsets[picked + 1] - offsets[picked]
         tokens = PickedRows(rows, token_rows(offsets, picked))
         begins = np.append(0, np.cumsum(lengths))
-        found = search_tokens(tokens, begins, queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact)
+        found = search_tokens(tokens, begins, queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact, limits=limits)
         return [(picked[places], scores) for places, scores in found]
     errors = np.array([_error(query, largest_norm) for query in queries])
     ranked: list[Ranked] = []
-    for start in range(0, len(queries), TOKEN_QUERIES):
-        group = slice(start, start + TOKEN_QUERIES)
-        ranked += search_walk(
-            _TokenWalk(rows, offsets, queries[group], allowed), k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact
-        )
+    for start in range(0, len(queries), limits.token_queries):
+        group = slice(start, start + limits.token_queries)
+        walk = _TokenWalk(rows, offsets, queries[group], allowed, limits)
+        ranked += search_walk(walk, k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact, limits=limits)
     return ranked
 
 
@@ -423,15 +452,13 @@ class _TokenPart:
     """Some documents and the queries, both in memory; implements ``quiver.retrieval.index.exact.Part``."""
 
     def __init__(
-        self, queries: Sequence[TokenVectors], tokens: TokenVectors, offsets: NDArray[np.int64], hidden: NDArray[np.bool_] | None
+        self, queries: Sequence[TokenVectors], tokens: TokenVectors, offsets: NDArray[np.int64], hidden: Bitmap | None, limits: SearchLimits
     ) -> None:
-        self._queries = queries
-        self._tokens = tokens
-        self._offsets = offsets
+        self._queries, self._tokens, self._offsets, self._limits = queries, tokens, offsets, limits
         self._hidden = hidden  # (n,) documents that must not be found
 
     def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        return nearest_by_scores(self, len(self._queries), len(self._offsets) - 1, k)
+        return nearest_by_scores(self, len(self._queries), len(self._offsets) - 1, k, held=self._limits.scores_held)
 
     def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
         scores = maxsim_packed([self._queries[query] for query in queries], self._tokens, self._offsets)  # (Q', n)
@@ -440,10 +467,12 @@ class _TokenPart:
         return scores
 
     def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        return exact_maxsim(MatrixRows(self._tokens), self._offsets, self._queries[query], places)
+        return exact_maxsim(MatrixRows(self._tokens), self._offsets, self._queries[query], places, size=self._limits.tokens_rescored)
 
 
-def exact_maxsim(rows: Rows, offsets: NDArray[np.int64], query: TokenVectors, places: NDArray[np.intp]) -> NDArray[np.float64]:
+def exact_maxsim(
+    rows: Rows, offsets: NDArray[np.int64], query: TokenVectors, places: NDArray[np.intp], *, size: int = LIMITS.tokens_rescored
+) -> NDArray[np.float64]:
     """MaxSim of a query with given documents in float64.
 
     Args:
@@ -451,13 +480,14 @@ def exact_maxsim(rows: Rows, offsets: NDArray[np.int64], query: TokenVectors, pl
         offsets: First token vector of each document, and T, (P + 1,).
         query: (n_i, d).
         places: Numbers of the documents; each must have a token vector.
+        size: Maximum number of token vectors that are gathered at a time.
 
     Returns:
         (len(places),).
     """
     vectors = query.astype(np.float64)
     scores = np.empty(len(places), dtype=np.float64)
-    for first, last in token_pieces(offsets, places):
+    for first, last in token_pieces(offsets, places, size):
         piece = places[first:last]
         tokens = rows.take(token_rows(offsets, piece))
         lengths = offsets[piece + 1] - offsets[piece]
@@ -469,23 +499,25 @@ def exact_maxsim(rows: Rows, offsets: NDArray[np.int64], query: TokenVectors, pl
 class _TokenWalk:
     """The documents in blocks of whole documents; implements ``quiver.retrieval.index.exact.Walk``."""
 
-    def __init__(self, rows: Rows, offsets: NDArray[np.int64], queries: Sequence[TokenVectors], allowed: NDArray[np.bool_] | None) -> None:
-        self._rows = rows
-        self._offsets = offsets
-        self._queries = queries
-        self._allowed = allowed
+    def __init__(
+        self, rows: Rows, offsets: NDArray[np.int64], queries: Sequence[TokenVectors], allowed: Bitmap | None, limits: SearchLimits
+    ) -> None:
+        self._rows, self._offsets, self._queries, self._allowed, self._limits = rows, offsets, queries, allowed, limits
 
     def parts(self) -> Iterator[tuple[int, _TokenPart]]:
-        for begin, end in document_blocks(self._offsets, block_rows(self._rows.shape[1])):
+        for begin, end in document_blocks(self._offsets, self._limits.block_rows(self._rows.shape[1])):
             first, last = int(self._offsets[begin]), int(self._offsets[end])
             hidden = None if self._allowed is None else ~self._allowed[begin:end]
-            yield begin, _TokenPart(self._queries, self._rows.span(first, last), self._offsets[begin : end + 1] - first, hidden)
+            yield (
+                begin,
+                _TokenPart(self._queries, self._rows.span(first, last), self._offsets[begin : end + 1] - first, hidden, self._limits),
+            )
 
     def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _TokenPart]]:
-        for first, last in token_pieces(self._offsets, rows):
+        for first, last in token_pieces(self._offsets, rows, self._limits.tokens_rescored):
             picked = rows[first:last]
             offsets = np.append(0, np.cumsum(self._offsets[picked + 1] - self._offsets[picked]))
-            yield len(picked), _TokenPart(self._queries, self._rows.take(token_rows(self._offsets, picked)), offsets, None)
+            yield len(picked), _TokenPart(self._queries, self._rows.take(token_rows(self._offsets, picked)), offsets, None, self._limits)
 
 
 def document_blocks(offsets: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
@@ -502,12 +534,12 @@ def document_blocks(offsets: NDArray[np.int64], size: int) -> Iterator[tuple[int
         begin = end
 
 
-def token_pieces(offsets: NDArray[np.int64], documents: NDArray[np.intp]) -> Iterator[tuple[int, int]]:
-    """Ranges of ``documents`` with at most ``TOKENS_RESCORED`` tokens together; each has at least one document."""
+def token_pieces(offsets: NDArray[np.int64], documents: NDArray[np.intp], size: int) -> Iterator[tuple[int, int]]:
+    """Ranges of ``documents`` with at most ``size`` tokens together; each has at least one document."""
     ends = np.cumsum(offsets[documents + 1] - offsets[documents])
     begin = held = 0
     while begin < len(documents):
-        end = max(begin + 1, int(np.searchsorted(ends, held + TOKENS_RESCORED, side="right")))
+        end = max(begin + 1, int(np.searchsorted(ends, held + size, side="right")))
         yield begin, end
         begin, held = end, int(ends[end - 1])
 
@@ -614,11 +646,8 @@ class ExactTokenSegment:
         damaged: Callable[[], Bitmap] | None = None,
         all_exact: bool = True,
     ) -> None:
-        self._rows = rows
         self.offsets = offsets
-        self._largest_norm = largest_norm
-        self._damaged = damaged
-        self._all_exact = all_exact
+        self._rows, self._largest_norm, self._damaged, self._all_exact = rows, largest_norm, damaged, all_exact
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

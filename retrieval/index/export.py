@@ -32,11 +32,8 @@ from quiver.retrieval.progress import Advance, progress_bar
 FORMATS = ("npy", "safetensors")
 """File formats of the vectors."""
 
-# Numbers decoded at a time: 64 MiB.
-_NUMBERS = 1 << 24
 
-
-def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: bool = False) -> dict[str, Any]:
+def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: bool = False, numbers: int = 1 << 24) -> dict[str, Any]:
     """Write the documents and vectors of an index, without deleted documents.
 
     Args:
@@ -44,6 +41,7 @@ def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: boo
         out: Folder to write; it must be empty or not exist.
         vectors: One of `FORMATS`.
         progress: Show a bar over the documents.
+        numbers: Numbers of the vectors that are decoded at a time; by default 64 MiB.
 
     Returns:
         The content of ``export.json``.
@@ -66,7 +64,7 @@ def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: boo
     with progress_bar("documents", len(index), enabled=progress) as advance:
         _write_documents(index, out / "documents.jsonl")
         write = _write_safetensors if vectors == "safetensors" else _write_npy
-        files = write(index, out, arrays, lengths, advance)
+        files = write(index, out, arrays, lengths, numbers, advance)
     described = {
         "index": str(index.path),
         "kind": index.kind,
@@ -91,17 +89,19 @@ def _write_documents(index: Index, path: Path) -> None:
                 file.write(line)
 
 
-def _write_npy(index: Index, out: Path, arrays: dict[str, tuple[int, ...]], lengths: NDArray[np.int64], advance: Advance) -> list[str]:
+def _write_npy(
+    index: Index, out: Path, arrays: dict[str, tuple[int, ...]], lengths: NDArray[np.int64], numbers: int, advance: Advance
+) -> list[str]:
     for name, shape in arrays.items():
         with atomic_file(out / f"{name}.npy") as file:
             kind = "<f4" if name == "vectors" else "<i8"
             np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
-            _write_array(index, file, name, lengths, advance)
+            _write_array(index, file, name, lengths, numbers, advance)
     return [f"{name}.npy" for name in arrays]
 
 
 def _write_safetensors(
-    index: Index, out: Path, arrays: dict[str, tuple[int, ...]], lengths: NDArray[np.int64], advance: Advance
+    index: Index, out: Path, arrays: dict[str, tuple[int, ...]], lengths: NDArray[np.int64], numbers: int, advance: Advance
 ) -> list[str]:
     header: dict[str, Any] = {}
     end = 0
@@ -114,28 +114,35 @@ def _write_safetensors(
     with atomic_file(out / "vectors.safetensors") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in arrays:
-            _write_array(index, file, name, lengths, advance)
+            _write_array(index, file, name, lengths, numbers, advance)
     return ["vectors.safetensors"]
 
 
-def _write_array(index: Index, file: BinaryIO, name: str, lengths: NDArray[np.int64], advance: Advance) -> None:
+def _write_array(index: Index, file: BinaryIO, name: str, lengths: NDArray[np.int64], numbers: int, advance: Advance) -> None:
     if name == "lengths":
         file.write(little_endian(lengths).data)
         return
     for segment in index.segments:
-        for rows in _row_blocks(segment, index.manifest.model.dim):
+        for rows in row_blocks(segment, max(1, numbers // index.manifest.model.dim)):
             vectors, _ = segment.vectors.vectors(rows)
             file.write(little_endian(np.asarray(vectors, np.float32)).data)
             advance(len(rows))
 
 
-def _row_blocks(segment: OpenSegment, dim: int) -> Iterator[NDArray[np.int64]]:
-    """Rows of documents that are not deleted, in blocks of limited size; each block has at least one document."""
+def row_blocks(segment: OpenSegment, vectors: int, documents: int | None = None) -> Iterator[NDArray[np.int64]]:
+    """Rows of documents that are not deleted, in ascending order, in blocks of at least one document.
+
+    Args:
+        segment: The segment.
+        vectors: Maximum number of vectors of a block that has more than one document.
+        documents: Maximum number of documents of a block; None for no limit.
+    """
     rows = np.flatnonzero(segment.kept)
     ends = np.cumsum(segment.vectors.lengths[rows])
     first = 0
     while first < len(rows):
         held = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, held + _NUMBERS // dim, side="right")))
+        last = max(first + 1, int(np.searchsorted(ends, held + vectors, side="right")))
+        last = last if documents is None else min(last, first + documents)
         yield rows[first:last]
         first = last

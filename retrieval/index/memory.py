@@ -32,10 +32,10 @@ from quiver.retrieval.index.engines import (
     train_codec,
 )
 from quiver.retrieval.index.exact import (
+    LIMITS,
     ROWS,
     ExactDenseSegment,
     ExactTokenSegment,
-    block_rows,
     document_blocks,
     largest_norm,
     token_rows,
@@ -53,9 +53,6 @@ logger = logging.getLogger(__name__)
 MEMORY = Path("(in memory)")
 """Path of an index in memory, in errors and logs."""
 
-# Vectors outside memory up to this size are read into memory before searching.
-READ_BYTES = 256 << 20
-
 
 def index_vectors(
     ids: Sequence[str],
@@ -65,17 +62,19 @@ def index_vectors(
     lengths: Sequence[int] | NDArray[np.int64] | None = None,
     engine: str = "exact",
     seed: int = 0,
+    read_bytes: int = 256 << 20,
 ) -> Index:
     """Index existing vectors in memory.
 
     Args:
         ids: P document ids.
         vectors: (P, d), or for token vectors (T, d), document after document; their inner product is the similarity. The exact engines
-            use them without a copy, and read vectors outside memory completely only up to 256 MiB.
+            use them without a copy.
         card: Card of the model that made them; its ``kind`` and ``dim`` decide which engines fit.
         lengths: Token vectors of each document, (P,), zero allowed; None for one vector per document.
         engine: Engine with settings, see `quiver.retrieval.index.engines.parse_engine`.
         seed: Random seed of engines that are trained.
+        read_bytes: The exact engines read vectors outside memory completely if they have at most this size in bytes; by default 256 MiB.
 
     Raises:
         InputError: The engine or a setting is unknown or does not fit the model; there are no documents, an id is repeated, no document
@@ -88,7 +87,7 @@ def index_vectors(
     name = engine_name(spec.name, card, len(ids))
     if rows.shape[1] != card.dim:
         raise ValueError(f"the vectors have the shape {rows.shape}, but the model's vectors have width {card.dim}")
-    if not isinstance(rows, MatrixRows) and 4 * rows.shape[0] * rows.shape[1] <= READ_BYTES:
+    if not isinstance(rows, MatrixRows) and 4 * rows.shape[0] * rows.shape[1] <= read_bytes:
         rows = MatrixRows(rows.span(0, rows.shape[0]))
     norm = largest_norm(rows)
     if not np.isfinite(norm) and (bad := first_bad_row(rows)) is not None:
@@ -197,7 +196,7 @@ def _written(codec: AnyCodec, rows: Rows, offsets: NDArray[np.int64], *, dense: 
     """Write a segment of a compressing engine to memory and open it."""
     disk = MemoryDisk()
     writer = codec.writer(MEMORY, disk)
-    size = block_rows(rows.shape[1])
+    size = LIMITS.block_rows(rows.shape[1])
     for first, last in document_blocks(offsets, size):
         vectors = rows.span(int(offsets[first]), int(offsets[last]))
         writer.add(vectors, None if dense else np.diff(offsets[first : last + 1]))
@@ -208,7 +207,7 @@ def _written(codec: AnyCodec, rows: Rows, offsets: NDArray[np.int64], *, dense: 
 
 def _in_memory(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: Policy, tokens: TokenCounts) -> Index:
     documents, vectors = len(segment.documents), int(segment.vectors.lengths.sum())
-    entry = SegmentEntry(str(MEMORY), documents, vectors, tokens, {})
+    entry = SegmentEntry(str(MEMORY), documents, vectors, tokens, {}, None)
     manifest = Manifest(0, "", "build", {}, card, policy, CodecEntry(codec.name, "", codec.parameters, {}), (entry,))
     return Index(MEMORY, manifest, codec, [segment])
 

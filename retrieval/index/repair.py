@@ -496,15 +496,15 @@ def _codec(layout: Layout, manifest: Manifest, losses: _Losses) -> tuple[_Folder
         DamagedIndexError: A part of it is lost; no vector can be decoded without it.
     """
     folder = _salvaged(layout.codecs / manifest.codec.name, manifest.codec.files, losses)
-    if folder.is_lost and (content := exact.codec_content(manifest.kind, manifest.model.dim)) is not None:
+    if folder.is_lost and (content := exact.codec_content(manifest.codec.engine, manifest.model.dim)) is not None:
         folder = _rebuilt(folder, content)
     if folder.is_lost:
         raise DamagedIndexError(f"{folder.path}: the codec is damaged; no vector can be read without it")
     if not folder.salvaged:
-        return folder, open_codec(manifest.kind, folder.path)
+        return folder, open_codec(manifest.codec.engine, folder.path)
     with tempfile.TemporaryDirectory() as name:
         folder.write(Path(name), REAL)
-        return folder, open_codec(manifest.kind, Path(name))
+        return folder, open_codec(manifest.codec.engine, Path(name))
 
 
 def _rebuilt(folder: _Folder, content: Mapping[str, bytes]) -> _Folder:

@@ -32,8 +32,6 @@ LOOK = "the index is damaged, run quiver index check to find the file"
 """Advice for errors about damaged memory-mapped files."""
 
 
-# Number of bytes whose positions are computed at a time.
-_PLACES = 1 << 20
 # Up to this many elements, reading them one by one is faster than as an array; hits of a search are that few.
 _FEW = 20
 
@@ -113,11 +111,12 @@ class StringColumn(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"the string number must be below {len(self)}, got {index}")
-        return _decoded([self.bytes_of(index % len(self))])[0]
+        number, size = index, len(self)
+        if isinstance(number, slice):
+            return self.take(np.arange(size)[number])
+        if not -size <= number < size:
+            raise IndexError(f"the string number must be below {size}, got {number}")
+        return _decoded([self.bytes_of(number % size)])[0]
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), 65_536):
@@ -142,8 +141,13 @@ class StringColumn(Sequence[str]):
         content = self._content.spans(begins, ends).data
         return _decoded([content[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
 
-    def select(self, indices: NDArray[np.intp]) -> StringColumn:
-        """The strings with given numbers, in the order given, as a column in memory."""
+    def select(self, indices: NDArray[np.intp], *, part: int = 1 << 20) -> StringColumn:
+        """The strings with given numbers, in the order given, as a column in memory.
+
+        Args:
+            indices: Numbers of strings.
+            part: Number of bytes whose positions are computed at a time.
+        """
         begins = self._offsets[indices]
         lengths = self._offsets[indices + 1] - begins
         source = self._content.spans(begins, begins + lengths)
@@ -152,7 +156,7 @@ class StringColumn(Sequence[str]):
         content = np.empty(max(total, 0), np.uint8)
         first = done = 0
         while done < total:  # in parts: the index of a byte takes eight bytes
-            last = max(first + 1, int(np.searchsorted(offsets[1:], done + _PLACES, side="right")))
+            last = max(first + 1, int(np.searchsorted(offsets[1:], done + part, side="right")))
             end = int(offsets[last])
             shifts = begins[first:last] - offsets[first:last]
             content[done:end] = source[np.repeat(shifts, lengths[first:last]) + np.arange(done, end)]

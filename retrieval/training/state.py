@@ -40,8 +40,7 @@ from quiver.encoder.training import optimization
 from quiver.encoder.training.averaging import average_weights
 from quiver.encoder.training.optimization import OptimizerSettings
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.state import read_state, write_state
-from quiver.encoder.training.trainer import Progress, read_progress, whole_tensor
+from quiver.encoder.training.trainer import Progress, load_train_state, save_train_state, whole_tensor
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import check_target, replacing_folder
@@ -52,7 +51,6 @@ from quiver.retrieval.training.recipe import Recipe, TrainingSection
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "trained_weights.safetensors"
-STATE = "trainer"
 SCHEDULE_FREE = "schedule_free_adamw"
 
 
@@ -357,13 +355,7 @@ def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Pro
         return
     if train_state.lora or has_two_weights(train_state.optimizer):
         save_tensors({name: weight.detach().cpu().contiguous() for name, weight in train_state.trained().items()}, folder / WEIGHTS)
-    state = {
-        "optimizer": optimizer,
-        "schedule": train_state.schedule.state_dict(),
-        "random": random_states,
-        "progress": asdict(progress),
-    }
-    write_state(folder / STATE, state)
+    save_train_state(folder, {"optimizer": optimizer, "schedule": train_state.schedule.state_dict()}, progress, random_states)
 
 
 def load_trainable(folder: Path) -> BiEncoder | ColBERT:
@@ -398,13 +390,11 @@ def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, li
         with torch.no_grad():
             for name, weight in trained.items():
                 weight.copy_(saved[name])
-    state = read_state(folder / STATE)
+    checkpoint = load_train_state(folder, ("optimizer", "schedule"))
     try:
-        train_state.load_optimizer_state(state["optimizer"])
-        train_state.schedule.load_state_dict(state["schedule"])
-        return read_progress(state, folder), state["random"]
-    except InputError:
-        raise
+        train_state.load_optimizer_state(checkpoint.state["optimizer"])
+        train_state.schedule.load_state_dict(checkpoint.state["schedule"])
+        return checkpoint.progress, checkpoint.random_states
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder}: written by another version of Quiver or torch ({error}); start the run again") from error
 

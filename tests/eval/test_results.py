@@ -14,7 +14,8 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, SchemaError, parse_record
 from quiver.eval.evaluation import evaluate
-from quiver.eval.results import Interval, Parameter, Results, Truncated
+from quiver.eval.metrics import Interval
+from quiver.eval.results import Parameter, Results, Truncated
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from quiver.eval.results import Interval
-from quiver.eval.significance import (
+from quiver.eval.metrics import (
+    Interval,
     bootstrap_interval,
     compare_parts,
     compare_queries,

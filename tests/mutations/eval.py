@@ -1,4 +1,4 @@
-"""Mutations of metrics, significance and evaluation policies; see mutate.py."""
+"""Mutations of metrics and evaluation policies; see mutate.py."""
 
 METRICS = "tests/eval/test_metrics.py"
 SIGNIFICANCE = "tests/eval/test_significance.py"
@@ -128,56 +128,56 @@ MUTATIONS = [
     ),
     (
         "p value is one-sided",
-        "eval/significance.py",
+        "eval/metrics.py",
         "np.mean(np.abs(_enumerated_sums(sizes)) >= reached)",
         "np.mean(_enumerated_sums(sizes) >= reached)",
         [f"{SIGNIFICANCE}::test_sign_flip_by_hand"],
     ),
     (
         "sums as far from 0 as the observed one do not count",
-        "eval/significance.py",
+        "eval/metrics.py",
         "np.mean(np.abs(_enumerated_sums(sizes)) >= reached)",
         "np.mean(np.abs(_enumerated_sums(sizes)) > reached + 2e-12 * math.fsum(sizes))",
         [f"{SIGNIFICANCE}::test_sign_flip_by_hand"],
     ),
     (
         "a sampled p does not count the observed assignment",
-        "eval/significance.py",
+        "eval/metrics.py",
         ">= reached)) + 1) / (permutations + 1)",
         ">= reached))) / permutations",
         [f"{SIGNIFICANCE}::test_a_sampled_p_is_never_zero"],
     ),
     (
         "interval is one-sided",
-        "eval/significance.py",
+        "eval/metrics.py",
         "[(1 - level) / 2, (1 + level) / 2]",
         "[1 - level, level]",
         [f"{SIGNIFICANCE}::test_the_interval_has_the_width_of_the_theory"],
     ),
     (
         "deviations of a part are divided by the queries of the first",
-        "eval/significance.py",
+        "eval/metrics.py",
         "deviations += share / len(values) * _resampled_sums",
         "deviations += share / len(checked[0]) * _resampled_sums",
         [f"{SIGNIFICANCE}::test_parts_are_drawn_apart_and_weigh_alike"],
     ),
     (
         "Holm's correction is Bonferroni's",
-        "eval/significance.py",
+        "eval/metrics.py",
         "(len(p_values) - rank) * p_values[position]",
         "len(p_values) * p_values[position]",
         [f"{SIGNIFICANCE}::test_holm_by_hand"],
     ),
     (
         "Holm's corrected values are not monotone",
-        "eval/significance.py",
+        "eval/metrics.py",
         "highest = max(highest, min(1.0, ",
         "highest = max(0.0, min(1.0, ",
         [f"{SIGNIFICANCE}::test_holm_by_hand"],
     ),
     (
         "rounding errors are evidence of a difference",
-        "eval/significance.py",
+        "eval/metrics.py",
         "0.0 if abs(c.difference) <= TIE else c.difference",
         "c.difference",
         [f"{SIGNIFICANCE}::test_differences_that_are_rounding_errors_are_ties"],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quiver.eval.significance import bootstrap_interval, sign_flip
+from quiver.eval.metrics import bootstrap_interval, sign_flip
 
 pytestmark = pytest.mark.parity
 

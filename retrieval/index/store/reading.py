@@ -257,7 +257,7 @@ class SegmentEntry:
     vectors: int
     tokens: TokenCounts
     files: Mapping[FileName, FileEntry]
-    deleted: TombstonesEntry | None = None
+    deleted: TombstonesEntry | None
 
     @property
     def alive(self) -> int:
@@ -324,11 +324,6 @@ class Manifest:
     codec: CodecEntry
     segments: tuple[SegmentEntry, ...]
     calibration: Mapping[str, Any] | None = field(default=None)
-
-    @property
-    def kind(self) -> str:
-        """Name of the engine."""
-        return self.codec.engine
 
     @property
     def documents(self) -> int:

@@ -500,7 +500,7 @@ def mine_negatives(
         system.index.check_model(system.model.card)
     settings = {
         "system": system.fingerprint,
-        "index": None if system.index is None else system.index.manifest.kind,
+        "index": None if system.index is None else system.index.manifest.codec.engine,
         "rules": asdict(rules),
         "output": asdict(output),
     }

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from quiver.encoder import InputError, Tokenizer, load_encoder
 from quiver.encoder.checkpoints.head_checkpoint import load_head
@@ -24,10 +25,10 @@ from quiver.encoder.pretraining.corpus import open_corpus
 from quiver.encoder.pretraining.phases import first_model
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import average_checkpoints, prepare, pretrain
-from quiver.encoder.pretraining.task import PretrainingTask, Session, read_task_state
-from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.pretraining.task import PretrainingTask, Session, read_checkpoint
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import Processes, RunStoppedError
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.trainer import Callback, Progress
 
 pytest.importorskip("optimi")
@@ -225,15 +226,18 @@ def test_pieces_that_wait_at_the_end_of_a_phase_are_the_first_of_the_next(make_r
     session = Session(recipe, out, Checkpoints(out / "checkpoints"), open_corpus(out / "corpus"), tokenizer, Processes(), "cpu")
     learned = PretrainingTask(session, Progress())
     read: list[int] = []
-    for step, batches in enumerate(learned.steps(), start=1):
-        read.extend(example["serial"] for batch in batches for example in batch.examples)
-        learned.after_step(step)
+    more, step = True, 0
+    while more:
+        for batches in learned.steps():
+            read.extend(example["serial"] for batch in batches for example in batch.examples)
+            learned.after_step(step := step + 1)
+        more = learned.next_phase()
     assert len(learned.phase_ends) == 2
     assert len(read) == len(set(read))
     missing = set(range(max(read) + 1)) - set(read)
     (tmp_path / "state").mkdir()
     learned.save(tmp_path / "state", Progress(), [])
-    waiting = {int(row[2]) for row in read_task_state(tmp_path / "state")["stream"]["packer"]["waiting"].tolist()}
+    waiting = {int(row[2]) for row in read_checkpoint(tmp_path / "state").state["stream"]["packer"]["waiting"].tolist()}
     assert missing <= waiting
 
 
@@ -337,3 +341,34 @@ def test_a_corpus_that_has_changed_is_no_corpus_to_resume_with(make_recipe: Make
         file.write("one more line of it\n")
     with pytest.raises(InputError, match=r"data of the interrupted run; corpus\.counts\.prose\.train\.documents was \d+, is \d+"):
         pretrain(recipe, out, resume=True)
+
+
+def test_sigterm_while_a_checkpoint_is_loaded_stops_the_run_after_a_step(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, out = make_recipe(), tmp_path / "out"
+    pretrain_until(12, recipe, out)
+    newest = Checkpoints(out / "checkpoints").steps()[-1]
+
+    def terminated(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return load_head(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("quiver.encoder.pretraining.task.load_head", terminated)
+        with pytest.raises(RunStoppedError):
+            pretrain(recipe, out, resume=True)
+    assert Checkpoints(out / "checkpoints").steps()[-1] == newest + 1
+
+
+def test_a_resumed_run_reads_its_train_state_once(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, out, read = make_recipe(), tmp_path / "out", []
+    pretrain_until(12, recipe, out)
+
+    def noted(path: Path, *arguments: Any, **options: Any) -> Any:
+        read.append(path.name)
+        return safe_open(path, *arguments, **options)
+
+    monkeypatch.setattr("quiver.encoder.training.state.safe_open", noted)
+    pretrain(recipe, out, resume=True)
+    assert read == ["trainer.safetensors"]

@@ -19,7 +19,6 @@ from quiver.encoder import InputError
 from quiver.encoder.files import write_json
 from quiver.encoder.schema import TextSchema
 from quiver.encoder.training import run_folder
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, NONFINITE
 from quiver.encoder.training.run_folder import (
     BEGUN,
@@ -47,6 +46,7 @@ from quiver.encoder.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
 

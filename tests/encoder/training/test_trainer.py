@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
+import multiprocessing
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from torch import Tensor, distributed, nn
 
-from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder import InputError
+from quiver.encoder.packing import pack_ids
 from quiver.encoder.training.log import RunLog, read_log
 from quiver.encoder.training.processes import Processes, StopRequest
-from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, average_gradients
 
 
 class Line:
@@ -37,6 +44,9 @@ class Line:
 
     def steps(self) -> Iterator[Sequence[TrainingBatch]]:
         return iter(self._steps)
+
+    def next_phase(self) -> bool:
+        return False
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         product: Tensor = self.module(inputs["x"]).sum()
@@ -86,9 +96,9 @@ Train = Callable[..., Progress]
 
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
-    def run(task: Line, **settings: Any) -> Progress:
-        output = RunOutput(tmp_path, Checkpoints(tmp_path / "checkpoints"), RunLog(tmp_path / "log.jsonl"))
-        progress = Progress()
+    def run(task: Line, progress: Progress | None = None, callbacks: Sequence[Callback] = (), **settings: Any) -> Progress:
+        output = RunOutput(tmp_path, Checkpoints(tmp_path / "checkpoints"), RunLog(tmp_path / "log.jsonl"), callbacks)
+        progress = progress or Progress()
         Trainer(task, TrainerSettings(7, **settings), output, Processes(), StopRequest(), progress).train()
         return progress
 
@@ -128,3 +138,83 @@ def test_the_first_of_equal_best_scores_is_the_best(train: Train, lower: bool, b
 def test_training_ends_after_as_many_evaluations_without_a_better_score_as_the_patience(train: Train) -> None:
     task = Line([[batch(1, 1)] for _ in range(6)], [0.1, 0.9, 0.9, 0.8, 1.0, 1.0])
     assert train(task, patience=2).step == 4
+
+
+class TwoPhases(Line):
+    """Two phases of one step; the second one and its data take 0.4 seconds to prepare."""
+
+    def __init__(self) -> None:
+        super().__init__([[batch(1, 0)]])
+        self.phase = 1
+
+    def next_phase(self) -> bool:
+        self.phase += 1
+        time.sleep(0.2)
+        return self.phase == 2
+
+    def steps(self) -> Iterator[Sequence[TrainingBatch]]:
+        if self.phase == 2:
+            time.sleep(0.2)
+        return super().steps()
+
+
+def test_the_preparation_of_a_phase_does_not_count_in_the_throughput(train: Train, tmp_path: Path) -> None:
+    task = TwoPhases()
+    assert train(task).step == 2
+    _, second = read_log(tmp_path / "log.jsonl")
+    assert second["tokens_per_second"] > 1 / 0.3
+
+
+def test_callbacks_of_a_step_see_the_progress_with_it(train: Train) -> None:
+    progress, seen = Progress(), []
+
+    class Counter(Callback):
+        def on_step(self, step: int) -> None:
+            seen.append((step, progress.step, progress.tokens))
+
+    train(Line([[batch(1, 0)], [batch(0, 1), batch(1, 1)]]), progress, [Counter()])
+    assert seen == [(1, 1, 1), (2, 2, 3)]
+
+
+class Packed(Line):
+    """The loss of a packed batch is not finite."""
+
+    def loss(self, inputs: Mapping[str, Any]) -> Tensor:
+        return self.module.weight.sum() * math.nan
+
+
+def test_a_packed_batch_with_a_non_finite_loss_can_be_built_again(train: Train, tmp_path: Path) -> None:
+    packed = pack_ids([[5, 6, 7], [8]], key_lengths=[2, 1])
+    inputs = {"texts": packed, "columns": (1, 1), "label": torch.tensor([[0.5]])}
+    with pytest.raises(InputError, match="the loss is nan at step 1"):
+        train(Packed([[TrainingBatch(inputs, [{"row": 3}], tokens=4)]]))
+    folder = tmp_path / "nonfinite" / "step-000001"
+    tensors = load_file(folder / "batch.safetensors")
+    bounds = tensors["0.cu_seqlens"].tolist()
+    sequences = [tensors["0.ids"][start:end].tolist() for start, end in pairwise(bounds)]
+    again = pack_ids(sequences, key_lengths=tensors["0.key_lengths"].tolist())
+    assert (again.ids.tolist(), again.offsets, again.key_lengths) == (packed.ids.tolist(), packed.offsets, packed.key_lengths)
+    assert (tensors["0.columns"].tolist(), tensors["0.label"].tolist()) == ([1, 1], [[0.5]])
+    assert json.loads((folder / "batch.json").read_text())["batches"] == [{"loss": "nan", "rows": [{"row": 3}]}]
+
+
+def average_of_different_weights(rank: int, meeting: Path, answers: Any) -> None:
+    """Each process has a gradient of another weight; the third weight has none in either."""
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    weights = [nn.Parameter(torch.zeros(size)) for size in (2, 3, 1)]
+    weights[rank].grad = torch.full_like(weights[rank], 2.0 + rank)
+    average_gradients(weights, Processes(rank, 2))
+    answers.put([None if weight.grad is None else weight.grad.tolist() for weight in weights])
+    distributed.destroy_process_group()
+
+
+def test_processes_average_gradients_of_weights_that_only_one_of_them_has_used(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may wait for ever
+    answers = context.Queue()
+    pair = [context.Process(target=average_of_different_weights, args=(rank, tmp_path / "meeting", answers)) for rank in range(2)]
+    for process in pair:
+        process.start()
+    assert [answers.get(timeout=120) for _ in pair] == [[[1.0, 1.0], [1.5, 1.5, 1.5], [0.0]]] * 2
+    for process in pair:
+        process.join(timeout=120)
+    assert [process.exitcode for process in pair] == [0, 0]

@@ -20,11 +20,10 @@ from quiver.encoder import InputError, load_head
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import SequenceClassifier
 from quiver.encoder.training.callbacks import BarCallback
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import RunStoppedError
 from quiver.encoder.training.run_folder import exclusive_lock
-from quiver.encoder.training.state import write_state
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.eval.nlu.fine_tuning import Request
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
 from quiver.eval.nlu.recipes import GlueRecipe
@@ -44,7 +43,7 @@ def train(recipe: GlueRecipe, out: Path, *, resume: bool = False, overwrite: boo
 
 
 def after_step(step: int, do: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something happens after a step, before anything of it is counted, logged or saved."""
+    """Something happens after a step, before anything of it is logged or saved."""
 
     def interrupted(self: BarCallback, done: int) -> None:
         if done == step:
@@ -210,16 +209,16 @@ def test_no_death_while_a_checkpoint_is_written_loses_the_run(
 ) -> None:
     """It dies between the model and the state, when the folder has no name yet: the checkpoint before it is what is left."""
     out = tmp_path / "out"
-    real, seen = write_state, []
+    real, seen = TextTask.save, []
 
-    def dying(stem: Path, state: object) -> None:
-        seen.append(stem)
+    def dying(task: Any, model: Any, folder: Path) -> None:
+        real(task, model, folder)
+        seen.append(folder)
         if len(seen) == 3:
             raise Killed
-        real(stem, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr("quiver.eval.nlu.fine_tuning.write_state", dying)
+        patch.setattr(TextTask, "save", dying)
         with pytest.raises(Killed):
             train(recipe, out)
     assert max(Checkpoints(out / "checkpoints").steps()) == 8

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from quiver.eval.metrics import Interval
 from quiver.eval.results import (
     Baseline,
     CollectionResult,
     FileReference,
     IndexUsed,
-    Interval,
     Provenance,
     Results,
     ShownDocument,

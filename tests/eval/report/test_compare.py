@@ -1,4 +1,4 @@
-"""Comparisons read from folders: the numbers of eval.significance in the right places, and nothing dropped in silence."""
+"""Comparisons read from folders: the numbers of eval.metrics in the right places, and nothing dropped in silence."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
-from quiver.eval.metrics import DEFAULT
+from quiver.eval.metrics import DEFAULT, compare_parts, compare_queries, holm
 from quiver.eval.report.compare import Comparison, Pairing, compare_results, comparison_report
 from quiver.eval.report.formats import render_markdown
 from quiver.eval.results import CollectionResult, FileReference, IndexUsed, Results, write_results
-from quiver.eval.significance import compare_parts, compare_queries, holm
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]

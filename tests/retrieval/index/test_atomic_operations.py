@@ -203,7 +203,7 @@ def fail(faults: ModuleType, run: Callable[[Any], object], failing: int, code: i
 
 
 @pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *COMPRESSED_CALLS, *EVERY_CALL, *MANY_CALLS])
-def test_a_power_cut_loses_what_was_not_synced_and_nothing_else(
+def test_a_power_cut_loses_only_unsynced_data(
     engine: str, name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType
 ) -> None:
     operation, base, folder, after = faults.OPERATIONS[name], tmp_path / "base", tmp_path / "disk", tmp_path / "after"
@@ -270,7 +270,7 @@ def test_after_a_power_cut_a_replaced_file_is_the_old_one_or_the_new_one(tmp_pat
 @pytest.mark.parametrize(
     ("name", "stride"), [("build", 97), ("delete", 11), *(pytest.param(name, 7, marks=pytest.mark.exhaustive) for name in OPERATIONS)]
 )
-def test_what_a_killed_process_left_unsynced_does_not_fail_the_next_one(
+def test_unsynced_files_of_a_killed_process_do_not_fail_the_next_one(
     name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process is killed, another one does the same and returns, and then the power goes: what that one has acknowledged is there."""
@@ -361,7 +361,7 @@ def all_problems(folder: Path) -> list[str]:
         *(pytest.param(engine, 1000, marks=pytest.mark.exhaustive) for engine in [*COMPRESSED, *OTHERS]),
     ],
 )
-def test_a_flipped_bit_that_nobody_looks_for_ends_no_process(engine: str, flips: int, tmp_path: Path, faults: ModuleType) -> None:
+def test_an_unverified_flipped_bit_does_not_end_the_process(engine: str, flips: int, tmp_path: Path, faults: ModuleType) -> None:
     faults.prepared(tmp_path / "i", engine)
     *tried, outcomes = script("flip", tmp_path / "i", flips).splitlines()
     assert len(tried) == flips

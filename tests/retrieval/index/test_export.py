@@ -29,13 +29,10 @@ def built(tmp_path: Path, model: Any, *, store_text: bool = True) -> tuple[Index
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 @pytest.mark.parametrize("vectors", ["npy", "safetensors"])
-def test_documents_and_vectors(
-    tmp_path: Path, word_sum: Any, word_by_word: Any, monkeypatch: pytest.MonkeyPatch, kind: str, vectors: str
-) -> None:
-    monkeypatch.setattr("quiver.retrieval.index.export._NUMBERS", 1000)  # a few rows at a time
+def test_documents_and_vectors(tmp_path: Path, word_sum: Any, word_by_word: Any, kind: str, vectors: str) -> None:
     model = word_sum if kind == "dense" else word_by_word
     index, alive = built(tmp_path, model)
-    described = export_index(index, tmp_path / "new" / "out", vectors=vectors)
+    described = export_index(index, tmp_path / "new" / "out", vectors=vectors, numbers=1000)  # a few rows at a time
     out = tmp_path / "new" / "out"
     assert list(read_documents(out / "documents.jsonl")) == alive
     assert json.loads((out / "export.json").read_text()) == described

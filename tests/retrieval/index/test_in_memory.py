@@ -11,7 +11,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import EmbeddingStore
-from quiver.retrieval.index import BuildOptions, build_index, check_engine, index_vectors, memory
+from quiver.retrieval.index import BuildOptions, build_index, check_engine, index_vectors
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenEncoding, TokenModel
 
 DOCUMENTS = [
@@ -64,7 +64,7 @@ def test_no_documents_and_repeated_ids_are_refused(word_sum: DenseModel) -> None
         build_index(DOCUMENTS, word_sum, options=BuildOptions(fields=["year"]))
 
 
-def test_a_model_whose_vectors_are_not_what_its_card_says(word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_that_do_not_match_the_model_card_are_refused(word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = one_token_each(4)
     monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), tokens))
     with pytest.raises(ValueError, match="width 5, its card says 256"):
@@ -114,13 +114,13 @@ def test_a_model_keeps_the_vectors_it_gave(kind: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("read_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 def test_stored_vectors_make_the_same_index(
-    tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str, read_bytes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str, read_bytes: int
 ) -> None:
-    monkeypatch.setattr(memory, "READ_BYTES", read_bytes)
     model = word_sum if kind == "dense" else word_by_word
     stored = EmbeddingStore(tmp_path).encode(model, [document.content() for document in DOCUMENTS], "document")
     ids = [document.id for document in DOCUMENTS]
-    index, built = index_vectors(ids, stored.rows, model.card, lengths=stored.lengths), build_index(DOCUMENTS, model)
+    index = index_vectors(ids, stored.rows, model.card, lengths=stored.lengths, read_bytes=read_bytes)
+    built = build_index(DOCUMENTS, model)
     assert (list(index.ids), len(index), index.kind, index.nbytes) == (ids, 4, built.kind, built.nbytes)
     queries = model.encode(["hard stone", "sea", "x y z"], "query").vectors
     ours, theirs = index.search(queries, 10), built.search(queries, 10)

@@ -16,12 +16,11 @@ from torch import nn
 from quiver.encoder import InputError
 from quiver.encoder.lora import add_lora
 from quiver.encoder.training.state import preserve_rng_state, random_state, seed_random, set_random_state
-from quiver.encoder.training.trainer import Progress
+from quiver.encoder.training.trainer import STATE, Progress
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.model import build_model
 from quiver.retrieval.training.recipe import Recipe
 from quiver.retrieval.training.state import (
-    STATE,
     WEIGHTS,
     TrainState,
     load_trainable,

@@ -38,17 +38,15 @@ def test_strings_are_a_list_and_sort_as_python_sorts(seed: int) -> None:
         packed[len(ids)]
 
 
-def test_choosing_strings_holds_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The place of a byte takes eight: of all bytes at once that would be twenty times the strings."""
+def test_selecting_strings_holds_them_in_memory_once() -> None:
+    """The position of a byte takes eight bytes: the positions of all bytes would take twenty times the memory of the strings."""
     packed = StringColumn.pack(f"https://example.org/{number:09d}/" * (number % 9) for number in range(30_000))
     chosen = np.random.default_rng(0).permutation(30_000)
     wanted = [packed[row] for row in chosen[:50].tolist()]
-    monkeypatch.setattr(strings, "_PLACES", 100)  # shorter than some of the strings
-    assert list(packed.select(chosen[:50])) == wanted
-    monkeypatch.setattr(strings, "_PLACES", 1 << 16)
+    assert list(packed.select(chosen[:50], part=10)) == wanted  # shorter than the strings
     tracemalloc.start()
     try:
-        selected = packed.select(chosen)
+        selected = packed.select(chosen, part=1 << 16)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -66,7 +64,7 @@ def test_a_table_finds_every_row_and_ranks_every_id(tmp_path: Path, seed: int) -
     assert list(table.strings) == ids
 
 
-def test_ids_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_equal_hash_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strings, "id_hashes", lambda ids: id_hashes(ids) % np.uint64(3))
     ids = [f"d{number}" for number in range(50)]
     write_ids(tmp_path, StringColumn.pack(ids), REAL)

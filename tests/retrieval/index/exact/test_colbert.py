@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index, exact, index_vectors
-from quiver.retrieval.index import exact as ranking
-from quiver.retrieval.records import MatrixRows, ModelCard
+from quiver.retrieval.records import Hits, MatrixRows, ModelCard
 
 Tokens = NDArray[np.float32]
 
@@ -19,6 +18,14 @@ Tokens = NDArray[np.float32]
 def exact_index(ids: Sequence[str], documents: Sequence[Tokens], width: int = 16) -> Index:
     card = ModelCard("vectors", "colbert", "", width, "maxsim", 0, 0)
     return index_vectors(ids, np.concatenate(documents), card, lengths=[len(tokens) for tokens in documents])
+
+
+def searched(ids: Sequence[str], documents: Sequence[Tokens], queries: Sequence[Tokens], k: int, limits: exact.SearchLimits) -> Hits:
+    """Search as `exact_index` does, in parts of given sizes."""
+    names, rows = np.array(ids, object), MatrixRows(np.concatenate(documents))
+    offsets = np.cumsum([0, *map(len, documents)])
+    found = exact.search_tokens(rows, offsets, queries, k, largest_norm=exact.largest_norm(rows), ids=names, limits=limits)
+    return Hits([names[places].tolist() for places, _ in found], [scores for _, scores in found])
 
 
 def texts(seed: int, lengths: Sequence[int], width: int = 16) -> list[Tokens]:
@@ -51,7 +58,7 @@ def test_the_order_is_that_of_exact_scores_and_empty_documents_are_never_found(k
         np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
 
 
-def test_copies_tie_wherever_they_stand_and_the_tie_crosses_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_tie_at_any_position_and_across_the_cut() -> None:
     lengths = np.random.default_rng(2).integers(1, 60, size=400)
     documents = texts(3, lengths.tolist(), width=128)
     for row in range(0, 400, 3):
@@ -64,14 +71,13 @@ def test_copies_tie_wherever_they_stand_and_the_tie_crosses_the_cut(monkeypatch:
         best = expected(ids, documents, query)[:50]
         assert list(found) == [key for _, key in best]
         assert len(set(scores.tolist())) < 50
-    monkeypatch.setattr(exact, "TOKENS_RESCORED", 100)
-    monkeypatch.setattr(exact, "TOKEN_QUERIES", 2)
-    assert index.search(queries, 50).ids == whole.ids
+    limits = exact.SearchLimits(tokens_rescored=100, token_queries=2)
+    assert searched(ids, documents, queries, 50, limits).ids == whole.ids
 
 
 @pytest.mark.parametrize("block", [1, 30, 100, 100_000])
 @pytest.mark.parametrize("k", [1, 10, 60, 1000])
-def test_the_borders_of_blocks_change_nothing(block: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_borders_of_blocks_change_nothing(block: int, k: int) -> None:
     """Blocks smaller than a document too, documents without tokens at their borders, copies everywhere, and scores in small groups."""
     rng = np.random.default_rng(block + k)
     documents = texts(0, rng.integers(0, 40, size=150).tolist())
@@ -81,12 +87,9 @@ def test_the_borders_of_blocks_change_nothing(block: int, k: int, monkeypatch: p
         documents[row] = documents[row][:0]
     ids = [f"d{number}" for number in rng.permutation(150)]
     queries = [documents[8][:5], *texts(1, rng.integers(1, 20, size=9).tolist())]
-    monkeypatch.setattr(ranking, "BLOCK_BYTES", block * 4 * 16)
-    monkeypatch.setattr(exact, "TOKENS_RESCORED", 50)
-    monkeypatch.setattr(ranking, "SCORES_HELD", 300)
-    monkeypatch.setattr(ranking, "QUERIES_RESCORED", 3)
-    index = exact_index(ids, documents)
-    for query, found, scores in zip(queries, *((hits := index.search(queries, k)).ids, hits.scores), strict=True):
+    limits = exact.SearchLimits(block_bytes=block * 4 * 16, tokens_rescored=50, scores_held=300, queries_rescored=3)
+    hits = searched(ids, documents, queries, k, limits)
+    for query, found, scores in zip(queries, hits.ids, hits.scores, strict=True):
         best = expected(ids, documents, query)[:k]
         assert list(found) == [key for _, key in best]
         np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
@@ -103,7 +106,7 @@ def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
         index.search([*texts(1, [2] * 9), np.full((1, 16), bad, np.float32)], 1)
 
 
-def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
+def test_invalid_vectors_and_queries_are_refused() -> None:
     with pytest.raises(InputError, match="at least one document"):
         index_vectors([], np.zeros((0, 16), np.float32), ModelCard("vectors", "colbert", "", 16, "maxsim", 0, 0), lengths=[])
     with pytest.raises(InputError, match="none of the documents has a vector"):
@@ -121,7 +124,7 @@ def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
     assert len(index.search([], 3)) == 0
 
 
-def test_what_a_report_says_of_it() -> None:
+def test_the_description_for_reports() -> None:
     index = exact_index(IDS, texts(0, LENGTHS))
     assert (index.kind, len(index), index.nbytes, dict(index.parameters)) == (
         "exact-tokens",
@@ -133,18 +136,17 @@ def test_what_a_report_says_of_it() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("block", [5, 1000])
-def test_with_allowed_documents_it_is_brute_force_over_them(share: float, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_allowed_documents_it_is_brute_force_over_them(share: float, block: int) -> None:
     rng = np.random.default_rng(int(share * 100))
     documents = [texts(0, [1, 3, 0, 8, 20])[kind] for kind in rng.integers(0, 5, 120)]  # many copies, and some empty
     queries = texts(1, [1, 5, 12])
     ids = np.array([f"d{number}" for number in rng.permutation(120)], object)
     allowed = rng.random(120) < share
     offsets = np.cumsum([0, *map(len, documents)])
-    monkeypatch.setattr(ranking, "BLOCK_BYTES", block * 4 * 16)
-    monkeypatch.setattr(exact, "TOKENS_RESCORED", 50)
+    limits = exact.SearchLimits(block_bytes=block * 4 * 16, tokens_rescored=50)
     for k in (1, 10, 500):
         rows = MatrixRows(np.concatenate(documents))
-        found = exact.search_tokens(rows, offsets, queries, k, largest_norm=1.0, ids=ids, allowed=allowed)
+        found = exact.search_tokens(rows, offsets, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, limits=limits)
         for query, (places, scores) in zip(queries, found, strict=True):
             kept = np.flatnonzero(allowed)
             best = expected(ids[kept].tolist(), [documents[row] for row in kept], query)[:k]

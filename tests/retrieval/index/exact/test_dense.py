@@ -11,12 +11,19 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index, exact, index_vectors
-from quiver.retrieval.index import exact as ranking
 from quiver.retrieval.records import Hits, MatrixRows, ModelCard
 
 
 def exact_index(ids: Sequence[str], vectors: NDArray[np.float32]) -> Index:
     return index_vectors(ids, vectors, ModelCard("vectors", "dense", "", vectors.shape[1], "dot", 0, 0))
+
+
+def searched(ids: Sequence[str], vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int, limits: exact.SearchLimits) -> Hits:
+    """Search as `exact_index` does, in parts of given sizes."""
+    names = np.array(ids, object)
+    rows = MatrixRows(vectors)
+    found = exact.search_dense(rows, queries, k, largest_norm=exact.largest_norm(rows), ids=names, limits=limits)
+    return Hits([names[places].tolist() for places, _ in found], [scores for _, scores in found])
 
 
 def unit(seed: int, rows: int, width: int) -> NDArray[np.float32]:
@@ -94,7 +101,7 @@ def test_k_beyond_the_corpus_gives_every_document_once() -> None:
 
 @pytest.mark.parametrize("block", [1, 7, 64, 99, 1000])
 @pytest.mark.parametrize("k", [1, 10, 70, 500])
-def test_the_borders_of_blocks_change_nothing(block: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_borders_of_blocks_change_nothing(block: int, k: int) -> None:
     """Few distinct vectors, of integers and of fractions, in many copies all over the blocks: ties within, across and at the cut."""
     rng = np.random.default_rng(block * 1000 + k)
     for distinct, width in ((3, 8), (40, 8), (300, 64)):
@@ -102,49 +109,44 @@ def test_the_borders_of_blocks_change_nothing(block: int, k: int, monkeypatch: p
         vectors = kinds[rng.integers(0, distinct, 400)]
         ids = [f"d{number}" for number in rng.permutation(400)]
         queries = np.concatenate([kinds[:5], unit(k, 40, width), np.zeros((1, width), np.float32)])
-        monkeypatch.setattr(ranking, "BLOCK_BYTES", block * 4 * width)
-        monkeypatch.setattr(ranking, "QUERIES_RESCORED", 4)
-        index = exact_index(ids, vectors)
-        check(index.search(queries, k), ids, vectors, queries, min(k, 400))
+        limits = exact.SearchLimits(block_bytes=block * 4 * width, queries_rescored=4)
+        check(searched(ids, vectors, queries, k, limits), ids, vectors, queries, min(k, 400))
 
 
-def test_copies_of_one_document_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "BLOCK_BYTES", 100 * 4 * 384)
+def test_copies_of_one_document_in_every_block_tie() -> None:
+    limits = exact.SearchLimits(block_bytes=100 * 4 * 384)
     vectors = unit(5, 3000, 384)
     vectors[np.arange(50, 3000, 100)] = vectors[50]  # 30 copies, one a block
     vectors[np.arange(60, 3000, 20)] = vectors[60]  # 147 copies, several a block: more than k and the margin
     ids = [f"d{number}" for number in np.random.default_rng(0).permutation(3000)]
     queries = np.concatenate([vectors[[50, 60, 70]], unit(6, 5, 384)])
-    index = exact_index(ids, vectors)
     for k in (1, 10, 100, 200):
-        assert [list(found) for found in index.search(queries, k).ids] == expected(ids, vectors, queries, k)
+        assert [list(found) for found in searched(ids, vectors, queries, k, limits).ids] == expected(ids, vectors, queries, k)
 
 
 def test_a_second_walk_holds_few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """All documents tie: the second walk must not collect them all."""
-    monkeypatch.setattr(ranking, "BLOCK_BYTES", 50 * 4 * 4)
     ids = [f"d{number:05d}" for number in range(2000)]
     seen: list[int] = []
-    in_order = ranking.in_order
+    in_order = exact.in_order
 
     def watched(rows: NDArray[np.int64], *arguments: object, **options: object) -> object:
         seen.append(len(rows))
         return in_order(rows, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ranking, "in_order", watched)
-    hits = exact_index(ids, np.ones((2000, 4), np.float32)).search(unit(0, 3, 4), 20)
+    monkeypatch.setattr(exact, "in_order", watched)
+    hits = searched(ids, np.ones((2000, 4), np.float32), unit(0, 3, 4), 20, exact.SearchLimits(block_bytes=50 * 4 * 4))
     assert [list(found) for found in hits.ids] == [ids[:-21:-1]] * 3
     assert max(seen) <= 70
     assert len(seen) == 3 * 40
 
 
-def test_many_queries_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_queries_are_searched_in_groups() -> None:
     ids = [f"d{number}" for number in range(50)]
     vectors, queries = unit(0, 50, 16), unit(1, 23, 16)
     index = exact_index(ids, vectors)
     whole = index.search(queries, 5)
-    monkeypatch.setattr(exact, "DENSE_QUERIES", 4)
-    assert index.search(queries, 5).ids == whole.ids
+    assert searched(ids, vectors, queries, 5, exact.SearchLimits(dense_queries=4)).ids == whole.ids
     assert len(index.search(queries[:0], 5)) == 0
 
 
@@ -158,7 +160,7 @@ def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
         exact_index(["a"], unit(0, 1, 2)).search(np.array([[0, 0], [0, bad]], np.float32), 1)
 
 
-def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
+def test_invalid_vectors_and_queries_are_refused() -> None:
     with pytest.raises(InputError, match="at least one document"):
         exact_index([], np.zeros((0, 4), np.float32))
     with pytest.raises(InputError, match="'a' occurs twice"):
@@ -181,7 +183,7 @@ def test_scores_beyond_float32_are_refused_since_they_have_no_order() -> None:
         exact_index(["a", "b"], vectors).search(np.array([[3e38, 3e38]], np.float32), 2)
 
 
-def test_what_a_report_says_of_it() -> None:
+def test_the_description_for_reports() -> None:
     vectors = unit(0, 200, 32)
     index = exact_index([f"d{number}" for number in range(200)], vectors)
     assert (index.kind, len(index), index.nbytes, dict(index.parameters)) == (
@@ -194,17 +196,16 @@ def test_what_a_report_says_of_it() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("block", [7, 1000])
-def test_with_allowed_rows_it_is_brute_force_over_them(share: float, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_allowed_rows_it_is_brute_force_over_them(share: float, block: int) -> None:
     """Copies among allowed and hidden rows, ties across the cut, k beyond what may be found."""
     rng = np.random.default_rng(int(share * 100))
     vectors, queries = unit(0, 40, 16)[rng.integers(0, 40, 400)], unit(1, 9, 16)
     allowed = rng.random(400) < share
     ids = np.array([f"d{number}" for number in rng.permutation(400)], object)
-    monkeypatch.setattr(ranking, "BLOCK_BYTES", block * 4 * 16)
-    monkeypatch.setattr(ranking, "SCORES_HELD", 900)
+    limits = exact.SearchLimits(block_bytes=block * 4 * 16, scores_held=900)
     for k in (1, 10, 500):
         rows = MatrixRows(vectors)
-        found = exact.search_dense(rows, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, all_exact=True)
+        found = exact.search_dense(rows, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, all_exact=True, limits=limits)
         for query, (places, scores) in zip(queries, found, strict=True):
             wanted = vectors[places].astype(np.float64) @ query.astype(np.float64)
             np.testing.assert_array_equal(scores, wanted.astype(np.float32))

@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
@@ -32,7 +32,6 @@ from quiver.retrieval.index.files import REAL, RealDisk, make_folders, remove_tr
 from quiver.retrieval.index.pieces import PieceSizes
 from quiver.retrieval.index.store import reading
 from quiver.retrieval.index.store import reading as manifests
-from quiver.retrieval.index.store import writing as store_writing
 from quiver.retrieval.index.store.reading import Layout, manifest_bytes, read_manifest
 from quiver.retrieval.index.store.writing import writing
 from quiver.retrieval.records import Document
@@ -103,7 +102,7 @@ def test_a_model_of_another_width_than_the_codecs_is_damage(built: Path, change:
         open_index(built, verify=False)
 
 
-def test_a_check_beside_a_writer_takes_no_state_that_is_gone_for_damage(
+def test_a_check_during_commits_does_not_report_removed_files_as_damage(
     built: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading all files of a large index takes long enough for two commits, which remove what is just being read."""
@@ -123,7 +122,7 @@ def test_a_check_beside_a_writer_takes_no_state_that_is_gone_for_damage(
     assert repair_index(str(built)).problems == ()
 
 
-def test_what_a_killed_compaction_has_written_is_removed_by_the_next_writer(built: Path) -> None:
+def test_files_of_a_killed_compaction_are_removed_by_the_next_writer(built: Path) -> None:
     scratch = Layout(built).temporary / "compact"
     scratch.mkdir()
     (scratch / "vectors.f32").write_bytes(bytes(1000))
@@ -223,7 +222,7 @@ def test_an_index_with_a_damaged_codec_can_be_built_again_in_its_place(built: Pa
 
 def test_two_writers_whose_lock_does_not_hold_lose_nothing(built: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some network file systems take a lock and keep nobody out: the one that commits second is refused, and touches nothing."""
-    monkeypatch.setattr(store_writing, "_locked", lambda layout, wait: nullcontext())
+    monkeypatch.setattr(FileLock, "acquire", lambda lock, timeout: None)
     before = files_of(built)
     for use in (
         lambda writer: writer.commit(writer.manifest),
@@ -247,15 +246,11 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_lock_that_cannot_be_taken_and_one_that_cannot_be_described(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class ReadOnly:
-        def __init__(self, path: Path) -> None:
-            self.path = path
-
-        def acquire(self, timeout: float) -> None:
-            raise PermissionError(errno.EROFS, "read-only file system", str(self.path))
+    def refused(lock: FileLock, timeout: float) -> None:
+        raise PermissionError(errno.EROFS, "read-only file system", str(lock.lock_file))
 
     with monkeypatch.context() as patched:
-        patched.setattr(store_writing, "FileLock", ReadOnly)
+        patched.setattr(FileLock, "acquire", refused)
         with pytest.raises(InputError, match=r"cannot be written, its lock cannot be taken .*read-only"):
             delete_documents(built, ["old1"])
     write_text = Path.write_text
@@ -279,7 +274,7 @@ def test_a_manifest_holds_a_path_that_is_not_unicode(built: Path) -> None:
     assert open_index(built).manifest.model.source == "/models/caf\udce9 é"
 
 
-def test_a_changed_marker_of_a_finished_piece_is_not_believed(tmp_path: Path, word_sum: Any) -> None:
+def test_a_piece_with_a_changed_marker_is_made_again(tmp_path: Path, word_sum: Any) -> None:
     whole = build_index(OLD, word_sum, tmp_path / "whole").manifest.segments[0]
     options = BuildOptions(pieces=PieceSizes(chunk_documents=4, documents=8))
 

@@ -13,8 +13,8 @@ import pytest
 
 from quiver.encoder import InputError
 from quiver.encoder.files import file_sha256
-from quiver.encoder.training import checkpoints as module
-from quiver.encoder.training.checkpoints import SEAL, Checkpoints
+from quiver.encoder.training import sealed_checkpoints as module
+from quiver.encoder.training.sealed_checkpoints import SEAL, Checkpoints
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
 
@@ -185,7 +185,7 @@ def test_one_under_the_name_of_another_step(two: Checkpoints, caplog: pytest.Log
     two.path(4).rename(two.path(12))
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 8
-    assert f"{two.path(12)}: it was written as that of step 4; removed" in caplog.text
+    assert f"{two.path(12)}: it was written as the checkpoint of step 4; removed" in caplog.text
 
 
 def test_a_file_that_the_disk_does_not_give_back(
@@ -199,7 +199,7 @@ def test_a_file_that_the_disk_does_not_give_back(
     monkeypatch.setattr(module, "file_sha256", failing)
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 4
-    assert "model.bin is not to be read (Input/output error)" in caplog.text
+    assert "model.bin is unreadable (Input/output error)" in caplog.text
 
 
 def test_one_of_another_version_is_left_alone(two: Checkpoints) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quiver.encoder.training.processes import CHOSEN, _glibc, peak_memory
+from quiver.encoder.training.processes import CHOSEN, glibc, peak_memory
 
 ALLOCATE = """
 import os
@@ -59,7 +59,7 @@ def test_memory_is_in_bytes() -> None:
 )
 def test_freed_memory_is_kept_while_a_model_is_trained(chosen: dict[str, str], *, kept: bool) -> None:
     """200 MB that were freed are this process's inside, the system's before and after; 4 MB are never fetched anew."""
-    if not Path("/proc/self/statm").exists() or _glibc() is None:
+    if not Path("/proc/self/statm").exists() or glibc() is None:
         pytest.skip("needs glibc and /proc")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(CHOSEN)} | chosen
     child = subprocess.run([sys.executable, "-c", ALLOCATE], env=environment, capture_output=True, text=True, check=True)
