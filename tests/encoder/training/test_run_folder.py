@@ -391,6 +391,7 @@ def test_after_a_kill_at_any_file_operation_what_is_left_of_a_removed_run_is_no_
     assert half >= 5
 
 
+@pytest.mark.slow
 def test_after_a_kill_at_any_file_operation_nothing_is_lost(tmp_path: Path, each_death: EachDeath) -> None:
     """A new run takes the place of an old one: at any moment one of the two is whole, and the folder is known for a run's."""
     out = tmp_path / "out"

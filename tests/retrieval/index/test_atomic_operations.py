@@ -49,8 +49,9 @@ EVERY_CALL = [pytest.param(EXACT, name, 1, marks=pytest.mark.exhaustive) for nam
 """Sweeps over all calls."""
 MEASURED = ("pq-dense", "calibrate", 11)
 """What only an engine that may miss something has done to it."""
-SOME_CALLS = [(EXACT, name, max(7, LEAST[name] // 4)) for name in OPERATIONS]
-"""Sweeps over a few calls of every operation."""
+QUICK = ("build", "add", "delete", "compact")
+SOME_CALLS = [pytest.param(EXACT, name, max(7, LEAST[name] // 4), marks=() if name in QUICK else pytest.mark.slow) for name in OPERATIONS]
+"""Sweeps over a few calls of every operation; the default run has those of ``QUICK``."""
 # What the operations make with an engine that trains a codec, about.
 CALLS = {
     "build": 840,
@@ -137,7 +138,7 @@ def test_a_child_killed_at_a_call_leaves_the_old_or_the_new_state(sweeps: list[t
 @pytest.mark.parametrize(
     ("engine", "stride"),
     [
-        (EXACT, 29),
+        pytest.param(EXACT, 29, marks=pytest.mark.slow),
         pytest.param("ivf-tokens", 83, marks=pytest.mark.slow),
         *(pytest.param(each, 5, marks=pytest.mark.exhaustive) for each in (EXACT, *COMPRESSED)),
     ],
@@ -356,7 +357,7 @@ def all_problems(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("engine", "flips"),
     [
-        ("ivf-tokens", 60),
+        pytest.param("ivf-tokens", 60, marks=pytest.mark.slow),
         *(pytest.param(engine, 1000, marks=pytest.mark.exhaustive) for engine in [*COMPRESSED, *OTHERS]),
     ],
 )
@@ -378,7 +379,7 @@ def test_an_unverified_flipped_bit_does_not_end_the_process(engine: str, flips: 
 @pytest.mark.parametrize(
     ("engine", "seconds"),
     [
-        (EXACT, 3),
+        (EXACT, 1.5),
         pytest.param("ivf-tokens", 3, marks=pytest.mark.slow),
         *(
             pytest.param(engine, seconds, marks=pytest.mark.exhaustive)
@@ -386,7 +387,7 @@ def test_an_unverified_flipped_bit_does_not_end_the_process(engine: str, flips: 
         ),
     ],
 )
-def test_a_writer_that_is_killed_again_and_again_with_four_readers(engine: str, seconds: int, tmp_path: Path, faults: ModuleType) -> None:
+def test_a_writer_that_is_killed_again_and_again_with_four_readers(engine: str, seconds: float, tmp_path: Path, faults: ModuleType) -> None:
     """No reader fails, and no acknowledged document is missing."""
     folder = tmp_path / "i"
     faults.prepared(folder, engine)
@@ -450,6 +451,7 @@ def test_a_build_that_was_interrupted_gives_the_bytes_of_one_that_was_not(engine
     assert files_of(tmp_path / "merged") == whole
 
 
+@pytest.mark.slow
 def test_another_process_with_other_hashes_and_threads_writes_the_same_bytes(tmp_path: Path, faults: ModuleType) -> None:
     former = faiss.omp_get_max_threads()
     try:

@@ -208,6 +208,7 @@ def test_a_target_takes_the_fastest_that_is_known_to_reach_it() -> None:
             measured_before.choose(target, 10)
 
 
+@pytest.mark.slow
 def test_balanced_reaches_a_recall_of_095_where_documents_lie_almost_anywhere(tmp_path: Path) -> None:
     """Of such an index the preset that its size alone suggests finds about a half."""
     model = Noise()
