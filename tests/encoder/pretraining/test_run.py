@@ -296,6 +296,7 @@ def test_a_resumed_run_reads_its_corpus_once_to_know_that_it_is_sound(
     assert sorted(read) == ["held_out.ends", "held_out.ids", "train.ends", "train.ids"]
 
 
+@pytest.mark.slow
 def test_a_document_of_a_million_tokens_is_split(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
     (texts / "prose.txt").write_text(" ".join(["open the file"] * 340_000) + "\n")
     record = pretrain(make_recipe("phases.0.tokens=800", "phases.1.tokens=1000", "phases.0.batch_warmup_tokens=0"), tmp_path / "out")

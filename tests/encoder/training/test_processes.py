@@ -73,6 +73,7 @@ def part(rank: int, port: int, ends: Any) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_the_process_group_is_destroyed_unless_an_error_ends_the_block() -> None:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may wait for ever
     ends = context.Queue()

@@ -52,7 +52,11 @@ def test_peak_memory_is_in_bytes() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is done beside a GPU")
-@pytest.mark.parametrize(("chosen", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)], ids=["by default", "the user chose"])
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [({}, True), pytest.param({"MALLOC_ARENA_MAX": "2"}, False, marks=pytest.mark.slow)],
+    ids=["by default", "the user chose"],
+)
 def test_freed_memory_is_kept_while_a_model_is_trained(chosen: dict[str, str], *, kept: bool) -> None:
     """200 MB that were freed are this process's inside, the system's before and after; 4 MB are never fetched anew."""
     if not Path("/proc/self/statm").exists() or glibc() is None:

@@ -391,6 +391,7 @@ def test_a_kill_during_removal_never_leaves_a_different_run(tmp_path: Path, each
     assert half >= 5
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_file_operation_loses_nothing(tmp_path: Path, each_death: EachDeath) -> None:
     """A new run takes the place of an old one: at any moment one of the two is whole, and the folder is known for a run's."""
     out = tmp_path / "out"

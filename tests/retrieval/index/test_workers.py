@@ -182,7 +182,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_driver_goes_on_with_other_workers_and_encodes_nothing_twice(tmp_path: Path, left: Callable[[], Left]) -> None:
+def test_a_killed_driver_resumes_with_other_workers_and_encodes_nothing_twice(tmp_path: Path, left: Callable[[], Left]) -> None:
     """SIGKILL in the middle; its workers end too. Then three workers instead of two, and other memory, chunks and pieces of their own."""
     given = documents(1200, words=60)
     corpus, model = write_corpus(tmp_path / "c.jsonl", given), make_model(tmp_path / "model", "dense")
@@ -216,7 +216,7 @@ def test_a_killed_driver_goes_on_with_other_workers_and_encodes_nothing_twice(tm
     assert sums(built) == sums(build_index(corpus, load_model(model), tmp_path / "whole", options=options))
 
 
-def test_what_workers_cannot_use_is_one_line(tmp_path: Path, word_sum: Any) -> None:
+def test_input_that_workers_cannot_use_is_one_line(tmp_path: Path, word_sum: Any) -> None:
     with pytest.raises(InputError, match="word-sum-a"):
         build_index(documents(20), word_sum, tmp_path / "i", executor=LocalProcesses(2))
     model = load_model(make_model(tmp_path / "model", "dense"))
