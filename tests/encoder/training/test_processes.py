@@ -1,4 +1,4 @@
-"""Communication between the processes of a run, with one and two processes."""
+"""Processes of a run: alone everything is its own answer, and two tell each other the same."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def talk(rank: int, meeting: Path, answers: Any) -> None:
     distributed.destroy_process_group()
 
 
-def test_two_processes_exchange_values(tmp_path: Path) -> None:
+def test_two(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may wait for ever
     answers = context.Queue()
     pair = [context.Process(target=talk, args=(rank, tmp_path / "meeting", answers)) for rank in range(2)]
@@ -74,7 +74,7 @@ def part(rank: int, port: int, ends: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_process_group_is_destroyed_unless_an_error_ends_the_block() -> None:
+def test_who_has_met_parts() -> None:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may wait for ever
     ends = context.Queue()
     with socket.socket() as found:
@@ -89,7 +89,7 @@ def test_the_process_group_is_destroyed_unless_an_error_ends_the_block() -> None
     assert [process.exitcode for process in pair] == [0, 0]
 
 
-def test_a_world_of_one_process_needs_no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
     with init_distributed("cpu") as processes:
@@ -97,7 +97,7 @@ def test_a_world_of_one_process_needs_no_process_group(monkeypatch: pytest.Monke
     assert not distributed.is_initialized()
 
 
-def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
