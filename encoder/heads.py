@@ -123,7 +123,7 @@ class MaskedLMLoss(NamedTuple):
 
     loss: Tensor
     """Mean cross entropy over the masked tokens, a float32 scalar."""
-    asked: int
+    masked: int
     """Number of masked tokens, M; the weight of this loss in a mean over batches."""
 
 
@@ -141,7 +141,7 @@ class MaskedLM(nn.Module):
         >>> config = EncoderConfig.modernbert(
         ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"])
         >>> model, batch = MaskedLM(Encoder(config)), pack_ids([[1, 2, 3], [4, 5]])
-        >>> model(batch, torch.tensor([-100, 7, -100, -100, 9])).asked
+        >>> model(batch, torch.tensor([-100, 7, -100, -100, 9])).masked
         2
         >>> model.logits(batch, torch.tensor([1, 4])).shape
         torch.Size([2, 64])

@@ -28,8 +28,9 @@ def research(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("place", [".", "files"])
-@pytest.mark.parametrize("command", ["--help", "script"])
+@pytest.mark.parametrize(
+    ("command", "place"), [("--help", "."), ("--help", "files"), ("script", "."), pytest.param("script", "files", marks=pytest.mark.slow)]
+)
 def test_quiver_runs_beside_folders_and_files_of_the_same_names(research: Path, place: str, command: str) -> None:
     executable = shutil.which("quiver", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     assert executable is not None

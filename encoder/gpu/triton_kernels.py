@@ -63,7 +63,8 @@ def _activate(x, activation: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _gated_kernel(up, output, tokens, width: tl.constexpr, activation: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr):
+def gated_kernel(up, output, tokens, width: tl.constexpr, activation: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr):
+    """Product of the activated first half and the second half of each row."""
     row = (tl.program_id(0) * block_rows + tl.arange(0, block_rows)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * block_columns + tl.arange(0, block_columns))[None, :]
     inside = (row < tokens) & (column < width)
@@ -74,9 +75,10 @@ def _gated_kernel(up, output, tokens, width: tl.constexpr, activation: tl.conste
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _gated_backward_kernel(
+def gated_backward_kernel(
     up, incoming, gradient, tokens, width: tl.constexpr, activation: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr
 ):
+    """Gradient of `gated_kernel` with respect to its input."""
     row = (tl.program_id(0) * block_rows + tl.arange(0, block_rows)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * block_columns + tl.arange(0, block_columns))[None, :]
     inside = (row < tokens) & (column < width)
@@ -97,7 +99,7 @@ def _gated_forward(up: Tensor, activation: str) -> Tensor:
     tokens, width = up.shape[0], up.shape[1] // 2
     output = up.new_empty(tokens, width)
     with torch.cuda.device_of(up):
-        _gated_kernel[_gate_grid(tokens, width)](
+        gated_kernel[_gate_grid(tokens, width)](
             up, output, tokens, width=width, activation=activation, block_rows=GATE_ROWS, block_columns=GATE_COLUMNS
         )
     return output
@@ -117,7 +119,7 @@ class _Gated(torch.autograd.Function):
         tokens, width = incoming.shape
         gradient = torch.empty_like(up)
         with torch.cuda.device_of(up):
-            _gated_backward_kernel[_gate_grid(tokens, width)](
+            gated_backward_kernel[_gate_grid(tokens, width)](
                 up,
                 incoming.contiguous(),
                 gradient,
@@ -145,7 +147,7 @@ NORM_PROGRAMS = 1024
 
 
 @triton.jit
-def _norm_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no other way to get them)
+def norm_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no other way to get them)
     hidden,
     update,
     weight,
@@ -162,6 +164,7 @@ def _norm_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no other wa
     keep_statistics: tl.constexpr,
     block: tl.constexpr,
 ):
+    """Layer or RMS normalization of the sum of the hidden states and an update."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width
@@ -187,7 +190,7 @@ def _norm_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no other wa
 
 
 @triton.jit(do_not_specialize=["tokens", "each"])
-def _norm_backward_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no other way to get them)
+def norm_backward_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no other way to get them)
     total,
     weight,
     means,
@@ -205,6 +208,7 @@ def _norm_backward_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no
     has_bias: tl.constexpr,
     block: tl.constexpr,
 ):
+    """Gradients of `norm_kernel` with respect to its input, and partial sums of those of its weights."""
     program = tl.program_id(0)
     column = tl.arange(0, block)
     inside = column < width
@@ -265,7 +269,7 @@ def _norm_forward(
     means = hidden.new_empty(tokens, dtype=torch.float32) if keep and norm.centred else None
     scales = hidden.new_empty(tokens, dtype=torch.float32) if keep else None
     with torch.cuda.device_of(hidden):
-        _norm_kernel[(tokens,)](
+        norm_kernel[(tokens,)](
             hidden,
             update,
             norm.weight,
@@ -296,7 +300,7 @@ def _norm_backward(
     weight_sums = total.new_empty(programs, width, dtype=torch.float32)
     bias_sums = None if norm.bias is None else torch.empty_like(weight_sums)
     with torch.cuda.device_of(total):
-        _norm_backward_kernel[(programs,)](
+        norm_backward_kernel[(programs,)](
             total,
             norm.weight,
             *statistics,
@@ -369,7 +373,7 @@ ROTARY_PAIRS = 1024
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _turn_kernel(  # noqa: PLR0913 (pointers, strides and sizes; a kernel has no other way to get them)
+def turn_kernel(  # noqa: PLR0913 (pointers, strides and sizes; a kernel has no other way to get them)
     source,
     target,
     cos,
@@ -387,6 +391,7 @@ def _turn_kernel(  # noqa: PLR0913 (pointers, strides and sizes; a kernel has no
     block_half: tl.constexpr,
     block_rest: tl.constexpr,
 ):
+    """Rotation of pairs of numbers by their position's angles (RoPE)."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)  # of (N * H)
     token = (row // heads).to(tl.int64)  # a large batch has more than 2 ** 31 numbers
     head = row % heads
@@ -419,7 +424,7 @@ def _turn(source: Tensor, target: Tensor, cos: Tensor, sin: Tensor, direction: f
     block_half = next_power_of_2(half)
     block_rows = max(1, ROTARY_PAIRS // block_half)
     with torch.cuda.device_of(source):
-        _turn_kernel[(num_blocks(tokens * heads, block_rows),)](
+        turn_kernel[(num_blocks(tokens * heads, block_rows),)](
             source,
             target,
             cos,

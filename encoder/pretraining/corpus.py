@@ -47,8 +47,8 @@ SCHEMA = "quiver-pretraining-corpus/1"
 _ROWS = 512
 """Rows of a Parquet file in memory at a time."""
 
-_CHARACTERS = 1 << 20
-"""Characters that are tokenized in one call, at least."""
+BLOCK_CHARACTERS = 1 << 20
+"""Minimum number of characters per call of the tokenizer."""
 
 _COUNTED = 1 << 22
 """Token ids that are counted at a time."""
@@ -228,13 +228,14 @@ def train_texts(data: DataSection, *, share: float) -> Iterator[str]:
         raise InputError(f"model.vocabulary.share: a share of {share} selects none of the {documents} documents; raise it")
 
 
-def prepare_corpus(data: DataSection, tokenizer: Tokenizer, folder: Path) -> None:
+def prepare_corpus(data: DataSection, tokenizer: Tokenizer, folder: Path, *, block_characters: int = BLOCK_CHARACTERS) -> None:
     """Tokenize the sources into a folder; if it exists already, check every byte of it.
 
     Args:
         data: Sources and split.
         tokenizer: Tokenizer of the model.
         folder: Created when it is complete.
+        block_characters: Minimum number of characters per call of the tokenizer.
 
     Raises:
         InputError: A source cannot be read or has no text to train on, or nothing is held out although it should be; or the existing folder
@@ -246,7 +247,7 @@ def prepare_corpus(data: DataSection, tokenizer: Tokenizer, folder: Path) -> Non
     unfinished = folder.with_name(f".{folder.name}-unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    _write(data, tokenizer, unfinished)
+    _write(data, tokenizer, unfinished, block_characters)
     unfinished.rename(folder)
     sync_folder(folder.parent)
 
@@ -271,14 +272,15 @@ def _made_of(data: DataSection, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _write(data: DataSection, tokenizer: Tokenizer, folder: Path) -> None:
+def _write(data: DataSection, tokenizer: Tokenizer, folder: Path, block_characters: int) -> None:
     dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")
     counts: dict[str, dict[str, dict[str, int]]] = {}
     with ExitStack() as files:
         sides = {side: _Side(*_files(folder, side, files), dtype=dtype) for side in SIDES}
         for source in data.sources:
             before = {side: (sides[side].documents, sides[side].tokens) for side in SIDES}
-            _tokenize(source, tokenizer, sides, data.held_out)
+            for texts in _blocks(read_documents(source), block_characters):
+                _tokenize(texts, tokenizer, sides, data.held_out)
             counts[source.name] = {
                 side: {"documents": sides[side].documents - before[side][0], "tokens": sides[side].tokens - before[side][1]}
                 for side in SIDES
@@ -327,21 +329,20 @@ class _Side:
         self._ends.write(self.tokens.to_bytes(8, "little", signed=True))
 
 
-def _tokenize(source: SourceSection, tokenizer: Tokenizer, sides: dict[Side, _Side], held_out: float) -> None:
-    for texts in _blocks(read_documents(source)):
-        for text, ids in zip(texts, tokenizer.encode_bare(texts), strict=True):
-            if ids:  # no ids if the text consists of characters that the vocabulary drops
-                sides[side_of(text, held_out)].add(ids)
+def _tokenize(texts: list[str], tokenizer: Tokenizer, sides: dict[Side, _Side], held_out: float) -> None:
+    for text, ids in zip(texts, tokenizer.encode_bare(texts), strict=True):
+        if ids:  # no ids if the text consists of characters that the vocabulary drops
+            sides[side_of(text, held_out)].add(ids)
 
 
-def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of texts that are large enough for one call of the tokenizer."""
+def _blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+    """Lists of texts of at least this many characters; the last list may have fewer."""
     block: list[str] = []
     size = 0
     for text in texts:
         block.append(text)
         size += len(text)
-        if size >= _CHARACTERS:
+        if size >= characters:
             yield block
             block, size = [], 0
     if block:

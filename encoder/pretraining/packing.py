@@ -38,7 +38,7 @@ BLOCK = 1 << 10
 WINDOW = 1 << 22
 """Pieces that are shuffled together, at least if a pass has so many."""
 
-_DOCUMENTS = 1 << 20
+CHUNK = 1 << 20
 """Documents whose ends are read at a time to form blocks."""
 
 
@@ -100,11 +100,11 @@ class _Blocks:
     times: NDArray[np.float64]
 
 
-def _blocks(ends: NDArray[np.int64], shares: Sequence[Share], room: int, size: int) -> _Blocks:
+def _blocks(ends: NDArray[np.int64], shares: Sequence[Share], room: int, size: int, chunk: int) -> _Blocks:
     parts = []
     for share in shares:
-        for first in range(share.first, share.last, _DOCUMENTS):
-            last = min(first + _DOCUMENTS, share.last)
+        for first in range(share.first, share.last, chunk):
+            last = min(first + chunk, share.last)
             lengths = np.diff(np.asarray(ends[first:last]), prepend=ends[first - 1] if first else 0)
             pieces = -(-lengths // room)
             starts = np.flatnonzero(np.diff((np.cumsum(pieces) - pieces) // size, prepend=-1))  # first document of each block
@@ -123,6 +123,7 @@ class PieceSampler:
         seed: Numbers that determine the order; pass and window are appended to them.
         block: Pieces per block.
         window: Pieces per window.
+        chunk: Documents whose lengths are read at a time.
     """
 
     def __init__(
@@ -134,9 +135,10 @@ class PieceSampler:
         seed: Sequence[int],
         block: int = BLOCK,
         window: int = WINDOW,
+        chunk: int = CHUNK,
     ) -> None:
         self._ends, self._room, self._seed, self._size = ends, room, tuple(seed), window
-        self._blocks = _blocks(ends, shares, room, block)
+        self._blocks = _blocks(ends, shares, room, block, chunk)
         self.passes = 0
         """Complete passes."""
         self.serial = 0
@@ -162,13 +164,13 @@ class PieceSampler:
 
     def state(self) -> dict[str, Any]:
         """Position in the stream; the order follows from the seed."""
-        return {"passes": self.passes, "window": self._window, "place": self._position, "serial": self.serial}
+        return {"passes": self.passes, "window": self._window, "position": self._position, "serial": self.serial}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the result of `state`."""
         self.passes, self.serial = state["passes"], state["serial"]
         self._begin_pass()
-        self._window, self._position = state["window"], state["place"]
+        self._window, self._position = state["window"], state["position"]
         self._read_window()
 
     def _begin_pass(self) -> None:
@@ -239,7 +241,7 @@ class SequencePacker:
             count: Number of rows, >= 1.
             room: Tokens per row, special tokens included; no piece of the stream needs more.
         """
-        self._fill(round(count * room * self._buffer))
+        self.fill(round(count * room * self._buffer))
         rows: list[list[Piece]] = [[] for _ in range(count)]
         spaces = [(room, row) for row in range(count)]  # sorted
         left: deque[Piece] = deque()
@@ -257,7 +259,8 @@ class SequencePacker:
         self._waiting = left
         return rows
 
-    def _fill(self, tokens: int) -> None:
+    def fill(self, tokens: int) -> None:
+        """Take pieces of the stream until this many tokens wait."""
         while self._tokens < tokens:
             piece = self.take()
             self._waiting.append(piece)

@@ -97,7 +97,7 @@ def extended_config(config: EncoderConfig, factor: int) -> EncoderConfig:
 
 
 def extend_positions(encoder: Encoder, factor: int) -> Encoder:
-    """A copy of an encoder with ``factor`` times as many positions, in the same mode, dtype and place.
+    """A copy of an encoder with ``factor`` times as many positions, on the same device, in the same mode and dtype.
 
     Raises:
         InputError: As `extended_config`; or the weights are packed for inference.
@@ -114,9 +114,9 @@ def extend_positions(encoder: Encoder, factor: int) -> Encoder:
 
 
 def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
-    """Write a checkpoint's weights and config.json with more positions; heads and all other tensors are taken over as they are.
+    """Write a checkpoint's weights and config.json with more positions; heads and all other tensors are copied unchanged.
 
-    tokenizer_config.json, where ``out`` has one, is told the new limit.
+    If ``out`` has a tokenizer_config.json, its ``model_max_length`` becomes the new limit.
 
     Args:
         source: Folder with config.json and weights (`quiver.encoder.checkpoints.folder`).
@@ -138,9 +138,9 @@ def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
     state[key] = interpolate_positions(state[key], factor, offset=config.position_offset)
     old, new = config_to_hf(config), config_to_hf(longer)
     changed = {name: value for name, value in new.items() if value != old[name]}
-    # Files of transformers before 4.31 hold 0, 1, 2, ... as tensors too, of the old length; whoever loads them makes them anew.
+    # Files of transformers before 4.31 also hold the position ids 0, 1, 2, ...; they have the old length, and loaders create them again.
     buffers = FORMATS[config.family].tensors.buffers
-    # Tensors of a .bin file may share memory, as tied matrices do; a safetensors file holds each by itself.
+    # Tensors of a .bin file may share memory, as tied matrices do; safetensors requires separate ones.
     copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items() if not buffers.search(name)}
     write_checkpoint(out, copies, hf | changed)
     tokenizer = out / "tokenizer_config.json"
@@ -150,7 +150,7 @@ def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
 
 
 def read_positions(folder: Path) -> Tensor:
-    """The position embeddings of a checkpoint, without the rows that stand for no position, (P, D) in float32.
+    """The position embeddings of a checkpoint, without the reserved first rows, (P, D) in float32.
 
     Raises:
         InputError: As `extend_checkpoint`.
@@ -164,7 +164,7 @@ def read_positions(folder: Path) -> Tensor:
 def _config(hf: dict[str, Any], folder: Path) -> EncoderConfig:
     """The architecture of a checkpoint that has position embeddings."""
     try:
-        # A checkpoint with a head keeps its settings under a key of their own where the family is ours.
+        # A checkpoint of Quiver's own family keeps the settings of its head under a separate key.
         config = config_from_hf({key: value for key, value in hf.items() if key != "head"})
         require_absolute(config)
     except InputError as error:

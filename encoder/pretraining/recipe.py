@@ -235,7 +235,7 @@ RULES = (
     Rule(
         ("training.averaging.best", "data.held_out"),
         lambda best, share: best > 0 and share == 0,
-        "the best are told by data.held_out, which is 0",
+        "the best checkpoints are chosen by the held-out loss, but data.held_out is 0",
     ),
     Rule(
         ("training.evaluate_every", "training.averaging.best"),
@@ -291,9 +291,9 @@ def _problems(recipe: PretrainingRecipe) -> Iterator[str]:
 
 
 def _phase_problems(phase: PhaseSection, names: Sequence[str]) -> Iterator[str]:
-    for place, part in enumerate(phase.mix):
+    for index, part in enumerate(phase.mix):
         if part.source not in names:
-            yield f"mix.{place}.source: no source {part.source!r}; there are {', '.join(names)}"
+            yield f"mix.{index}.source: no source {part.source!r}; there are {', '.join(names)}"
     if len({part.source for part in phase.mix}) < len(phase.mix):
         yield "mix: names a source twice"
     if phase.warmup_tokens + phase.decay_tokens > phase.tokens:

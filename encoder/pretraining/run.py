@@ -37,7 +37,6 @@ from quiver.encoder.pretraining.task import COUNTS, HELD_OUT, OPTIMIZER, Pretrai
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.averaging import average_weights
 from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, RunLog, curve, read_log
 from quiver.encoder.training.optimization import require_optimizer
 from quiver.encoder.training.processes import Processes, init_distributed, keep_freed_memory, stop_requests
@@ -60,6 +59,7 @@ from quiver.encoder.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings
 

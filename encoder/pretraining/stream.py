@@ -153,6 +153,9 @@ class PhaseStream:
         corpus: Corpus of the run.
         tokenizer: Tokenizer of the model.
         processes: Processes of the run.
+
+    Attributes:
+        sampler: Pieces of the phase.
     """
 
     def __init__(self, recipe: PretrainingRecipe, number: int, corpus: Corpus, tokenizer: Tokenizer, processes: Processes) -> None:
@@ -162,8 +165,8 @@ class PhaseStream:
         begun = _begun_in(recipe.phases, number)
         self._goes_on = begun < number
         shares, room = read_shares(corpus.train, self._phase), self._phase.context - SPECIAL
-        self._sampler = PieceSampler(corpus.train.ends, shares, room=room, seed=(training.seed, begun))
-        self._packer = SequencePacker(self._sampler.take, buffer=training.packing_buffer)
+        self.sampler = PieceSampler(corpus.train.ends, shares, room=room, seed=(training.seed, begun))
+        self._packer = SequencePacker(self.sampler.take, buffer=training.packing_buffer)
         self._warmup = BatchWarmup(self._phase)
         self._processes = processes
         self._tokens = 0
@@ -175,14 +178,14 @@ class PhaseStream:
         """
         self._packer.restore(state["packer"])
         if self._goes_on:
-            self._sampler.restore(state["sampler"])
+            self.sampler.restore(state["sampler"])
         else:
-            self._sampler.serial = state["sampler"]["serial"]
+            self.sampler.serial = state["sampler"]["serial"]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue after a step of this phase."""
         self._packer.restore(state["packer"])
-        self._sampler.restore(state["sampler"])
+        self.sampler.restore(state["sampler"])
         self._tokens = state["tokens"]
 
     def updates(self) -> Iterator[UpdateBatch]:
@@ -197,7 +200,7 @@ class PhaseStream:
             tokens = sum(piece.length + SPECIAL for row in rows for piece in row)
             self._tokens += tokens
             mine = [self._rows(row) for row in rows[processes.rank :: processes.size]]
-            state = {"packer": self._packer.state(), "sampler": self._sampler.state(), "tokens": self._tokens}
+            state = {"packer": self._packer.state(), "sampler": self.sampler.state(), "tokens": self._tokens}
             yield UpdateBatch(mine, count, tokens, state)
 
 

@@ -35,9 +35,9 @@ from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
 from quiver.encoder.pretraining.stream import MaskedRow, Masker, PhaseStream, RowMaker, UpdateBatch, held_out_rows
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.averaging import MovingAverage
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, restore_optimizer, set_learning_rate
 from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.trainer import Progress, SavedState, TrainingBatch, load_train_state, save_train_state
 
 logger = logging.getLogger(__name__)

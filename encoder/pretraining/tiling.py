@@ -1,20 +1,20 @@
-"""A larger encoder from a smaller one: every tensor of the larger tiled with the smaller's values, the original in the middle.
+"""Initialize a larger encoder from a smaller one: every tensor is tiled with the smaller one's values, with the original in the middle.
 
-Along an axis of length n that becomes N, place r takes the old place (r - (N - n) // 2) mod n: the whole old tensor stands in the
-middle, and around it everything goes on periodically. Layer i of L takes the old layer round(i l / L).
+Along an axis of length n that becomes N, index r takes the old index (r - (N - n) // 2) mod n: the whole old tensor is in the middle
+and repeats periodically around it. Layer i of L takes the old layer round(i l / L).
 
-What is made of several equal parts is tiled part by part: queries, keys and values, the two halves of a gated MLP, and, so that a head
-of the larger encoder is a head of the smaller one whatever their numbers are, heads; inside a head also the two halves that RoPE turns
-against each other. Where heads are as wide as they were and their number grows by an even one, as from base to large, this is the
-published map of whole matrices, entry by entry.
+Tensors of several equal parts are tiled part by part: queries, keys and values; the two halves of a gated MLP; heads, so that each head
+of the larger encoder is a head of the smaller one for any numbers of heads; and inside a head the two halves that RoPE rotates against
+each other. If the width of heads stays and their number grows by an even number, as from base to large, this is the published map of
+whole matrices, entry by entry.
 
-Tiled as it was published, a matrix adds up what stands several times in its input as often as it stands there, and a narrow model that
-is made wider begins no better than random. So the copies share: a matrix's column is divided by the number of places that its input
-stands at, and the larger model begins near to the function of the smaller one (norms alone see copies that they do not know of).
+With tiling as published, a matrix adds up an input as often as it is repeated, and a narrow model that is made wider starts no better
+than random. Therefore copies share: each column of a matrix is divided by the number of copies of its input, so the larger model starts
+close to the function of the smaller one. Only norms are not corrected for copies.
 
 Shapes: D model width, H heads, K head width, I MLP width, V vocabulary, L layers; small letters for the parent's.
 Source: ModernBERT, arXiv:2412.13663, appendix A.2, and ``tile_weights_from_middle`` in AnswerDotAI/ModernBERT at 8c57a0f; Gopher,
-arXiv:2112.11446 (which layer becomes which); Net2Net, arXiv:1511.05641, section 2.2 (copies that share).
+arXiv:2112.11446 (map of layers); Net2Net, arXiv:1511.05641, section 2.2 (copies that share).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.model import Encoder
 
-# What may differ between a model and the one it is enlarged to: sizes, and what no weight depends on.
+# Settings that may differ between the two models: sizes, and settings on which no weight depends.
 FREE = frozenset(
     {
         *("hidden_size", "num_heads", "intermediate_size", "layer_types", "first_attention_norm", "family"),
@@ -41,14 +41,14 @@ FREE = frozenset(
 
 
 def layer_map(old: int, new: int) -> list[int]:
-    """For each layer of the larger model the layer of the smaller one that it begins as.
+    """For each layer of the larger model, the layer of the smaller one that it is initialized from.
 
     Args:
         old: Layers of the smaller model, l >= 1.
         new: Layers of the larger one, L >= 1.
 
     Returns:
-        round(i l / L), of two equally near the even one; never beyond l - 1, which rounding alone would give where L > 2 l.
+        round(i l / L), with ties to even, and at most l - 1 (rounding alone exceeds it if L > 2 l).
 
     Example:
         >>> layer_map(4, 6)
@@ -83,10 +83,10 @@ def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True) -> 
     Args:
         encoder: The parent; not changed.
         config: The larger architecture. Widths, layers and heads may be any, also smaller ones.
-        shared: Copies share, see above; False for the published map of values as they are.
+        shared: Divide by the number of copies, see above; False for the published map of unchanged values.
 
     Returns:
-        The larger encoder in the parent's dtype, place and mode. A norm that only the larger one has begins as the identity's.
+        The larger encoder with the parent's dtype, device and mode. A norm that only the larger one has keeps its initial values.
 
     Raises:
         InputError: The two differ in more than sizes, or the parent's weights are packed for inference; names the field.
@@ -117,12 +117,12 @@ def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig, *, shared: bool = 
     state, old = larger.state_dict(), model.state_dict()
     for name, tensor in state.items():
         if not name.startswith("encoder."):
-            # (D, D), (D,), (V, D) or (V,): no axis has parts.
+            # (D, D), (D,), (V, D) or (V,): no axis consists of parts.
             state[name] = tile(old[name], tuple(tensor.shape))
             if shared and tensor.ndim > 1:
                 state[name] = state[name] / _places(old[name].shape[-1], tensor.shape[-1]).to(state[name])
     larger.load_state_dict(state)
-    if shared and own.weight is None:  # the decoder is the embedding, whose copies are written and cannot share: what it reads shares
+    if shared and own.weight is None:  # the decoder is the embedding, which is not divided; its input is divided instead
         with torch.no_grad():
             for weight in larger.transform.norm.parameters():
                 weight.div_(_places(model.encoder.config.hidden_size, config.hidden_size))
@@ -138,18 +138,18 @@ def _check(encoder: Encoder, config: EncoderConfig) -> None:
     old = encoder.config
     differing = [name for name in sorted(fixed) if getattr(old, name) != getattr(config, name)]
     if differing:
-        told = "; ".join(f"{name} is {getattr(old, name)!r} and would be {getattr(config, name)!r}" for name in differing)
-        raise InputError(f"an encoder can only be enlarged to one that differs in sizes: {told}")
+        differences = "; ".join(f"{name} is {getattr(old, name)!r} and would be {getattr(config, name)!r}" for name in differing)
+        raise InputError(f"an encoder can only be enlarged to one that differs in sizes: {differences}")
 
 
 def _places(old: int, new: int) -> Tensor:
-    """For each place along a tiled axis the number of places that have the same old one, (new,)."""
+    """For each index along a tiled axis, the number of indices with the same old index, (new,)."""
     origins = tile(torch.arange(old), (new,))
     return torch.bincount(origins, minlength=old)[origins]
 
 
 def _tiled(encoder: Encoder, larger: Encoder, *, shared: bool) -> dict[str, Tensor]:
-    """The larger encoder's tensors, under its names; without those that the smaller one has no counterpart of."""
+    """Tensors of the larger encoder by name, without those that the smaller one lacks."""
     old = encoder.state_dict()
     layers = layer_map(encoder.config.num_layers, larger.config.num_layers)
     tiled = {}
@@ -158,7 +158,7 @@ def _tiled(encoder: Encoder, larger: Encoder, *, shared: bool) -> dict[str, Tens
         if name.startswith("layers."):
             _, layer, kind = name.split(".", 2)
             source = f"layers.{layers[int(layer)]}.{kind}"
-        if source not in old:  # only the norm before the first attention may be left away
+        if source not in old:  # only the norm before the first attention may be missing
             continue
         axes = AXES.get(kind, _plain)
         parts, shape = old[source].reshape(axes(encoder.config, old[source])), axes(larger.config, tensor)
@@ -172,12 +172,12 @@ def _tiled(encoder: Encoder, larger: Encoder, *, shared: bool) -> dict[str, Tens
 
 
 def _read(kind: str, axes: int) -> range:
-    """The axes of a matrix's parts that what it is multiplied with lies along: heads and their parts, or the last one."""
+    """Input axes of a matrix that is split into parts: heads and their parts, or the last axis."""
     return range(1, axes) if kind == "attention.out.weight" else range(axes - 1, axes)
 
 
 def _heads(config: EncoderConfig) -> tuple[int, int, int]:
-    """H heads of two halves of K / 2 where RoPE turns whole heads, of one part of K elsewhere."""
+    """H heads of two halves of K / 2 if RoPE rotates whole heads, otherwise of one part of K."""
     halves = 2 if config.positions == "rope" and config.rotary_width == config.head_width else 1
     return config.num_heads, halves, config.head_width // halves
 
@@ -206,4 +206,4 @@ AXES: Mapping[str, Callable[[EncoderConfig, Tensor], tuple[int, ...]]] = {
     "mlp.up.weight": _gate,
     "mlp.up.bias": _gate,
 }
-"""The tensors that are made of parts, each with what its axes are once the parts have axes of their own."""
+"""Tensor name -> function of the configuration and tensor that gives the shape with a separate axis for the parts."""

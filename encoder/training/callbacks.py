@@ -66,14 +66,14 @@ def training_bar(done: int, total: int, *, enabled: bool, forms: Mapping[str, st
         TimeRemainingColumn(),
         TextColumn("{task.fields[news]}"),
     )
-    told: dict[str, int | float] = {}
+    latest: dict[str, int | float] = {}
     # rich forgets steps after 30 seconds by default, and one step of a large batch may take longer.
     with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
         task = bar.add_task("", total=total, completed=done, news="")
 
         def show(step: int, news: Mapping[str, int | float]) -> None:
-            told.update(news)
-            bar.update(task, completed=step, news=", ".join(form.format(told[key]) for key, form in forms.items() if key in told))
+            latest.update(news)
+            bar.update(task, completed=step, news=", ".join(form.format(latest[key]) for key, form in forms.items() if key in latest))
 
         yield show
 

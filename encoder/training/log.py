@@ -146,8 +146,8 @@ def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_
     bad = [batch for batch in batches if not math.isfinite(batch.loss)] or list(batches)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        f"{place}.{name}": value.detach().to("cpu", copy=True).contiguous()  # safetensors takes no two of one storage
-        for place, batch in enumerate(bad)
+        f"{number}.{name}": value.detach().to("cpu", copy=True).contiguous()  # safetensors refuses tensors that share storage
+        for number, batch in enumerate(bad)
         for name, value in batch.features.items()
         if isinstance(value, Tensor)
     }

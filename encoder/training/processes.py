@@ -127,9 +127,9 @@ class Processes:
         """The value of the main process."""
         if self.size == 1:
             return value
-        said = torch.tensor([value], dtype=torch.float64, device=self._device)
-        distributed.broadcast(said, 0)
-        return float(said.item())
+        sent = torch.tensor([value], dtype=torch.float64, device=self._device)
+        distributed.broadcast(sent, 0)
+        return float(sent.item())
 
     def gather(self, value: Value) -> list[Value]:
         """The values of all processes, by rank."""
@@ -155,10 +155,10 @@ def init_distributed(device: str) -> Iterator[Processes]:
         yield Processes()
         return
     if device == "cuda":
-        place = int(os.environ.get("LOCAL_RANK", "0"))
-        if place >= torch.cuda.device_count():
-            raise InputError(f"torchrun: process {place} has no GPU, there are {torch.cuda.device_count()}; lower --nproc-per-node")
-        torch.cuda.set_device(place)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if local_rank >= torch.cuda.device_count():
+            raise InputError(f"torchrun: process {local_rank} has no GPU, there are {torch.cuda.device_count()}; lower --nproc-per-node")
+        torch.cuda.set_device(local_rank)
     begun = not distributed.is_initialized()
     if begun:
         distributed.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
@@ -176,12 +176,12 @@ def _leave(begun: bool) -> None:
         distributed.destroy_process_group()
 
 
-# Parameters of glibc's mallopt(3), in bytes and, the last, in mappings.
+# Parameters of glibc's mallopt(3): three sizes in bytes, and a number of mappings.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4
 KEEPING = {TRIM_THRESHOLD: -1, TOP_PAD: 64 * 2**20, MMAP_MAX: 0}
-# glibc moves its thresholds by itself until one is set, and never again: afterwards they stand where its own steps end.
+# glibc adapts its thresholds until one of them is set; afterwards they are set to the values at which its adaptation ends.
 AFTERWARDS = {TRIM_THRESHOLD: 64 * 2**20, TOP_PAD: 128 * 2**10, MMAP_THRESHOLD: 32 * 2**20, MMAP_MAX: 65_536}
-# Beginnings of environment variables that set an allocator up; what they say stands.
+# Prefixes of environment variables that configure an allocator; they take precedence.
 CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
@@ -194,7 +194,7 @@ def keep_freed_memory() -> Iterator[None]:
     variables configure the allocator. Use it in the main thread and do not nest it: tensors of other threads beyond 64 MB are returned
     anyway, and the end of one context ends all.
     """
-    libc = None if torch.cuda.is_available() or any(name.startswith(CHOSEN) for name in os.environ) else _glibc()
+    libc = None if torch.cuda.is_available() or any(name.startswith(CHOSEN) for name in os.environ) else glibc()
     if libc is None:
         yield
         return
@@ -208,7 +208,8 @@ def keep_freed_memory() -> Iterator[None]:
         libc.malloc_trim(0)
 
 
-def _glibc() -> ctypes.CDLL | None:
+def glibc() -> ctypes.CDLL | None:
+    """The C library of this process if it is glibc."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
@@ -221,7 +222,7 @@ def peak_memory() -> int | None:
         return torch.cuda.max_memory_allocated()
     if sys.platform == "win32":
         return None
-    import resource  # there is none on Windows
+    import resource  # not available on Windows
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024  # kilobytes but on macOS
+    return used if sys.platform == "darwin" else used * 1024  # in kilobytes, except on macOS

@@ -33,8 +33,8 @@ from filelock import FileLock, Timeout
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, sync_folder, write_json
 from quiver.encoder.schema import Schema, validate
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, NONFINITE
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.versions import installed_version
 
 logger = logging.getLogger(__name__)
@@ -218,8 +218,8 @@ def refuse_other_run(out: Path, now: RunIdentity) -> None:
         changes = recipe_changes(read_json(out / RECIPE), now.recipe, now.schema)
         found = [*(change for change in changes if change[0] not in now.without_weight), *found]
     if found:
-        told = "; ".join(f"{path} was {json.dumps(was)}, is {json.dumps(value)}" for path, was, value in found)
-        raise InputError(f"{out}: --resume needs the recipe and data of the interrupted run; {told}")
+        differences = "; ".join(f"{path} was {json.dumps(was)}, is {json.dumps(value)}" for path, was, value in found)
+        raise InputError(f"{out}: --resume needs the recipe and data of the interrupted run; {differences}")
 
 
 def warn_of_changes(out: Path, now: RunIdentity) -> None:

@@ -25,7 +25,7 @@ from quiver.encoder.files import read_json, save_tensors, write_json
 
 def random_state() -> dict[str, Any]:
     """Return the state of all random generators: numbers, text, tuples and tensors, see `write_state`."""
-    name, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # it is the global generator's state that counts
+    name, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # libraries use the global generator
     return {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(np.asarray(words).astype(np.int64)), *rest),
@@ -94,9 +94,9 @@ def read_state(stem: Path) -> Any:
 
 
 def _encode(value: object, name: str, tensors: dict[str, Tensor]) -> object:
-    """The value as JSON; what JSON does not tell apart stands in an object of one key, which says what it is."""
+    """The value as JSON; tensors, dicts, lists and tuples become objects of one key, which names the type."""
     if isinstance(value, Tensor):
-        stored = f"{len(tensors)}.{name}"  # the number tells apart what the names do not, a key 0 from a key "0"
+        stored = f"{len(tensors)}.{name}"  # the number distinguishes a key 0 from a key "0"
         tensors[stored] = value.detach().to("cpu", copy=True).contiguous()
         return {"tensor": stored}
     if isinstance(value, dict):
@@ -105,7 +105,7 @@ def _encode(value: object, name: str, tensors: dict[str, Tensor]) -> object:
         return {"dict": [[key, _encode(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode(item, f"{name}.{place}", tensors) for place, item in enumerate(value)]}
+        return {kind: [_encode(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"{name}: a {type(value).__name__} cannot be written")

@@ -28,9 +28,9 @@ from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
 from quiver.encoder.training.processes import Processes, RunStoppedError, StopRequest, peak_memory
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.state import preserve_rng_state, random_state, read_state, seed_random, set_random_state, write_state
 
 logger = logging.getLogger(__name__)

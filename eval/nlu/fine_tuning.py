@@ -32,7 +32,6 @@ from quiver.encoder.packing import PackedBatch
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training import optimization
 from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, RunLog, read_log, training_curves
 from quiver.encoder.training.optimization import OptimizerSettings
 from quiver.encoder.training.processes import Processes, keep_freed_memory, stop_requests
@@ -51,6 +50,7 @@ from quiver.encoder.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, load_train_state, save_train_state
 from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection

@@ -32,7 +32,7 @@ from quiver.retrieval.cluster.shard import (
 )
 from quiver.retrieval.index.documents import Filter, FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.index import Index, PartHits, SearchRequest, merged, open_manifest
+from quiver.retrieval.index.index import Index, PartHits, SearchOptions, SearchRequest, merged, open_manifest
 from quiver.retrieval.index.store.reading import Layout, Manifest, newest_manifest, open_newest
 from quiver.retrieval.records import Hits, Missing, ModelCard
 
@@ -479,20 +479,20 @@ class ShardedIndex:
         queries: Any,
         k: int,
         *,
+        timeouts: Timeouts | None = None,
         filter: FilterLike = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
-        timeouts: Timeouts | None = None,
     ) -> Hits:
         """The k best documents of each query, as `quiver.retrieval.index.index.Index.search` finds them.
 
         Args:
             queries: See there.
             k: See there.
+            timeouts: Time limits for this search; None for those of the index.
             filter: See there.
             effort: See there.
             target_recall: See there.
-            timeouts: Time limits for this search; None for those of the index.
 
         Returns:
             The hits. If no replica of a shard answered, ``missing`` lists its segments, and the hits are those of the other shards.
@@ -501,24 +501,15 @@ class ShardedIndex:
             InputError: See there.
             ValueError: See there.
         """
-        return self.gather(queries, k, filter=filter, effort=effort, target_recall=target_recall, timeouts=timeouts).hits
+        return self.gather(queries, k, SearchOptions(filter, effort, target_recall), timeouts=timeouts).hits
 
-    def gather(
-        self,
-        queries: Any,
-        k: int,
-        *,
-        filter: FilterLike = None,
-        effort: str | Mapping[str, Setting] | None = None,
-        target_recall: float | None = None,
-        timeouts: Timeouts | None = None,
-    ) -> Gathered:
+    def gather(self, queries: Any, k: int, options: SearchOptions | None = None, *, timeouts: Timeouts | None = None) -> Gathered:
         """Search as `search` does, and return durations too."""
         while True:
             fleet = self._fleet
             with fleet.searched() as kept:
                 if kept:
-                    request = fleet.whole.request(queries, k, filter=filter, effort=effort, target_recall=target_recall)
+                    request = fleet.whole.request(queries, k, options or SearchOptions())
                     return fleet.gather(request, timeouts)
             self._check_open()
 

@@ -688,7 +688,7 @@ def _work(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[st
 
 def _drafted(segments: Sequence[tuple[Path, Contents]]) -> tuple[SegmentEntry, ...]:
     """Manifest entries of segments in the working folder; the commit moves their files to the folder of segments."""
-    return tuple(SegmentEntry(folder.name, each.documents, each.vectors, each.tokens, {}) for folder, each in segments)
+    return tuple(SegmentEntry(folder.name, each.documents, each.vectors, each.tokens, {}, None) for folder, each in segments)
 
 
 def _opened(segments: Sequence[tuple[Path, Contents]], codec: AnyCodec, policy: Policy) -> list[OpenSegment]:

@@ -452,17 +452,9 @@ class _TokenPart:
     """Some documents and the queries, both in memory; implements ``quiver.retrieval.index.exact.Part``."""
 
     def __init__(
-        self,
-        queries: Sequence[TokenVectors],
-        tokens: TokenVectors,
-        offsets: NDArray[np.int64],
-        hidden: NDArray[np.bool_] | None,
-        limits: SearchLimits,
+        self, queries: Sequence[TokenVectors], tokens: TokenVectors, offsets: NDArray[np.int64], hidden: Bitmap | None, limits: SearchLimits
     ) -> None:
-        self._queries = queries
-        self._limits = limits
-        self._tokens = tokens
-        self._offsets = offsets
+        self._queries, self._tokens, self._offsets, self._limits = queries, tokens, offsets, limits
         self._hidden = hidden  # (n,) documents that must not be found
 
     def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -508,18 +500,9 @@ class _TokenWalk:
     """The documents in blocks of whole documents; implements ``quiver.retrieval.index.exact.Walk``."""
 
     def __init__(
-        self,
-        rows: Rows,
-        offsets: NDArray[np.int64],
-        queries: Sequence[TokenVectors],
-        allowed: NDArray[np.bool_] | None,
-        limits: SearchLimits,
+        self, rows: Rows, offsets: NDArray[np.int64], queries: Sequence[TokenVectors], allowed: Bitmap | None, limits: SearchLimits
     ) -> None:
-        self._rows = rows
-        self._limits = limits
-        self._offsets = offsets
-        self._queries = queries
-        self._allowed = allowed
+        self._rows, self._offsets, self._queries, self._allowed, self._limits = rows, offsets, queries, allowed, limits
 
     def parts(self) -> Iterator[tuple[int, _TokenPart]]:
         for begin, end in document_blocks(self._offsets, self._limits.block_rows(self._rows.shape[1])):
@@ -663,11 +646,8 @@ class ExactTokenSegment:
         damaged: Callable[[], Bitmap] | None = None,
         all_exact: bool = True,
     ) -> None:
-        self._rows = rows
         self.offsets = offsets
-        self._largest_norm = largest_norm
-        self._damaged = damaged
-        self._all_exact = all_exact
+        self._rows, self._largest_norm, self._damaged, self._all_exact = rows, largest_norm, damaged, all_exact
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -123,19 +123,26 @@ def _write_array(index: Index, file: BinaryIO, name: str, lengths: NDArray[np.in
         file.write(little_endian(lengths).data)
         return
     for segment in index.segments:
-        for rows in _row_blocks(segment, max(1, numbers // index.manifest.model.dim)):
+        for rows in row_blocks(segment, max(1, numbers // index.manifest.model.dim)):
             vectors, _ = segment.vectors.vectors(rows)
             file.write(little_endian(np.asarray(vectors, np.float32)).data)
             advance(len(rows))
 
 
-def _row_blocks(segment: OpenSegment, size: int) -> Iterator[NDArray[np.int64]]:
-    """Rows of documents that are not deleted, in blocks of at most ``size`` vectors; each block has at least one document."""
+def row_blocks(segment: OpenSegment, vectors: int, documents: int | None = None) -> Iterator[NDArray[np.int64]]:
+    """Rows of documents that are not deleted, in ascending order, in blocks of at least one document.
+
+    Args:
+        segment: The segment.
+        vectors: Maximum number of vectors of a block that has more than one document.
+        documents: Maximum number of documents of a block; None for no limit.
+    """
     rows = np.flatnonzero(segment.kept)
     ends = np.cumsum(segment.vectors.lengths[rows])
     first = 0
     while first < len(rows):
         held = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, held + size, side="right")))
+        last = max(first + 1, int(np.searchsorted(ends, held + vectors, side="right")))
+        last = last if documents is None else min(last, first + documents)
         yield rows[first:last]
         first = last

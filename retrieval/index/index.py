@@ -276,6 +276,15 @@ def total_counts(counts: Sequence[TokenCounts]) -> TokenCounts:
 
 
 @dataclass(frozen=True)
+class SearchOptions:
+    """Options of a search; see `Index.search`."""
+
+    filter: FilterLike = None
+    effort: str | Mapping[str, Setting] | None = None
+    target_recall: float | None = None
+
+
+@dataclass(frozen=True)
 class SearchRequest:
     """The checked arguments of a search; any subset of the index's segments can answer it.
 
@@ -398,10 +407,10 @@ class LiveIds(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        place = self._places[index]
-        return self._strings[place.segment][place.row]
+        if not isinstance(index, slice):
+            place = self._places[index]
+            return self._strings[place.segment][place.row]
+        return [self[number] for number in range(*index.indices(len(self)))]
 
 
 class LiveDocuments:
@@ -548,17 +557,9 @@ class Index:
                 recall was not measured for the target.
             ValueError: k < 1, the queries are not finite or have a wrong width, or both an effort and a target recall are given.
         """
-        return self.answer(self.request(queries, k, filter=filter, effort=effort, target_recall=target_recall))
+        return self.answer(self.request(queries, k, SearchOptions(filter, effort, target_recall)))
 
-    def request(
-        self,
-        queries: Any,
-        k: int,
-        *,
-        filter: FilterLike = None,
-        effort: str | Mapping[str, Setting] | None = None,
-        target_recall: float | None = None,
-    ) -> SearchRequest:
+    def request(self, queries: Any, k: int, options: SearchOptions) -> SearchRequest:
         """The checked arguments of `search`, with the chosen search parameters.
 
         Raises:
@@ -566,12 +567,12 @@ class Index:
             ValueError: As `search`.
         """
         k = check_k(k)
-        asked = self._checked(queries)
-        if target_recall is not None:
+        asked, effort = self._checked(queries), options.effort
+        if options.target_recall is not None:
             if effort is not None:
                 raise ValueError("give either effort or target_recall, not both")
-            effort = self.search_params_for(target_recall, k)
-        chosen = self.check_filter(filter)
+            effort = self.search_params_for(options.target_recall, k)
+        chosen = self.check_filter(options.filter)
         return SearchRequest(asked, k, self._params("balanced" if effort is None else effort, k), chosen)
 
     def answer(self, request: SearchRequest) -> Hits:

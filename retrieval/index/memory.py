@@ -207,7 +207,7 @@ def _written(codec: AnyCodec, rows: Rows, offsets: NDArray[np.int64], *, dense: 
 
 def _in_memory(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: Policy, tokens: TokenCounts) -> Index:
     documents, vectors = len(segment.documents), int(segment.vectors.lengths.sum())
-    entry = SegmentEntry(str(MEMORY), documents, vectors, tokens, {})
+    entry = SegmentEntry(str(MEMORY), documents, vectors, tokens, {}, None)
     manifest = Manifest(0, "", "build", {}, card, policy, CodecEntry(codec.name, "", codec.parameters, {}), (entry,))
     return Index(MEMORY, manifest, codec, [segment])
 

@@ -61,6 +61,9 @@ from quiver.retrieval.models.loading import load_from_card
 from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
 
+# English has about four characters per token, code and other scripts two or three; special tokens are added.
+_CHARACTERS_A_VECTOR = 2
+_SPECIAL = 3
 _CHUNK = 4096
 # Distance of stored offsets in a spool, in documents: to find a document, at most this many lines are skipped.
 _STRIDE = 256
@@ -491,11 +494,6 @@ class Extent(NamedTuple):
 def held(codec: AnyCodec, extent: Extent) -> int:
     """Maximum memory in bytes for writing or merging a segment."""
     return codec.memory(extent.documents, extent.vectors) + DOCUMENT_BYTES * extent.documents + DESCRIBED_COPIES * extent.described
-
-
-# English has about four characters per token, code and other scripts two or three; special tokens are added.
-_CHARACTERS_A_VECTOR = 2
-_SPECIAL = 3
 
 
 @dataclass(frozen=True)

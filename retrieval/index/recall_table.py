@@ -28,11 +28,6 @@ PRESET_RECALL: Mapping[Preset, float] = {"exact": 1.0, "balanced": 0.95, "fast":
 LOW_RECALL = 0.9
 """Recall of ``balanced`` below which a warning is logged."""
 
-# How far below its target the lower end of a preset's recall interval may lie; few queries give wide intervals.
-_DOUBT = 0.05
-# 97.5% quantile of the normal distribution.
-_Z = 1.96
-
 
 @dataclass(frozen=True)
 class GridPoint:
@@ -53,6 +48,10 @@ class GridPoint:
     high: float
     p50_ms: float
     p95_ms: float
+
+
+# How far below its target the lower end of a preset's recall interval may lie; few queries give wide intervals.
+_DOUBT = 0.05
 
 
 @dataclass(frozen=True)
@@ -198,6 +197,10 @@ def check_target(target_recall: float) -> None:
     """
     if not 0 < target_recall <= 1:
         raise ValueError(f"target_recall must be above 0 and at most 1, got {target_recall}")
+
+
+# 97.5% quantile of the normal distribution.
+_Z = 1.96
 
 
 def interval(recalls: NDArray[np.float64], counted: NDArray[np.int64]) -> tuple[float, float]:

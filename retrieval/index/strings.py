@@ -111,11 +111,12 @@ class StringColumn(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"the string number must be below {len(self)}, got {index}")
-        return _decoded([self.bytes_of(index % len(self))])[0]
+        number, size = index, len(self)
+        if isinstance(number, slice):
+            return self.take(np.arange(size)[number])
+        if not -size <= number < size:
+            raise IndexError(f"the string number must be below {size}, got {number}")
+        return _decoded([self.bytes_of(number % size)])[0]
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), 65_536):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.index.export import row_blocks
 from quiver.retrieval.index.index import Index, OpenSegment
 
 BATCH_DOCUMENTS = 256
@@ -46,15 +47,8 @@ def batches(index: Index, documents: int = BATCH_DOCUMENTS) -> Iterator[Document
     """Yield all documents that are not deleted, in the order of addition, in batches of at most ``documents`` and about 10 MB."""
     most = max(1, _NUMBERS // index.manifest.model.dim)
     for segment in index.segments:
-        rows = np.flatnonzero(segment.kept)
-        ends = np.cumsum(segment.vectors.lengths[rows])
-        first = 0
-        while first < len(rows):
-            held = int(ends[first - 1]) if first else 0
-            last = max(first + 1, int(np.searchsorted(ends, held + most, side="right")))
-            last = min(last, first + documents)
-            yield _batch(segment, rows[first:last])
-            first = last
+        for rows in row_blocks(segment, most, documents):
+            yield _batch(segment, rows)
 
 
 def _batch(segment: OpenSegment, rows: NDArray[np.int64]) -> DocumentBatch:

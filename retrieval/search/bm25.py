@@ -474,11 +474,7 @@ def _split_blocks(texts: Iterable[str], limits: BlockLimits | None) -> Iterable[
 
 def _write(folder: Path, texts: Iterable[str], limits: BlockLimits | None) -> None:
     """Count the words of texts block by block and write them to a folder."""
-    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.mkdir(parents=True)
-    except OSError as error:
-        raise InputError(f"{folder.parent}: cannot be written ({error.strerror}); set QUIVER_CACHE to another folder") from error
+    temporary = _make_temporary(folder)
     try:
         holds: dict[str, str] = {}
         sizes: list[BlockSizes] = []
@@ -496,6 +492,16 @@ def _write(folder: Path, texts: Iterable[str], limits: BlockLimits | None) -> No
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     _remove_stale(folder.parent)
+
+
+def _make_temporary(folder: Path) -> Path:
+    """Create a temporary folder that is renamed to ``folder`` when it is complete."""
+    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"{folder.parent}: cannot be written ({error.strerror}); set QUIVER_CACHE to another folder") from error
+    return temporary
 
 
 def _save(stem: Path, table: WordTable) -> dict[str, str]:

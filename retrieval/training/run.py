@@ -24,7 +24,6 @@ from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.lora import add_lora
 from quiver.encoder.training import run_folder
 from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, Line, RunLog, read_log, training_curves
 from quiver.encoder.training.optimization import require_optimizer
 from quiver.encoder.training.processes import (
@@ -35,6 +34,7 @@ from quiver.encoder.training.processes import (
     stop_requests,
 )
 from quiver.encoder.training.run_folder import CHECKPOINTS, DATA, RECORD, START, TENSORBOARD, RunIdentity
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
 from quiver.retrieval.models.biencoder import BiEncoder

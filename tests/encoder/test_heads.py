@@ -69,7 +69,7 @@ def test_masked_lm_is_cross_entropy_of_all_logits(config: EncoderConfig, tied: b
     logits = states @ matrix.T + model.decoder.bias
     expected = F.cross_entropy(logits, labels, ignore_index=-100)
     found = model(batch, labels)
-    assert found.asked == int((labels != -100).sum())
+    assert found.masked == int((labels != -100).sum())
     torch.testing.assert_close(found.loss, expected)
     torch.testing.assert_close(model.logits(batch, torch.tensor([3, 100])), logits[[3, 100]])
     parameters = list(model.parameters())
@@ -106,8 +106,8 @@ def test_a_batchs_loss_is_the_weighted_mean_of_its_sequences(lengths: list[int],
         whole = model(pack_ids(rows), flat(labels))
         alone = [model(pack_ids([row]), torch.tensor(label)) for row, label in zip(rows, labels, strict=True)]
         backwards = model(pack_ids(rows[::-1]), flat(labels[::-1]))
-    assert whole.asked == backwards.asked == sum(part.asked for part in alone)
-    mean = sum(part.loss * part.asked for part in alone) / max(whole.asked, 1)
+    assert whole.masked == backwards.masked == sum(part.masked for part in alone)
+    mean = sum(part.loss * part.masked for part in alone) / max(whole.masked, 1)
     torch.testing.assert_close(whole.loss, torch.as_tensor(mean), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(whole.loss, backwards.loss, atol=1e-5, rtol=1e-5)
 
@@ -115,8 +115,8 @@ def test_a_batchs_loss_is_the_weighted_mean_of_its_sequences(lengths: list[int],
 def test_a_batch_without_masked_tokens_has_zero_loss_with_gradients() -> None:
     model = masked_lm()
     batch = pack_ids(sequences([5, 9]))
-    loss, asked = model(batch, torch.full((14,), -100))
-    assert (loss.item(), asked) == (0.0, 0)
+    loss, masked = model(batch, torch.full((14,), -100))
+    assert (loss.item(), masked) == (0.0, 0)
     loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, f"{name} is cut off"

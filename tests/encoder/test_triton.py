@@ -37,15 +37,15 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(element: str, capability: i
     norm = {"width": 768, "block": 1024, "has_bias": True}
     tile = {"width": 1152, "block_rows": 8, "block_columns": 128}
     cases = [
-        (triton_kernels._turn_kernel, {"heads": 24, "half": 24, "rest": 16, "block_rows": 32, "block_half": 32, "block_rest": 16}),
-        (triton_kernels._norm_kernel, norm | {"centred": True, "has_update": True, "keep_statistics": True}),
-        (triton_kernels._norm_backward_kernel, norm | {"centred": True, "has_grad_total": True}),
-        (triton_kernels._norm_kernel, norm | {"centred": False, "has_update": False, "keep_statistics": False}),
-        (triton_kernels._norm_backward_kernel, norm | {"centred": False, "has_grad_total": False}),
+        (triton_kernels.turn_kernel, {"heads": 24, "half": 24, "rest": 16, "block_rows": 32, "block_half": 32, "block_rest": 16}),
+        (triton_kernels.norm_kernel, norm | {"centred": True, "has_update": True, "keep_statistics": True}),
+        (triton_kernels.norm_backward_kernel, norm | {"centred": True, "has_grad_total": True}),
+        (triton_kernels.norm_kernel, norm | {"centred": False, "has_update": False, "keep_statistics": False}),
+        (triton_kernels.norm_backward_kernel, norm | {"centred": False, "has_grad_total": False}),
     ]
     for activation in ("gelu", "gelu_tanh", "silu", "relu"):
         cases += [
-            (kernel, tile | {"activation": activation}) for kernel in (triton_kernels._gated_kernel, triton_kernels._gated_backward_kernel)
+            (kernel, tile | {"activation": activation}) for kernel in (triton_kernels.gated_kernel, triton_kernels.gated_backward_kernel)
         ]
     kinds = dict.fromkeys(("rows", "tokens", "each", "source_token", "source_head", "target_token", "target_head"), "i32")
     kinds |= dict.fromkeys(("direction", "epsilon"), "fp32")

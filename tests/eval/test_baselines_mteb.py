@@ -18,10 +18,17 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder
 from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
 
-mteb = pytest.importorskip("mteb")
-datasets = pytest.importorskip("datasets")
-retrieval_tasks = pytest.importorskip("mteb.abstasks.retrieval")
 pytestmark = pytest.mark.parity
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    """Import mteb before the first test here: collecting the tests, in each process, should not take the seconds that this takes."""
+    global datasets, mteb, retrieval_tasks
+    mteb = pytest.importorskip("mteb")
+    datasets = pytest.importorskip("datasets")
+    retrieval_tasks = pytest.importorskip("mteb.abstasks.retrieval")
+
 
 DOCUMENTS = {
     "d1": ("Wings", "a bird has two wings and flies"),
@@ -77,7 +84,9 @@ def evaluated(model: Any, of: Any) -> dict[str, float]:
 class Recorder:
     """An MTEB encoder with the same vectors that records the texts MTEB gives it."""
 
-    mteb_model_meta = mteb.models.ModelMeta.create_empty()
+    @property
+    def mteb_model_meta(self) -> Any:
+        return mteb.models.ModelMeta.create_empty()
 
     def __init__(self, model: Any) -> None:
         self.model = model

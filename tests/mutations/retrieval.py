@@ -11,13 +11,13 @@ SCHEDULES = "tests/retrieval/training/test_optimization.py"
 MAXSIM = "tests/retrieval/models/test_maxsim.py"
 STORE = "tests/retrieval/index/store/test_store.py"
 DAMAGE = "tests/retrieval/index/test_damage.py"
-UNSYNCED = "tests/retrieval/index/test_atomic_operations.py::test_a_power_cut_loses_what_was_not_synced_and_nothing_else"
+UNSYNCED = "tests/retrieval/index/test_atomic_operations.py::test_a_power_cut_loses_only_unsynced_data"
 REPLACED = "tests/retrieval/index/test_atomic_operations.py::test_after_a_power_cut_a_replaced_file_is_the_old_one_or_the_new_one"
 FLIPPED = "tests/retrieval/index/test_atomic_operations.py::test_a_flipped_bit_is_named_or_changes_nothing[exact-dense-100]"
 HOSTILE = "tests/retrieval/index/store/test_hostile_folders.py"
 INDEX = "tests/retrieval/index/test_index.py"
 STRINGS = "tests/retrieval/index/documents/test_strings_and_ids.py"
-FILTERS = "tests/retrieval/index/documents/test_table_and_filters.py::test_conditions_find_what_the_documents_say"
+FILTERS = "tests/retrieval/index/documents/test_table_and_filters.py::test_conditions_find_the_documents_that_match"
 KERNELS = "tests/retrieval/index/kernels/test_kernels.py"
 SCALAR = "tests/retrieval/index/dense/test_scalar.py"
 
@@ -417,7 +417,7 @@ MUTATIONS = [
         "retrieval/index/strings.py",
         "            found[open_questions[same]] = rows[same]\n",
         "            found[open_questions] = rows\n",
-        [f"{STRINGS}::test_ids_of_equal_hash_are_told_apart"],
+        [f"{STRINGS}::test_ids_of_equal_hash_are_distinguished"],
     ),
     (
         "ranks of ids are those of their hashes",
@@ -518,7 +518,7 @@ MUTATIONS = [
         "retrieval/index/dense/refine.py",
         "codes = np.rint(np.divide(",
         "codes = np.trunc(np.divide(",
-        [f"{SCALAR}::test_what_is_decoded_is_within_half_a_step"],
+        [f"{SCALAR}::test_decoded_values_are_within_half_a_step"],
     ),
     (
         "scale of scalar codes is that of one code more",

@@ -144,7 +144,7 @@ def test_masked_lm(family: Family, tmp_path: Path) -> None:
     expected = theirs(**padded_batch(theirs, rows), labels=padded(labels, -100))
     batch = pack_ids(rows)
     found = ours(batch, packed)
-    assert found.asked == int((packed != -100).sum()) > 50
+    assert found.masked == int((packed != -100).sum()) > 50
     torch.testing.assert_close(found.loss, expected.loss, **TOLERANCE)
     positions = (packed != -100).nonzero().squeeze(1)
     wanted = expected.logits[padded(labels, -100) != -100]

@@ -141,9 +141,9 @@ def test_a_bi_encoder_in_sentence_transformers(sources: dict[str, Path], tmp_pat
     ("name", "layout"),
     [
         ("modernbert-colbert", "pylate"),
-        ("minilm-colbert", "pylate"),
+        pytest.param("minilm-colbert", "pylate", marks=pytest.mark.slow),
         ("modernbert-colbert", "stanford"),
-        ("minilm-stanford", "stanford"),
+        pytest.param("minilm-stanford", "stanford", marks=pytest.mark.slow),
     ],
 )
 def test_a_colbert_in_pylate(sources: dict[str, Path], tmp_path: Path, name: str, layout: str) -> None:

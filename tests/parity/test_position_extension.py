@@ -23,6 +23,7 @@ SENTENCE = "the retrieval of long documents by short queries needs vectors that 
 WORDS = SENTENCE.split()
 
 
+@pytest.mark.slow
 def test_minilm_embeds_a_thousand_tokens_as_sentence_transformers_does(minilm: Path, tmp_path: Path) -> None:
     lengthen_model(minilm, tmp_path / "longer", factor=2)
     generator = random.Random(5)

@@ -80,7 +80,7 @@ def variant(minilm: Path, folder: Path, *, pooling: str, prompts: dict[str, str]
 @pytest.mark.parametrize(
     ("pooling", "include_prompt", "modules"),
     [
-        ("cls", True, []),
+        pytest.param("cls", True, [], marks=pytest.mark.slow),
         ("mean", False, ["dense", "normalize"]),
         pytest.param("max", True, ["normalize"], marks=pytest.mark.slow),
         pytest.param("lasttoken", True, ["dense"], marks=pytest.mark.slow),
@@ -178,12 +178,12 @@ def test_fingerprints_tell_models_apart(minilm: Path, tmp_path: Path) -> None:
     ("prompts", "default"),
     [
         ({"query": "q: ", "passage": "p: "}, None),
-        ({"query": "q: ", "corpus": "c: ", "passage": "p: "}, None),
+        pytest.param({"query": "q: ", "corpus": "c: ", "passage": "p: "}, None, marks=pytest.mark.slow),
         ({"query": "q: ", "document": "d: ", "passage": "p: "}, "query"),
         ({"clustering": "topic: "}, "clustering"),
-        ({"query": "q: ", "other": "o: "}, "other"),
-        ({"query": "q: "}, None),
-        ({}, None),
+        pytest.param({"query": "q: ", "other": "o: "}, "other", marks=pytest.mark.slow),
+        pytest.param({"query": "q: "}, None, marks=pytest.mark.slow),
+        pytest.param({}, None, marks=pytest.mark.slow),
     ],
 )
 def test_other_names_of_prompts_mean_what_they_mean_there(

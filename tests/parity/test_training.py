@@ -141,7 +141,7 @@ def written(folder: Path, make: Callable[[Tokenizer], Any]) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[modernbert, bert], ids=["modernbert", "bert"])
+@pytest.fixture(scope="module", params=[modernbert, pytest.param(bert, marks=pytest.mark.slow)], ids=["modernbert", "bert"])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pre-norm with windows and rotary positions; post-norm with absolute positions, biases and token types."""
     return written(tmp_path_factory.mktemp("family"), request.param)
@@ -251,6 +251,7 @@ def their_dense(model: SentenceTransformer, rows: Sequence[list[dict[str, Any]]]
     return [collected(collator(batch)) for batch in rows]
 
 
+@pytest.mark.slow
 def test_gradients_of_minilm(minilm: Path) -> None:
     """A real model, short and long texts in one batch: the same loss and the same gradients as transformers' padded BERT."""
     theirs = SentenceTransformer(str(minilm), device="cpu").eval()
@@ -536,8 +537,7 @@ RUNS = {
     ("name", "accumulation"),
     [
         ("mnrl", 1),
-        ("contrastive", 1),
-        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in RUNS if name not in ("mnrl", "contrastive")),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in RUNS if name != "mnrl"),
         pytest.param("mnrl", 2, marks=pytest.mark.slow),
         pytest.param("distillation", 2, marks=pytest.mark.slow),
     ],

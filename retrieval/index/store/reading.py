@@ -257,7 +257,7 @@ class SegmentEntry:
     vectors: int
     tokens: TokenCounts
     files: Mapping[FileName, FileEntry]
-    deleted: TombstonesEntry | None = None
+    deleted: TombstonesEntry | None
 
     @property
     def alive(self) -> int:

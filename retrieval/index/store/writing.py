@@ -159,7 +159,7 @@ class StoreWriter:
         self._segments += 1
         files = seal(folder, holds, self.disk)
         self._adopt(folder, self.layout.segments / name)
-        return SegmentEntry(name, documents, vectors, tokens, files)
+        return SegmentEntry(name, documents, vectors, tokens, files, deleted=None)
 
     def delete(self, segment: SegmentEntry, alive: NDArray[np.bool_]) -> SegmentEntry:
         """Write new tombstones for a segment and return its changed entry.

@@ -52,7 +52,7 @@ def no_gradients(two_threads: None) -> Iterator[None]:
 
 @pytest.mark.parametrize("window", [None, 400])
 @pytest.mark.parametrize(
-    "rise", [0.0625, 4.0, *(pytest.param(each, marks=pytest.mark.slow) for each in (-0.0625, 0.25))]
+    "rise", [0.0625, *(pytest.param(each, marks=pytest.mark.slow) for each in (-0.0625, 0.25, 4.0))]
 )  # a panel's 64 keys: 5.8 powers of two, below what is rescaled, and more
 def test_scores_that_rise_for_ever(rise: float, window: int | None) -> None:
     """What a query counts from may lag behind its maximum, but never so far that a power of two has no room."""
@@ -213,7 +213,9 @@ def test_torchs_defaults_change_nothing(dtype: torch.dtype) -> None:
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("variable", [{"NUMBA_DISABLE_JIT": "1"}, {"NUMBA_CPU_NAME": "generic"}], ids=str)
+@pytest.mark.parametrize(
+    "variable", [{"NUMBA_DISABLE_JIT": "1"}, pytest.param({"NUMBA_CPU_NAME": "generic"}, marks=pytest.mark.slow)], ids=str
+)
 def test_a_compiler_that_cannot_serve_is_said_and_left(variable: dict[str, str]) -> None:
     code = """
 import logging, sys, torch

@@ -64,7 +64,10 @@ def by_operators(encoder: Encoder, batch: PackedBatch) -> Tensor:
         return encoder(batch)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+QUICK = ("modernbert", "bert", "one layer")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS])
 def test_the_states_are_nearer_than_those_of_torch(
     half_of: Callable[..., Encoder],
     batch_of: Callable[..., PackedBatch],

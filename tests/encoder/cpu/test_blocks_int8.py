@@ -90,7 +90,7 @@ def quantised(encoder: Encoder) -> Encoder:
     return optimize_for_inference(copy.deepcopy(encoder), precision="int8")
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "wide" else ()) for name in CONFIGS])
 def test_the_states_are_those_of_the_definition(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], is_compiled: Asked, name: str
 ) -> None:
@@ -345,9 +345,10 @@ print(int8_levels(), machine.emit_object(binding.parse_assembly(str(module))).he
     [
         # vpdpbusd %zmm1, %zmm2, %zmm0: Intel's manual has the unsigned factor second and the signed one third, the total first.
         ("+avx512f,+avx512bw,+avx512vl,+avx512vnni,+avx2,+fma", 255, "62f26d4850c1"),
-        ("+avxvnni,+avx2,+fma", 255, "c4e26d50c1"),  # the same of %ymm in the shorter encoding, which is all that these processors have
+        # The same of %ymm in the shorter encoding, which is all that these processors have.
+        pytest.param("+avxvnni,+avx2,+fma", 255, "c4e26d50c1", marks=pytest.mark.slow),
         ("+avx2,+fma", 127, "c4e26d04"),  # vpmaddubsw of %ymm2 and another
-        ("+avx512f,+avx512bw,+avx512vl,+avx2,+fma", 127, "62f26d4804"),
+        pytest.param("+avx512f,+avx512bw,+avx512vl,+avx2,+fma", 127, "62f26d4804", marks=pytest.mark.slow),
     ],
 )
 def test_instructions_of_other_processors(run_as: Callable[..., str], features: str, reach: int, code: str) -> None:

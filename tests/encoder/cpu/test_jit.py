@@ -102,7 +102,9 @@ def made(script: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder, total
 
 
-@pytest.mark.parametrize(("kept", "size"), [pytest.param("*.nbc", 100, marks=pytest.mark.slow), ("*.nbi", 0)])
+@pytest.mark.parametrize(
+    ("kept", "size"), [pytest.param("*.nbc", 100, marks=pytest.mark.slow), pytest.param("*.nbi", 0, marks=pytest.mark.slow)]
+)
 def test_code_that_was_cut_short_is_compiled_again(kept: str, size: int, script: Path, made: tuple[Path, float], tmp_path: Path) -> None:
     cache, right = tmp_path / "cache", made[1]
     shutil.copytree(made[0], cache)

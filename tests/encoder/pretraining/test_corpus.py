@@ -1,4 +1,4 @@
-"""The corpus on the disk: every token in its place, two sides that share no text, damage and other sources refused."""
+"""The tokenized corpus on disk: stored tokens, disjoint training and held-out texts, refusal of damage and of other sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from quiver.encoder import InputError, Tokenizer
 from quiver.encoder.pretraining import corpus as module
-from quiver.encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus, side_of, train_texts
+from quiver.encoder.pretraining.corpus import BLOCK_CHARACTERS, Corpus, open_corpus, prepare_corpus, side_of, train_texts
 from quiver.encoder.pretraining.recipe import DataSection, SourceSection
 
 TEXTS = [f"text number {number} of a body of text" for number in range(300)]
@@ -26,8 +26,8 @@ def write(path: Path, texts: list[str]) -> SourceSection:
     return SourceSection(name=path.stem, path=str(path))
 
 
-def prepared(data: DataSection, tokenizer: Tokenizer, folder: Path) -> Corpus:
-    prepare_corpus(data, tokenizer, folder)
+def prepared(data: DataSection, tokenizer: Tokenizer, folder: Path, block_characters: int = BLOCK_CHARACTERS) -> Corpus:
+    prepare_corpus(data, tokenizer, folder, block_characters=block_characters)
     return open_corpus(folder)
 
 
@@ -36,12 +36,11 @@ def stored(corpus: Corpus, side: str) -> list[list[int]]:
     return [ids.tolist() for ids in np.split(documents.ids, documents.ends[:-1])] if len(documents) else []
 
 
-def test_every_document_is_on_one_side_whole(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CHARACTERS", 1000)  # several calls of the tokenizer
+def test_every_document_is_on_one_side_whole(tokenizer: Tokenizer, tmp_path: Path) -> None:
     data = DataSection(
         sources=(write(tmp_path / "a.jsonl", TEXTS[:200]), write(tmp_path / "b.jsonl", TEXTS[200:] + TEXTS[:20])), held_out=0.1
     )
-    corpus = prepared(data, tokenizer, tmp_path / "corpus")
+    corpus = prepared(data, tokenizer, tmp_path / "corpus", block_characters=1000)  # several calls of the tokenizer
     given = TEXTS + TEXTS[:20]
     for side in ("train", "held_out"):
         assert stored(corpus, side) == tokenizer.encode_bare([text for text in given if side_of(text, 0.1) == side])

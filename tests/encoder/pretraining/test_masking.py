@@ -27,18 +27,18 @@ def test_shares_over_many_tokens(tokenizer: Tokenizer) -> None:
     word = tokenizer.encode_bare(["bird"])[0][0]
     ids = np.full(COUNT, word)
     seen, labels = Masker(tokenizer, probability=0.3, seed=1)(ids, 0)
-    asked = labels != IGNORE_INDEX
+    masked = labels != IGNORE_INDEX
     mask, special = special_ids(tokenizer)["mask"], set(special_ids(tokenizer).values())
 
     def check(found: int, out_of: int, share: float) -> None:
         assert abs(found - out_of * share) < 5 * math.sqrt(out_of * share * (1 - share))
 
-    check(int(asked.sum()), COUNT, 0.3)
-    assert set(labels[asked].tolist()) == {word}
-    assert (seen[~asked] == word).all()
-    total = int(asked.sum())
-    check(int((seen[asked] == mask).sum()), total, 0.8)
-    other = seen[asked & (seen != mask) & (seen != word)]
+    check(int(masked.sum()), COUNT, 0.3)
+    assert set(labels[masked].tolist()) == {word}
+    assert (seen[~masked] == word).all()
+    total = int(masked.sum())
+    check(int((seen[masked] == mask).sum()), total, 0.8)
+    other = seen[masked & (seen != mask) & (seen != word)]
     words = len(tokenizer) - len(special)
     check(len(other), total, 0.1 * (words - 1) / words)  # a random token may be the token itself
     assert not special & set(other.tolist())
@@ -51,8 +51,8 @@ def test_shares_over_many_tokens(tokenizer: Tokenizer) -> None:
 
 def test_neighbours_are_masked_independently(tokenizer: Tokenizer) -> None:
     ids = np.full(COUNT, tokenizer.encode_bare(["bird"])[0][0])
-    asked = Masker(tokenizer, probability=0.3, seed=2)(ids, 0)[1] != IGNORE_INDEX
-    both = int((asked[:-1] & asked[1:]).sum())
+    masked = Masker(tokenizer, probability=0.3, seed=2)(ids, 0)[1] != IGNORE_INDEX
+    both = int((masked[:-1] & masked[1:]).sum())
     assert abs(both - COUNT * 0.09) < 6 * math.sqrt(COUNT * 0.09 * 0.91)
 
 

@@ -63,7 +63,7 @@ def test_it_is_best_fit_in_order_of_arrival(lengths: list[int], count: int, room
     packer = SequencePacker(stream(lengths), buffer=3)
     probe = SequencePacker(stream(lengths), buffer=3)
     for _ in range(3):
-        probe._fill(count * room * 3)
+        probe.fill(count * room * 3)
         assert packer.rows(count, room=room) == best_fit(list(probe.waiting), count, room)
         probe.rows(count, room=room)
 

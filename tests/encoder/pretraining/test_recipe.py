@@ -36,7 +36,10 @@ SHIPPED = ["pretrain_base", "pretrain_large", "pretrain_small"]
         (("phases.0.batch_warmup_from=6",), "phases.0.batch_warmup_from: must be a multiple of micro_batch 4, got 6"),
         (("phases.0.batch_warmup_from=16",), "phases.0.batch_warmup_from: must be <= batch_size 12, got 16"),
         (("phases.1.batch_warmup_from=2",), "phases.1.batch_warmup_from: needs batch_warmup_tokens"),
-        (("data.held_out=0", "training.averaging.best=2"), "training.averaging.best: the best are told by data.held_out, which is 0"),
+        (
+            ("data.held_out=0", "training.averaging.best=2"),
+            "training.averaging.best: the best checkpoints are chosen by the held-out loss, but data.held_out is 0",
+        ),
         (
             ("training.averaging.best=2", "training.averaging.ema_half_life=5"),
             "training.averaging.best: the mean of checkpoints and the moving average exclude each other",

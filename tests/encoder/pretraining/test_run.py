@@ -26,9 +26,9 @@ from quiver.encoder.pretraining.phases import first_model
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import average_checkpoints, prepare, pretrain
 from quiver.encoder.pretraining.task import PretrainingTask, Session, read_checkpoint
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import Processes, RunStoppedError
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.trainer import Callback, Progress
 
 pytest.importorskip("optimi")
@@ -296,6 +296,7 @@ def test_a_resumed_run_reads_its_corpus_once_to_know_that_it_is_sound(
     assert sorted(read) == ["held_out.ends", "held_out.ids", "train.ends", "train.ids"]
 
 
+@pytest.mark.slow
 def test_a_document_of_a_million_tokens_is_split(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
     (texts / "prose.txt").write_text(" ".join(["open the file"] * 340_000) + "\n")
     record = pretrain(make_recipe("phases.0.tokens=800", "phases.1.tokens=1000", "phases.0.batch_warmup_tokens=0"), tmp_path / "out")

@@ -1,15 +1,15 @@
-"""The order of pieces: every one once a pass, upsampled as asked, the same again from its state, in memory that does not grow."""
+"""The order of pieces: each once per pass or as often as its share says, equal after a restored state, in bounded memory."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import is_dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.encoder.pretraining import packing as module
 from quiver.encoder.pretraining.packing import PieceSampler, Share, cut
 
 
@@ -122,15 +122,14 @@ def test_it_goes_on_where_it_was(window: int) -> None:
     assert whole.passes > 4
 
 
-def test_what_is_in_memory_is_one_window_and_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four hundred thousand documents: arrays of some hundredths of them, and no more of them read at a time than asked for."""
-    monkeypatch.setattr(module, "_DOCUMENTS", 1000)
+def test_the_sampler_holds_one_window_and_one_entry_per_block() -> None:
+    """The arrays of 400,000 documents take a few bytes per hundred pieces, and the lengths are read 1,000 at a time."""
     ends = np.cumsum(np.tile(LENGTHS, 1000))
-    found = PieceSampler(ends, [Share(0, len(ends), 1.0)], room=ROOM, seed=(1,), block=100, window=5000)
+    found = PieceSampler(ends, [Share(0, len(ends), 1.0)], room=ROOM, seed=(1,), block=100, window=5000, chunk=1000)
     for _ in range(12_000):
         found.take()
-    held = sum(value.nbytes for name, value in vars(found).items() if isinstance(value, np.ndarray) and name != "_ends")
-    held += sum(value.nbytes for value in vars(found._blocks).values())
+    parts = [found, *(part for part in vars(found).values() if is_dataclass(part))]
+    held = sum(value.nbytes for part in parts for value in vars(part).values() if isinstance(value, np.ndarray) and value is not ends)
     total = int((-(-np.diff(ends, prepend=0) // ROOM)).sum())
     assert total > 800_000
     assert held < 2 * 5000 * 20 + (total / 100 + 401) * 48 * 1.3

@@ -40,7 +40,7 @@ def test_a_row_is_sequences_between_cls_and_sep_with_masks_over_words_alone(
 ) -> None:
     recipe, tokenizer, corpus = prepared
     special = special_ids(tokenizer)
-    asked = 0
+    masked = 0
     for update in updates(prepared, 0):
         for row in update.rows:
             batch, labels = row.batch, row.labels
@@ -57,9 +57,9 @@ def test_a_row_is_sequences_between_cls_and_sep_with_masks_over_words_alone(
             ends = torch.tensor([place for start, end in zip(batch.offsets, batch.offsets[1:], strict=False) for place in (start, end - 1)])
             assert (labels[ends] == -100).all()
             assert row.masked == int((labels >= 0).sum())
-            asked += row.masked
+            masked += row.masked
     total = sum(update.tokens for update in updates(prepared, 0))
-    assert 0.22 < asked / total < 0.33, "30% of what is neither [CLS] nor [SEP]"
+    assert 0.22 < masked / total < 0.33, "30% of what is neither [CLS] nor [SEP]"
     assert total >= recipe.phases[0].tokens
 
 
@@ -133,7 +133,7 @@ def test_a_phase_of_the_same_pieces_goes_on_with_the_pass(
     assert len(expected) > len(read)
     third = PhaseStream(recipe, 2, corpus, tokenizer, Processes())
     third.follow(state)
-    assert third._sampler.state() == {"passes": 0, "window": 0, "place": 0, "serial": state["sampler"]["serial"]}
+    assert third.sampler.state() == {"passes": 0, "window": 0, "position": 0, "serial": state["sampler"]["serial"]}
 
 
 def held_out_text(rows: list[list[Piece]]) -> list[int]:

@@ -31,7 +31,7 @@ def test_the_moving_average_is_the_sum_of_weights_that_halve() -> None:
     assert not torch.equal(model.bias.detach(), before)
 
 
-def test_after_a_half_life_what_came_before_counts_half() -> None:
+def test_after_a_half_life_the_earlier_average_counts_half() -> None:
     model = nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
@@ -44,7 +44,7 @@ def test_after_a_half_life_what_came_before_counts_half() -> None:
     assert model.weight.item() == pytest.approx(0.5)
 
 
-def test_it_goes_on_where_it_was() -> None:
+def test_a_restored_average_continues() -> None:
     model = nn.Linear(3, 2)
     whole = MovingAverage(model, half_life=2.0)
     step(model, 1)

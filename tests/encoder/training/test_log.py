@@ -1,4 +1,4 @@
-"""The log of a run: appended, read while it grows, cut back when a run goes on."""
+"""The log of a run: append, read while it grows, cut on resume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / LOG
 
 
-def test_lines_are_there_when_they_are_appended(tmp_path: Path) -> None:
+def test_appended_lines_can_be_read_at_once(tmp_path: Path) -> None:
     log = RunLog(tmp_path / LOG)
     for count, line in enumerate(LINES, start=1):
         log.append(line)
@@ -35,21 +35,21 @@ def test_lines_are_there_when_they_are_appended(tmp_path: Path) -> None:
     assert (tmp_path / LOG).read_text() == "".join(json.dumps(line) + "\n" for line in LINES)
 
 
-def test_quantities_over_the_steps() -> None:
+def test_curves_hold_the_values_of_a_key_by_step() -> None:
     assert curve(LINES, "loss") == [(2, 0.1 + 0.2), (4, 1e-17), (6, 0.5)]
     assert curve(LINES, "ndcg@10") == [(4, 0.25)]
     assert curve(LINES, "grad_norm") == []
 
 
 @pytest.mark.parametrize("torn", ["", "{", '{"step": 8, "lo', '{"step": 8, "loss": 0.5}', "\0\0\0"])
-def test_a_last_line_that_a_kill_has_torn_is_no_line(path: Path, torn: str) -> None:
+def test_an_incomplete_last_line_is_ignored(path: Path, torn: str) -> None:
     with path.open("a") as file:
         file.write(torn)
     assert read_log(path) == LINES
 
 
 @pytest.mark.parametrize(("step", "left"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 3), (5, 3), (6, 4), (99, 4)])
-def test_a_run_that_goes_on_takes_back_what_came_after(path: Path, step: int, left: int) -> None:
+def test_a_resumed_run_removes_the_lines_after_its_checkpoint(path: Path, step: int, left: int) -> None:
     with path.open("a") as file:
         file.write('{"step": 6, "torn')
     log = RunLog(path)
@@ -59,7 +59,7 @@ def test_a_run_that_goes_on_takes_back_what_came_after(path: Path, step: int, le
     assert read_log(path) == [*LINES[:left], {"step": 7, "loss": 2.5}]
 
 
-def test_a_log_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_log_is_reported(tmp_path: Path) -> None:
     log = RunLog(tmp_path / LOG)
     log.sync()
     log.cut(3)
@@ -68,7 +68,7 @@ def test_a_log_that_is_not_there(tmp_path: Path) -> None:
         read_log(tmp_path / LOG)
 
 
-def test_lines_are_on_the_disk_when_they_are_asked_to_be(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_writes_the_lines_to_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, real = [], os.fsync
 
     def noting(descriptor: int) -> None:
@@ -92,14 +92,14 @@ def test_lines_are_on_the_disk_when_they_are_asked_to_be(path: Path, monkeypatch
         ('{"step": "8"}', "not a line of a training log, it has no step"),
     ],
 )
-def test_a_line_that_is_none_is_named(path: Path, line: str, problem: str) -> None:
+def test_an_invalid_line_is_reported_with_its_number(path: Path, line: str, problem: str) -> None:
     with path.open("a") as file:
         file.write(f"{line}\n{json.dumps(LINES[0])}\n")
     with pytest.raises(InputError, match=rf"log\.jsonl:5: {problem}"):
         read_log(path)
 
 
-def test_what_is_no_text(path: Path) -> None:
+def test_a_log_that_is_not_utf8_is_reported(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\xff\n")
     with pytest.raises(InputError, match=r"log\.jsonl: not UTF-8 \(.* at byte \d+\)"):
         read_log(path)

@@ -84,14 +84,14 @@ def test_decay_is_decoupled_from_the_rate_and_off_for_norms_and_biases() -> None
             torch.testing.assert_close(weight.detach(), before[name] * factor)
 
 
-def test_a_later_phase_has_a_decay_of_its_own() -> None:
+def test_a_later_phase_has_its_own_weight_decay() -> None:
     model = nn.Linear(4, 4)
     optimizer = make_optimizer(settings(weight_decay=0.0), model.parameters())
     set_learning_rate(optimizer, peak=RATE, share=1.0, weight_decay=1e-5)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [1e-5, 0.0]
 
 
-def test_a_state_from_a_gpu_goes_on_without_one() -> None:
+def test_an_optimizer_state_from_a_gpu_continues_on_a_cpu() -> None:
     """There the optimiser runs by kernels of Triton, says so in its state, and keeps a word of scratch for each weight."""
     torch.manual_seed(0)
     models = [nn.Linear(4, 4) for _ in range(2)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 import socket
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,65 +29,75 @@ def test_one_process_needs_no_torch_distributed() -> None:
     assert not distributed.is_initialized()
 
 
-def talk(rank: int, meeting: Path, answers: Any) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
+def run_pair(function: str, argument: str) -> list[Any]:
+    """Call a function of this file in two fresh processes; return what each printed as JSON.
+
+    Not multiprocessing: a fork of a process with threads may wait for ever, and a spawned process cannot import a test module.
+    """
+    pair = [
+        subprocess.Popen(
+            [sys.executable, __file__, function, argument],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        printed = [process.communicate(timeout=120)[0] for process in pair]
+    finally:
+        for process in pair:
+            process.kill()
+    assert [process.returncode for process in pair] == [0, 0]
+    return [json.loads(text.splitlines()[-1]) for text in printed]
+
+
+def exchange(meeting: str) -> list[Any]:
+    """Sum, broadcast and gather in a group that was initialized before."""
+    rank = int(os.environ["RANK"])
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     with init_distributed("cpu") as processes:
-        who = (processes.rank, processes.size, processes.is_main_process)
+        own = [processes.rank, processes.size, processes.is_main_process]
         sums = processes.sum([0.1, 2.0**60 + rank * 2.0**8, rank])  # float32 would round them
-        told = processes.broadcast(0.1 + rank)
-        said: dict[str, Any] = {"rank": rank, "state": (torch.tensor([rank, 7]), None)}
-        gathered = processes.gather(said)
+        first = processes.broadcast(0.1 + rank)
+        states: list[dict[str, Any]] = processes.gather({"rank": rank, "state": (torch.tensor([rank, 7]), None)})
         processes.barrier()
-        answers.put((who, sums, told, [(one["rank"], one["state"][0].tolist(), one["state"][1]) for one in gathered]))
-    assert distributed.is_initialized(), "whoever has begun it ends it"
+        gathered = [[each["rank"], each["state"][0].tolist(), each["state"][1]] for each in states]
+    assert distributed.is_initialized(), "only the caller that initialized the group may destroy it"
     distributed.destroy_process_group()
+    return [own, sums, first, gathered]
 
 
-def test_two(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may wait for ever
-    answers = context.Queue()
-    pair = [context.Process(target=talk, args=(rank, tmp_path / "meeting", answers)) for rank in range(2)]
-    for process in pair:
-        process.start()
-    found = sorted((answers.get(timeout=120) for _ in pair), key=lambda answer: answer[0])
-    for process in pair:
-        process.join(timeout=120)
-    assert [process.exitcode for process in pair] == [0, 0]
-    assert [who for who, *_ in found] == [(0, 2, True), (1, 2, False)]
-    for _, sums, told, gathered in found:
+def test_two_processes_exchange_sums_values_and_states(tmp_path: Path) -> None:
+    found = run_pair("exchange", str(tmp_path / "meeting"))
+    assert [own for own, *_ in found] == [[0, 2, True], [1, 2, False]]
+    for _, sums, first, gathered in found:
         assert sums == [0.2, 2.0**61 + 2.0**8, 1.0]
-        assert told == 0.1
-        assert gathered == [(0, [0, 7], None), (1, [1, 7], None)]
+        assert first == 0.1
+        assert gathered == [[0, [0, 7], None], [1, [1, 7], None]]
 
 
-def part(rank: int, port: int, ends: Any) -> None:
-    """Meet, and part by each of the ways in which a block ends; the last is one after which nobody takes leave."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    found = []
-    for error in (None, RunStoppedError(3), InputError("of one process, perhaps")):
+def leave(port: str) -> list[bool]:
+    """Whether the group is still initialized after a block that ended normally, by a stop, and by an error."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    initialized = []
+    for error in (None, RunStoppedError(3), InputError("an error of one process")):
         with suppress(RunStoppedError, InputError), init_distributed("cpu") as processes:
             processes.barrier()
             if error is not None:
                 raise error
-        found.append(distributed.is_initialized())
-    ends.put(found)
+        initialized.append(distributed.is_initialized())
     distributed.destroy_process_group()
+    return initialized
 
 
-def test_who_has_met_parts() -> None:
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may wait for ever
-    ends = context.Queue()
+@pytest.mark.slow
+def test_the_group_is_destroyed_except_after_an_error() -> None:
+    """After an error of one process the others may never call ``destroy_process_group``, and it would wait for them."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    pair = [context.Process(target=part, args=(rank, port, ends)) for rank in range(2)]
-    for process in pair:
-        process.start()
-    assert [ends.get(timeout=120) for _ in pair] == [[False, False, True]] * 2
-    for process in pair:
-        process.join(timeout=120)
-    assert [process.exitcode for process in pair] == [0, 0]
+    assert run_pair("leave", str(port)) == [[False, False, True]] * 2
 
 
 def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,3 +115,8 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="torchrun: process 2 has no GPU, there are 2; lower --nproc-per-node"), init_distributed("cuda"):
         pass
     assert not distributed.is_initialized()
+
+
+if __name__ == "__main__":
+    answer = {"exchange": exchange, "leave": leave}[sys.argv[1]](sys.argv[2])
+    sys.stdout.write(json.dumps(answer) + "\n")

@@ -41,7 +41,7 @@ def test_overrides_reach_into_lists(recipe: Path) -> None:
         ("kind.name=7", "override 'kind.name=7': kind is not a section"),
     ],
 )
-def test_overrides_that_lead_nowhere(recipe: Path, override: str, problem: str) -> None:
+def test_overrides_of_unknown_settings_are_refused(recipe: Path, override: str, problem: str) -> None:
     with pytest.raises(SchemaError) as refused:
         load_sections(recipe, Whole, (), overrides=[override])
     assert refused.value.problems == [problem]
@@ -70,7 +70,7 @@ def test_a_scalar_is_its_text(scalar: str) -> None:
 
 
 @pytest.mark.parametrize("scalar", ["null", "Null", "~", ""])
-def test_null_is_told_from_text(scalar: str) -> None:
+def test_null_is_distinguished_from_text(scalar: str) -> None:
     assert parse_yaml(f"key: {scalar}") == ({"key": None}, [])
     assert parse_yaml(f"key: '{scalar}'") == ({"key": scalar}, [])
 
@@ -83,7 +83,7 @@ def test_structure_and_merges_work() -> None:
     assert parse_yaml("") == (None, [])
 
 
-def test_every_repeated_key_is_told_with_both_lines() -> None:
+def test_every_repeated_key_is_reported_with_both_lines() -> None:
     _, repeated = parse_yaml("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\na: 2\na: 3\n")
     assert repeated == [
         "line 5: the key 'c' stands in line 3 already",

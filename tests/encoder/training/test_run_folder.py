@@ -19,7 +19,6 @@ from quiver.encoder import InputError
 from quiver.encoder.files import write_json
 from quiver.encoder.schema import TextSchema
 from quiver.encoder.training import run_folder
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, NONFINITE
 from quiver.encoder.training.run_folder import (
     BEGUN,
@@ -47,6 +46,7 @@ from quiver.encoder.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
 
@@ -84,7 +84,7 @@ def finished(out: Path, name: str = "old") -> None:
     finish_run(out, {"schema": "quiver-run/2", "name": name, "recipe": IDENTITY.recipe})
 
 
-def test_a_finished_run(tmp_path: Path) -> None:
+def test_finishing_a_run_writes_model_and_record(tmp_path: Path) -> None:
     out = tmp_path / "out"
     begin(out)
     assert is_run(out)
@@ -100,7 +100,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert is_run(out)
 
 
-def test_what_is_no_run(tmp_path: Path) -> None:
+def test_other_folders_are_not_runs(tmp_path: Path) -> None:
     assert not is_run(tmp_path)
     assert recipe_of(tmp_path) is None
     (tmp_path / RECORD).write_text('{"schema": "somebody-else/1"}')
@@ -109,7 +109,7 @@ def test_what_is_no_run(tmp_path: Path) -> None:
     assert not is_run(tmp_path)
 
 
-def test_where_a_run_may_begin(tmp_path: Path) -> None:
+def test_a_run_may_begin_in_a_folder_without_a_run(tmp_path: Path) -> None:
     refuse_existing(tmp_path / "new", overwrite=False)
     refuse_existing(tmp_path, overwrite=False)
     (tmp_path / "notes.txt").write_text("mine")
@@ -119,7 +119,7 @@ def test_where_a_run_may_begin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_what_is_not_a_runs_is_never_replaced(tmp_path: Path, name: str) -> None:
+def test_files_that_are_not_part_of_a_run_are_never_replaced(tmp_path: Path, name: str) -> None:
     if "." in name:
         (tmp_path / name).write_text("{}")
     else:
@@ -129,7 +129,7 @@ def test_what_is_not_a_runs_is_never_replaced(tmp_path: Path, name: str) -> None
             refuse_existing(tmp_path, overwrite=overwrite)
 
 
-def test_where_there_is_a_run(tmp_path: Path) -> None:
+def test_an_existing_run_is_refused_or_replaced(tmp_path: Path) -> None:
     finished(tmp_path / "done")
     with pytest.raises(InputError, match=r"done: already contains a run; choose another --out, or pass --overwrite$"):
         refuse_existing(tmp_path / "done", overwrite=False)
@@ -140,7 +140,7 @@ def test_where_there_is_a_run(tmp_path: Path) -> None:
     refuse_existing(tmp_path / "begun", overwrite=True)
 
 
-def test_what_can_be_resumed(tmp_path: Path) -> None:
+def test_only_an_unfinished_run_can_be_resumed(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match=r"contains no run to resume; omit --resume to start one$"):
             refuse_nothing_to_resume(folder)
@@ -158,7 +158,7 @@ def changed(**parts: Any) -> RunIdentity:
     return RunIdentity(**whole)
 
 
-def test_a_run_is_resumed_as_it_was_begun(tmp_path: Path) -> None:
+def test_a_run_is_resumed_only_with_the_same_recipe_and_data(tmp_path: Path) -> None:
     begin(tmp_path)
     refuse_other_run(tmp_path, IDENTITY)
     refuse_other_run(tmp_path, RunIdentity(IDENTITY.recipe, {"processes": 1}, {}))  # the data are not read yet
@@ -273,7 +273,7 @@ def test_a_run_killed_between_its_first_two_files_can_be_resumed(tmp_path: Path)
     refuse_other_run(tmp_path, IDENTITY)
 
 
-def test_a_change_that_may_cost_the_bits_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_that_may_affect_the_last_bits_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     begin(tmp_path)
     with caplog.at_level(logging.WARNING, logger=run_folder.__name__):
         warn_of_changes(tmp_path, changed(about={"command": "quiver train --resume"}))
@@ -323,7 +323,7 @@ def test_a_run_that_fails_early_puts_the_old_one_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", [sealed, lambda out: (out / NONFINITE).mkdir()], ids=["checkpoint", "nonfinite"])
-def test_a_run_that_fails_with_something_to_go_on_from_stays(tmp_path: Path, mark: Callable[[Path], object]) -> None:
+def test_a_run_that_fails_after_a_checkpoint_stays(tmp_path: Path, mark: Callable[[Path], object]) -> None:
     out = tmp_path / "out"
     finished(out)
     (out / "notes.txt").write_text("mine")
@@ -346,7 +346,7 @@ def test_a_first_run_that_is_saved_leaves_no_empty_folder(tmp_path: Path) -> Non
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([BEGUN, RECIPE, CHECKPOINTS])
 
 
-def test_what_a_kill_leaves_of_a_complete_run(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_complete_run_are_removed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     finished(out)
     (out / "notes.txt").write_text("mine")
@@ -372,7 +372,7 @@ def test_a_run_is_removed_and_nothing_else(tmp_path: Path) -> None:
     assert not (tmp_path / "alone").exists()
 
 
-def test_after_a_kill_at_any_file_operation_what_is_left_of_a_removed_run_is_no_other_run(tmp_path: Path, each_death: EachDeath) -> None:
+def test_a_kill_during_removal_never_leaves_a_different_run(tmp_path: Path, each_death: EachDeath) -> None:
     """While there is a checkpoint there is the recipe it is of; what is left is known for a run's, and can be removed."""
     out, half = tmp_path / "out", 0
 
@@ -391,7 +391,8 @@ def test_after_a_kill_at_any_file_operation_what_is_left_of_a_removed_run_is_no_
     assert half >= 5
 
 
-def test_after_a_kill_at_any_file_operation_nothing_is_lost(tmp_path: Path, each_death: EachDeath) -> None:
+@pytest.mark.slow
+def test_a_kill_at_any_file_operation_loses_nothing(tmp_path: Path, each_death: EachDeath) -> None:
     """A new run takes the place of an old one: at any moment one of the two is whole, and the folder is known for a run's."""
     out = tmp_path / "out"
 

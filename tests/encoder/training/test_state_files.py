@@ -1,4 +1,4 @@
-"""State on disk and back: to the bit, nothing confused with anything else, and no pickle read."""
+"""State on disk: exact for all supported types, and no pickle is read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def again(folder: Path, state: object) -> Any:
         {"whole": torch.arange(4), "part": torch.arange(12).reshape(3, 4)[:, 1]},
     ],
 )
-def test_it_comes_out_as_it_went_in(tmp_path: Path, state: object) -> None:
+def test_a_state_is_restored_exactly(tmp_path: Path, state: object) -> None:
     assert same(again(tmp_path, state), state)
 
 
@@ -75,11 +75,11 @@ STATES = st.recursive(
 
 @settings(max_examples=25, deadline=None)
 @given(state=STATES)
-def test_whatever_it_is(tmp_path_factory: pytest.TempPathFactory, state: object) -> None:
+def test_any_state_is_restored_exactly(tmp_path_factory: pytest.TempPathFactory, state: object) -> None:
     assert same(again(tmp_path_factory.mktemp("state"), state), state)
 
 
-def test_tensors_of_one_storage(tmp_path: Path) -> None:
+def test_tensors_that_share_storage_are_written_separately(tmp_path: Path) -> None:
     whole = torch.arange(6.0)
     state = {"whole": whole, "twice": whole, "part": whole[2:4], "last": whole.reshape(2, 3)[:, 2]}
     found = again(tmp_path, state)
@@ -88,7 +88,7 @@ def test_tensors_of_one_storage(tmp_path: Path) -> None:
     assert found["part"].tolist() == [2, 3]
 
 
-def test_an_optimiser_its_schedule_and_a_generator(tmp_path: Path) -> None:
+def test_optimizer_schedule_and_generator_are_restored(tmp_path: Path) -> None:
     """What `torch.optim` and Python's generator keep, goes on from the files as it goes on in memory."""
     torch.manual_seed(1)
     layers = [nn.Linear(3, 2) for _ in range(2)]
@@ -135,7 +135,7 @@ def test_an_optimiser_its_schedule_and_a_generator(tmp_path: Path) -> None:
         ({"a": [-math.inf]}, "not JSON compliant"),
     ],
 )
-def test_what_it_does_not_hold(tmp_path: Path, state: object, problem: str) -> None:
+def test_unsupported_values_are_refused(tmp_path: Path, state: object, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         write_state(tmp_path / "state", state)
     assert not (tmp_path / "state.json").exists()
@@ -153,7 +153,7 @@ class Bomb:
 
 @pytest.mark.parametrize("save", [lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), torch.save], ids=["pickle", "torch.save"])
 @pytest.mark.parametrize("suffix", [".safetensors", ".json"])
-def test_a_pickle_is_refused_unread(tmp_path: Path, save: Any, suffix: str) -> None:
+def test_a_pickle_is_refused_without_being_executed(tmp_path: Path, save: Any, suffix: str) -> None:
     went_off = tmp_path / "went off"
     write_state(tmp_path / "state", {"a": torch.ones(2)})
     path = (tmp_path / "state").with_suffix(suffix)
@@ -180,7 +180,7 @@ def test_a_pickle_is_refused_unread(tmp_path: Path, save: Any, suffix: str) -> N
         ({"state": {"list": 3}}, "not iterable"),
     ],
 )
-def test_json_that_is_no_state(tmp_path: Path, tree: object, problem: str) -> None:
+def test_other_json_is_refused(tmp_path: Path, tree: object, problem: str) -> None:
     write_state(tmp_path / "state", {"a": torch.ones(2)})
     (tmp_path / "state.json").write_text(json.dumps(tree))
     with pytest.raises(InputError, match=r"state\.json: not the state of a run") as caught:
@@ -189,7 +189,7 @@ def test_json_that_is_no_state(tmp_path: Path, tree: object, problem: str) -> No
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".json"])
-def test_files_that_are_cut_or_missing(tmp_path: Path, suffix: str) -> None:
+def test_truncated_and_missing_files_are_refused(tmp_path: Path, suffix: str) -> None:
     write_state(tmp_path / "state", {"a": torch.ones(20), "b": [1]})
     path = (tmp_path / "state").with_suffix(suffix)
     content = path.read_bytes()

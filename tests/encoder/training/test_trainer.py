@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -14,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from quiver.encoder import InputError
 from quiver.encoder.packing import pack_ids
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import RunLog, read_log
 from quiver.encoder.training.processes import Processes, StopRequest
-from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, average_gradients
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
 
 
 class Line:
@@ -198,23 +199,30 @@ def test_a_packed_batch_with_a_non_finite_loss_can_be_built_again(train: Train, 
     assert json.loads((folder / "batch.json").read_text())["batches"] == [{"loss": "nan", "rows": [{"row": 3}]}]
 
 
-def average_of_different_weights(rank: int, meeting: Path, answers: Any) -> None:
-    """Each process has a gradient of another weight; the third weight has none in either."""
-    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    weights = [nn.Parameter(torch.zeros(size)) for size in (2, 3, 1)]
-    weights[rank].grad = torch.full_like(weights[rank], 2.0 + rank)
-    average_gradients(weights, Processes(rank, 2))
-    answers.put([None if weight.grad is None else weight.grad.tolist() for weight in weights])
-    distributed.destroy_process_group()
+AVERAGE = """
+import json, sys
+import torch
+from torch import distributed, nn
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.trainer import average_gradients
+
+rank = int(sys.argv[1])
+distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+weights = [nn.Parameter(torch.zeros(size)) for size in (2, 3, 1)]
+weights[rank].grad = torch.full_like(weights[rank], 2.0 + rank)
+average_gradients(weights, Processes(rank, 2))
+print(json.dumps([None if weight.grad is None else weight.grad.tolist() for weight in weights]))
+distributed.destroy_process_group()
+"""
+"""Each process has a gradient of another weight; the third weight has none in either."""
 
 
 def test_processes_average_gradients_of_weights_that_only_one_of_them_has_used(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may wait for ever
-    answers = context.Queue()
-    pair = [context.Process(target=average_of_different_weights, args=(rank, tmp_path / "meeting", answers)) for rank in range(2)]
-    for process in pair:
-        process.start()
-    assert [answers.get(timeout=120) for _ in pair] == [[[1.0, 1.0], [1.5, 1.5, 1.5], [0.0]]] * 2
-    for process in pair:
-        process.join(timeout=120)
-    assert [process.exitcode for process in pair] == [0, 0]
+    command = [sys.executable, "-c", AVERAGE]
+    pair = [subprocess.Popen([*command, str(rank), str(tmp_path / "meeting")], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    try:
+        printed = [process.communicate(timeout=120)[0] for process in pair]
+    finally:
+        for process in pair:
+            process.kill()
+    assert [json.loads(text.splitlines()[-1]) for text in printed] == [[[1.0, 1.0], [1.5, 1.5, 1.5], [0.0]]] * 2

@@ -20,10 +20,10 @@ from quiver.encoder import InputError, load_head
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import SequenceClassifier
 from quiver.encoder.training.callbacks import BarCallback
-from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.processes import RunStoppedError
 from quiver.encoder.training.run_folder import exclusive_lock
+from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.eval.nlu.fine_tuning import Request
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
 from quiver.eval.nlu.recipes import GlueRecipe

@@ -27,7 +27,7 @@ PATIENT = Timeouts(attempt=FOREVER, answer=FOREVER)
 
 def spec() -> ShardSpec:
     card = ModelCard("words", "dense", "ab" * 32, 8, "dot", 9, 9)
-    segments = (SegmentEntry("s-000000000001-0000", 7, 7, TokenCounts(0, 0, 0, 0), {}),)
+    segments = (SegmentEntry("s-000000000001-0000", 7, 7, TokenCounts(0, 0, 0, 0), {}, None),)
     return ShardSpec(
         Path("an index"), Manifest(1, "", "build", {}, card, Policy(), CodecEntry("exact-dense", "c", {}, {}), segments), {}, 9, True
     )

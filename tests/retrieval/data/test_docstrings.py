@@ -263,6 +263,7 @@ def test_packages_come_after_the_standard_library_and_mining_again_gives_the_sam
     assert shown.out == ""
 
 
+@pytest.mark.slow
 def test_the_standard_library_gives_thousands_of_pairs(stdlib: list[Pair]) -> None:
     assert 3_000 < len(stdlib) < 10_000
     by_id = {pair.id: pair for pair in stdlib}

@@ -197,8 +197,8 @@ def many() -> list[str]:
         ("dense", "encode", 25, 240),
         pytest.param("colbert", "encode", 25, 240, marks=pytest.mark.slow),
         pytest.param("dense", "fsync", 7, 80, marks=pytest.mark.slow),
-        ("dense", "fsync", 8, 120),
-        ("dense", "fsync", 1, 0),
+        pytest.param("dense", "fsync", 8, 120, marks=pytest.mark.slow),
+        pytest.param("dense", "fsync", 1, 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_process_loses_only_uncommitted_vectors(tmp_path: Path, kind: str, where: str, at: int, committed: int) -> None:

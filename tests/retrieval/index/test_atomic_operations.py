@@ -49,8 +49,9 @@ EVERY_CALL = [pytest.param(EXACT, name, 1, marks=pytest.mark.exhaustive) for nam
 """Sweeps over all calls."""
 MEASURED = ("pq-dense", "calibrate", 11)
 """What only an engine that may miss something has done to it."""
-SOME_CALLS = [(EXACT, name, max(7, LEAST[name] // 4)) for name in OPERATIONS]
-"""Sweeps over a few calls of every operation."""
+QUICK = ("build", "add", "delete", "compact")
+SOME_CALLS = [pytest.param(EXACT, name, max(7, LEAST[name] // 4), marks=() if name in QUICK else pytest.mark.slow) for name in OPERATIONS]
+"""Sweeps over a few calls of every operation; the default run has those of ``QUICK``."""
 # What the operations make with an engine that trains a codec, about.
 CALLS = {
     "build": 840,
@@ -137,7 +138,7 @@ def test_a_child_killed_at_a_call_leaves_the_old_or_the_new_state(sweeps: list[t
 @pytest.mark.parametrize(
     ("engine", "stride"),
     [
-        (EXACT, 29),
+        pytest.param(EXACT, 29, marks=pytest.mark.slow),
         pytest.param("ivf-tokens", 83, marks=pytest.mark.slow),
         *(pytest.param(each, 5, marks=pytest.mark.exhaustive) for each in (EXACT, *COMPRESSED)),
     ],
@@ -202,7 +203,7 @@ def fail(faults: ModuleType, run: Callable[[Any], object], failing: int, code: i
 
 
 @pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *COMPRESSED_CALLS, *EVERY_CALL, *MANY_CALLS])
-def test_a_power_cut_loses_what_was_not_synced_and_nothing_else(
+def test_a_power_cut_loses_only_unsynced_data(
     engine: str, name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType
 ) -> None:
     operation, base, folder, after = faults.OPERATIONS[name], tmp_path / "base", tmp_path / "disk", tmp_path / "after"
@@ -269,7 +270,7 @@ def test_after_a_power_cut_a_replaced_file_is_the_old_one_or_the_new_one(tmp_pat
 @pytest.mark.parametrize(
     ("name", "stride"), [("build", 97), ("delete", 11), *(pytest.param(name, 7, marks=pytest.mark.exhaustive) for name in OPERATIONS)]
 )
-def test_what_a_killed_process_left_unsynced_does_not_fail_the_next_one(
+def test_unsynced_files_of_a_killed_process_do_not_fail_the_next_one(
     name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process is killed, another one does the same and returns, and then the power goes: what that one has acknowledged is there."""
@@ -356,11 +357,11 @@ def all_problems(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("engine", "flips"),
     [
-        ("ivf-tokens", 60),
+        pytest.param("ivf-tokens", 60, marks=pytest.mark.slow),
         *(pytest.param(engine, 1000, marks=pytest.mark.exhaustive) for engine in [*COMPRESSED, *OTHERS]),
     ],
 )
-def test_a_flipped_bit_that_nobody_looks_for_ends_no_process(engine: str, flips: int, tmp_path: Path, faults: ModuleType) -> None:
+def test_an_unverified_flipped_bit_does_not_end_the_process(engine: str, flips: int, tmp_path: Path, faults: ModuleType) -> None:
     faults.prepared(tmp_path / "i", engine)
     *tried, outcomes = script("flip", tmp_path / "i", flips).splitlines()
     assert len(tried) == flips
@@ -378,7 +379,7 @@ def test_a_flipped_bit_that_nobody_looks_for_ends_no_process(engine: str, flips:
 @pytest.mark.parametrize(
     ("engine", "seconds"),
     [
-        (EXACT, 3),
+        (EXACT, 1.5),
         pytest.param("ivf-tokens", 3, marks=pytest.mark.slow),
         *(
             pytest.param(engine, seconds, marks=pytest.mark.exhaustive)
@@ -386,7 +387,7 @@ def test_a_flipped_bit_that_nobody_looks_for_ends_no_process(engine: str, flips:
         ),
     ],
 )
-def test_a_writer_that_is_killed_again_and_again_with_four_readers(engine: str, seconds: int, tmp_path: Path, faults: ModuleType) -> None:
+def test_a_writer_that_is_killed_again_and_again_with_four_readers(engine: str, seconds: float, tmp_path: Path, faults: ModuleType) -> None:
     """No reader fails, and no acknowledged document is missing."""
     folder = tmp_path / "i"
     faults.prepared(folder, engine)
@@ -450,6 +451,7 @@ def test_a_build_that_was_interrupted_gives_the_bytes_of_one_that_was_not(engine
     assert files_of(tmp_path / "merged") == whole
 
 
+@pytest.mark.slow
 def test_another_process_with_other_hashes_and_threads_writes_the_same_bytes(tmp_path: Path, faults: ModuleType) -> None:
     former = faiss.omp_get_max_threads()
     try:

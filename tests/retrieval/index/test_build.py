@@ -79,7 +79,7 @@ def test_built_and_opened_it_finds_and_shows(tmp_path: Path, word_sum: DenseMode
         index.text_of("zz")
 
 
-def test_the_manifest_tells_all_there_is_to_know(tmp_path: Path, word_sum: DenseModel) -> None:
+def test_the_manifest_describes_the_build_completely(tmp_path: Path, word_sum: DenseModel) -> None:
     before = datetime.now(timezone.utc).replace(microsecond=0)
     build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(use_title=False))
     manifest = open_index(tmp_path / "i").manifest
@@ -208,7 +208,7 @@ def nothing(count: int, dim: int) -> DenseEncoding:
     )
 
 
-def test_a_memory_that_is_too_small_for_the_sample_is_said(tmp_path: Path, word_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_memory_limit_that_reduces_the_sample_is_logged(tmp_path: Path, word_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
     documents = [Document(f"d{number}", f"word{number}") for number in range(100)]
     build_index(documents, word_sum, tmp_path / "i", options=BuildOptions("pq-dense", memory=8 * 256 * 30, calibrate=False))
     assert "training uses 30 vectors instead of 100" in caplog.text
@@ -241,7 +241,7 @@ def test_documents_without_a_vector_are_kept_and_never_found(tmp_path: Path, wor
     assert build_index([DOCUMENTS[0]], word_by_word, tmp_path / "one").search(query, 10).ids == [["a"]]
 
 
-def test_a_model_whose_vectors_are_not_what_its_card_says(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_that_do_not_match_the_model_card_are_refused(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = TextTokens(np.ones(4, np.int32), np.zeros(4, bool), np.zeros(4, bool))
     monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), tokens))
     with pytest.raises(ValueError, match="width 5, its card says 256"):
@@ -288,9 +288,7 @@ def stopping(model: Any, calls: int, monkeypatch: pytest.MonkeyPatch) -> list[st
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_a_build_that_was_stopped_goes_on_where_it_was(
-    tmp_path: Path, word_sum: Any, word_by_word: Any, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_build_resumes(tmp_path: Path, word_sum: Any, word_by_word: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = word_sum if kind == "dense" else word_by_word
     whole = build_index(MANY, model, tmp_path / "whole")
     first = stopping(model, 5, monkeypatch)
@@ -496,7 +494,7 @@ def test_documents_are_added_and_replaced(tmp_path: Path, word_sum: DenseModel) 
     assert (len(once_more), once_more.manifest.deleted) == (5, 2)
 
 
-def test_an_addition_that_was_stopped_goes_on(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_addition_resumes(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     build_index(DOCUMENTS, word_sum, tmp_path / "i")
     stopping(word_sum, 5, monkeypatch)
     with pytest.raises(StopError):

@@ -146,7 +146,7 @@ def test_the_recall_of_the_table_is_that_of_brute_force(built: dict[str, Index],
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_pseudo_queries_do_not_count_what_they_are_made_of(built: dict[str, Index], engine: str) -> None:
+def test_pseudo_queries_do_not_count_their_source_documents(built: dict[str, Index], engine: str) -> None:
     index, k = built[engine], 12
     (table,) = calibrate(index, ks=[k], count=30, seed=5).tables
     made = pseudo_queries(index.segments, index.manifest.model.kind, count=30, seed=5)
@@ -208,6 +208,7 @@ def test_a_target_takes_the_fastest_that_is_known_to_reach_it() -> None:
             measured_before.choose(target, 10)
 
 
+@pytest.mark.slow
 def test_balanced_reaches_a_recall_of_095_where_documents_lie_almost_anywhere(tmp_path: Path) -> None:
     """Of such an index the preset that its size alone suggests finds about a half."""
     model = Noise()
@@ -230,7 +231,7 @@ def test_balanced_reaches_a_recall_of_095_where_documents_lie_almost_anywhere(tm
     assert json.loads(described.stdout)["preset_recall"]["10"]["balanced"]["recall"] >= 0.95
 
 
-def test_a_balanced_preset_that_finds_too_little_is_said() -> None:
+def test_a_balanced_preset_with_low_recall_is_reported() -> None:
     def point(name: int, recall: float, p50: float) -> GridPoint:
         return GridPoint({"nprobe": name}, recall, recall - 0.02 * (recall < 1), recall, p50, p50 + 1)
 
@@ -284,7 +285,7 @@ def test_an_exact_engine_just_searches(tmp_path: Path) -> None:
     assert [point.recall for point in table.points] == [1.0]
 
 
-def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
+def test_a_target_recall_without_calibration_is_refused(tmp_path: Path) -> None:
     options = replace(ENGINES["pq"], calibrate=False)
     index = build_index(corpus(last=50), Heaps("dense"), tmp_path / "i", options=options)
     assert index.manifest.calibration is None
@@ -351,7 +352,7 @@ def test_a_malformed_table_is_refused(change: Callable[[dict[str, Any]], object]
             Calibration.from_json(other)
 
 
-def test_the_interval_holds_the_true_recall_as_often_as_it_says() -> None:
+def test_the_interval_contains_the_true_recall_in_95_percent() -> None:
     rng = np.random.default_rng(3)
     for share, together in ((0.97, 0.0), (0.9, 0.5), (0.6, 0.9)):
         inside = 0
@@ -397,7 +398,7 @@ def test_deleted_documents_are_neither_asked_nor_found(small: Path) -> None:
     assert (found.documents, found.largest, found.tables[0].queries) == (30, 90, 30)
 
 
-def test_what_still_holds_is_kept_and_what_does_not_is_measured_again(small: Path) -> None:
+def test_a_valid_calibration_is_kept_and_an_invalid_one_is_measured_again(small: Path) -> None:
     first = open_index(small).calibration
     added = add_documents(small, corpus(90, 150), Heaps("dense"))
     assert added.calibration == first  # a smaller segment is searched with the whole effort
@@ -478,7 +479,7 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_build_killed_while_it_measures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool) -> None:
+def test_a_build_killed_during_calibration_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool) -> None:
     path, model = tmp_path / "i", Heaps("dense")
     if overwrite:
         build_index(corpus(last=7), model, path, options=BuildOptions("exact"))
@@ -505,7 +506,7 @@ def test_a_build_killed_while_it_measures_goes_on_where_it_was(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("operation", ["add", "compact"])
-def test_a_change_killed_while_it_measures_leaves_the_old_state(small: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+def test_a_change_killed_during_calibration_leaves_the_old_state(small: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     model = Heaps("dense")
     if operation == "compact":
         add_documents(small, corpus(90, 150), model)

@@ -237,7 +237,7 @@ def test_the_last_whole_generation_stays_until_a_newer_one_is_whole(exact: Path,
     assert scores_of(open_index(exact)) == expected
 
 
-def test_generations_go_once_the_newest_is_whole(exact: Path, word_sum: Any) -> None:
+def test_old_generations_are_removed_once_the_newest_is_intact(exact: Path, word_sum: Any) -> None:
     add_documents(exact, [Document("more", "word1")], word_sum)
     compact_index(exact)
     for key in ("d0001", "d0002"):
@@ -246,7 +246,7 @@ def test_generations_go_once_the_newest_is_whole(exact: Path, word_sum: Any) -> 
     assert len(list((exact / "segments").iterdir())) == 1
 
 
-def test_an_index_opened_unverified_says_so(exact: Path) -> None:
+def test_an_index_opened_without_verification_reports_it(exact: Path) -> None:
     assert open_index(exact).verified
     flip(only(exact, "vectors.f32"), 1000)
     index = open_index(exact, verify=False)
@@ -291,7 +291,7 @@ def indexed(quiver: Callable[..., Any], tmp_path: Path) -> Path:
     return tmp_path / "index"
 
 
-def test_the_command_line_searches_repairs_and_says_what_is_lost(quiver: Callable[..., Any], indexed: Path) -> None:
+def test_the_command_line_searches_and_repairs_and_reports_losses(quiver: Callable[..., Any], indexed: Path) -> None:
     right = json.loads(quiver("search", indexed, "word1", "-k", 5, "--json").out)
     wipe(only(indexed, "documents.jsonl"), 0, only(indexed, "documents.jsonl").stat().st_size)
     done = quiver("search", indexed, "word1", "-k", 5, "--json")
@@ -324,7 +324,7 @@ def test_the_command_line_opens_an_older_generation_knowingly(quiver: Callable[.
     assert "generation 9 does not exist; there are 1" in done.err
 
 
-def test_info_says_that_an_index_was_opened_unverified(quiver: Callable[..., Any], indexed: Path) -> None:
+def test_info_reports_an_index_opened_without_verification(quiver: Callable[..., Any], indexed: Path) -> None:
     assert json.loads(quiver("index", "info", indexed, "--json").out)["verified"] is True
     assert json.loads(quiver("index", "info", indexed, "--no-verify", "--json").out)["verified"] is False
     assert "off (--no-verify)" in quiver("index", "info", indexed, "--no-verify").out

@@ -93,7 +93,7 @@ def test_a_mixed_collection_in_several_segments(engine: str, tmp_path: Path, fau
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_single_additions_merge_and_find_what_a_compacted_index_finds(engine: str, tmp_path: Path, faults: ModuleType) -> None:
+def test_single_additions_merge_and_find_the_same_as_a_compacted_index(engine: str, tmp_path: Path, faults: ModuleType) -> None:
     documents, kind = mixed(72), faults.ENGINES[engine]
     faults.build(tmp_path / "i", engine, documents[:60])
     delete_documents(tmp_path / "i", ["d004"], disk=faults.FAST)

@@ -64,7 +64,7 @@ def test_no_documents_and_repeated_ids_are_refused(word_sum: DenseModel) -> None
         build_index(DOCUMENTS, word_sum, options=BuildOptions(fields=["year"]))
 
 
-def test_a_model_whose_vectors_are_not_what_its_card_says(word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_that_do_not_match_the_model_card_are_refused(word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = one_token_each(4)
     monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), tokens))
     with pytest.raises(ValueError, match="width 5, its card says 256"):

@@ -186,7 +186,7 @@ def test_segments_are_searched_as_one(changed: tuple[Index, list[Document]], mod
         (["part>=0"], None),
     ],
 )
-def test_a_filter_finds_what_brute_force_over_the_allowed_finds(
+def test_a_filtered_search_equals_brute_force_over_the_allowed_documents(
     changed: tuple[Index, list[Document]], model: Any, conditions: list[str], ids: list[str] | None
 ) -> None:
     index, alive = changed
@@ -245,7 +245,7 @@ def test_scores_of_chosen_documents(changed: tuple[Index, list[Document]], model
         index.scores(queries[0], ["d010"])
 
 
-def test_compacting_leaves_what_a_new_build_would_have_made(changed: tuple[Index, list[Document]], model: Any, tmp_path: Path) -> None:
+def test_a_compacted_index_equals_a_new_build(changed: tuple[Index, list[Document]], model: Any, tmp_path: Path) -> None:
     index, alive = changed
     before = index.search(model.encode(QUERIES, "query").vectors, 20)
     size = index.manifest.bytes
@@ -265,7 +265,7 @@ def test_compacting_leaves_what_a_new_build_would_have_made(changed: tuple[Index
     assert list(index.documents) == alive
 
 
-def test_compacting_within_a_small_memory_leaves_segments_apart(changed: tuple[Index, list[Document]], tmp_path: Path) -> None:
+def test_compaction_with_a_small_memory_limit_keeps_several_segments(changed: tuple[Index, list[Document]], tmp_path: Path) -> None:
     _, alive = changed
     compacted = compact_index(tmp_path / "i", memory=1)
     assert len(compacted.manifest.segments) == 3
@@ -338,7 +338,7 @@ def test_an_index_can_be_emptied_and_filled_again(tmp_path: Path, model: Any) ->
     assert list(add_documents(tmp_path / "i", DOCUMENTS[:2], model).documents) == DOCUMENTS[:2]
 
 
-def test_deleting_what_is_not_there_deletes_nothing(tmp_path: Path, model: Any) -> None:
+def test_deleting_an_unknown_document_deletes_nothing(tmp_path: Path, model: Any) -> None:
     build_index(DOCUMENTS[:5], model, tmp_path / "i")
     with pytest.raises(InputError, match=r"document 'x' is not in this index \(nor are 1 others\); nothing was deleted"):
         delete_documents(tmp_path / "i", ["d001", "x", "y"])
@@ -368,6 +368,6 @@ def test_the_last_filters_are_remembered_and_stay_right(changed: tuple[Index, li
             assert set(found.ids[0]) == {document.id for document in alive if (document.metadata or {})["year"] == year}
 
 
-def test_sizes_are_of_what_is_searched(tmp_path: Path, word_sum: Any) -> None:
+def test_sizes_are_those_of_the_searched_data(tmp_path: Path, word_sum: Any) -> None:
     index = build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(store_text=False))
     assert index.nbytes == 60 * 256 * 4

@@ -68,7 +68,7 @@ def test_scores_of_a_query_that_does_not_fit_are_refused(engine: str, tmp_path: 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_preset_that_there_is_not_is_refused(engine: str, tmp_path: Path, faults: ModuleType) -> None:
+def test_an_unknown_preset_is_refused(engine: str, tmp_path: Path, faults: ModuleType) -> None:
     index = built(engine, tmp_path / "i", faults)
     wrong: Any = "balance"
     with pytest.raises(InputError, match="unknown search effort 'balance'"):
@@ -76,7 +76,7 @@ def test_a_preset_that_there_is_not_is_refused(engine: str, tmp_path: Path, faul
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_index_that_nobody_has_any_more_is_gone(engine: str, tmp_path: Path, faults: ModuleType) -> None:
+def test_an_index_without_references_is_freed(engine: str, tmp_path: Path, faults: ModuleType) -> None:
     """Its lists are hundreds of megabytes, of which Python's search for circles knows nothing."""
     index = built(engine, tmp_path / "i", faults)
     index.search(queries_for(index, faults), 3, effort=faults.ENGINES[engine].narrow)
@@ -187,7 +187,7 @@ def test_a_query_that_is_too_long_is_no_damage(tmp_path: Path, faults: ModuleTyp
     ],
 )
 @pytest.mark.parametrize("once", [True, False])
-def test_what_no_file_can_hold_is_refused_before_anything_is_encoded(
+def test_documents_that_cannot_be_written_are_refused_before_encoding(
     tmp_path: Path, word_sum: Any, document: Document, message: str, once: bool
 ) -> None:
     documents = [Document("a", "text"), document]

@@ -50,22 +50,20 @@ def run(*words: object, within: list[str] | None = None) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(("engine", "which"), [*SOME, *ALL])
-def test_what_was_acknowledged_is_there_once_after_writers_are_killed_and_readers_are_right(
-    engine: str, which: int, tmp_path: Path
-) -> None:
+def test_acknowledged_changes_are_present_once_after_kills_and_readers_are_correct(engine: str, which: int, tmp_path: Path) -> None:
     run("kill", tmp_path / "kill", engine, KILLS[which], 1)
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(("engine", "which"), [*SOME, *ALL])
-def test_no_flipped_bit_or_byte_is_answered_silently_and_repair_keeps_what_is_healthy(
+def test_every_flipped_bit_or_byte_is_detected_and_repair_keeps_intact_documents(
     engine: str, which: int, part: str, tmp_path: Path
 ) -> None:
     run("flip", tmp_path / "flip", engine, part, FLIPS[which], 1)
 
 
 @pytest.mark.parametrize(("engine", "which"), [*SOME, *ALL])
-def test_wiped_sectors_and_missing_files_are_noticed_and_repair_keeps_what_is_healthy(engine: str, which: int, tmp_path: Path) -> None:
+def test_wiped_sectors_and_missing_files_are_detected_and_repair_keeps_intact_documents(engine: str, which: int, tmp_path: Path) -> None:
     run("spoil", tmp_path / "spoil", engine, SPOILT[which], 1)
 
 

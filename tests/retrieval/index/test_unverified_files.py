@@ -47,7 +47,7 @@ USES: dict[str, Callable[[Index, ModuleType], object]] = {
         ("exact-dense", "metadata-0000.rows", 3, 0xFF, ["filter"]),
     ],
 )
-def test_what_is_wrong_is_said_where_it_is_used(
+def test_damage_is_reported_where_it_is_used(
     engine: str, file: str, place: int, value: int, uses: list[str], tmp_path: Path, faults: ModuleType
 ) -> None:
     faults.build(tmp_path / "i", engine)
@@ -62,7 +62,7 @@ def test_what_is_wrong_is_said_where_it_is_used(
         assert "\n" not in str(caught.value)
 
 
-def test_a_change_of_a_damaged_index_says_so_too(tmp_path: Path, faults: ModuleType) -> None:
+def test_a_change_of_a_damaged_index_reports_the_damage(tmp_path: Path, faults: ModuleType) -> None:
     """Deleting verifies what it looks ids up in."""
     faults.build(tmp_path / "i", "exact-dense")
     (path,) = (tmp_path / "i").rglob("ids.rows")

@@ -16,10 +16,14 @@ from quiver.retrieval.integrations.retrievers import Defaults
 from quiver.retrieval.records import Query
 from quiver.retrieval.search.search import search
 
-pytest.importorskip("langchain_core")
-pytest.importorskip("llama_index.core")
-
 TEXT = "word1 word2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    """Skip where a library is missing; collecting the tests, in each process, should not take the second that importing them takes."""
+    pytest.importorskip("langchain_core")
+    pytest.importorskip("llama_index.core")
 
 
 def expected(index: Index, model: Any, k: int, conditions: list[str] | None = None) -> list[tuple[str, float]]:

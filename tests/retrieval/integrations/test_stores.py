@@ -20,12 +20,16 @@ from quiver.retrieval.integrations import export_to, stores
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Role, TokenEncoding
 
-qdrant_client = pytest.importorskip("qdrant_client")
-lancedb = pytest.importorskip("lancedb")
-
-from quiver.retrieval.integrations import lance, qdrant  # noqa: E402
-
 Found = list[tuple[str, float]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    """Import both stores before the first test here: collecting the tests, in each process, should not take the seconds that this takes."""
+    global lance, lancedb, qdrant, qdrant_client
+    qdrant_client = pytest.importorskip("qdrant_client")
+    lancedb = pytest.importorskip("lancedb")
+    from quiver.retrieval.integrations import lance, qdrant
 
 
 def same(found: Found, index: Index, query: NDArray[np.float32], k: int, *, tolerance: float = 1e-4) -> None:
@@ -192,6 +196,7 @@ def compared(index: Index, vectors: Sequence[NDArray[np.float32]], tmp_path: Pat
         same(lance.search_table(tmp_path / "lance", "c", query, 10), index, query, 10, tolerance=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_stores_agree_with_an_index_of_a_bi_encoder_over_real_texts(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
     corpus, texts = first_texts(quiver_data, 60, 8)

@@ -368,7 +368,7 @@ add_documents(sys.argv[1], sys.argv[2], Killed())
 """
 
 
-@pytest.mark.parametrize("calls", [0, 2])
+@pytest.mark.parametrize("calls", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_killed_addition_does_not_block_others_and_is_completed_once(indexes: Indexes, tmp_path: Path, quiver: Any, calls: int) -> None:
     """A process that adds 1,100 documents is killed before it has encoded anything, and again after two of three batches."""
     folder, corpus, other = tmp_path / "index", tmp_path / "corpus.jsonl", tmp_path / "other.jsonl"

@@ -215,6 +215,7 @@ def test_further_hosts_are_allowed_by_name(indexes: Indexes, serving: Serving) -
             assert asked_as(child, host)[0] == 421
 
 
+@pytest.mark.slow
 def test_a_service_on_all_interfaces_answers_to_addresses_and_its_machine(indexes: Indexes, serving: Serving) -> None:
     with serving(indexes.dense, "--host", "0.0.0.0") as child:
         for host in ("10.0.0.7:8080", "[2001:db8::1]:8080", "127.0.0.1", "0.0.0.0", "localhost", socket.gethostname()):

@@ -122,7 +122,7 @@ def test_equal_candidates_keep_the_order_of_the_grid(grid: Callable[..., Grid], 
     assert [candidate.settings["training.learning_rate"] for candidate in found.candidates] == [1e-5, 3e-5, 8e-5]
 
 
-@pytest.mark.parametrize(("keep_best", "expected"), [(False, 0.512), (True, 0.612)])
+@pytest.mark.parametrize(("keep_best", "expected"), [pytest.param(False, 0.512, marks=pytest.mark.slow), (True, 0.612)])
 def test_the_score_belongs_to_the_kept_checkpoint(grid: Callable[..., Grid], tmp_path: Path, keep_best: bool, expected: float) -> None:
     section = {"data": "dev", "keep_best": keep_best}
     found = run_sweep(grid(RATES, development=section), tmp_path, train=Trainer(peak))
@@ -130,6 +130,7 @@ def test_the_score_belongs_to_the_kept_checkpoint(grid: Callable[..., Grid], tmp
     assert found.best.mean == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_resumes(grid: Callable[..., Grid], tmp_path: Path) -> None:
     trainer, lines = Trainer(peak), list[str]()
     trainer.stops["learning_rate=3e-5"] = KeyboardInterrupt()
@@ -186,6 +187,7 @@ def test_an_incomplete_candidate_is_not_selected(grid: Callable[..., Grid], tmp_
     assert (found.candidates[1].missing, found.candidates[1].scores) == (1, (pytest.approx(0.501),))
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_runs_all_fail_says_why(grid: Callable[..., Grid], tmp_path: Path) -> None:
     trainer = Trainer(peak)
     trainer.fails = {f"learning_rate={rate}": InputError(f"no data for {rate}") for rate in ("1e-5", "3e-5", "8e-5")}
@@ -271,6 +273,7 @@ def test_a_finished_run_without_a_score_is_refused(grid: Callable[..., Grid], tm
         run_sweep(grid(RATES), tmp_path, train=Trainer(peak))
 
 
+@pytest.mark.slow
 def test_two_sweeps_do_not_share_a_folder(grid: Callable[..., Grid], tmp_path: Path) -> None:
     trainer = Trainer(peak)
     with exclusive_lock(tmp_path), pytest.raises(InputError, match="another session is training there"):

@@ -28,7 +28,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("share", [None, 0.0, 0.01, 0.1, 0.5, 1.0])
-def test_looking_at_everything_is_brute_force_over_what_is_allowed(
+def test_exhaustive_search_equals_brute_force_over_allowed_documents(
     dense: Any, documents: Any, segments: Any, kind: str, share: float | None
 ) -> None:
     codec, segment = segments[kind]
@@ -45,7 +45,7 @@ def test_looking_at_everything_is_brute_force_over_what_is_allowed(
 
 @pytest.mark.parametrize("share", [None, 0.01, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("preset", ["balanced", "fast"])
-def test_what_is_found_is_allowed_scored_as_brute_force_and_nearly_all(
+def test_hits_are_allowed_and_scored_as_brute_force_and_nearly_complete(
     dense: Any, documents: Any, segments: Any, kind: str, share: float | None, preset: Any
 ) -> None:
     codec, segment = segments[kind]
@@ -300,7 +300,7 @@ def test_the_number_of_threads_of_faiss_is_left_as_it_was(documents: Any, segmen
 
 
 @pytest.mark.parametrize("kind", ["pq", "ivf", "faiss-ivf"])
-def test_writing_holds_what_it_declares(dense: Any, tmp_path: Path, kind: str) -> None:
+def test_writing_stays_within_the_declared_memory(dense: Any, tmp_path: Path, kind: str) -> None:
     documents = dense.collection(12_000, width=64)
     codec = documents.codec(kind)
     dense.write(codec, tmp_path / "warm", documents.vectors[:50])
@@ -337,7 +337,7 @@ def test_looking_at_everything_copies_nothing_as_long_as_the_segment(dense: Any,
     assert peak < 4 * 200_000
 
 
-def test_learning_takes_no_more_than_the_sample_again(dense: Any) -> None:
+def test_training_takes_at_most_the_size_of_the_sample_again(dense: Any) -> None:
     """Of the memory of a build one half is the sample's, the other one is for what is learned from it."""
     vectors = dense.collection(60_000, width=32).vectors
     for learn in (

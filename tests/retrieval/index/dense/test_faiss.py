@@ -48,7 +48,7 @@ def test_an_index_is_written_and_read(tmp_path: Path, documents: Any) -> None:
 
 
 @pytest.mark.skipif(not hasattr(faiss, "set_deserialization_vector_byte_limit"), reason="this version of FAISS has no limits")
-def test_a_part_that_says_it_is_larger_than_the_file_is_refused(documents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_larger_than_its_file_is_refused(documents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     index = faiss.index_factory(16, "Flat", faiss.METRIC_INNER_PRODUCT)
     index.add(documents.vectors)
     content = faiss.serialize_index(index)
@@ -90,14 +90,14 @@ def fill(writer: Any, vectors: Any) -> None:
         ("IDMap,Flat", 50, "index 'IDMap,Flat': FAISS cannot add vectors to it"),
     ],
 )
-def test_what_cannot_be_trained_or_added_to_says_so(documents: Any, factory: str, size: int, message: str) -> None:
+def test_indexes_that_cannot_be_trained_or_added_to_are_refused(documents: Any, factory: str, size: int, message: str) -> None:
     with pytest.raises(InputError) as caught:
         train(documents, factory, size)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
-def test_a_codec_is_trained_on_what_the_index_will_hold(documents: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_codec_is_trained_on_decoded_vectors(documents: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="quiver.retrieval"):
         train(documents, "IVF8,Flat", 800)
     assert "index 'IVF8,Flat': training on 800 of 800 vectors" in caplog.text
@@ -113,7 +113,7 @@ def test_an_index_of_other_vectors_is_damage(documents: Any, dense: Any, tmp_pat
         segment.search(documents.queries(1), 2, params=codec.preset_params("balanced", k=2), ranks=documents.ranks)
 
 
-def test_what_has_an_index_open_keeps_it(documents: Any, dense: Any, tmp_path: Path) -> None:
+def test_an_opened_index_stays_readable(documents: Any, dense: Any, tmp_path: Path) -> None:
     """A writer may remove the files of an old state while somebody who has not searched yet has it open."""
     codec = train(documents, "HNSW8,Flat", 100)
     segment = dense.write(codec, tmp_path / "s", documents.vectors)

@@ -88,7 +88,7 @@ def test_the_engine_is_chosen_by_size_where_none_is_named(tmp_path: Path, word_s
     assert build_index(corpus(0, 30), word_sum, tmp_path / "large").kind == "pq-dense"
 
 
-def test_wrong_settings_are_said_before_anything_is_encoded(tmp_path: Path, word_sum: Any) -> None:
+def test_invalid_settings_are_refused_before_encoding(tmp_path: Path, word_sum: Any) -> None:
     for engine, settings in (("faiss-dense", {"factory": "Nonsense"}), ("pq-dense", {"bits": 4})):
         with pytest.raises(InputError):
             build_index(corpus(0, 30), word_sum, tmp_path / "i", options=BuildOptions(engine=engine, settings=settings))

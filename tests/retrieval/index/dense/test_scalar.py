@@ -21,7 +21,7 @@ MATRICES = hnp.arrays(
 
 
 @given(MATRICES, MATRICES, st.sampled_from([8, 16]))
-def test_what_is_decoded_is_within_half_a_step(sample: np.ndarray, others: np.ndarray, bits: Any) -> None:
+def test_decoded_values_are_within_half_a_step(sample: np.ndarray, others: np.ndarray, bits: Any) -> None:
     coding = ScalarCoding.learn(sample, bits)
     vectors = np.resize(others, (len(others), coding.dim)).astype(np.float32)
     codes, scales = coding.encode(vectors)

@@ -72,7 +72,7 @@ def test_lists_grow_with_the_root_of_the_size_and_have_enough_to_learn_from() ->
         ("faiss-dense", {"factory": "SQ8,RFlat"}, "index 'SQ8,RFlat': faiss-dense refines with its own codes"),
     ],
 )
-def test_wrong_settings_are_named_before_anything_is_encoded(engine: str, settings: Any, message: str) -> None:
+def test_the_error_names_invalid_settings_before_encoding(engine: str, settings: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         find_engine(engine).check(settings, CARD)
     assert str(caught.value).startswith(message)
@@ -107,7 +107,7 @@ def test_right_settings_pass() -> None:
         ("pq", {"exhaustive": 1}, "this pq-dense index: exhaustive: must be true or false, got 1"),
     ],
 )
-def test_wrong_search_parameters_are_named(segments: Any, kind: str, search_params: Any, message: str) -> None:
+def test_the_error_names_invalid_search_parameters(segments: Any, kind: str, search_params: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         segments[kind][0].search_params_from(search_params)
     assert str(caught.value).startswith(message)
@@ -131,7 +131,7 @@ def test_knobs_by_name_and_back(segments: Any, dense: Any) -> None:
 
 
 @pytest.mark.parametrize(("width", "dsub"), [(2, 2), (383, 2), (384, 4), (1024, 4)])
-def test_codes_of_wide_vectors_stand_for_more(width: int, dsub: int) -> None:
+def test_codes_of_wide_vectors_cover_more_coordinates(width: int, dsub: int) -> None:
     assert coordinates(width) == dsub
     vectors = np.random.default_rng(0).standard_normal((64, width)).astype(np.float32)
     card = replace(CARD, dim=width)

@@ -64,7 +64,7 @@ def test_a_table_finds_every_row_and_ranks_every_id(tmp_path: Path, seed: int) -
     assert list(table.strings) == ids
 
 
-def test_ids_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_equal_hash_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strings, "id_hashes", lambda ids: id_hashes(ids) % np.uint64(3))
     ids = [f"d{number}" for number in range(50)]
     write_ids(tmp_path, StringColumn.pack(ids), REAL)

@@ -99,7 +99,7 @@ def is_true(document: Document, condition: Condition) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_conditions_find_what_the_documents_say(tmp_path: Path, seed: int) -> None:
+def test_conditions_find_the_documents_that_match(tmp_path: Path, seed: int) -> None:
     documents = some_documents(seed)
     table = write(tmp_path / "s", documents)
     compared = 0
@@ -226,7 +226,7 @@ def test_a_long_condition_is_read_in_no_time() -> None:
         ),
     ],
 )
-def test_what_is_no_condition_is_refused(text: str) -> None:
+def test_malformed_conditions_are_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"filter"):
         Filter.parse([text])
 

@@ -58,7 +58,7 @@ def test_the_order_is_that_of_exact_scores_and_empty_documents_are_never_found(k
         np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
 
 
-def test_copies_tie_wherever_they_stand_and_the_tie_crosses_the_cut() -> None:
+def test_copies_tie_at_any_position_and_across_the_cut() -> None:
     lengths = np.random.default_rng(2).integers(1, 60, size=400)
     documents = texts(3, lengths.tolist(), width=128)
     for row in range(0, 400, 3):
@@ -106,7 +106,7 @@ def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
         index.search([*texts(1, [2] * 9), np.full((1, 16), bad, np.float32)], 1)
 
 
-def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
+def test_invalid_vectors_and_queries_are_refused() -> None:
     with pytest.raises(InputError, match="at least one document"):
         index_vectors([], np.zeros((0, 16), np.float32), ModelCard("vectors", "colbert", "", 16, "maxsim", 0, 0), lengths=[])
     with pytest.raises(InputError, match="none of the documents has a vector"):
@@ -124,7 +124,7 @@ def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
     assert len(index.search([], 3)) == 0
 
 
-def test_what_a_report_says_of_it() -> None:
+def test_the_description_for_reports() -> None:
     index = exact_index(IDS, texts(0, LENGTHS))
     assert (index.kind, len(index), index.nbytes, dict(index.parameters)) == (
         "exact-tokens",

@@ -160,7 +160,7 @@ def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
         exact_index(["a"], unit(0, 1, 2)).search(np.array([[0, 0], [0, bad]], np.float32), 1)
 
 
-def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
+def test_invalid_vectors_and_queries_are_refused() -> None:
     with pytest.raises(InputError, match="at least one document"):
         exact_index([], np.zeros((0, 4), np.float32))
     with pytest.raises(InputError, match="'a' occurs twice"):
@@ -183,7 +183,7 @@ def test_scores_beyond_float32_are_refused_since_they_have_no_order() -> None:
         exact_index(["a", "b"], vectors).search(np.array([[3e38, 3e38]], np.float32), 2)
 
 
-def test_what_a_report_says_of_it() -> None:
+def test_the_description_for_reports() -> None:
     vectors = unit(0, 200, 32)
     index = exact_index([f"d{number}" for number in range(200)], vectors)
     assert (index.kind, len(index), index.nbytes, dict(index.parameters)) == (

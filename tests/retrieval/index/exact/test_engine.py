@@ -144,7 +144,7 @@ def test_facts_that_are_missing_or_cannot_be_are_damage(tmp_path: Path, content:
             open_codec(name, tmp_path)
 
 
-def test_what_an_exact_engine_does_not_take() -> None:
+def test_an_exact_engine_refuses_settings_and_search_parameters() -> None:
     with pytest.raises(InputError, match=r"has no search parameter .nprobe.; it has none"):
         codec_of("dense").search_params_from({"nprobe": 3})
     card = ModelCard("m", "dense", "f" * 64, DIM, "dot", 9, 9)

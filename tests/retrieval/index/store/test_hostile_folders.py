@@ -102,7 +102,7 @@ def test_a_model_of_another_width_than_the_codecs_is_damage(built: Path, change:
         open_index(built, verify=False)
 
 
-def test_a_check_beside_a_writer_takes_no_state_that_is_gone_for_damage(
+def test_a_check_during_commits_does_not_report_removed_files_as_damage(
     built: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading all files of a large index takes long enough for two commits, which remove what is just being read."""
@@ -122,7 +122,7 @@ def test_a_check_beside_a_writer_takes_no_state_that_is_gone_for_damage(
     assert repair_index(str(built)).problems == ()
 
 
-def test_what_a_killed_compaction_has_written_is_removed_by_the_next_writer(built: Path) -> None:
+def test_files_of_a_killed_compaction_are_removed_by_the_next_writer(built: Path) -> None:
     scratch = Layout(built).temporary / "compact"
     scratch.mkdir()
     (scratch / "vectors.f32").write_bytes(bytes(1000))
@@ -274,7 +274,7 @@ def test_a_manifest_holds_a_path_that_is_not_unicode(built: Path) -> None:
     assert open_index(built).manifest.model.source == "/models/caf\udce9 é"
 
 
-def test_a_changed_marker_of_a_finished_piece_is_not_believed(tmp_path: Path, word_sum: Any) -> None:
+def test_a_piece_with_a_changed_marker_is_made_again(tmp_path: Path, word_sum: Any) -> None:
     whole = build_index(OLD, word_sum, tmp_path / "whole").manifest.segments[0]
     options = BuildOptions(pieces=PieceSizes(chunk_documents=4, documents=8))
 

@@ -313,7 +313,7 @@ def test_a_damaged_index_can_be_overwritten(built: Path, word_sum: Any) -> None:
     assert check_index(built).problems == ()
 
 
-def test_what_an_interrupted_commit_left_is_reported_and_removed(built: Path, word_sum: Any) -> None:
+def test_leftovers_of_an_interrupted_commit_are_reported_and_removed(built: Path, word_sum: Any) -> None:
     orphan = built / "segments" / "s-000000000002-0000"
     orphan.mkdir()
     (orphan / "x").write_text("x")

@@ -122,7 +122,7 @@ def test_a_filter_is_kept_inside_the_search(segment: TokenSegment, codec: TokenC
                 np.testing.assert_allclose(each.scores, expected, rtol=1e-5)
 
 
-def test_ties_go_to_the_greater_rank_wherever_the_copies_stand(make_collection: Callable[..., Any], tmp_path: Path) -> None:
+def test_ties_go_to_the_greater_rank_for_copies_at_any_position(make_collection: Callable[..., Any], tmp_path: Path) -> None:
     tokens = make_collection(200, empty=0)
     first = tokens.lengths[0]
     copies = type(tokens)(
@@ -296,12 +296,12 @@ def test_a_codec_whose_files_do_not_fit_each_other_is_damage(tokens: Any, tmp_pa
         ({"pool_factor": True}, "pool_factor: must be a number, got true"),
     ],
 )
-def test_wrong_settings_are_named(tokens: Any, settings: Mapping[str, Any], message: str) -> None:
+def test_the_error_names_invalid_settings(tokens: Any, settings: Mapping[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         train(tokens.sample, tokens.card, documents=1, vectors=1, settings=settings, seed=0)
 
 
-def test_what_cannot_be_trained_says_so(make_collection: Callable[..., Any], tokens: Any) -> None:
+def test_input_that_cannot_be_trained_on_is_refused(make_collection: Callable[..., Any], tokens: Any) -> None:
     odd = make_collection(5, width=12)
     with pytest.raises(InputError, match="width 12; ivf-tokens takes multiples of 8"):
         train(odd.sample, odd.card, documents=5, vectors=50, settings={}, seed=0)
@@ -323,7 +323,7 @@ def test_what_cannot_be_trained_says_so(make_collection: Callable[..., Any], tok
         ({"candidates": True}, "candidates: must be a number, got true"),
     ],
 )
-def test_wrong_search_parameters_are_named(codec: TokenCodec, search_params: Mapping[str, Any], message: str) -> None:
+def test_the_error_names_invalid_search_parameters(codec: TokenCodec, search_params: Mapping[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         codec.search_params_from(search_params)
 
@@ -340,7 +340,7 @@ def test_knobs_by_name(codec: TokenCodec) -> None:
     assert wide.candidates >= 500
 
 
-def test_a_writer_refuses_what_does_not_fit(codec: TokenCodec, tokens: Any, tmp_path: Path) -> None:
+def test_a_writer_refuses_vectors_that_do_not_fit(codec: TokenCodec, tokens: Any, tmp_path: Path) -> None:
     writer = codec.writer(tmp_path, REAL)
     with pytest.raises(ValueError, match="need the number of vectors of each document"):
         writer.add(tokens.vectors)
@@ -361,7 +361,7 @@ def test_the_number_of_threads_of_faiss_is_left_as_it_was(segment: TokenSegment,
 
 
 @pytest.mark.parametrize("pool_factor", [1, 2])
-def test_writing_holds_what_it_declares(make_collection: Callable[..., Any], tmp_path: Path, pool_factor: int) -> None:
+def test_writing_stays_within_the_declared_memory(make_collection: Callable[..., Any], tmp_path: Path, pool_factor: int) -> None:
     tokens = make_collection(3000, width=64)
     codec = codec_of(tokens, pool_factor=pool_factor)
     write(codec, tmp_path / "warm", make_collection(50, width=64))

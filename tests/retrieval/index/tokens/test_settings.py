@@ -20,7 +20,7 @@ def test_large_collections_are_clustered_in_groups() -> None:
     assert default_grouping(1_000_000, token_ids=False) == "two-level"
 
 
-def test_a_sample_is_never_more_than_there_is() -> None:
+def test_a_sample_is_at_most_the_number_of_vectors() -> None:
     assert sample_size(500) == 500
     assert sample_size(900_000) == 131_072
     assert sample_size(10**9) == 32 * 65_536
@@ -31,7 +31,7 @@ def test_settings_are_the_defaults_where_they_are_not_named() -> None:
     assert TokenSettings.parse({"bits": 2, "centroids": None, "pool_factor": 2.0}) == TokenSettings(bits=2, pool_factor=2)
 
 
-def test_presets_look_less_or_more() -> None:
+def test_fast_searches_less_than_balanced_and_exact_is_exhaustive() -> None:
     fast, balanced, exact = (preset_params(name, k=10, vectors=10**6) for name in ("fast", "balanced", "exact"))
     assert (fast.nprobe, fast.tokens_k, fast.candidates) < (balanced.nprobe, balanced.tokens_k, balanced.candidates)
     assert (balanced.exhaustive, exact.exhaustive) == (False, True)

@@ -693,6 +693,7 @@ def test_texts_are_numbered_once(tmp_path: Path) -> None:
     assert len(set(table.ids)) == len(table) == 5
 
 
+@pytest.mark.slow
 def test_a_text_table_needs_little_memory(tmp_path: Path) -> None:
     count = 50_000  # what does not grow with it is small beside it
     documents = (Document(f"a rather long id of a document {number}", f"{number} " + "text " * 40) for number in range(count))

@@ -1,4 +1,4 @@
-"""The lock of a run's folder: one session at a time, and nothing of it left behind."""
+"""The lock of a run folder: one session at a time, no leftovers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from quiver.encoder import InputError
 from quiver.encoder.training.run_folder import LOCK, exclusive_lock
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="out: cannot be written"), exclusive_lock(tmp_path / "file" / "out"):
         pass
 
 
-def test_one_session_at_a_time(tmp_path: Path) -> None:
+def test_a_second_session_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     used = rf"{out}: another session is training there; wait for it, or choose another --out$"
     with exclusive_lock(out):
@@ -40,7 +40,7 @@ def test_one_session_at_a_time(tmp_path: Path) -> None:
     assert list((tmp_path / "empty").iterdir()) == [], "it was there before"
 
 
-def test_a_lock_that_was_removed_when_it_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_file_that_was_removed_meanwhile_is_not_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever locks a file without a name keeps nobody out."""
     real = FileLock.acquire
 

@@ -1,4 +1,4 @@
-"""What a run takes of its machine."""
+"""Peak memory, and keeping freed memory while a model is trained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quiver.encoder.training.processes import CHOSEN, _glibc, peak_memory
+from quiver.encoder.training.processes import CHOSEN, glibc, peak_memory
 
 ALLOCATE = """
 import os
@@ -43,7 +43,7 @@ print(faults(), faults())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's memory is counted there")
-def test_memory_is_in_bytes() -> None:
+def test_peak_memory_is_in_bytes() -> None:
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("needs /proc")
@@ -52,10 +52,14 @@ def test_memory_is_in_bytes() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is done beside a GPU")
-@pytest.mark.parametrize(("chosen", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)], ids=["by default", "the user chose"])
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [({}, True), pytest.param({"MALLOC_ARENA_MAX": "2"}, False, marks=pytest.mark.slow)],
+    ids=["by default", "the user chose"],
+)
 def test_freed_memory_is_kept_while_a_model_is_trained(chosen: dict[str, str], *, kept: bool) -> None:
     """200 MB that were freed are this process's inside, the system's before and after; 4 MB are never fetched anew."""
-    if not Path("/proc/self/statm").exists() or _glibc() is None:
+    if not Path("/proc/self/statm").exists() or glibc() is None:
         pytest.skip("needs glibc and /proc")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(CHOSEN)} | chosen
     child = subprocess.run([sys.executable, "-c", ALLOCATE], env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Signals while a run trains: the first is a request, a second SIGINT is not."""
+"""Signals during training: the first one requests a stop, a second SIGINT interrupts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_a_request(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_signal_requests_a_stop(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger=processes.__name__), stop_requests() as stop:
         names = [stop.name]
         signal.raise_signal(number)
@@ -63,7 +63,7 @@ def test_a_second_ctrl_c_stops_at_once(first: signal.Signals, clock: list[float]
     assert seen == [first.name, first.name]
 
 
-def test_a_block_that_fails_gives_the_handlers_back() -> None:
+def test_handlers_are_restored_after_an_error() -> None:
     def fail() -> None:
         with stop_requests():
             assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
@@ -73,7 +73,7 @@ def test_a_block_that_fails_gives_the_handlers_back() -> None:
         fail()
 
 
-def test_in_another_thread_there_are_no_signals() -> None:
+def test_signals_are_not_handled_in_another_thread() -> None:
     found: list[StopRequest] = []
 
     def train() -> None:

@@ -1,4 +1,4 @@
-"""The generators that training draws from: kept, put back, seeded."""
+"""Random generators of training: saved, restored, seeded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def back() -> Iterator[None]:
         yield
 
 
-def test_what_is_put_back_draws_the_same_again(tmp_path: Path) -> None:
+def test_a_restored_generator_draws_the_same_numbers(tmp_path: Path) -> None:
     seed_random(3)
     draw()
     state = random_state()
@@ -49,7 +49,7 @@ def test_equal_seeds_draw_the_same_and_others_do_not() -> None:
     assert all(one != other for drawn in found[2:] for one, other in zip(found[0], drawn, strict=True))
 
 
-def test_whatever_a_block_draws_or_seeds_nobody_else_sees_it() -> None:
+def test_preserve_rng_state_hides_draws_and_seeds_of_the_block() -> None:
     seed_random(3)
     expected = draw()
 
@@ -66,7 +66,7 @@ def test_whatever_a_block_draws_or_seeds_nobody_else_sees_it() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_state_of_a_gpu_that_is_not_there_is_left_out() -> None:
+def test_the_state_of_a_missing_gpu_is_ignored() -> None:
     state = random_state()
     assert state["cuda"] is None
     first = draw()

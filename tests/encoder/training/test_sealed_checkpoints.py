@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there after a kill at any file operation; what is damaged in any way is passed over."""
+"""Checkpoints: complete or absent after a kill at any file operation; damaged ones are detected."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from quiver.encoder import InputError
 from quiver.encoder.files import file_sha256
-from quiver.encoder.training import checkpoints as module
-from quiver.encoder.training.checkpoints import SEAL, Checkpoints
+from quiver.encoder.training import sealed_checkpoints as module
+from quiver.encoder.training.sealed_checkpoints import SEAL, Checkpoints
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
 
@@ -41,7 +41,7 @@ def two(tmp_path: Path) -> Checkpoints:
     return found
 
 
-def test_what_is_written_is_found_again(tmp_path: Path) -> None:
+def test_a_written_checkpoint_is_found(tmp_path: Path) -> None:
     found = Checkpoints(tmp_path / "checkpoints")
     assert (found.steps(), found.newest()) == ([], None)
     write(found, 12, 4, 1_000_008)
@@ -65,7 +65,7 @@ def test_a_write_that_fails_leaves_nothing(two: Checkpoints) -> None:
     assert sorted(path.name for path in two.folder.iterdir()) == ["step-000004", "step-000008"]
 
 
-def test_all_is_on_the_disk_before_the_seal_and_the_seal_before_the_name(two: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_synced_before_the_seal_and_the_seal_before_the_rename(two: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     real, rename = os.fsync, Path.rename
 
@@ -88,7 +88,7 @@ def test_all_is_on_the_disk_before_the_seal_and_the_seal_before_the_name(two: Ch
     assert events == ["state.bin", "model.bin", "inner", hidden, seal, hidden, f"rename {hidden}", "checkpoints"]
 
 
-def test_after_a_kill_at_any_file_operation_there_is_the_old_one_or_the_new(tmp_path: Path, each_death: EachDeath) -> None:
+def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new_checkpoint(tmp_path: Path, each_death: EachDeath) -> None:
     found = Checkpoints(tmp_path / "checkpoints")
 
     def reset() -> None:
@@ -136,7 +136,9 @@ def empty(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.bin", "inner/state.bin"])
 @pytest.mark.parametrize("harm", [truncate, flip, lengthen, empty, Path.unlink])
-def test_a_damaged_one_is_passed_over(two: Checkpoints, name: str, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_removed(
+    two: Checkpoints, name: str, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
     harm(two.path(8) / name)
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 4
@@ -147,14 +149,14 @@ def test_a_damaged_one_is_passed_over(two: Checkpoints, name: str, harm: Callabl
 
 
 @pytest.mark.parametrize("seal", ["", "{", "[]", "{}", '{"schema": "other/1", "step": 8, "files": {}}', '{"step": 8, "files": {"a": 1}}'])
-def test_a_damaged_seal(two: Checkpoints, seal: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_with_a_damaged_seal_is_removed(two: Checkpoints, seal: str, caplog: pytest.LogCaptureFixture) -> None:
     (two.path(8) / SEAL).write_text(seal)
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 4
     assert f"{two.path(8)}: {SEAL} is missing or damaged; removed" in caplog.text
 
 
-def test_every_flipped_bit_of_a_file_is_seen(two: Checkpoints) -> None:
+def test_every_flipped_bit_is_detected(two: Checkpoints) -> None:
     path = two.path(8) / "model.bin"
     content = path.read_bytes()
     for place in range(len(content)):
@@ -165,14 +167,14 @@ def test_every_flipped_bit_of_a_file_is_seen(two: Checkpoints) -> None:
     assert two.sound([8]) == [8]
 
 
-def test_all_are_damaged(two: Checkpoints) -> None:
+def test_no_checkpoint_is_left_if_all_are_damaged(two: Checkpoints) -> None:
     for step in (4, 8):
         flip(two.path(step) / "model.bin")
     assert two.newest() is None
     assert list(two.folder.iterdir()) == []
 
 
-def test_one_without_a_seal_is_none(two: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_without_a_seal_is_not_a_checkpoint(two: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     (two.path(8) / SEAL).unlink()
     assert two.steps() == [4]
     with caplog.at_level(logging.WARNING, logger=module.__name__):
@@ -181,14 +183,14 @@ def test_one_without_a_seal_is_none(two: Checkpoints, caplog: pytest.LogCaptureF
     assert caplog.messages == []  # that is what a kill leaves, and no harm is done
 
 
-def test_one_under_the_name_of_another_step(two: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_under_the_name_of_another_step_is_removed(two: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     two.path(4).rename(two.path(12))
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 8
-    assert f"{two.path(12)}: it was written as that of step 4; removed" in caplog.text
+    assert f"{two.path(12)}: it was written as the checkpoint of step 4; removed" in caplog.text
 
 
-def test_a_file_that_the_disk_does_not_give_back(
+def test_a_checkpoint_with_an_unreadable_file_is_removed(
     two: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(path: Path) -> str:
@@ -199,10 +201,10 @@ def test_a_file_that_the_disk_does_not_give_back(
     monkeypatch.setattr(module, "file_sha256", failing)
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 4
-    assert "model.bin is not to be read (Input/output error)" in caplog.text
+    assert "model.bin is unreadable (Input/output error)" in caplog.text
 
 
-def test_one_of_another_version_is_left_alone(two: Checkpoints) -> None:
+def test_a_checkpoint_of_another_version_is_kept(two: Checkpoints) -> None:
     seal = two.path(8) / SEAL
     seal.write_text(seal.read_text().replace("quiver-checkpoint/1", "quiver-checkpoint/2"))
     with pytest.raises(InputError, match=r"step-000008: its schema is quiver-checkpoint/2, this version reads quiver-checkpoint/1; resume"):
@@ -210,7 +212,7 @@ def test_one_of_another_version_is_left_alone(two: Checkpoints) -> None:
     assert (two.path(8) / "model.bin").exists()
 
 
-def test_what_others_have_put_there_stays(two: Checkpoints) -> None:
+def test_files_of_the_user_are_kept(two: Checkpoints) -> None:
     (two.folder / "step-notes.txt").write_text("mine")
     shutil.copytree(two.path(4), two.folder / "step-000004-mine")
     (two.folder / "step-000004-mine" / SEAL).unlink()
@@ -221,14 +223,14 @@ def test_what_others_have_put_there_stays(two: Checkpoints) -> None:
     assert sorted(path.name for path in two.folder.iterdir()) == ["step-000004-mine", "step-000008", "step-notes.txt"]
 
 
-def test_some_are_kept(two: Checkpoints) -> None:
+def test_keep_removes_all_other_steps(two: Checkpoints) -> None:
     write(two, 12, 16)
     two.keep([8, 16, 99])
     assert two.steps() == [8, 16]
     assert sorted(path.name for path in two.folder.iterdir()) == ["step-000008", "step-000016"]
 
 
-def test_the_sound_ones_of_some(two: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_checkpoints_are_left_out_of_an_average(two: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     flip(two.path(4) / "model.bin")
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.sound([4, 8, 12]) == [8]

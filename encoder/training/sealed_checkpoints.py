@@ -29,7 +29,7 @@ _SCHEMAS = "quiver-checkpoint/"
 _SCHEMA = f"{_SCHEMAS}1"
 _NAME = re.compile(r"step-(\d{6,})")
 _LEFT = re.compile(r"step-\d{6,}|\.step-\d{6,}\.unfinished")
-"""What a kill may leave unsealed; a copy that somebody has made beside them has another name."""
+"""Names of folders that a killed process may leave unsealed. Copies made by a user have other names and are not deleted."""
 
 
 class Checkpoints:
@@ -67,7 +67,7 @@ class Checkpoints:
             hidden.rename(self.path(step))
             sync_folder(self.folder)
         finally:
-            shutil.rmtree(hidden, ignore_errors=True)  # gone already, unless the block failed
+            shutil.rmtree(hidden, ignore_errors=True)  # exists only if the block failed
 
     def newest(self) -> int | None:
         """The last step with an intact checkpoint; None if there is none. Damaged checkpoints are removed with a warning.
@@ -76,7 +76,7 @@ class Checkpoints:
             InputError: Another version of Quiver has sealed the checkpoint; it is not removed.
         """
         for left in self.folder.glob("*"):
-            hidden = left.name.startswith(".")  # perhaps sealed already, and the process killed before it had its name
+            hidden = left.name.startswith(".")  # may be sealed, if the process was killed before the rename
             if _LEFT.fullmatch(left.name) and left.is_dir() and (hidden or not (left / SEAL).is_file()):
                 shutil.rmtree(left)
         for step in reversed(self.steps()):
@@ -102,7 +102,7 @@ class Checkpoints:
                 self._remove(step)
 
     def _remove(self, step: int) -> None:
-        # Unsealed first: a kill half way leaves nothing that looks whole.
+        # The seal goes first, so that a process that is killed here leaves no folder that looks complete.
         (self.path(step) / SEAL).unlink()
         shutil.rmtree(self.path(step))
 
@@ -135,16 +135,16 @@ def _flaw(folder: Path, step: int) -> str | None:
     if schema != _SCHEMA:
         return damaged
     if sealed != step:
-        return f"it was written as that of step {sealed}"
+        return f"it was written as the checkpoint of step {sealed}"
     return next((f"{name} is {flaw}" for name, (size, digest) in files.items() if (flaw := _file_flaw(folder / name, size, digest))), None)
 
 
 def _file_flaw(path: Path, size: int, digest: str) -> str | None:
-    """What a file is, if it is not what was sealed."""
+    """What is wrong with a file, compared with the seal; None if nothing is."""
     try:
         if not path.is_file():
             return "missing"
         same = path.stat().st_size == size and file_sha256(path) == digest
-    except OSError as error:  # a disk that has forgotten what it was given
-        return f"not to be read ({error.strerror})"
+    except OSError as error:  # a disk error
+        return f"unreadable ({error.strerror})"
     return None if same else "damaged"

@@ -1,4 +1,4 @@
-"""A batch whose loss or gradient is no number: it is kept so that it can be looked at."""
+"""Batches with a non-finite loss or gradient, as written for inspection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kept(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return json.loads((folder / "batch.json").read_text()), load_file(folder / "batch.safetensors")
 
 
-def test_the_batches_whose_loss_is_no_number_are_kept(tmp_path: Path) -> None:
+def test_batches_with_a_non_finite_loss_are_written(tmp_path: Path) -> None:
     folder = tmp_path / "nonfinite" / "step-000003"
     keep_batches(folder, [seen(0.5, 0), seen(math.nan, 10), seen(-math.inf, 20)], step=3, grad_norm=math.nan)
     described, tensors = kept(folder)
@@ -38,14 +38,14 @@ def test_the_batches_whose_loss_is_no_number_are_kept(tmp_path: Path) -> None:
     assert tensors["1.query_attention_mask"].tolist() == [21, 24]
 
 
-def test_all_are_kept_where_it_is_the_gradient(tmp_path: Path) -> None:
+def test_all_batches_are_written_if_only_the_gradient_is_not_finite(tmp_path: Path) -> None:
     keep_batches(tmp_path, [seen(0.5, 0), seen(0.25, 10)], step=3, grad_norm=math.inf)
     described, _ = kept(tmp_path)
     assert [batch["loss"] for batch in described["batches"]] == [0.5, 0.25]
     assert described["grad_norm"] == "inf"
 
 
-def test_what_is_said_of_it(tmp_path: Path) -> None:
+def test_the_error_names_step_folder_and_learning_rate(tmp_path: Path) -> None:
     advice = f"the batch was saved to {tmp_path}: check its texts, or lower phase.rate"
     loss = nonfinite_error(tmp_path, step=3, loss=math.nan, grad_norm=math.nan, setting="phase.rate")
     gradient = nonfinite_error(tmp_path, step=3, loss=0.5, grad_norm=math.inf, setting="phase.rate")

@@ -1,4 +1,4 @@
-"""The bar of a run, on standard error or nowhere."""
+"""The progress bar of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from quiver.encoder.training.callbacks import FORMS, training_bar
 
 
-def test_it_tells_the_newest_of_each_quantity(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_shows_the_latest_value_of_each_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     with training_bar(3, 10, enabled=True, forms={**FORMS, "ndcg@10": "nDCG@10 {:.4f}"}) as show:
         show(4, {"loss": 0.75, "tokens_per_second": 12345.6, "grad_norm": 2.0})
@@ -21,13 +21,13 @@ def test_it_tells_the_newest_of_each_quantity(capsys: pytest.CaptureFixture[str]
     assert "eta" in found.err
 
 
-def test_it_begins_where_an_earlier_session_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_starts_at_the_position_of_the_earlier_session(capsys: pytest.CaptureFixture[str]) -> None:
     with training_bar(3, 10, enabled=True):
         pass
     assert "3/10" in " ".join(capsys.readouterr().err.split())
 
 
-def test_nobody_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disabled_bar_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with training_bar(0, 10, enabled=False) as show:
         show(4, {"loss": 0.75})
     assert tuple(capsys.readouterr()) == ("", "")

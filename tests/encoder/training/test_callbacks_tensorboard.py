@@ -1,4 +1,4 @@
-"""TensorBoard: what is written can be read there, and a run that goes on takes back what it writes again."""
+"""TensorBoard scalars: written, read, and replaced by a resumed run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from quiver.encoder.training.callbacks import tensorboard
 
 
-def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+def test_written_scalars_can_be_read(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for first, loss in ((1, 0.5), (4, 0.25)):  # killed after step 5, and resumed from step 3
         with tensorboard(tmp_path, step=first, enabled=True, names={"ndcg@10": "development/ndcg_at_10"}) as board:
@@ -24,7 +24,7 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in found.Scalars("development/ndcg_at_10")] == [(5, 0.25)]
 
 
-def test_where_it_is_not_installed_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_if_tensorboard_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
 
     def missing(name: str, *arguments: Any) -> Any:
@@ -36,7 +36,7 @@ def test_where_it_is_not_installed_nothing_is_written(tmp_path: Path, monkeypatc
     assert not (tmp_path / "board").exists()
 
 
-def test_a_process_that_writes_nothing(tmp_path: Path) -> None:
+def test_a_disabled_callback_writes_nothing(tmp_path: Path) -> None:
     with tensorboard(tmp_path / "board", step=1, enabled=False) as board:
         board.on_log(1, {"loss": 0.5})
     assert not (tmp_path / "board").exists()
