@@ -378,9 +378,9 @@ def _fill(model: AnyHead, opened: _Opened, seed: int | None) -> AnyHead:
             "pass new_head_seed to initialize the missing weights at random, and train them"
         )
     for name in (name for name in wanted if name in given):
-        tensor, shape, asked = given[name], tuple(given[name].shape), tuple(wanted[name].shape)
-        if shape != asked:
-            raise InputError(f"{where}: {theirs[name]} has shape {shape}, expected {asked}")
+        tensor, shape, required = given[name], tuple(given[name].shape), tuple(wanted[name].shape)
+        if shape != required:
+            raise InputError(f"{where}: {theirs[name]} has shape {shape}, expected {required}")
         if not tensor.is_floating_point():
             raise InputError(f"{where}: {theirs[name]} holds {tensor.dtype}, not floating-point numbers")
     if missing and seed is not None:

@@ -92,7 +92,7 @@ class Checkpoints:
         flaws = {step: _flaw(self.path(step), step) for step in steps}
         for step, flaw in flaws.items():
             if flaw is not None:
-                logger.warning("%s: %s; its weights are left out", self.path(step), flaw)
+                logger.warning("%s: %s; its weights are excluded from the average", self.path(step), flaw)
         return [step for step, flaw in flaws.items() if flaw is None]
 
     def keep(self, steps: Collection[int]) -> None:

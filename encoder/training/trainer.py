@@ -291,7 +291,7 @@ class Trainer:
         """Run the remaining steps.
 
         Raises:
-            RunStoppedError: The run was asked to stop, and a checkpoint was saved.
+            RunStoppedError: A stop was requested, and a checkpoint was saved.
             InputError: The loss or the gradient is not finite; the step was not done.
         """
         task, settings, progress = self._task, self._settings, self.progress
@@ -404,7 +404,7 @@ class Trainer:
     def _after(self, update: _Update) -> bool:
         """Log, evaluate, save, in this order, so that a checkpoint knows all that was logged; whether the run stops here.
 
-        A run that is asked to stop is saved at once; the session that resumes it evaluates.
+        After a stop request, the run is saved at once, and the session that resumes it evaluates.
         """
         task, progress = self._task, self.progress
         if task.log_due(progress):
@@ -566,7 +566,7 @@ def average_gradients(weights: Iterable[nn.Parameter], processes: Processes) -> 
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that is sharded over the processes (all of them must call this); any other tensor as it is."""
+    """Gather a tensor that is sharded over the processes, all of which must call this; return any other tensor unchanged."""
     if not isinstance(tensor, DTensor):
         return tensor
     full: Tensor = tensor.full_tensor()

@@ -235,7 +235,7 @@ def test_damaged_checkpoints_are_left_out_of_an_average(two: Checkpoints, caplog
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.sound([4, 8, 12]) == [8]
     assert caplog.messages == [
-        f"{two.path(4)}: model.bin is damaged; its weights are left out",
-        f"{two.path(12)}: {SEAL} is missing or damaged; its weights are left out",
+        f"{two.path(4)}: model.bin is damaged; its weights are excluded from the average",
+        f"{two.path(12)}: {SEAL} is missing or damaged; its weights are excluded from the average",
     ]
     assert two.path(4).exists()
