@@ -26,7 +26,7 @@ SEAL = "seal.json"
 """The file that makes a folder a checkpoint."""
 
 _SCHEMAS = "quiver-checkpoint/"
-_SCHEMA = f"{_SCHEMAS}1"
+_SCHEMA = f"{_SCHEMAS}2"
 _NAME = re.compile(r"step-(\d{6,})")
 _LEFT = re.compile(r"step-\d{6,}|\.step-\d{6,}\.unfinished")
 """Names of folders that a killed process may leave unsealed. Copies made by a user have other names and are not deleted."""

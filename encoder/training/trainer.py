@@ -543,13 +543,18 @@ def _tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def average_gradients(weights: Iterable[nn.Parameter], processes: Processes) -> None:
     """Average the gradients over the processes, in flat buffers; gradients of sharded weights are averaged by FSDP already.
 
-    A weight without a gradient gets zeros: other processes may have a gradient of it, for instance if this one had no batch in the step.
+    A weight without a gradient gets zeros if another process has a gradient of it, for instance if this one had no batch in the step. A
+    weight that no process used keeps none, as in a run of one process: an optimizer would decay it otherwise.
     """
     if processes.size == 1:
         return
     weights = list(weights)
-    for weight in weights:
-        if weight.grad is None:
+    if not weights:
+        return
+    used = torch.tensor([weight.grad is not None for weight in weights], dtype=torch.int32, device=weights[0].device)
+    distributed.all_reduce(used, op=distributed.ReduceOp.MAX)
+    for weight, anywhere in zip(weights, used.tolist(), strict=True):
+        if anywhere and weight.grad is None:
             weight.grad = torch.zeros_like(weight)
     gradients = [weight.grad for weight in weights if weight.grad is not None and not isinstance(weight.grad, DTensor)]
     bucket: list[Tensor] = []

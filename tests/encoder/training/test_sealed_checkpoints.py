@@ -206,8 +206,8 @@ def test_a_checkpoint_with_an_unreadable_file_is_removed(
 
 def test_a_checkpoint_of_another_version_is_kept(two: Checkpoints) -> None:
     seal = two.path(8) / SEAL
-    seal.write_text(seal.read_text().replace("quiver-checkpoint/1", "quiver-checkpoint/2"))
-    with pytest.raises(InputError, match=r"step-000008: its schema is quiver-checkpoint/2, this version reads quiver-checkpoint/1; resume"):
+    seal.write_text(seal.read_text().replace("quiver-checkpoint/2", "quiver-checkpoint/1"))
+    with pytest.raises(InputError, match=r"step-000008: its schema is quiver-checkpoint/1, this version reads quiver-checkpoint/2; resume"):
         two.newest()
     assert (two.path(8) / "model.bin").exists()
 
