@@ -371,7 +371,7 @@ class Code:
                     give(vector, self.place((self.place(column, long(i)), long(LANES)), lane))
 
     def to_rows(self, take: Callable[[Any], Any], count: Any, width: Any, out: Any, stride: Any) -> None:
-        """Transpose a tile (width, LANES), whose vectors ``take`` returns by offset, to the first of LANES rows."""
+        """Transpose a tile (width, LANES) to LANES rows and store the first ``count``; ``take`` returns the vector at an offset."""
         with self.loop(long(VECTORS)) as group:
             lane = self.place((group.index, long(WIDTH)))
             with self.loop(self.builder.udiv(width, long(WIDTH))) as part:

@@ -384,9 +384,9 @@ def training_flops(config: EncoderConfig, lengths: Sequence[int], *, masked: int
     """Model FLOPs of the forward and backward pass of a masked language model.
 
     Args:
-        config: Architecture of its encoder.
-        lengths: n of each sequence.
-        masked: M; logits are computed for these tokens only.
+        config: Configuration of the encoder.
+        lengths: Length n of each sequence, in tokens.
+        masked: Number M of predicted tokens; logits are computed only for these.
 
     Example:
         >>> config = EncoderConfig.modernbert(

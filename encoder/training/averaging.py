@@ -45,8 +45,8 @@ class MovingAverage:
     """An exponential moving average of a model's weights, in their own dtypes.
 
     Args:
-        model: Its weights are the first average.
-        half_life: Number of updates after which the share of a weight has halved.
+        model: Model whose weights are the initial average.
+        half_life: Number of steps after which the share of earlier weights has halved.
     """
 
     def __init__(self, model: nn.Module, *, half_life: float) -> None:

@@ -486,7 +486,7 @@ def svg(drawing: Drawing, *, prefix: str, label: str = "", inline: bool = True) 
     Args:
         drawing: The figure.
         prefix: Start of all ids in the element, unique in its page.
-        label: Its content in words.
+        label: Description of the figure in words.
         inline: Whether the SVG is part of an HTML page and uses its CSS variables; otherwise it is a stand-alone file.
     """
     buffer = io.StringIO()

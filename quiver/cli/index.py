@@ -166,7 +166,7 @@ def calibrate(
         texts = [query.text for query in read_queries(queries)]
         loaded = load_index_model(open_index(folder).manifest.model, model)
     elif model is not None:
-        raise InputError("--model encodes the queries of --queries; pass --queries FILE too, or leave --model out")
+        raise InputError("--model encodes the queries of --queries; pass --queries FILE too, or remove --model")
     elif min(wanted) < LEAST_HITS:
         raise InputError(f"-k must be at least {LEAST_HITS} without --queries, because the documents a query was made from do not count")
     waiting, shown = parse_duration(wait), show_progress(progress)

@@ -63,7 +63,7 @@ def open_executor(name: str, *, workers: int | None = None, address: str | None 
 
         return RayCluster(workers, address)
     if address is not None:
-        raise InputError("--address is the address of a Ray cluster; add --executor ray, or leave --address out")
+        raise InputError("--address is the address of a Ray cluster; add --executor ray, or remove --address")
     if workers in (None, 1):
         from quiver.retrieval.records import IN_PROCESS
 

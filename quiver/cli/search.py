@@ -116,7 +116,7 @@ def search(
     _check_effort(effort, target_recall)
     _check_fusion(fuse or [], fusion, weights, normalize)
     if generation is not None and (shards or shard_memory):
-        raise InputError("--generation opens an index in this process; leave --shards and --shard-memory out")
+        raise InputError("--generation opens an index in this process; remove --shards and --shard-memory")
 
     from quiver.cli import rankings
     from quiver.retrieval.data.corpus import write_run

@@ -366,7 +366,7 @@ def mine(
     if opened is not None and corpus is not None:
         raise InputError("--index and --corpus exclude each other: the index already holds the documents")
     if model == bm25.NAME and (executor, workers, address) != ("local", None, None):
-        raise InputError(f"--executor, --workers and --address distribute encoding, and {bm25.NAME} encodes nothing; leave them out")
+        raise InputError(f"--executor, --workers and --address distribute encoding, and {bm25.NAME} encodes nothing; remove them")
     searched = _searched(model, opened, int8=int8, cache=vector_cache(cache, no_cache))
     record = mine_negatives(
         source,

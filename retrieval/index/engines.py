@@ -602,7 +602,9 @@ def open_codec(name: str, folder: Path) -> AnyCodec:
         InputError: The engine does not exist, or a file is missing or damaged.
     """
     if name not in ENGINE_MODULES:
-        raise InputError(f"{folder}: made by the index engine {name!r}; this Quiver knows {', '.join(sorted(ENGINE_MODULES))}")
+        raise InputError(
+            f"{folder}: made by the index engine {name!r}; this version of Quiver supports {', '.join(sorted(ENGINE_MODULES))}"
+        )
     return find_engine(name).open(folder)
 
 

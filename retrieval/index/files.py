@@ -180,11 +180,11 @@ class MemoryDisk:
 
     def rename(self, source: Path, target: Path) -> None:
         """See `Disk`."""
-        raise NotImplementedError(f"{source}: files of an index in memory are not renamed")
+        raise NotImplementedError(f"{source}: an index in memory cannot rename files")
 
     def link(self, source: Path, target: Path) -> None:
         """See `Disk`."""
-        raise NotImplementedError(f"{source}: files of an index in memory are not linked")
+        raise NotImplementedError(f"{source}: an index in memory cannot link files")
 
     def unlink(self, path: Path) -> None:
         """See `Disk`."""

@@ -1,6 +1,6 @@
 """Export to Qdrant: one point per document with an id derived from the document id, so that repeated writes are idempotent.
 
-Collections of bi-encoders have one vector per point, those of ColBERT models two named ones:
+A collection has one vector per point for a bi-encoder, and two named vectors per point for a ColBERT model:
 
     tokens    one vector per token, compared by MaxSim, without an HNSW graph
     mean      their mean, with an HNSW graph; it finds the candidates that MaxSim ranks

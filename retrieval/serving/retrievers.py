@@ -260,7 +260,7 @@ class Retriever:
         if generation.words is None:
             raise ValueError(f"{self.name} is a BM25 retriever, but this generation was opened without a BM25 index")
         if options.effort is not None or options.target_recall is not None:
-            raise InputError(f"{self.name} always searches exhaustively; leave effort and target_recall out")
+            raise InputError(f"{self.name} always searches exhaustively; remove effort and target_recall")
         return generation.words.search(queries, options.k, filter=options.filter)
 
 

@@ -325,7 +325,7 @@ class TrainState:
                 yield model
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer state of whole weights, at least in the main process; called by all processes."""
+        """Return the optimizer state of whole weights, complete at least in the main process; all processes must call this."""
         return self.optimizer.state_dict() if self.shards is None else self.shards.optimizer_state(self.optimizer)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:

@@ -415,7 +415,7 @@ def parse_manifest(stored: bytes, path: Path) -> Manifest:
 def version_problem(version: int) -> str:
     """Error message for an index of another format version, with the remedy."""
     remedy = "update Quiver" if version > VERSION else "build the index again"
-    return f"index format version {version}, this Quiver reads version {VERSION}; {remedy}"
+    return f"index format version {version}, this version of Quiver reads version {VERSION}; {remedy}"
 
 
 def _to_manifest(content: dict[str, Any]) -> Manifest:

@@ -1,4 +1,4 @@
-"""A whole run as small as it can be: two bodies of text, two phases, two layers."""
+"""Fixtures of a small pretraining run: two sources, two phases, two layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakeRecipe = Callable[..., PretrainingRecipe]
 
 
 def sentences(count: int, *, seed: int, longest: int = 60) -> list[str]:
-    """Texts of 3..longest words that follow each other by a rule, so that there is something to learn."""
+    """Texts of 3..longest words in an order that follows a rule, so that a model can learn it."""
     generator = random.Random(seed)
     found = []
     for _ in range(count):
@@ -98,7 +98,7 @@ AVERAGED = "training.averaging.ema_half_life=4"
 
 @pytest.fixture(scope="session")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of ``make_recipe("training.averaging.ema_half_life=4")``, interrupted by nothing."""
+    """The run of ``make_recipe("training.averaging.ema_half_life=4")``, not interrupted."""
     pytest.importorskip("optimi")
     folder = tmp_path_factory.mktemp("whole")
     (folder / "recipe.json").write_text(json.dumps(described(write_texts(folder / "texts"))))
@@ -108,7 +108,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_recipe(tmp_path: Path, texts: Path) -> MakeRecipe:
-    """``make_recipe("training.seed=3", ...)``: about 20 updates in two phases, unless an override says otherwise."""
+    """``make_recipe("training.seed=3", ...)``: about 20 steps in two phases, unless an override says otherwise."""
 
     def make(*overrides: str, change: Callable[[dict[str, Any]], object] | None = None) -> PretrainingRecipe:
         raw = described(texts)

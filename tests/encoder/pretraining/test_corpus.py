@@ -36,7 +36,7 @@ def stored(corpus: Corpus, side: str) -> list[list[int]]:
     return [ids.tolist() for ids in np.split(documents.ids, documents.ends[:-1])] if len(documents) else []
 
 
-def test_every_document_is_on_one_side_whole(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_every_document_is_whole_on_one_side(tokenizer: Tokenizer, tmp_path: Path) -> None:
     data = DataSection(
         sources=(write(tmp_path / "a.jsonl", TEXTS[:200]), write(tmp_path / "b.jsonl", TEXTS[200:] + TEXTS[:20])), held_out=0.1
     )
@@ -56,7 +56,7 @@ def test_every_document_is_on_one_side_whole(tokenizer: Tokenizer, tmp_path: Pat
     assert list(train_texts(data, share=1.0)) == [text for text in given if side_of(text, 0.1) == "train"]
 
 
-def test_it_is_made_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_existing_corpus_is_reused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", TEXTS)
     data = DataSection(sources=(source,), held_out=0.1)
     first = prepared(data, tokenizer, tmp_path / "corpus")
@@ -66,8 +66,8 @@ def test_it_is_made_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert stored(again, "train") == stored(first, "train")
 
 
-def test_a_document_of_a_million_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """One word a token: 1.2 million words, and more tokens than that."""
+def test_a_document_of_a_million_tokens_is_stored(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """The text has 1.2 million words of one token each."""
     (tmp_path / "long.txt").write_text(" text" * 1_200_000)
     corpus = prepared(
         DataSection(sources=(SourceSection(name="long", path=str(tmp_path / "long.txt")),), held_out=0.0), tokenizer, tmp_path / "corpus"
@@ -85,7 +85,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.ids", "train.ends", "held_out.ids"])
-def test_damage_is_found(tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
+def test_damage_is_detected(tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
     data = DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1)
     prepare_corpus(data, tokenizer, tmp_path / "corpus")
     path = tmp_path / "corpus" / name
@@ -108,7 +108,7 @@ def test_another_vocabulary_or_source_is_refused(tokenizer: Tokenizer, tmp_path:
         prepare_corpus(DataSection(sources=(source,), held_out=0.1), Tokenizer.train(TEXTS, vocab_size=384), tmp_path / "corpus")
 
 
-def test_an_empty_corpus(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_empty_corpus_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "blank.txt"
     path.write_text("  \n")
     data = DataSection(sources=(SourceSection(name="blank", path=str(path)),), held_out=0.0)
@@ -118,8 +118,8 @@ def test_an_empty_corpus(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert not (tmp_path / "corpus").exists()
 
 
-def test_a_source_without_text_to_train_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """A phase that reads it alone would have nothing to begin with, days later."""
+def test_a_source_without_training_text_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Otherwise a phase that reads only this source would fail days later."""
     blank = write(tmp_path / "blank.jsonl", ["", " "])
     data = DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS), blank), held_out=0.1)
     with pytest.raises(InputError, match=r"data\.sources: blank has no text to train on \(.*blank\.jsonl\); remove it"):
@@ -127,8 +127,8 @@ def test_a_source_without_text_to_train_on(tokenizer: Tokenizer, tmp_path: Path)
     assert not (tmp_path / "corpus").exists()
 
 
-def test_nothing_that_grows_with_the_corpus_is_held_while_it_is_written(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Ends of documents go to the disk as they come: a side that is written holds numbers and files."""
+def test_memory_does_not_grow_with_the_corpus_while_writing(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Document ends are written at once: the writer holds only numbers and files."""
     with (tmp_path / "ids").open("wb") as ids, (tmp_path / "ends").open("wb") as ends:
         side = module._Side(ids, ends, dtype=np.dtype("<u2"))
         for count in (3, 1, 2):
@@ -139,7 +139,7 @@ def test_nothing_that_grows_with_the_corpus_is_held_while_it_is_written(tokenize
     assert np.fromfile(tmp_path / "ids", "<u2").tolist() == [7] * 6
 
 
-def test_a_vocabulary_may_be_learnt_from_a_share(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_vocabulary_can_be_trained_on_a_share_of_the_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:
     data = DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS[:150]), write(tmp_path / "b.jsonl", TEXTS[150:])), held_out=0.1)
     train = list(train_texts(data, share=1.0))
     some = list(train_texts(data, share=0.3))
@@ -152,20 +152,20 @@ def test_a_vocabulary_may_be_learnt_from_a_share(tokenizer: Tokenizer, tmp_path:
         list(train_texts(data, share=1e-9))
 
 
-def test_a_file_that_has_gone_since(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     prepare_corpus(DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1), tokenizer, tmp_path / "corpus")
     (tmp_path / "corpus" / "train.ends").unlink()
     with pytest.raises(InputError, match=r"corpus: the train files cannot be read \(No such file or directory\); delete the folder"):
         open_corpus(tmp_path / "corpus")
 
 
-def test_nothing_is_held_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_share_that_holds_out_no_document_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     data = DataSection(sources=(write(tmp_path / "a.jsonl", ["one", "two"]),), held_out=1e-6)
     with pytest.raises(InputError, match=r"data\.held_out: a share of 1e-06 holds out none of the 2 documents; raise it"):
         prepare_corpus(data, tokenizer, tmp_path / "corpus")
 
 
-def test_the_shares_of_the_sides() -> None:
+def test_the_held_out_share_is_as_requested() -> None:
     sides = [side_of(f"text {number}", 0.25) for number in range(4000)]
     assert abs(sides.count("held_out") - 1000) < 5 * (4000 * 0.25 * 0.75) ** 0.5
     assert {side_of(f"text {number}", 0.0) for number in range(100)} == {"train"}

@@ -1,4 +1,4 @@
-"""Two processes of torchrun do the updates of one, and stop and go on together."""
+"""Two processes of torchrun do the same steps as one, and stop and resume together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from quiver.encoder.training.trainer import Callback
 
 folder = Path(sys.argv[1])
 recipe = load_pretraining_recipe(folder / "two.json")
-distributed.init_process_group("gloo")  # once for all runs: each would begin one of its own
+distributed.init_process_group("gloo")  # shared by all runs
 pretrain(recipe, folder / "two")
 
 recipe = load_pretraining_recipe(folder / "two.json", ["model.dropout=0.1"])
@@ -44,7 +44,7 @@ pretrain(recipe, folder / "whole")
 class Signalled(Callback):
     def on_step(self, step):
         if step == 7 and distributed.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGTERM)  # one of them alone receives it
+            os.kill(os.getpid(), signal.SIGTERM)  # only one process receives the signal
 
 try:
     pretrain(recipe, folder / "half", callbacks=[Signalled()])
@@ -56,8 +56,8 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """With a batch-size warm-up that begins at one row, which leaves the second process without any."""
+def test_two_processes_train_like_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """The batch-size warm-up begins at one row, so the second process has no row in the first steps."""
     recipe = make_recipe("model.dropout=0")
     (tmp_path / "two.json").write_text(json.dumps(recipe.model_dump()))
     (tmp_path / "worker.py").write_text(WORKER)

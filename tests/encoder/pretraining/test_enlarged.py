@@ -1,4 +1,4 @@
-"""A larger model goes on from a pretrained one: by its held-out loss it starts nearer to it than random weights do."""
+"""Enlarging a pretrained model: its initial held-out loss is lower than that of random weights, and a run can start from it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def enlarged(whole_run: Path) -> MaskedLM:
     return enlarge_masked_lm(parent, replace(config, max_positions=48, global_theta=160_000.0, attention_output_dropout=0.0))
 
 
-def test_it_starts_nearer_to_its_parent_than_random(whole_run: Path, enlarged: MaskedLM) -> None:
+def test_an_enlarged_model_has_a_lower_loss_than_random_weights(whole_run: Path, enlarged: MaskedLM) -> None:
     recipe, tokenizer = recipe_of(whole_run), Tokenizer.from_pretrained(whole_run / "model")
     held_out = HeldOut(recipe, recipe.phases[-1], open_corpus(whole_run / "corpus").held_out, tokenizer, Processes())
     random = first_model(recipe_of(whole_run, *LARGER, "phases.0.context=48"), tokenizer)
@@ -40,7 +40,7 @@ def test_it_starts_nearer_to_its_parent_than_random(whole_run: Path, enlarged: M
     assert tiled - parent <= 0.8 * (untrained - parent), (parent, tiled, untrained)
 
 
-def test_a_run_begins_with_it(whole_run: Path, enlarged: MaskedLM, tmp_path: Path) -> None:
+def test_a_run_starts_from_an_enlarged_model(whole_run: Path, enlarged: MaskedLM, tmp_path: Path) -> None:
     save_model(enlarged, Tokenizer.from_pretrained(whole_run / "model"), tmp_path / "enlarged")
     start = (f"model.init={tmp_path / 'enlarged'}", f"model.tokenizer={tmp_path / 'enlarged'}")
     found = first_model(recipe_of(whole_run, *LARGER, *start), Tokenizer.from_pretrained(tmp_path / "enlarged"))

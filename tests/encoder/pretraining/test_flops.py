@@ -1,4 +1,4 @@
-"""The arithmetic of training against torch's own counter, pairs of tokens counted one by one, and which GPU has which peak."""
+"""Training FLOPs against torch's counter, attention pairs against a direct count, and peak throughput by GPU."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ CONFIG = EncoderConfig.modernbert(
 )
 
 
-def test_products_of_matrices_are_those_that_torch_counts() -> None:
-    """All but attention, which over sequences of one token has no product to count."""
+def test_matrix_products_equal_the_count_of_torch() -> None:
+    """Sequences have one token, so that attention has no products to count."""
     model = MaskedLM(init_weights(Encoder(CONFIG), seed=1))
     labels = torch.where(torch.arange(12) % 3 == 0, 5, -100)
     with FlopCounterMode(display=False) as counter:
         model(pack_ids([[7]] * 12), labels).loss.backward()
     attention = 6 * 3 * 2 * 32 * 12
-    uncounted = 2 * 4 * 32 * 64  # torch knows addmm but not addmm_, by which the decoder's gradient is summed
+    uncounted = 2 * 4 * 32 * 64  # torch knows addmm but not addmm_, which sums the decoder's gradient
     assert training_flops(CONFIG, [1] * 12, masked=4) == counter.get_total_flops() + attention + uncounted
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 8, 9, 30])
-def test_pairs_are_those_that_see_each_other(length: int) -> None:
+def test_attention_pairs_equal_a_direct_count(length: int) -> None:
     near = sum(abs(i - j) <= 4 for i in range(length) for j in range(length))
     alone = 6 * length * 3 * (4 * 32 * 32 + 3 * 32 * 48)
     assert training_flops(CONFIG, [length], masked=0) - alone == 6 * 2 * 32 * (length * length + 2 * near)
@@ -36,13 +36,13 @@ def test_pairs_are_those_that_see_each_other(length: int) -> None:
     ("name", "peak"),
     [("NVIDIA H200", 989.4e12), ("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12)],
 )
-def test_the_peak_of_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str, peak: float) -> None:
+def test_the_peak_throughput_of_a_gpu_is_known(monkeypatch: pytest.MonkeyPatch, name: str, peak: float) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     assert peak_flops() == peak
 
 
-def test_a_peak_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_device_has_no_peak_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Another GPU")
     assert peak_flops() is None

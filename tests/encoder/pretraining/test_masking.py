@@ -1,4 +1,4 @@
-"""Masks: their shares over many tokens, what is never touched, and that they follow from seed and number alone."""
+"""Masks: shares over many tokens, special tokens, and dependence on seed and sequence number only."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(["a bird has wings and a nest of twigs"] * 2, vocab_size=320, unused=8)
 
 
-def test_shares_over_many_tokens(tokenizer: Tokenizer) -> None:
-    """Within five standard deviations of a binomial share."""
+def test_shares_of_masked_random_and_kept_tokens_are_as_specified(tokenizer: Tokenizer) -> None:
+    """Shares must be within five standard deviations of a binomial distribution."""
     word = tokenizer.encode_bare(["bird"])[0][0]
     ids = np.full(COUNT, word)
     seen, labels = Masker(tokenizer, probability=0.3, seed=1)(ids, 0)
@@ -56,7 +56,7 @@ def test_neighbours_are_masked_independently(tokenizer: Tokenizer) -> None:
     assert abs(both - COUNT * 0.09) < 6 * math.sqrt(COUNT * 0.09 * 0.91)
 
 
-def test_special_tokens_are_never_touched(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_never_masked(tokenizer: Tokenizer) -> None:
     special = special_ids(tokenizer)
     word = tokenizer.encode_bare(["bird"])[0][0]
     ids = np.array([special["cls"], word, special["pad"], special["mask"], special["unk"], word, special["sep"]] * 500)
@@ -68,7 +68,7 @@ def test_special_tokens_are_never_touched(tokenizer: Tokenizer) -> None:
     assert (labels[~kept] != IGNORE_INDEX).mean() > 0.8
 
 
-def test_seed_and_number_decide_alone(tokenizer: Tokenizer) -> None:
+def test_seed_and_sequence_number_determine_the_mask(tokenizer: Tokenizer) -> None:
     ids = np.arange(200) + 5
     masker = Masker(tokenizer, probability=0.3, seed=5)
     masks = [masker(ids, serial) for serial in (9, 2, 9)]
@@ -83,7 +83,7 @@ def test_seed_and_number_decide_alone(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("role", ["cls", "sep", "mask", "pad", "unk"])
-def test_a_vocabulary_that_lacks_a_special_token(tokenizer: Tokenizer, tmp_path: Path, role: str) -> None:
+def test_a_vocabulary_without_a_special_token_is_refused(tokenizer: Tokenizer, tmp_path: Path, role: str) -> None:
     tokenizer.save(tmp_path)
     settings = read_json(tmp_path / "tokenizer_config.json")
     write_json(tmp_path / "tokenizer_config.json", settings | {f"{role}_token": None})

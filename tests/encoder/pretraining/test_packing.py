@@ -1,4 +1,4 @@
-"""The packer: nothing lost or doubled, no row too long, nearly full on real distributions of lengths, never starving, resumable."""
+"""The packer: no piece lost or repeated, no row too long, rows nearly full, no piece waits forever, state restored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def used(row: list[Piece]) -> int:
 
 
 def best_fit(waiting: list[Piece], count: int, room: int) -> list[list[Piece]]:
-    """The rule, by looking at every row for every piece."""
+    """Best-fit packing by comparing every piece with every row."""
     rows: list[list[Piece]] = [[] for _ in range(count)]
     for piece in waiting:
         fitting = [(room - used(row), place) for place, row in enumerate(rows) if used(row) + piece.length + SPECIAL <= room]
@@ -43,7 +43,7 @@ def best_fit(waiting: list[Piece], count: int, room: int) -> list[list[Piece]]:
     st.floats(1, 4),
     st.integers(32, 90),
 )
-def test_nothing_is_dropped_doubled_or_too_long(lengths: list[int], counts: list[int], buffer: float, room: int) -> None:
+def test_no_piece_is_dropped_or_repeated_and_no_row_is_too_long(lengths: list[int], counts: list[int], buffer: float, room: int) -> None:
     packer = SequencePacker(stream(lengths), buffer=buffer)
     serials: list[int] = []
     for count in counts:
@@ -51,7 +51,7 @@ def test_nothing_is_dropped_doubled_or_too_long(lengths: list[int], counts: list
         assert len(rows) == count
         assert all(0 < used(row) <= room for row in rows), "no row is empty"
         shortest = min((piece.length + SPECIAL for piece in packer.waiting), default=room + 1)
-        assert all(room - used(row) < shortest for row in rows), "nothing that waits would have fitted"
+        assert all(room - used(row) < shortest for row in rows), "no waiting piece would have fitted"
         serials += [piece.serial for row in rows for piece in row]
     waiting = [piece.serial for piece in packer.waiting]
     assert waiting == sorted(waiting)
@@ -59,7 +59,7 @@ def test_nothing_is_dropped_doubled_or_too_long(lengths: list[int], counts: list
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 5), st.integers(32, 90))
-def test_it_is_best_fit_in_order_of_arrival(lengths: list[int], count: int, room: int) -> None:
+def test_packing_is_best_fit_in_order_of_arrival(lengths: list[int], count: int, room: int) -> None:
     packer = SequencePacker(stream(lengths), buffer=3)
     probe = SequencePacker(stream(lengths), buffer=3)
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_it_is_best_fit_in_order_of_arrival(lengths: list[int], count: int, room
     ids=["base", "long", "small", "split documents"],
 )
 def test_rows_are_more_than_99_percent_full(context: int, micro_batch: int, mean: float) -> None:
-    """Log-normal documents, as text has them, longer ones split at the context."""
+    """Lengths of documents are log-normal, as in natural text; documents longer than the context are split."""
     generator = np.random.default_rng(3)
     documents = np.maximum(1, generator.lognormal(np.log(mean) - 0.5, 1.0, size=4000)).astype(int)
     room = context - SPECIAL
@@ -86,8 +86,8 @@ def test_rows_are_more_than_99_percent_full(context: int, micro_batch: int, mean
     assert share > 0.99
 
 
-def test_no_piece_waits_for_ever() -> None:
-    """One that does not fit is the first to be asked for the next rows."""
+def test_every_piece_is_packed_soon() -> None:
+    """A piece that does not fit is the first candidate for the next rows."""
     packer = SequencePacker(stream([29, *[3] * 200]), buffer=2)
     last: dict[int, int] = {}
     for update in range(60):
@@ -96,7 +96,7 @@ def test_no_piece_waits_for_ever() -> None:
         assert packer.waiting[0].serial >= max(last) - 40
 
 
-def test_it_goes_on_where_it_was() -> None:
+def test_a_restored_packer_continues() -> None:
     lengths = [5, 30, 11, 2, 24, 9, 17]
     whole = SequencePacker(stream(lengths), buffer=3)
     whole.rows(2, room=64)

@@ -1,4 +1,4 @@
-"""What phases make of one set of weights, and what a run may start from."""
+"""Tokenizer, configuration and initial weights of the phases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quiver.encoder.pretraining.task import save_model
 MakeRecipe = Callable[..., PretrainingRecipe]
 
 
-def test_the_vocabulary_has_the_paper_s_template(make_recipe: MakeRecipe) -> None:
+def test_the_tokenizer_has_the_template_of_the_paper(make_recipe: MakeRecipe) -> None:
     tokenizer = make_tokenizer(make_recipe("model.vocabulary.size=384", "model.vocabulary.unused=20"))
     assert len(tokenizer) == 384
     special = [tokenizer.token_id(name) for name in ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")]
@@ -36,7 +36,7 @@ def test_the_vocabulary_has_the_paper_s_template(make_recipe: MakeRecipe) -> Non
     assert (ids[0], ids[-1]) == (special[1], special[2])
 
 
-def test_phases_differ_in_context_and_theta_alone(make_recipe: MakeRecipe) -> None:
+def test_phases_differ_only_in_context_and_theta(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
     tokenizer = make_tokenizer(recipe)
     short, long = (phase_config(recipe.model, phase, tokenizer) for phase in recipe.phases)
@@ -56,14 +56,14 @@ def test_phases_differ_in_context_and_theta_alone(make_recipe: MakeRecipe) -> No
     assert longer.encoder(pack_ids([list(range(30))])).shape == (30, 16)
 
 
-def test_random_weights_are_megatron_s(make_recipe: MakeRecipe) -> None:
+def test_random_weights_follow_megatron_initialization(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe("model.hidden_size=64", "model.intermediate_size=96", "model.layers=3")
     tokenizer = make_tokenizer(recipe)
     first, again = (first_model(recipe, tokenizer).state_dict() for _ in range(2))
     other = first_model(make_recipe("model.hidden_size=64", "model.intermediate_size=96", "model.layers=3", "training.seed=8"), tokenizer)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert any(not torch.equal(first[name], weight) for name, weight in other.state_dict().items())
-    cut = 0.02 * 0.8796  # standard deviation of a normal that is cut at two of its own
+    cut = 0.02 * 0.8796  # standard deviation of a normal distribution that is truncated at two standard deviations
     matrices = {name: weight for name, weight in first.items() if weight.ndim == 2}
     assert len(matrices) == 1 + 3 * 4 + 1
     for name, weight in matrices.items():
@@ -76,7 +76,7 @@ def test_random_weights_are_megatron_s(make_recipe: MakeRecipe) -> None:
             assert torch.equal(weight, torch.zeros_like(weight) if name.endswith("bias") else torch.ones_like(weight)), name
 
 
-def test_a_narrow_model_may_be_drawn_wider(make_recipe: MakeRecipe) -> None:
+def test_init_std_sets_the_standard_deviation(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe("model.init_std=0.06")
     tokenizer = make_tokenizer(recipe)
     wide, usual = first_model(recipe, tokenizer), first_model(make_recipe(), tokenizer)
@@ -85,36 +85,36 @@ def test_a_narrow_model_may_be_drawn_wider(make_recipe: MakeRecipe) -> None:
         torch.testing.assert_close(weight, usual.state_dict()[name] * (3.0 if weight.ndim == 2 else 1.0), msg=name)
 
 
-def test_a_run_may_start_from_a_checkpoint_of_its_shape(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_run_starts_from_a_checkpoint_of_the_same_architecture_only(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe()
     tokenizer = make_tokenizer(recipe)
     start = first_model(recipe, tokenizer)
     save_model(start, tokenizer, tmp_path / "start")
-    assert load_head(MaskedLM, tmp_path / "start").encoder.config.attention_output_dropout == 0.0, "what is saved is used without dropout"
+    assert load_head(MaskedLM, tmp_path / "start").encoder.config.attention_output_dropout == 0.0, "a saved model has no dropout"
     assert start.encoder.config.attention_output_dropout == 0.1
     found = first_model(make_recipe(f"model.init={tmp_path / 'start'}", f"model.tokenizer={tmp_path / 'start'}"), tokenizer)
     for name, weight in start.state_dict().items():
         assert torch.equal(weight, found.state_dict()[name])
     named = (f"model.init={tmp_path / 'start'}", f"model.tokenizer={tmp_path / 'start'}")
-    for override, told in (
+    for override, message in (
         ("model.layers=3", r"model: .*start differs from the recipe: .*layers\.2.* is missing"),
         ("model.intermediate_size=32", r"differs from the recipe: .* is \(48, 16\), the recipe requires \(64, 16\)"),
         ("model.window=16", r"model\.init: .*start differs from the recipe: its window is 8, the recipe has 16"),
         ("model.global_every=1", r"layer_types is \('global', 'local'\), the recipe has \('global', 'global'\)"),
         ("model.local_theta=500", r"local_theta is 10000\.0, the recipe has 500\.0"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             first_model(make_recipe(*named, override), tokenizer)
 
 
-def test_a_vocabulary_that_lacks_a_special_token(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_vocabulary_without_a_special_token_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     Tokenizer.train(["a bird"], vocab_size=320).save(tmp_path)
     write_json(tmp_path / "tokenizer_config.json", read_json(tmp_path / "tokenizer_config.json") | {"mask_token": None})
     with pytest.raises(InputError, match=r"^model\.tokenizer: .*: the vocabulary has no token for mask; name it in tokenizer_config\.json"):
         make_tokenizer(make_recipe(f"model.tokenizer={tmp_path}"))
 
 
-def test_the_embedding_is_a_multiple_of_64(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_the_embedding_has_a_multiple_of_64_rows(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(["a bird"], vocab_size=300)
     recipe = make_recipe()
     assert phase_config(recipe.model, recipe.phases[0], tokenizer).vocab_size == 320

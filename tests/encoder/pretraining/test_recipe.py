@@ -1,4 +1,4 @@
-"""Pretraining recipes: what does not fit together is told with its path, all at once; the shipped ones are the paper's."""
+"""Pretraining recipes: all problems are reported at once with their paths; the shipped recipes have the paper's settings."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ SHIPPED = ["pretrain_base", "pretrain_large", "pretrain_small"]
         (("phases.0.rate=1",), "phases.0.rate: unknown key"),
     ],
 )
-def test_what_does_not_fit_is_told(make_recipe: MakeRecipe, overrides: tuple[str, ...], problem: str) -> None:
+def test_inconsistent_settings_are_reported(make_recipe: MakeRecipe, overrides: tuple[str, ...], problem: str) -> None:
     with pytest.raises(SchemaError) as caught:
         make_recipe(*overrides)
     assert len(caught.value.problems) == 1
     assert problem in str(caught.value)
 
 
-def test_all_problems_at_once(make_recipe: MakeRecipe) -> None:
+def test_all_problems_are_reported_at_once(make_recipe: MakeRecipe) -> None:
     with pytest.raises(SchemaError) as caught:
         make_recipe("phases.1.context=16", "phases.0.micro_batch=5", "phases.1.mix.0.source=web")
     assert len(caught.value.problems) == 3
 
 
-def test_lists_may_not_be_empty(make_recipe: MakeRecipe) -> None:
+def test_empty_lists_are_refused(make_recipe: MakeRecipe) -> None:
     def empty(raw: dict[str, Any]) -> None:
         raw["phases"], raw["data"]["sources"] = [], []
 
@@ -86,7 +86,7 @@ def test_lists_may_not_be_empty(make_recipe: MakeRecipe) -> None:
     assert caught.value.problems == ["data.sources: must name at least one source", "phases: must hold at least one phase"]
 
 
-def test_overrides_reach_into_lists(make_recipe: MakeRecipe) -> None:
+def test_overrides_address_items_of_lists(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe("phases.1.learning_rate=2e-4", "data.sources.0.fields=[text]", "model.vocabulary.split=identifiers")
     assert recipe.phases[1].learning_rate == 2e-4
     assert recipe.data.sources[0].fields == ("text",)
@@ -94,7 +94,7 @@ def test_overrides_reach_into_lists(make_recipe: MakeRecipe) -> None:
     assert recipe.phases[0].batch_warmup_tokens == 900
 
 
-def test_the_shipped_recipes_load_and_say_what_they_are() -> None:
+def test_the_shipped_recipes_load_and_are_described() -> None:
     assert shipped_recipes(KINDS) == SHIPPED
     for name in SHIPPED:
         recipe = load_pretraining_recipe(name)
@@ -115,7 +115,7 @@ def test_the_shipped_recipes_load_and_say_what_they_are() -> None:
             "modernbert-base",
             22,
             [
-                # tokens, context, theta, learning rate, batch, micro-batch, decay of the weights
+                # tokens, context, theta, learning rate, batch, micro-batch, weight decay
                 (1_719_000_000_000, 1024, 10_000, 8e-4, 4608, 96, 1e-5),
                 (250_000_000_000, 8192, 160_000, 3e-4, 8 * 72, 12, 1e-5),
                 (50_000_000_000, 8192, 160_000, 3e-4, 8 * 72, 12, 1e-5),
@@ -140,7 +140,7 @@ def test_the_shipped_recipes_load_and_say_what_they_are() -> None:
         ),
     ],
 )
-def test_the_paper_s_figures(
+def test_the_base_recipe_has_the_settings_of_the_paper(
     name: str,
     shape: str,
     layers: int,
@@ -149,7 +149,7 @@ def test_the_paper_s_figures(
     start: int,
     best: tuple[int, bool],
 ) -> None:
-    """ModernBERT, arXiv:2412.13663, Table 3, sections 2.2.2 and A.4, typed from it a second time; its later batches are those of a GPU."""
+    """ModernBERT, arXiv:2412.13663, Table 3, sections 2.2.2 and A.4, typed independently; the later batch sizes are per GPU."""
     recipe, published = load_pretraining_recipe(name), preset(shape)
     model, training = recipe.model, recipe.training
     assert model.layers == layers == published.num_layers

@@ -1,4 +1,4 @@
-"""Whole runs: what they leave, what they refuse before the first update, and that one killed anywhere and resumed is one that was not."""
+"""Whole runs: files, refusals before the first step, and equality of a killed and resumed run with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TIMES = ("seconds", "tokens_per_second", "flops_per_second")
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """Simulates a kill: no code catches it."""
 
 
 class At(Callback):
@@ -60,7 +60,7 @@ def die() -> None:
 
 
 def pretrain_until(step: int, recipe: PretrainingRecipe, out: Path) -> None:
-    """A run that is killed in a step, before that is logged or saved."""
+    """Run until a kill in a step, before that step is logged or saved."""
     with pytest.raises(Killed):
         pretrain(recipe, out, callbacks=[At(step, die)])
 
@@ -73,7 +73,7 @@ def model_bytes(out: Path) -> bytes:
     return (out / "model" / "model.safetensors").read_bytes()
 
 
-def test_a_run_leaves_a_model_that_has_learnt(whole_run: Path) -> None:
+def test_a_run_saves_a_trained_model(whole_run: Path) -> None:
     out, record = whole_run, read_json(whole_run / "run.json")
     result = record["result"]
     assert (record["command"], result["average"]) == ("quiver pretrain ...", True)
@@ -100,8 +100,8 @@ def test_a_run_leaves_a_model_that_has_learnt(whole_run: Path) -> None:
     assert len(Tokenizer.from_pretrained(out / "model")) == 320
 
 
-def test_a_bias_of_frequencies_begins_where_a_model_without_context_ends(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    # With weights of 1e-4 logits are the bias alone, and the first loss is the entropy of the tokens, not the logarithm of their number.
+def test_a_frequency_bias_starts_at_the_entropy_of_the_tokens(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    # With weights of 1e-4 the logits equal the bias, so the first loss is the entropy of the tokens, not the logarithm of their number.
     losses = {}
     for bias in ("zeros", "frequencies"):
         recipe = make_recipe(f"model.decoder_bias={bias}", "model.init_std=1e-4", "training.log_every=1")
@@ -120,7 +120,7 @@ def test_a_bias_of_frequencies_begins_where_a_model_without_context_ends(make_re
         make_recipe("model.decoder_bias=frequencies", "model.init=somewhere", "model.tokenizer=somewhere")
 
 
-def test_a_disk_that_fills_up_is_an_oserror_and_the_run_resumes(
+def test_a_full_disk_raises_oserror_and_the_run_can_be_resumed(
     make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     recipe, out = make_recipe("training.averaging.ema_half_life=4"), tmp_path / "out"
@@ -133,8 +133,8 @@ def test_a_disk_that_fills_up_is_an_oserror_and_the_run_resumes(
 
 
 @pytest.mark.parametrize("fatal", [3, 7, 16, 22])
-def test_killed_and_resumed_it_is_the_run_that_was_not(make_recipe: MakeRecipe, tmp_path: Path, fatal: int, whole_run: Path) -> None:
-    """Before the first checkpoint, in the first phase, at its end, in the second; dropout, warm-ups and moving average go on."""
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(make_recipe: MakeRecipe, tmp_path: Path, fatal: int, whole_run: Path) -> None:
+    """Kills before the first checkpoint, in phase 1, at its end, in phase 2; dropout, warm-ups and moving average continue."""
     recipe = make_recipe("training.averaging.ema_half_life=4")
     out = tmp_path / "out"
     pretrain_until(fatal, recipe, out)
@@ -149,7 +149,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(make_recipe: MakeRecipe, 
     assert [record["result"][key] for key in same] == [whole["result"][key] for key in same]
 
 
-def test_sigterm_finishes_the_update_and_saves(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
+def test_sigterm_finishes_the_step_and_saves(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
     recipe, out = make_recipe("training.averaging.ema_half_life=4"), tmp_path / "out"
     with pytest.raises(RunStoppedError) as stopped:
         pretrain(recipe, out, callbacks=[At(6, lambda: os.kill(os.getpid(), signal.SIGTERM))])
@@ -160,7 +160,7 @@ def test_sigterm_finishes_the_update_and_saves(make_recipe: MakeRecipe, tmp_path
     assert model_bytes(out) == model_bytes(whole_run)
 
 
-def test_the_best_checkpoints_and_the_last_make_the_model(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_the_model_averages_the_best_checkpoints_and_the_last(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe("training.averaging.best=2", "training.evaluate_every=2", "training.keep_checkpoints=1", "training.save_every=")
     record = pretrain(recipe, tmp_path / "out")
     result = record["result"]
@@ -177,8 +177,8 @@ def test_the_best_checkpoints_and_the_last_make_the_model(make_recipe: MakeRecip
         torch.testing.assert_close(weight, torch.stack([state[name] for state in states]).mean(0))
 
 
-def test_the_last_checkpoint_of_each_phase_stays(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """A larger model begins with the first phase's, which by the end is no longer among the newest."""
+def test_the_last_checkpoint_of_each_phase_is_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """A larger model starts from the checkpoint of the first phase, which is no longer among the newest at the end."""
     record = pretrain(make_recipe("training.keep_checkpoints=1", "training.save_every=2"), tmp_path / "out")
     ends = [phase["last_step"] for phase in record["result"]["phases"]]
     assert ends[1] - ends[0] > 4
@@ -186,8 +186,8 @@ def test_the_last_checkpoint_of_each_phase_stays(make_recipe: MakeRecipe, tmp_pa
     assert load_head(MaskedLM, tmp_path / "out" / "checkpoints" / f"step-{ends[0]:06d}").encoder.config.global_theta == 10_000
 
 
-def test_the_moving_average_goes_on_from_phase_to_phase(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """One that hardly moves has the first weights in the end, though the weights themselves have moved in both phases."""
+def test_the_moving_average_continues_across_phases(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """An average with a very long half-life stays at the initial weights, although both phases change the weights."""
     recipe = make_recipe("training.averaging.ema_half_life=1e6")
     record = pretrain(recipe, tmp_path / "out")
     first = first_model(recipe, Tokenizer.from_pretrained(tmp_path / "out" / "tokenizer")).state_dict()
@@ -197,9 +197,7 @@ def test_the_moving_average_goes_on_from_phase_to_phase(make_recipe: MakeRecipe,
         assert (last[name] - first[name]).abs().max() > 1e-3, name
 
 
-def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nan_loss_stops_the_run_before_the_step(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = phases.in_form
 
     def poisoned(*arguments: Any, **others: Any) -> Any:
@@ -208,7 +206,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
             model.encoder.embeddings.tokens.weight[40:] = float("nan")
         return model
 
-    monkeypatch.setattr(task, "in_form", poisoned)  # of the second phase
+    monkeypatch.setattr(task, "in_form", poisoned)  # called when the second phase begins
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"loss is nan at step 16; the batch was saved to .*step-000016: .*lower phases\.1\.learning_rate"):
         pretrain(make_recipe(), out)
@@ -218,8 +216,8 @@ def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
     assert read_log(out / LOG)[-1]["step"] == 15
 
 
-def test_pieces_that_wait_at_the_end_of_a_phase_are_the_first_of_the_next(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Every piece of the stream is read once, across both phases, except those that wait at the end."""
+def test_waiting_pieces_of_a_phase_are_the_first_of_the_next(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Both phases together read every piece of the stream once, except those that wait at the end."""
     recipe, out = make_recipe(), tmp_path / "out"
     prepare(recipe, out)
     tokenizer = Tokenizer.from_pretrained(out / "tokenizer")
@@ -241,7 +239,7 @@ def test_pieces_that_wait_at_the_end_of_a_phase_are_the_first_of_the_next(make_r
     assert missing <= waiting
 
 
-def test_what_cannot_begin_leaves_nothing(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
+def test_a_run_that_cannot_start_leaves_no_files(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
     out = tmp_path / "out"
     (texts / "code.jsonl").write_text('{"text": ""}\n')
     (texts / "prose.txt").write_text(" \n \n")
@@ -254,7 +252,7 @@ def test_what_cannot_begin_leaves_nothing(make_recipe: MakeRecipe, tmp_path: Pat
     assert not out.exists()
 
 
-def test_a_vocabulary_without_mask_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_vocabulary_without_a_mask_token_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     Tokenizer.train(["open the file"], vocab_size=320).save(tmp_path / "words")
     settings = read_json(tmp_path / "words" / "tokenizer_config.json")
@@ -264,14 +262,14 @@ def test_a_vocabulary_without_mask_is_refused(make_recipe: MakeRecipe, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_start_of_another_shape_is_refused(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
+def test_an_initial_model_with_another_architecture_is_refused(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
     start = (f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}")
     with pytest.raises(InputError, match="differs from the recipe"):
         pretrain(make_recipe(*start, "model.layers=3"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_start_that_cannot_be_used_is_told_before_the_corpus_is_read(
+def test_an_unusable_initial_model_is_refused_before_the_corpus_is_read(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path
 ) -> None:
     monkeypatch.setattr("quiver.encoder.pretraining.run.prepare_corpus", lambda *arguments: pytest.fail("the corpus was read"))
@@ -281,9 +279,7 @@ def test_a_start_that_cannot_be_used_is_told_before_the_corpus_is_read(
         )
 
 
-def test_a_resumed_run_reads_its_corpus_once_to_know_that_it_is_sound(
-    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_reads_its_corpus_once_to_verify_it(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, out, read = make_recipe("phases.1.tokens=300", "phases.1.decay_tokens=100"), tmp_path / "out", []
     pretrain_until(2, recipe, out)
 
@@ -305,7 +301,7 @@ def test_a_document_of_a_million_tokens_is_split(make_recipe: MakeRecipe, tmp_pa
     assert record["result"]["tokens"] >= 1800
 
 
-def test_folders_that_are_taken(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
+def test_folders_that_contain_other_runs_or_files_are_refused(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
     recipe = make_recipe("training.averaging.ema_half_life=4")
     with pytest.raises(InputError, match="already contains a run; choose another --out"):
         pretrain(recipe, whole_run)
@@ -324,7 +320,9 @@ def test_folders_that_are_taken(make_recipe: MakeRecipe, tmp_path: Path, whole_r
         pretrain(other, tmp_path / "half", resume=True)
 
 
-def test_what_may_change_the_bits_is_told(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_that_may_affect_the_last_bits_is_logged(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     recipe, out = make_recipe("phases.1.tokens=300", "phases.1.decay_tokens=100"), tmp_path / "out"
     pretrain_until(6, recipe, out)
     begun = read_json(out / "begun.json")
@@ -333,7 +331,7 @@ def test_what_may_change_the_bits_is_told(make_recipe: MakeRecipe, tmp_path: Pat
     assert "changed since the run was started: threads, versions.torch; the final weights may differ slightly" in caplog.text
 
 
-def test_a_corpus_that_has_changed_is_no_corpus_to_resume_with(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
+def test_a_run_cannot_be_resumed_with_another_corpus(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
     recipe, out = make_recipe(), tmp_path / "out"
     pretrain_until(6, recipe, out)
     shutil.rmtree(out / "corpus")

@@ -1,4 +1,4 @@
-"""The order of pieces: each once per pass or as often as its share says, equal after a restored state, in bounded memory."""
+"""The order of pieces: frequency per pass, continuation after a restored state, and bounded memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_cut_covers_every_token_once_and_no_document_boundary(lengths: list[int]
     assert len(offsets) == sum(-(-length // room) for length in lengths)
 
 
-def test_a_document_of_a_million_tokens() -> None:
+def test_a_document_of_a_million_tokens_is_cut() -> None:
     offsets, sizes = cut(np.array([7, 1_000_007, 1_000_010]), 1022)
     assert len(offsets) == 1 + 979 + 1
     assert sizes[:3].tolist() == [7, 1022, 1022]
@@ -37,14 +37,14 @@ ROOM = 9
 
 
 def sampler(times: list[tuple[int, float]], *, window: int = 1 << 22, block: int = 4) -> PieceSampler:
-    """Of so many documents each so often, one source after the other."""
+    """Sampler over consecutive sources, given as (number of documents, times per pass)."""
     lasts = np.cumsum([count for count, _ in times]).tolist()
     shares = [Share(last - count, last, often) for last, (count, often) in zip(lasts, times, strict=True)]
     return PieceSampler(ENDS, shares, room=ROOM, seed=(3, 0), block=block, window=window)
 
 
 def a_pass(found: PieceSampler) -> list[tuple[int, int]]:
-    """The pieces up to the end of the pass that has begun; the first of the next is taken too."""
+    """Pieces of the current pass; also takes the first piece of the next one."""
     number, held = found.passes, []
     while (piece := found.take()) and found.passes == number:
         held.append((piece.offset, piece.length))
@@ -58,13 +58,13 @@ def pieces(first: int, last: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("window", [1 << 22, 100, 7, 1])
 @pytest.mark.parametrize("documents", [1, 8, 400])
-def test_a_pass_holds_every_piece_once(window: int, documents: int) -> None:
+def test_a_pass_contains_every_piece_once(window: int, documents: int) -> None:
     held = a_pass(sampler([(documents, 1.0)], window=window))
     assert sorted(held) == pieces(0, documents)
 
 
 def test_a_corpus_of_one_window_is_one_permutation() -> None:
-    """And each pass is another."""
+    """Each pass has another permutation."""
     found = sampler([(400, 1.0)])
     everything = pieces(0, 400)
     for number in range(2):
@@ -76,7 +76,7 @@ def test_a_corpus_of_one_window_is_one_permutation() -> None:
         assert [(piece.offset, piece.length) for piece in taken] == [everything[place] for place in order]
 
 
-def test_windows_are_of_pieces_from_all_over_the_corpus() -> None:
+def test_windows_contain_pieces_from_the_whole_corpus() -> None:
     found = sampler([(400, 1.0)], window=100, block=1)
     everything = pieces(0, 400)
     number = {piece: place for place, piece in enumerate(everything)}
@@ -87,26 +87,26 @@ def test_windows_are_of_pieces_from_all_over_the_corpus() -> None:
 
 
 @pytest.mark.parametrize("window", [1 << 22, 60])
-def test_upsampling(window: int) -> None:
+def test_upsampled_sources_repeat_their_pieces(window: int) -> None:
     found = sampler([(50, 3.0), (50, 1.0), (300, 0.5)], window=window)
     passes = [Counter(a_pass(found)) for _ in range(2)]
-    for held in passes[:1]:  # of the second the first piece went to the first
+    for held in passes[:1]:  # the first piece of the second pass was taken with the first pass
         assert all(held[piece] == 3 for piece in pieces(0, 50))
         assert all(held[piece] == 1 for piece in pieces(50, 100))
         halves = [held[piece] for piece in pieces(100, 400)]
         assert set(halves) == {0, 1}
         assert abs(sum(halves) - len(halves) / 2) < 5 * (len(halves) / 4) ** 0.5
-    assert passes[0] != passes[1], "the half is drawn anew"
+    assert passes[0] != passes[1], "each pass draws another half"
 
 
-def test_a_source_that_is_left_out_is_not_read() -> None:
+def test_a_source_outside_the_mix_is_not_read() -> None:
     shares = [Share(10, 20, 1.0), Share(300, 310, 2.0)]
     held = Counter(a_pass(PieceSampler(ENDS, shares, room=ROOM, seed=(1,), block=4, window=50)))
     assert held == Counter(pieces(10, 20)) + Counter(pieces(300, 310)) + Counter(pieces(300, 310))
 
 
 @pytest.mark.parametrize("window", [1 << 22, 40])
-def test_it_goes_on_where_it_was(window: int) -> None:
+def test_a_restored_sampler_continues(window: int) -> None:
     times = [(5, 1.0), (5, 2.5), (10, 0.5), (3, 0.25), (4, 3.0)]
     whole = sampler(times, window=window)
     for taken in (3, 13, 40, 61):

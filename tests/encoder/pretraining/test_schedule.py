@@ -1,4 +1,4 @@
-"""Learning rate and batch size over a phase, against the published formulas written a second time."""
+"""Learning rate and batch size over a phase, against an independent implementation of the published formulas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def phase(**settings: object) -> PhaseSection:
 
 
 def published(tokens: int, warmup: int, total: int, decay: int, final: float, *, root: bool) -> float:
-    """Warm-up, stable, decay as the release's schedulers have them: a floor under one minus the root, or the line, of what is done."""
+    """Warm-up, constant and decay as in the release's schedulers: a floor under one minus the (square root of the) share done."""
     if tokens < warmup:
         return tokens / warmup
     if tokens < total - decay:
@@ -35,14 +35,14 @@ def published(tokens: int, warmup: int, total: int, decay: int, final: float, *,
 
 @pytest.mark.parametrize("decay", ["one_minus_sqrt", "linear"])
 @pytest.mark.parametrize(("warmup", "falling", "final"), [(100, 400, 0.001), (0, 1000, 0.0), (300, 700, 0.25)])
-def test_the_trapezoid(decay: str, warmup: int, falling: int, final: float) -> None:
+def test_the_learning_rate_equals_the_published_schedule(decay: str, warmup: int, falling: int, final: float) -> None:
     section = phase(warmup_tokens=warmup, decay_tokens=falling, final_share=final, decay=decay)
     for tokens in range(1001):
         expected = published(tokens, warmup, 1000, falling, final, root=decay == "one_minus_sqrt")
         assert learning_rate_share(section, tokens) == pytest.approx(expected, abs=1e-12), tokens
 
 
-def test_figures_by_hand() -> None:
+def test_the_learning_rate_equals_values_computed_by_hand() -> None:
     section = phase(warmup_tokens=100, decay_tokens=400, final_share=0.1)
     shares = [learning_rate_share(section, tokens) for tokens in (0, 50, 100, 600, 700, 1000)]
     assert shares == pytest.approx([0.0, 0.5, 1.0, 1.0, 0.1 + 0.9 * 0.5, 0.1])
@@ -52,8 +52,8 @@ def test_a_constant_phase_stays_at_its_peak() -> None:
     assert {learning_rate_share(phase(), tokens) for tokens in range(1001)} == {1.0}
 
 
-def test_the_batch_grows_by_rows_with_equal_updates_at_each_size() -> None:
-    """Sizes 1..3 before the full 4: 600 tokens are shared as 1 : 2 : 3, so that each size has 100 updates of size x one token."""
+def test_the_batch_warmup_has_equal_steps_at_each_size() -> None:
+    """Sizes 1..3 precede the full size 4: 600 tokens are split 1 : 2 : 3, so that each size has 100 steps of one token per row."""
     warmup = BatchWarmup(phase(batch_warmup_tokens=600))
     assert [warmup.rows(tokens) for tokens in (0, 99, 100, 299, 300, 599, 600, 10_000)] == [1, 1, 2, 2, 3, 3, 4, 4]
     updates: dict[int, int] = {}
@@ -65,7 +65,7 @@ def test_the_batch_grows_by_rows_with_equal_updates_at_each_size() -> None:
     assert updates == {1: 100, 2: 100, 3: 100}
 
 
-def test_the_paper_s_warm_up() -> None:
+def test_the_batch_warmup_of_the_paper_is_reproduced() -> None:
     """Base: 768 to 4,608 sequences over 50 billion tokens; a row is one micro-batch of 96."""
     section = phase(batch_size=4608, micro_batch=96, batch_warmup_from=768, batch_warmup_tokens=50_000_000_000)
     warmup = BatchWarmup(section)
@@ -76,5 +76,5 @@ def test_the_paper_s_warm_up() -> None:
         assert warmup.rows(math.ceil(end)) == size + 1
 
 
-def test_without_a_warm_up_the_batch_is_full() -> None:
+def test_without_a_warmup_the_batch_is_full() -> None:
     assert {BatchWarmup(phase()).rows(tokens) for tokens in (0, 5, 1000)} == {4}

@@ -1,4 +1,4 @@
-"""The shipped small recipe on the real text that it names: what it reads is of train splits alone, and its three phases run."""
+"""The shipped small recipe on its real text: it reads only train splits, and its three phases run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quiver.encoder.pretraining.run import pretrain
 
 
 def small(folder: Path) -> PretrainingRecipe:
-    """The recipe with its data where the tests have it."""
+    """The recipe with the test data as sources."""
     recipe = load_pretraining_recipe("pretrain_small")
     parent = Path("../shared/data")
     sources = tuple(source.replace(path=str(folder / Path(source.path).relative_to(parent))) for source in recipe.data.sources)
@@ -27,7 +27,7 @@ def documents_of(folder: Path, split: str) -> set[str]:
 
 
 @pytest.mark.data
-def test_its_sources_are_there(quiver_data: Path) -> None:
+def test_the_sources_of_the_recipe_exist(quiver_data: Path) -> None:
     found = {source.name: list(islice(read_documents(source), 20)) for source in small(quiver_data).data.sources}
     assert {name: len(texts) for name, texts in found.items()} == dict.fromkeys(("code", "commands", "claims", "designs"), 20)
     assert "def " in found["code"][0]
@@ -53,8 +53,8 @@ def test_no_document_of_another_split_is_read(quiver_data: Path, name: str) -> N
 
 @pytest.mark.data
 @pytest.mark.exhaustive
-def test_its_phases_run_and_pack_more_than_99_percent(quiver_data: Path, tmp_path: Path) -> None:
-    """A few updates of each phase, on two of its sources."""
+def test_the_phases_run_with_rows_more_than_99_percent_full(quiver_data: Path, tmp_path: Path) -> None:
+    """Runs a few steps of each phase on two of the sources."""
     recipe = small(quiver_data)
     kept: list[SourceSection] = [source for source in recipe.data.sources if source.name in ("claims", "commands")]
     phases = tuple(

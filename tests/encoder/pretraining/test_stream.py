@@ -1,4 +1,4 @@
-"""The batches of a phase: what stands where, what a mix reads, and that processes share one stream."""
+"""The batches of a phase: layout of rows, the mix, and the split of one stream over processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def updates(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus], number: int, 
     return list(PhaseStream(recipe, number, corpus, tokenizer, Processes(rank, size)).updates())
 
 
-def test_a_row_is_sequences_between_cls_and_sep_with_masks_over_words_alone(
+def test_a_row_holds_sequences_between_cls_and_sep_with_masked_words(
     prepared: tuple[PretrainingRecipe, Tokenizer, Corpus],
 ) -> None:
     recipe, tokenizer, corpus = prepared
@@ -59,11 +59,11 @@ def test_a_row_is_sequences_between_cls_and_sep_with_masks_over_words_alone(
             assert row.masked == int((labels >= 0).sum())
             masked += row.masked
     total = sum(update.tokens for update in updates(prepared, 0))
-    assert 0.22 < masked / total < 0.33, "30% of what is neither [CLS] nor [SEP]"
+    assert 0.22 < masked / total < 0.33, "30% of the tokens other than [CLS] and [SEP]"
     assert total >= recipe.phases[0].tokens
 
 
-def test_processes_take_their_parts_of_one_stream(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus]) -> None:
+def test_processes_read_disjoint_parts_of_one_stream(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus]) -> None:
     alone = updates(prepared, 1)
     first, second = (updates(prepared, 1, rank=rank, size=2) for rank in range(2))
     assert len(alone) == len(first) == len(second) > 4
@@ -76,7 +76,7 @@ def test_processes_take_their_parts_of_one_stream(prepared: tuple[PretrainingRec
             assert torch.equal(other.labels, row.labels)
 
 
-def test_it_goes_on_behind_any_update(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus]) -> None:
+def test_a_restored_stream_continues_after_any_step(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus]) -> None:
     recipe, tokenizer, corpus = prepared
     whole = updates(prepared, 0)
     for place in (0, 3, len(whole) - 2):
@@ -89,7 +89,7 @@ def test_it_goes_on_behind_any_update(prepared: tuple[PretrainingRecipe, Tokeniz
             assert all(torch.equal(a.batch.ids, b.batch.ids) for a, b in zip(one.rows, other.rows, strict=True))
 
 
-def test_a_mix_reads_its_sources_alone_and_each_as_often_as_it_says(
+def test_a_mix_reads_only_its_sources_as_often_as_specified(
     prepared: tuple[PretrainingRecipe, Tokenizer, Corpus], make_recipe: MakeRecipe
 ) -> None:
     _, _, corpus = prepared
@@ -107,10 +107,10 @@ def read_by(stream: PhaseStream) -> list[int]:
     return [piece.offset for update in stream.updates() for row in update.rows for piece in row.pieces]
 
 
-def test_a_phase_of_the_same_pieces_goes_on_with_the_pass(
+def test_a_phase_with_the_same_pieces_continues_the_pass(
     prepared: tuple[PretrainingRecipe, Tokenizer, Corpus], make_recipe: MakeRecipe
 ) -> None:
-    """Another learning rate alone: nothing is read again before all has been read, and the order is that of one long phase."""
+    """The phases differ only in the learning rate: no piece repeats within the pass, and the order is that of one long phase."""
     _, tokenizer, corpus = prepared
 
     def split(raw: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ def test_a_phase_of_the_same_pieces_goes_on_with_the_pass(
 
 
 def held_out_text(rows: list[list[Piece]]) -> list[int]:
-    """Places in the held-out tokens that rows read, rising."""
+    """Positions of the held-out tokens that the rows contain, in ascending order."""
     return [place for row in rows for piece in row for place in range(piece.offset, piece.offset + piece.length)]
 
 
@@ -158,8 +158,8 @@ def test_held_out_rows_are_the_same_text_in_every_phase(prepared: tuple[Pretrain
     assert held_out_text(everything) == list(range(len(corpus.held_out.ids)))
 
 
-def test_held_out_rows_are_of_all_sources() -> None:
-    """Sources lie one behind the other; the first 40,000 tokens would be of the first alone."""
+def test_held_out_rows_sample_all_sources() -> None:
+    """Documents of a source are adjacent, so the first 40,000 tokens belong to the first source only."""
     lengths = np.random.default_rng(1).integers(20, 300, size=3000)
     ends = np.cumsum(lengths)
     documents = Documents(np.zeros(int(ends[-1]), np.uint16), ends, {"code": 2000, "prose": 1000})

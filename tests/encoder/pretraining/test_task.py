@@ -1,4 +1,4 @@
-"""The pretraining task: one step against its definition, the held-out loss, and what a checkpoint must hold."""
+"""The pretraining task: one step against its definition, the held-out loss, and the required content of a checkpoint."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def concatenated(batches: Sequence[PackedBatch]) -> PackedBatch:
 
 
 def train_three_rows(task: PretrainingTask, session: Session, monkeypatch: pytest.MonkeyPatch) -> list[TrainingBatch]:
-    """Train one step of three rows, the first that the stream has."""
+    """Train on the first step of the stream that has three rows."""
     for number, batches in enumerate(task.steps(), start=1):
         if len(batches) == 3:
             break
@@ -52,7 +52,7 @@ def train_three_rows(task: PretrainingTask, session: Session, monkeypatch: pytes
     return batches
 
 
-def test_loss_and_gradient_of_a_step_are_those_of_all_rows_in_one_batch(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_equals_one_batch_of_all_its_rows(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     task, taken = PretrainingTask(session, Progress()), {}
 
     def step(*arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""Documents out of every kind of file, and what is said of those that cannot be read."""
+"""Documents from every kind of file, and the errors for unreadable files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows(path: Path, *found: object) -> Path:
     return path
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines_are_read(tmp_path: Path) -> None:
     path = rows(tmp_path / "a.jsonl", {"title": "T", "text": "one"}, {"text": "two"}, {"title": None, "text": "three"}, {"text": " "})
     assert read(path) == ["T\n\none", "two", "three"]
     assert read(path, fields=("text",))[0] == "one"
@@ -32,7 +32,7 @@ def test_json_lines(tmp_path: Path) -> None:
     assert read(packed) == read(path)
 
 
-def test_plain_text_is_a_document_a_file_or_a_line(tmp_path: Path) -> None:
+def test_plain_text_has_one_document_per_file_or_line(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("\ufeffone\n\ntwo\n")
     assert read(path) == ["one\n\ntwo\n"]
@@ -41,7 +41,7 @@ def test_plain_text_is_a_document_a_file_or_a_line(tmp_path: Path) -> None:
     assert read(tmp_path / "blank.txt") == []
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet_is_read(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
     table = arrow.table({"text": ["one", None, "two"], "title": ["A", None, None], "other": [1, 2, 3]})
@@ -54,7 +54,7 @@ def test_parquet(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_folder_of_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_the_order_of_file_names(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     rows(tmp_path / "b.jsonl", {"text": "last"})
     (tmp_path / "a.txt").write_text("first")
@@ -63,8 +63,8 @@ def test_a_folder_of_files_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert read(tmp_path) == ["first", "last", "inner"]
 
 
-def test_a_beir_folder_and_its_splits(tmp_path: Path) -> None:
-    """Documents of a split are those that it judges and no other split does."""
+def test_a_beir_folder_is_read_whole_or_by_split(tmp_path: Path) -> None:
+    """Documents of a split are those that only this split judges."""
     rows(tmp_path / "corpus.jsonl", *({"_id": f"d{number}", "title": "", "text": f"text {number}"} for number in range(5)))
     (tmp_path / "qrels").mkdir()
     for name, documents in (("train", "d0 d1 d2"), ("test", "d2 d3")):
@@ -79,7 +79,7 @@ def test_a_beir_folder_and_its_splits(tmp_path: Path) -> None:
         read(tmp_path, split="train")
 
 
-def test_broken_utf_8_names_file_and_line(tmp_path: Path) -> None:
+def test_invalid_utf_8_names_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo \xff\n")
     for lines in (False, True):
@@ -109,12 +109,12 @@ def test_damaged_gzip_names_the_file(tmp_path: Path, lines: bool) -> None:
         ([1], r"a\.jsonl:1: expected a JSON object, got list$"),
     ],
 )
-def test_a_row_that_is_no_document(tmp_path: Path, row: object, message: str) -> None:
+def test_an_invalid_row_is_named(tmp_path: Path, row: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(rows(tmp_path / "a.jsonl", row))
 
 
-def test_what_is_not_there_or_of_no_known_kind(tmp_path: Path) -> None:
+def test_missing_and_unsupported_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.jsonl: there is no such file or folder$"):
         read(tmp_path / "none.jsonl")
     (tmp_path / "a.csv").write_text("x")

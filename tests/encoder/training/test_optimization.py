@@ -51,13 +51,13 @@ class Reference:
         self.weight = self.weight - clipped * self.mean / (self.square.sqrt() + 1e-6)
 
 
-def test_it_equals_the_published_formula() -> None:
+def test_stable_adamw_equals_the_published_formula() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7))
     references = {name: Reference(weight) for name, weight in model.named_parameters()}
     optimizer = make_optimizer(settings(), model.parameters())
     for share in (0.1, 0.5, 1.0, 1.0, 0.7, 0.2, 0.001):
-        scale = 50.0 if share == 0.7 else 1.0  # a gradient that is clipped by far
+        scale = 50.0 if share == 0.7 else 1.0  # a gradient far above the clipping threshold
         for name, weight in model.named_parameters():
             weight.grad = scale * torch.randn_like(weight)
             decay = 0.0005 if weight.ndim == 2 else 0.0
@@ -69,7 +69,7 @@ def test_it_equals_the_published_formula() -> None:
 
 
 def test_decay_is_decoupled_from_the_rate_and_off_for_norms_and_biases() -> None:
-    """Without a gradient worth the name, a matrix loses the decay's share at any peak; vectors stay."""
+    """With a negligible gradient, a matrix shrinks by the weight decay at any peak learning rate; vectors stay unchanged."""
     for peak in (1e-1, 1e-5):
         model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
         before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -92,7 +92,7 @@ def test_a_later_phase_has_its_own_weight_decay() -> None:
 
 
 def test_an_optimizer_state_from_a_gpu_continues_on_a_cpu() -> None:
-    """There the optimiser runs by kernels of Triton, says so in its state, and keeps a word of scratch for each weight."""
+    """On a GPU the optimizer uses Triton kernels, records that in its state, and keeps a scratch tensor per weight."""
     torch.manual_seed(0)
     models = [nn.Linear(4, 4) for _ in range(2)]
     made = [make_optimizer(settings(), model.parameters()) for model in models]
@@ -118,7 +118,7 @@ def test_an_optimizer_state_from_a_gpu_continues_on_a_cpu() -> None:
         assert torch.equal(one, other)
 
 
-def test_which_weights_of_a_masked_language_model_decay() -> None:
+def test_matrices_of_a_masked_language_model_decay_and_vectors_do_not() -> None:
     config = EncoderConfig.modernbert(vocab_size=64, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global", "local"])
     model = MaskedLM(Encoder(config))
     decaying, others = (set(map(id, group["params"])) for group in make_optimizer(settings(), model.parameters()).param_groups)

@@ -1,4 +1,4 @@
-"""Processes of a run: alone everything is its own answer, and two tell each other the same."""
+"""Processes of a run: one process needs no communication, and two exchange values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_one_process_needs_no_torch_distributed() -> None:
 def run_pair(function: str, argument: str) -> list[Any]:
     """Call a function of this file in two fresh processes; return what each printed as JSON.
 
-    Not multiprocessing: a fork of a process with threads may wait for ever, and a spawned process cannot import a test module.
+    multiprocessing cannot be used: a forked process with threads may deadlock, and a spawned process cannot import a test module.
     """
     pair = [
         subprocess.Popen(
@@ -93,14 +93,14 @@ def leave(port: str) -> list[bool]:
 
 @pytest.mark.slow
 def test_the_group_is_destroyed_except_after_an_error() -> None:
-    """After an error of one process the others may never call ``destroy_process_group``, and it would wait for them."""
+    """After an error in one process, the others may never call ``destroy_process_group``, and the call would wait for them."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     assert run_pair("leave", str(port)) == [[False, False, True]] * 2
 
 
-def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_of_torchrun_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
     with init_distributed("cpu") as processes:
@@ -108,7 +108,7 @@ def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert not distributed.is_initialized()
 
 
-def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

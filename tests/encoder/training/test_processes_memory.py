@@ -58,7 +58,7 @@ def test_peak_memory_is_in_bytes() -> None:
     ids=["by default", "the user chose"],
 )
 def test_freed_memory_is_kept_while_a_model_is_trained(chosen: dict[str, str], *, kept: bool) -> None:
-    """200 MB that were freed are this process's inside, the system's before and after; 4 MB are never fetched anew."""
+    """200 MB of freed memory stay in the process inside the block and return to the system outside it; 4 MB always stay."""
     if not Path("/proc/self/statm").exists() or glibc() is None:
         pytest.skip("needs glibc and /proc")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(CHOSEN)} | chosen

@@ -17,7 +17,7 @@ from quiver.encoder.training.processes import StopRequest, stop_requests
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """They are the process's own again behind every test, and every test says so itself."""
+    """Check that each test restores the signal handlers of the process."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     yield
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
@@ -50,10 +50,10 @@ def test_a_second_ctrl_c_stops_at_once(first: signal.Signals, clock: list[float]
         with stop_requests() as stop:
             signal.raise_signal(first)
             clock[0] += 0.9
-            signal.raise_signal(signal.SIGINT)  # the same one, passed on by torchrun
+            signal.raise_signal(signal.SIGINT)  # the same signal, forwarded by torchrun
             seen.append(stop.name)
             clock[0] += 0.2
-            signal.raise_signal(signal.SIGTERM)  # whoever stops the machine is patient
+            signal.raise_signal(signal.SIGTERM)  # SIGTERM requests a stop, however often it comes
             seen.append(stop.name)
             signal.raise_signal(signal.SIGINT)
             seen.append("still there")

@@ -1,4 +1,4 @@
-"""Recipes as files: their kind, and overrides that reach into lists. The rest is tested with the loader of each kind."""
+"""Recipe files: their kind, and overrides of list items. The loader of each kind has its own tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_overrides_reach_into_lists(recipe: Path) -> None:
+def test_overrides_address_items_of_lists(recipe: Path) -> None:
     assert load_sections(recipe, Whole, (), overrides=["parts.1.size=7"]) == Whole(kind="whole", parts=(Part(size=1), Part(size=7)))
     assert load_sections(recipe, Whole, (), overrides=["parts=[]"]) == Whole(kind="whole", parts=())
 
@@ -47,7 +47,7 @@ def test_overrides_of_unknown_settings_are_refused(recipe: Path, override: str, 
     assert refused.value.problems == [problem]
 
 
-def test_the_kind_of_a_recipe(recipe: Path, tmp_path: Path) -> None:
+def test_the_kind_of_a_recipe_is_read_from_its_file(recipe: Path, tmp_path: Path) -> None:
     assert recipe_kind(recipe) == "whole"
     for text, kind in (('{"inner": {"kind": "a"}, "kind": "b"}', "b"), ("inner:\n  kind: a\n", None), ("[1]", None), ("a: [", None)):
         (tmp_path / "other.json").write_text(text)
@@ -55,7 +55,7 @@ def test_the_kind_of_a_recipe(recipe: Path, tmp_path: Path) -> None:
     assert recipe_kind(tmp_path / "none.yaml") is None
 
 
-def test_every_shipped_recipe_is_of_the_kind_that_its_file_says() -> None:
+def test_every_shipped_recipe_validates_as_its_kind() -> None:
     names = shipped_recipes()
     kinds = {name: recipe_kind(find_recipe(name)) for name in names}
     assert None not in kinds.values()
@@ -65,7 +65,7 @@ def test_every_shipped_recipe_is_of_the_kind_that_its_file_says() -> None:
 
 
 @pytest.mark.parametrize("scalar", ["8e-5", "064", "1:30", "no", "true", "2024-01-01", "0x10", "1_000", ".inf", "nulls", "Nan"])
-def test_a_scalar_is_its_text(scalar: str) -> None:
+def test_scalars_are_read_as_text(scalar: str) -> None:
     assert parse_yaml(f"key: {scalar}") == ({"key": scalar}, [])
 
 
@@ -75,7 +75,7 @@ def test_null_is_distinguished_from_text(scalar: str) -> None:
     assert parse_yaml(f"key: '{scalar}'") == ({"key": scalar}, [])
 
 
-def test_structure_and_merges_work() -> None:
+def test_nested_values_and_merge_keys_are_parsed() -> None:
     text = "base: &base {a: 1, b: 2}\nlist: [x, {y: z}]\nderived:\n  <<: *base\n  b: 3\n"
     document, repeated = parse_yaml(text)
     assert document == {"base": {"a": "1", "b": "2"}, "list": ["x", {"y": "z"}], "derived": {"a": "1", "b": "3"}}
@@ -107,6 +107,6 @@ def test_every_repeated_key_is_reported_with_both_lines() -> None:
         ("a: \x07\n", "^not YAML: unacceptable character"),
     ],
 )
-def test_broken_syntax_names_its_line(text: str, message: str) -> None:
+def test_a_syntax_error_names_its_line(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_yaml(text)

@@ -1,4 +1,4 @@
-"""The folder of a run: every refusal, room for a new run, and what a failure or a kill leaves of the old one."""
+"""The folder of a run: refusals, replacement of an old run, and recovery from failures and kills."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def begin(out: Path, identity: RunIdentity = IDENTITY) -> None:
 
 
 def train(out: Path, name: str) -> None:
-    """What a run that has begun leaves, up to its model."""
+    """Write the files of a run up to its model."""
     (out / DATA).mkdir()
     (out / DATA / "rows").write_text(name)
     (out / LOG).write_text(f'{{"step": 1, "name": "{name}"}}\n')
@@ -194,7 +194,7 @@ class Phase(TextSchema):
 
 
 class Recipe(TextSchema):
-    """A recipe with what the functions of the run folder treat differently."""
+    """A recipe with every kind of setting that the run folder treats differently."""
 
     name: str = "old"
     description: str = "-"
@@ -239,7 +239,7 @@ def test_settings_that_an_older_recipe_lacks_have_their_defaults(tmp_path: Path)
     assert recipe_changes(was, other, Recipe) == [("training.gradient_checkpointing", False, True)]
     del was["training"]["seed"]  # it has no default
     assert ("training.seed", None, 7) in recipe_changes(was, now, Recipe)
-    assert recipe_changes({**now, "moons": 3}, now, Recipe) == [("moons", 3, None)]  # of a later version
+    assert recipe_changes({**now, "moons": 3}, now, Recipe) == [("moons", 3, None)]  # written by a later version
 
 
 def test_items_of_a_list_of_sections_are_compared_one_by_one() -> None:
@@ -255,7 +255,7 @@ def test_a_run_of_another_version_is_not_resumed(tmp_path: Path) -> None:
         refuse_nothing_to_resume(tmp_path)
 
 
-def test_versions_of_a_session() -> None:
+def test_the_versions_of_a_session_are_recorded() -> None:
     found = describe_session("quiver train", "cpu")
     assert (found["command"], found["device"], found["threads"]) == ("quiver train", "cpu", torch.get_num_threads())
     versions = found["versions"]
@@ -311,7 +311,7 @@ def test_a_first_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_fails_early_puts_the_old_one_back(tmp_path: Path) -> None:
+def test_a_run_that_fails_early_restores_the_old_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
     finished(out)
     (out / "notes.txt").write_text("mine")
@@ -373,7 +373,7 @@ def test_a_run_is_removed_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_kill_during_removal_never_leaves_a_different_run(tmp_path: Path, each_death: EachDeath) -> None:
-    """While there is a checkpoint there is the recipe it is of; what is left is known for a run's, and can be removed."""
+    """The recipe exists as long as a checkpoint does; the remaining files are recognized as those of a run and can be removed."""
     out, half = tmp_path / "out", 0
 
     def reset() -> None:
@@ -393,7 +393,7 @@ def test_a_kill_during_removal_never_leaves_a_different_run(tmp_path: Path, each
 
 @pytest.mark.slow
 def test_a_kill_at_any_file_operation_loses_nothing(tmp_path: Path, each_death: EachDeath) -> None:
-    """A new run takes the place of an old one: at any moment one of the two is whole, and the folder is known for a run's."""
+    """A new run replaces an old one: at any moment one of them is complete, and the folder is recognized as a run."""
     out = tmp_path / "out"
 
     def reset() -> None:
@@ -410,7 +410,7 @@ def test_a_kill_at_any_file_operation_loses_nothing(tmp_path: Path, each_death: 
     old = contents(out)
     found = []
     for _ in each_death(reset, write_another):
-        refuse_existing(out, overwrite=True)  # whatever is there can be replaced
+        refuse_existing(out, overwrite=True)  # every state can be replaced
         if (out / RECORD).exists():
             name = json.loads((out / RECORD).read_text())["name"]
             assert (out / MODEL / "weights").read_text() == name, "a record tells of the model beside it"

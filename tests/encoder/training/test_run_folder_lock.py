@@ -30,7 +30,7 @@ def test_a_second_session_is_refused(tmp_path: Path) -> None:
     with exclusive_lock(out), exclusive_lock(tmp_path / "deep" / "other"):
         (out / "rows").touch()
     assert [path.name for path in out.iterdir()] == ["rows"]
-    (out / LOCK).touch()  # of a session that was killed
+    (out / LOCK).touch()  # left by a killed session
     with pytest.raises(ValueError, match="in the block"), exclusive_lock(out):
         raise ValueError("in the block")
     assert [path.name for path in out.iterdir()] == ["rows"]
@@ -40,8 +40,8 @@ def test_a_second_session_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "empty").iterdir()) == [], "it was there before"
 
 
-def test_a_lock_file_that_was_removed_meanwhile_is_not_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever locks a file without a name keeps nobody out."""
+def test_a_lock_on_a_removed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock on a file without a name does not exclude other sessions."""
     real = FileLock.acquire
 
     def late(self: FileLock, *arguments: Any, **others: Any) -> Any:

@@ -35,7 +35,7 @@ def whole(found: Checkpoints, step: int) -> bool:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Checkpoints:
-    """Of the steps 4 and 8."""
+    """Checkpoints of steps 4 and 8."""
     found = Checkpoints(tmp_path / "checkpoints")
     write(found, 4, 8)
     return found
@@ -107,7 +107,7 @@ def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new_checkpoint(tmp_p
         newest.append(step)
         assert all((path / SEAL).exists() for path in found.folder.iterdir()), "what the kill has left is gone"
         assert found.steps() in ([4], [8], [4, 8])
-        write(found, 12)  # and in nobody's way
+        write(found, 12)  # and does not prevent a later write
         found.keep([12])
         assert [path.name for path in found.folder.iterdir()] == ["step-000012"]
     first = newest.index(8)
@@ -180,7 +180,7 @@ def test_a_folder_without_a_seal_is_not_a_checkpoint(two: Checkpoints, caplog: p
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.newest() == 4
     assert not two.path(8).exists()
-    assert caplog.messages == []  # that is what a kill leaves, and no harm is done
+    assert caplog.messages == []  # a kill leaves this, so no warning is logged
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_removed(two: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
@@ -217,7 +217,7 @@ def test_files_of_the_user_are_kept(two: Checkpoints) -> None:
     shutil.copytree(two.path(4), two.folder / "step-000004-mine")
     (two.folder / "step-000004-mine" / SEAL).unlink()
     (two.folder / ".step-000012.unfinished").mkdir()
-    shutil.copytree(two.path(8), two.folder / ".step-000016.unfinished")  # sealed, and killed before it had its name
+    shutil.copytree(two.path(8), two.folder / ".step-000016.unfinished")  # sealed, but killed before the rename
     assert two.newest() == 8
     two.keep([8])
     assert sorted(path.name for path in two.folder.iterdir()) == ["step-000004-mine", "step-000008", "step-notes.txt"]

@@ -89,7 +89,7 @@ def test_tensors_that_share_storage_are_written_separately(tmp_path: Path) -> No
 
 
 def test_optimizer_schedule_and_generator_are_restored(tmp_path: Path) -> None:
-    """What `torch.optim` and Python's generator keep, goes on from the files as it goes on in memory."""
+    """Optimizer and generators continue from the files exactly as in memory."""
     torch.manual_seed(1)
     layers = [nn.Linear(3, 2) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
@@ -142,7 +142,7 @@ def test_unsupported_values_are_refused(tmp_path: Path, state: object, problem: 
 
 
 class Bomb:
-    """Whoever unpickles it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -161,7 +161,7 @@ def test_a_pickle_is_refused_without_being_executed(tmp_path: Path, save: Any, s
     with pytest.raises(InputError, match=rf"state{suffix}: "):
         read_state(tmp_path / "state")
     assert not went_off.exists()
-    if path.read_bytes()[:2] != b"PK":  # the bomb is a bomb
+    if path.read_bytes()[:2] != b"PK":  # unpickling does create the file
         pickle.loads(path.read_bytes())  # noqa: S301
         assert went_off.exists()
 

@@ -16,7 +16,7 @@ Draw = tuple[float, float, tuple[float, ...], float, tuple[float, ...]]
 
 
 def draw() -> Draw:
-    """Of all three, Gaussian numbers among them: Python and NumPy draw two of those at once, and keep one."""
+    """Draw from all three generators, also Gaussian numbers: Python and NumPy draw two of these at once and keep one."""
     drawn = (random.random(), random.gauss(0, 1), tuple(np.random.rand(2)), float(np.random.randn()), tuple(torch.rand(3).tolist()))  # noqa: NPY002
     assert len(set(drawn)) == 5
     return drawn

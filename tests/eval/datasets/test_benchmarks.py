@@ -28,7 +28,7 @@ def test_a_folder_is_a_benchmark(make_collection: Callable[..., Path]) -> None:
     assert (len(collection.documents), len(collection.queries)) == (5, 3)
 
 
-def test_a_folder_with_another_name_policy_or_split(make_collection: Callable[..., Path]) -> None:
+def test_arguments_override_name_policy_and_split(make_collection: Callable[..., Path]) -> None:
     folder = make_collection("arguana")
     (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "dev.tsv")
     benchmark = Benchmark.of_folder(folder, "dev", name="arguments", policy=Policy(use_title=False))
@@ -44,7 +44,7 @@ def test_collections_whose_queries_are_documents_exclude_them(make_collection: C
 
 
 @pytest.mark.parametrize("name", ["fiqa", "scifact", "arguana-like"])
-def test_no_other_collection_does(make_collection: Callable[..., Path], name: str) -> None:
+def test_other_collections_do_not_exclude_them(make_collection: Callable[..., Path], name: str) -> None:
     assert only(make_collection(name)).policy == Policy()
 
 
@@ -89,19 +89,19 @@ def test_the_forums_of_cqadupstack_are_one_data_set(
     assert only(alone) == Benchmark("android", "test", Policy(), Metadata(), LocalFolder(alone, "test"))
 
 
-def test_what_is_said_wins_over_what_the_name_says(make_collection: Callable[..., Path]) -> None:
+def test_arguments_take_precedence_over_the_name(make_collection: Callable[..., Path]) -> None:
     benchmark = Benchmark.of_folder(make_collection("arguana"), name="arguments", policy=Policy(use_title=False))
     assert (benchmark.name, benchmark.split, benchmark.policy) == ("arguments", "test", Policy(use_title=False))
 
 
 @pytest.mark.parametrize("split", ["", "  "])
-def test_an_empty_split_is_not_no_split(make_collection: Callable[..., Path], split: str) -> None:
+def test_an_empty_split_is_refused(make_collection: Callable[..., Path], split: str) -> None:
     for data in (make_collection(), "beir/scifact"):
         with pytest.raises(InputError, match="the split is empty; name one"):
             resolve(data, split)
 
 
-def test_the_folder_of_an_unknown_user() -> None:
+def test_the_home_folder_of_an_unknown_user_is_refused() -> None:
     with pytest.raises(InputError, match="~nosuchuser/x: no home folder is known"):
         resolve("~nosuchuser/x")
 
@@ -124,7 +124,7 @@ def test_a_link_keeps_its_name_and_its_policy(make_collection: Callable[..., Pat
 
 
 @pytest.mark.parametrize("data", ["no-such-collection", "missing/folder"])
-def test_an_unknown_name_says_what_was_looked_for(data: str) -> None:
+def test_an_unknown_name_is_reported(data: str) -> None:
     with pytest.raises(
         InputError,
         match=rf"unknown collection '{data}': it is neither a folder nor a registered name; pass a BEIR folder "
@@ -133,7 +133,7 @@ def test_an_unknown_name_says_what_was_looked_for(data: str) -> None:
         resolve(data, "dev")
 
 
-def test_a_file_is_no_collection(make_collection: Callable[..., Path]) -> None:
+def test_a_file_is_refused(make_collection: Callable[..., Path]) -> None:
     with pytest.raises(InputError, match="neither a folder nor a registered name"):
         resolve(make_collection() / "corpus.jsonl", "test")
 
@@ -159,7 +159,7 @@ def fetched(make_collection: Callable[..., Path], tmp_path: Path) -> Fetched:
     return put
 
 
-def test_a_name_is_a_benchmark_with_its_facts(fetched: Fetched) -> None:
+def test_a_name_is_a_benchmark_with_its_metadata(fetched: Fetched) -> None:
     (benchmark,) = resolve("beir/arguana", cache=fetched("beir/arguana"), offline=True)
     entry = registry()["beir/arguana"]
     assert (benchmark.name, benchmark.split, benchmark.policy) == ("arguana", "test", Policy(exclude_self=True))
@@ -169,7 +169,7 @@ def test_a_name_is_a_benchmark_with_its_facts(fetched: Fetched) -> None:
     assert str(benchmark.source).endswith("cache/beir/arguana/zip")
 
 
-def test_a_group_is_several(fetched: Fetched) -> None:
+def test_a_group_is_several_benchmarks(fetched: Fetched) -> None:
     forums = [entry.key for entry in find("beir/cqadupstack")]
     benchmarks = resolve("beir/cqadupstack", cache=fetched(*forums), offline=True)
     assert [benchmark.name for benchmark in benchmarks] == [f"cqadupstack-{key.rpartition('/')[2]}" for key in forums]
@@ -177,7 +177,7 @@ def test_a_group_is_several(fetched: Fetched) -> None:
     assert all(len(benchmark.load().documents) == 5 for benchmark in benchmarks)
 
 
-def test_each_has_its_own_split_unless_another_is_asked_for(fetched: Fetched) -> None:
+def test_each_collection_has_its_own_split_unless_another_is_given(fetched: Fetched) -> None:
     cache = fetched("beir/msmarco")
     (published,) = resolve("beir/msmarco", cache=cache, offline=True)
     (other,) = resolve("beir/msmarco", "test", cache=cache, offline=True)
@@ -187,7 +187,7 @@ def test_each_has_its_own_split_unless_another_is_asked_for(fetched: Fetched) ->
         resolve("beir/msmarco", "validation", cache=cache, offline=True)
 
 
-def test_what_is_missing_offline_is_listed_with_the_command(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_missing_collections_are_listed_with_the_fetch_command(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = fetched("beir/scifact")
     message = r"^\S+/cache lacks mldr/ar, .*, mldr/zh, and offline mode is on; .* quiver collections fetch mldr$"
     with pytest.raises(InputError, match=message):
@@ -201,7 +201,7 @@ def test_what_is_missing_offline_is_listed_with_the_command(fetched: Fetched, mo
     assert str(error.value).endswith("beir/climate-fever beir/msmarco beir/cqadupstack")
 
 
-def test_what_is_missing_is_fetched(monkeypatch: pytest.MonkeyPatch, fetched: Fetched, tmp_path: Path) -> None:
+def test_missing_collections_are_fetched(monkeypatch: pytest.MonkeyPatch, fetched: Fetched, tmp_path: Path) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     asked: list[str] = []
 
@@ -238,7 +238,7 @@ def test_cut_excludes_the_query_and_keeps_k_others() -> None:
     assert cut(RUN, 2, policy) == {"a": {"b": 2.0, "c": 1.0}, "z": {"a": 1.0, "b": 1.0}}
 
 
-def test_cut_changes_nothing_it_was_given() -> None:
+def test_cut_does_not_modify_its_input() -> None:
     run = {query: dict(scores) for query, scores in RUN.items()}
     kept = cut(run, 5, Policy(exclude_self=True))
     kept["z"]["new"] = 1.0

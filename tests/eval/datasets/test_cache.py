@@ -67,7 +67,7 @@ def test_an_archive_is_fetched_once(served: Served, site: Any) -> None:
     assert len(site.requests) == 1
 
 
-def test_a_wrong_checksum_keeps_nothing(served: Served) -> None:
+def test_a_file_with_a_wrong_checksum_is_not_kept(served: Served) -> None:
     _, cache, content = served
     wrong = replace(served.source, md5="0" * 32)
     with pytest.raises(
@@ -79,7 +79,7 @@ def test_a_wrong_checksum_keeps_nothing(served: Served) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_connection_that_breaks_is_taken_up_again(served: Served, site: Any, ranges: bool) -> None:
+def test_a_broken_connection_is_resumed(served: Served, site: Any, ranges: bool) -> None:
     site.cut, site.ranges = [100, 250], ranges
     served.cache.fetch(served.source)
     assert len(load(served.cache, served.source).documents) == 3
@@ -87,7 +87,7 @@ def test_a_connection_that_breaks_is_taken_up_again(served: Served, site: Any, r
     assert asked == ([None, "bytes=100-", "bytes=350-"] if ranges else [None, "bytes=100-", "bytes=250-"])
 
 
-def test_the_next_call_goes_on_where_the_last_one_gave_up(served: Served, site: Any) -> None:
+def test_the_next_call_resumes_the_download(served: Served, site: Any) -> None:
     site.cut = [10] * ATTEMPTS
     with pytest.raises(
         InputError, match=rf"the connection broke {ATTEMPTS} times, last at {10 * ATTEMPTS} bytes; run the same command again to resume"
@@ -100,7 +100,7 @@ def test_the_next_call_goes_on_where_the_last_one_gave_up(served: Served, site: 
     assert len(load(served.cache, served.source).documents) == 3
 
 
-def test_a_download_that_was_whole_already(served: Served, site: Any) -> None:
+def test_a_complete_download_is_not_repeated(served: Served, site: Any) -> None:
     """Killed after the last byte and before the checksum: the server has nothing left to send."""
     work = served.cache.root / ".fetching"
     work.mkdir(parents=True)
@@ -110,7 +110,7 @@ def test_a_download_that_was_whole_already(served: Served, site: Any) -> None:
     assert [asked for _, asked in site.requests] == [f"bytes={len(served.content)}-"]
 
 
-def test_killed_while_unpacking(served: Served, site: Any) -> None:
+def test_a_fetch_killed_while_unpacking_is_repeated(served: Served, site: Any) -> None:
     staging = served.cache.root / ".fetching" / "beir--birds--zip" / "birds"
     staging.mkdir(parents=True)
     (staging / "corpus.jsonl").write_bytes(b'{"_id": "half')
@@ -121,14 +121,14 @@ def test_killed_while_unpacking(served: Served, site: Any) -> None:
     assert site.requests == []  # the archive was whole and compared
 
 
-def test_two_at_once_take_turns(served: Served, site: Any) -> None:
+def test_simultaneous_fetches_download_once(served: Served, site: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         records = list(pool.map(lambda _: served.cache.fetch(served.source), range(4)))
     assert len(set(map(repr, records))) == 1
     assert len(site.requests) == 1
 
 
-def test_damage_is_noticed_and_put_right(served: Served, site: Any) -> None:
+def test_damage_is_detected_and_repaired(served: Served, site: Any) -> None:
     source, cache, _ = served
     record = cache.fetch(source)
     corpus = cache.folder(source) / "birds" / "corpus.jsonl"
@@ -163,7 +163,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_record_is_as_good_as_none(served: Served, site: Any, caplog: pytest.LogCaptureFixture, content: str) -> None:
+def test_a_damaged_record_counts_as_missing(served: Served, site: Any, caplog: pytest.LogCaptureFixture, content: str) -> None:
     source, cache, _ = served
     whole = cache.fetch(source)
     record = cache.folder(source) / RECORD
@@ -182,7 +182,7 @@ def test_a_damaged_record_is_as_good_as_none(served: Served, site: Any, caplog: 
     assert len(load(cache, source).documents) == 3
 
 
-def test_what_was_there_stays_when_a_new_fetch_fails(served: Served, site: Any) -> None:
+def test_a_failed_fetch_keeps_the_old_files(served: Served, site: Any) -> None:
     record = served.cache.fetch(served.source)
     queries = served.cache.folder(served.source) / "birds" / "queries.jsonl"
     queries.write_bytes(queries.read_bytes() + b"\n")
@@ -193,7 +193,7 @@ def test_what_was_there_stays_when_a_new_fetch_fails(served: Served, site: Any) 
     assert queries.is_file()
 
 
-def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_the_error_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     source = ZipArchive("birds/zip", "http://127.0.0.1:9/birds.zip", "0" * 32, 1, "birds")
     with pytest.raises(InputError, match=r"^http://127\.0\.0\.1:9/birds\.zip: download failed \(.*refused.*\); check the network") as error:
@@ -201,7 +201,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_no_network_to_the_hub(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_to_the_hub_the_error_names_the_remedy(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InputError, match=r"^zeta-alpha-ai/NanoBirds: download failed \(.*\); check the network") as error:
         Cache(tmp_path).fetch(nano_tables("nano/hub", "zeta-alpha-ai/NanoBirds"))
@@ -221,7 +221,7 @@ def test_offline_never_touches_the_network(served: Served, site: Any, monkeypatc
     assert site.requests == []
 
 
-def test_a_full_disk_is_said_before_and_during(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_and_during_a_download(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(served.cache.root.parent)
     monkeypatch.setattr(downloading.shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(InputError, match=r"0\.0 GB needed, 0\.0 GB free; set QUIVER_CACHE to a larger disk"):
@@ -253,7 +253,7 @@ def evil(name: str, *, link: bool = False) -> bytes:
         (evil("birds/corpus.jsonl").replace(b"/etc/passwd", b"/etc/pAsswd"), "not a valid zip archive"),
     ],
 )
-def test_archives_are_not_trusted(content: bytes, message: str, served: Served, site: Any) -> None:
+def test_unsafe_archives_are_refused(content: bytes, message: str, served: Served, site: Any) -> None:
     site.files["/birds.zip"] = content
     source = replace(served.source, md5=hashlib.md5(content, usedforsecurity=False).hexdigest())
     with pytest.raises(InputError, match=message):
@@ -305,14 +305,14 @@ def test_hub_layouts_are_fetched_and_loaded(layout: str, published: Any, site: A
     assert all(revision in path for path in asked)
 
 
-def test_a_fixed_revision_is_what_is_asked_for(published: Any, site: Any, tmp_path: Path) -> None:
+def test_the_fixed_revision_is_requested(published: Any, site: Any, tmp_path: Path) -> None:
     site.repositories = published.mteb_hub("mteb/birds")
     Cache(tmp_path).fetch(mteb_tables("u", "mteb/birds", "b" * 40, ("test",)))
     assert site.requests[0][0] == f"/api/datasets/mteb/birds/revision/{'b' * 40}"
     assert all(f"/resolve/{published.commit}/" in path for path, _ in site.requests[1:])
 
 
-def test_what_the_hub_does_not_have(published: Any, site: Any, tmp_path: Path) -> None:
+def test_files_that_the_hub_lacks_are_reported(published: Any, site: Any, tmp_path: Path) -> None:
     site.repositories = published.mteb_hub("mteb/birds")
     cache = Cache(tmp_path)
     with pytest.raises(InputError, match=r"^mteb/fish@bbbbbbbbbbbb: download failed") as error:
@@ -323,7 +323,7 @@ def test_what_the_hub_does_not_have(published: Any, site: Any, tmp_path: Path) -
     assert not (tmp_path / "v").exists()
 
 
-def test_what_another_commit_has_left_is_dropped(published: Any, site: Any, tmp_path: Path) -> None:
+def test_files_of_another_commit_are_removed(published: Any, site: Any, tmp_path: Path) -> None:
     """A fetch of the main branch was stopped, and the branch has moved on: its corpus had other files."""
     site.repositories = published.beir_hub("birds")
     stale = tmp_path / ".fetching" / "u" / "BeIR--birds" / "corpus" / "corpus-00000-of-00001.parquet"
@@ -334,7 +334,7 @@ def test_what_another_commit_has_left_is_dropped(published: Any, site: Any, tmp_
     assert len(load(cache, source).documents) == 3
 
 
-def test_names_of_a_repository_stay_inside(published: Any, site: Any, tmp_path: Path) -> None:
+def test_file_names_of_a_repository_cannot_leave_its_folder(published: Any, site: Any, tmp_path: Path) -> None:
     files = published.mteb_hub("mteb/birds")["mteb/birds"]
     card = files["README.md"].replace(b"corpus/test-*", b"'**/corpus*'")
     site.repositories = {"mteb/birds": {**files, "README.md": card, "../../corpus.parquet": b"x"}}
@@ -343,7 +343,7 @@ def test_names_of_a_repository_stay_inside(published: Any, site: Any, tmp_path: 
     assert not list(tmp_path.rglob("corpus.parquet"))
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("QUIVER_CACHE", str(tmp_path))
     assert Cache.usual().root == tmp_path / "collections"
     monkeypatch.setenv("QUIVER_CACHE", "~nosuchuser/x")

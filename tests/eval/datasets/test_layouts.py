@@ -35,16 +35,16 @@ def split(config: str, name: str, path: str) -> str:
         ("- a list", ["test.tsv"], ["test.tsv"]),
     ],
 )
-def test_the_card_comes_before_the_usual_names(front: str, names: Sequence[str], found: list[str]) -> None:
+def test_the_card_takes_precedence_over_the_usual_names(front: str, names: Sequence[str], found: list[str]) -> None:
     assert table_files(TABLE, card(front), names) == found
 
 
 @pytest.mark.parametrize("text", ["", "no front matter", "---\nunfinished: true\n"])
-def test_without_a_front_matter_the_usual_names_hold(text: str) -> None:
+def test_without_a_front_matter_the_usual_names_apply(text: str) -> None:
     assert table_files(TABLE, text, ["README.md", "test.tsv"]) == ["test.tsv"]
 
 
-def test_an_only_split_is_taken_where_the_table_allows_it() -> None:
+def test_the_only_split_is_used_if_the_table_allows_it() -> None:
     front = card(split("corpus", "train", "c-*.parquet"))
     corpus = HubTable("a/b", ("corpus",), "corpus", any_split=True)
     assert table_files(corpus, front, ["c-0.parquet", "c-1.parquet"]) == ["c-0.parquet", "c-1.parquet"]
@@ -52,7 +52,7 @@ def test_an_only_split_is_taken_where_the_table_allows_it() -> None:
         table_files(HubTable("a/b", ("corpus",), "corpus"), front, ["c-0.parquet"])
 
 
-def test_a_star_stays_in_its_folder() -> None:
+def test_a_star_matches_within_one_folder() -> None:
     front = card(split("default", "test", "data/*"))
     assert table_files(TABLE, front, ["data/a.jsonl", "data/old/b.jsonl", "data.jsonl"]) == ["data/a.jsonl"]
     front = front.replace("data/*", "data/**")
@@ -72,11 +72,11 @@ def test_a_star_stays_in_its_folder() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_one_line(front: str, names: Sequence[str], message: str) -> None:
+def test_unreadable_cards_are_reported_in_one_line(front: str, names: Sequence[str], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)) as error:
         table_files(TABLE, card(front), names)
     assert "\n" not in str(error.value)
 
 
-def test_a_table_that_need_not_be_there() -> None:
+def test_an_optional_table_may_be_missing() -> None:
     assert table_files(TABLE, "", ["README.md"], required=False) == []

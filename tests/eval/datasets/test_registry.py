@@ -36,7 +36,7 @@ def test_names_are_unique_and_entries_complete() -> None:
                 assert all(len(revision) == 40 for revision in source.revisions.values())
 
 
-def test_units_of_the_cache_do_not_clash() -> None:
+def test_units_of_the_cache_have_distinct_folders() -> None:
     units: dict[str, set[str]] = {}
     for entry in registry().values():
         for source in entry.sources.values():
@@ -44,7 +44,7 @@ def test_units_of_the_cache_do_not_clash() -> None:
     assert {unit: len(keys) for unit, keys in units.items() if len(keys) > 1} == {"beir/cqadupstack/zip": 12}
 
 
-def test_beir_is_fifteen_data_sets() -> None:
+def test_beir_has_fifteen_data_sets() -> None:
     beir = find("beir")
     parts = [Part(entry.name, entry.split, entry.metadata.group, entry.metadata.group_size, 0.5) for entry in beir]
     assert len(beir) == 26
@@ -67,13 +67,13 @@ def test_beir_is_fifteen_data_sets() -> None:
         ("", 0, None, 1),
     ],
 )
-def test_a_name_is_one_or_a_group_or_a_family(name: str, count: int, group: str | None, size: int) -> None:
+def test_a_name_selects_a_collection_a_group_or_a_family(name: str, count: int, group: str | None, size: int) -> None:
     found = find(name)
     assert len(found) == count
     assert {(entry.metadata.group, entry.metadata.group_size) for entry in found} <= {(group, size)}
 
 
-def test_tasks_of_one_name_are_told_apart() -> None:
+def test_tasks_of_one_name_are_distinguished() -> None:
     coir, mteb = registry()["coir/codesearchnet/go"], registry()["mteb/codesearchnet/go"]
     assert (coir.name, mteb.name) == ("coir-codesearchnet-go", "mteb-codesearchnet-go")
     assert (coir.use_title, mteb.use_title) == (False, True)
@@ -96,14 +96,14 @@ def test_tasks_of_one_name_are_told_apart() -> None:
         ("?", "run quiver collections list to see all names"),
     ],
 )
-def test_a_wrong_name_is_told_what_is_near(wrong: str, told: str) -> None:
+def test_an_unknown_name_gets_suggestions(wrong: str, told: str) -> None:
     with pytest.raises(InputError) as error:
         require(wrong)
     assert told in str(error.value)
     assert near(wrong) in str(error.value)
 
 
-def test_the_shortest_names_stand_for_the_same() -> None:
+def test_the_shortest_names_select_the_same_collections() -> None:
     chosen = [*find("mldr"), *find("beir/cqadupstack"), *find("coir/codesearchnet")[:5]]
     names = shortest(chosen)
     assert names[:2] == ["mldr", "beir/cqadupstack"]
@@ -112,7 +112,7 @@ def test_the_shortest_names_stand_for_the_same() -> None:
     assert shortest(list(registry().values())) == ["beir", "mldr", "coir", "mteb", "nanobeir"]
 
 
-def test_an_empty_cache_holds_nothing(tmp_path: Path) -> None:
+def test_an_empty_cache_holds_no_collection(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     assert missing(find("mldr"), cache) == list(find("mldr"))
     assert held(find("mldr/en")[0], cache) is None
@@ -165,7 +165,7 @@ def of_mteb(entry: Entry) -> tuple[str, str | None]:
 
 
 @pytest.mark.parity
-def test_figures_licences_and_revisions_are_mtebs() -> None:
+def test_sizes_licences_and_revisions_equal_those_of_mteb() -> None:
     mteb = pytest.importorskip("mteb")
     seen = 0
     for entry in registry().values():
@@ -204,7 +204,7 @@ def online() -> None:
     "key", ["beir/nfcorpus zip", "beir/nfcorpus hub", "beir/nfcorpus mteb", "mldr/hi hub", "coir/stackoverflow-qa coir",
             "coir/codesearchnet/ruby coir", "coir/codesearchnet/ruby mteb", "mteb/codesearchnet/ruby mteb", "nanobeir/quora hub"],
 )  # fmt: skip
-def test_the_smallest_of_each_kind_is_what_the_registry_says(key: str, tmp_path: Path) -> None:
+def test_the_smallest_collection_of_each_layout_matches_the_registry(key: str, tmp_path: Path) -> None:
     name, _, source = key.partition(" ")
     entry, cache = registry()[name], Cache(tmp_path)
     source = entry.sources[source]

@@ -98,7 +98,7 @@ def test_every_layout_gives_the_same_collection(layout: str, published: Any, tmp
     assert collection.qrels == qrels
 
 
-def test_other_splits(published: Any, tmp_path: Path) -> None:
+def test_other_splits_are_read(published: Any, tmp_path: Path) -> None:
     assert mldr(published, tmp_path).load(tmp_path, "mldr-ko", "dev").qrels == {"q1": {"d1": 2}}
     assert coir(published, tmp_path).load(tmp_path, "birds", "valid").qrels == {"q1": {"d2": 0}}
     assert beir_hub(published, tmp_path).load(tmp_path, "birds", "train").qrels == {"q1": {"d1": 2}}
@@ -112,13 +112,13 @@ def test_dev_is_also_called_validation(published: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_split_that_is_not_there_is_an_error(layout: str, published: Any, tmp_path: Path) -> None:
+def test_a_missing_split_is_an_error(layout: str, published: Any, tmp_path: Path) -> None:
     source = LAYOUTS[layout][0](published, tmp_path)
     with pytest.raises(InputError, match=r"no split 'nowhere'; existing splits:"):
         source.load(tmp_path, "birds", "nowhere")
 
 
-def test_a_split_of_the_judgements_is_never_another_one(published: Any, tmp_path: Path) -> None:
+def test_another_split_is_never_used_instead(published: Any, tmp_path: Path) -> None:
     published.write_hub(tmp_path, published.mteb_hub("mteb/birds"))
     with pytest.raises(
         InputError, match=r"mteb/birds: no files for default or qrels, split dev; files in the repository: README\.md, corpus/"
@@ -126,7 +126,7 @@ def test_a_split_of_the_judgements_is_never_another_one(published: Any, tmp_path
         mteb_tables("u", "mteb/birds", "0" * 40, ("dev",)).load(tmp_path, "birds", "dev")
 
 
-def test_rows_of_parquet_are_named(published: Any, tmp_path: Path) -> None:
+def test_an_invalid_parquet_row_is_named(published: Any, tmp_path: Path) -> None:
     source = nano(published, tmp_path)
     root = tmp_path / "zeta-alpha-ai--NanoBirds"
     corpus, queries, qrels = (root / part / "train-00000-of-00001.parquet" for part in ("corpus", "queries", "qrels"))
@@ -156,7 +156,7 @@ def test_rows_of_parquet_are_named(published: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("grade", "shown"), [(0.5, "0.5"), (float("nan"), "NaN"), (None, "nothing"), (True, "true"), (1e9, "1000000000.0")]
 )
-def test_a_grade_without_sense(grade: Any, shown: str, published: Any, tmp_path: Path) -> None:
+def test_an_invalid_grade_is_refused(grade: Any, shown: str, published: Any, tmp_path: Path) -> None:
     source = mteb_parquet(published, tmp_path)
     path = tmp_path / "mteb--birds" / "qrels" / "test-00000-of-00001.parquet"
     path.write_bytes(published.parquet([{"query-id": "q1", "corpus-id": "d1", "score": grade}]))
@@ -164,7 +164,7 @@ def test_a_grade_without_sense(grade: Any, shown: str, published: Any, tmp_path:
         source.load(tmp_path, "birds", "test")
 
 
-def test_an_id_twice_in_two_files_of_a_corpus(published: Any, tmp_path: Path) -> None:
+def test_an_id_that_occurs_in_two_corpus_files_is_refused(published: Any, tmp_path: Path) -> None:
     source = beir_hub(published, tmp_path)
     folder = tmp_path / "BeIR--birds" / "corpus"
     second = folder / "corpus-00001-of-00002.parquet"
@@ -174,7 +174,7 @@ def test_an_id_twice_in_two_files_of_a_corpus(published: Any, tmp_path: Path) ->
         source.load(tmp_path, "birds", "test")
 
 
-def test_damaged_parquet(published: Any, tmp_path: Path) -> None:
+def test_damaged_parquet_is_reported(published: Any, tmp_path: Path) -> None:
     source = nano(published, tmp_path)
     path = tmp_path / "zeta-alpha-ai--NanoBirds" / "corpus" / "train-00000-of-00001.parquet"
     for content in (b"", b"PAR1", path.read_bytes()[:-20], b"\0" * 200):
@@ -184,7 +184,7 @@ def test_damaged_parquet(published: Any, tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_the_corpus_may_not_change_between_two_readings(published: Any, tmp_path: Path) -> None:
+def test_a_corpus_that_changes_between_readings_is_reported(published: Any, tmp_path: Path) -> None:
     collection = beir_zip(published, tmp_path).load(tmp_path, "birds", "test")
     with (tmp_path / "birds" / "corpus.jsonl").open("ab") as file:
         file.write(b'{"_id": "d4", "text": "new"}\n')

@@ -43,7 +43,7 @@ def make_file(tmp_path: Path) -> Callable[[object], Path]:
     return make
 
 
-def test_a_question_asks_for_its_paragraph(make_file: Callable[[object], Path], tmp_path: Path) -> None:
+def test_a_question_has_its_paragraph_as_relevant_document(make_file: Callable[[object], Path], tmp_path: Path) -> None:
     squad = read_squad(make_file(ARTICLES))
     assert squad.documents == {"65-0p0": "첫째 문단", "65-2p2": "셋째\u2028문단"}
     assert squad.queries == {"65-0-0": "누구?", "63-0-0": "언제?", "65-2-0": "어디?", "70-0-0": "또?"}
@@ -56,12 +56,12 @@ def test_a_question_asks_for_its_paragraph(make_file: Callable[[object], Path], 
     assert collection.qrels == {query: {document: 1} for query, document in squad.answers.items()}
 
 
-def test_ids_without_parts_are_kept_whole(make_file: Callable[[object], Path]) -> None:
+def test_ids_without_parts_are_kept(make_file: Callable[[object], Path]) -> None:
     paragraphs = [{"context": "a b", "qas": [{"id": "56be4db0acb8", "question": "q"}]}]
     assert read_squad(make_file([{"paragraphs": paragraphs}])).answers == {"56be4db0acb8": "56be4db0acb8p0"}
 
 
-def test_judgements_are_taken_over_and_checked(make_file: Callable[[object], Path], tmp_path: Path) -> None:
+def test_judgements_are_copied_and_checked(make_file: Callable[[object], Path], tmp_path: Path) -> None:
     squad, qrels = read_squad(make_file(ARTICLES)), tmp_path / "qrels"
     qrels.mkdir()
     (qrels / "train.tsv").write_text("query-id\tcorpus-id\tscore\n65-0-0\t65-0p0\t1\n", encoding="utf-8")
@@ -96,7 +96,7 @@ def test_a_collection_is_not_overwritten(make_file: Callable[[object], Path], tm
         ([], "contains no answerable question"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(make_file: Callable[[object], Path], data: object, message: str) -> None:
+def test_invalid_files_are_reported_in_one_line(make_file: Callable[[object], Path], data: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_squad(make_file(data))
 

@@ -1,4 +1,4 @@
-"""GLUE in the hub's layout with labels that can be learnt, and an encoder small enough to learn them in a second."""
+"""GLUE in the layout of the Hub with learnable labels, and an encoder small enough to learn them in a second."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MARKS = ["never", "always", "perhaps", "twice"]
 
 @dataclass(frozen=True)
 class Row:
-    """What stands in a row of a fixture."""
+    """Type of a row."""
 
     texts: tuple[str, ...]
     label: float
 
 
 def learnable_rows(task: GlueTask, seed: int, count: int) -> list[Row]:
-    """The last text tells: a word for each label, or as many words of a kind as there are points of similarity."""
+    """The last text determines the label: one word per label, or as many repeated words as points of similarity."""
     draw = random.Random(f"{task.name} {seed}")
     rows = []
     for _ in range(count):
@@ -41,7 +41,7 @@ def learnable_rows(task: GlueTask, seed: int, count: int) -> list[Row]:
 
 
 def write_split(folder: Path, task: GlueTask, split: str, rows: list[Row], *, parts: int = 1, **columns: list[Any]) -> list[Path]:
-    """Parquet as the hub has it, in numbered parts; further columns take the place of the usual ones."""
+    """Write Parquet as on the Hub, in numbered parts; given columns replace the usual ones."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     (folder / task.name).mkdir(parents=True, exist_ok=True)
     kind = arrow.float32() if task.is_regression else arrow.int64()
@@ -59,7 +59,7 @@ def write_split(folder: Path, task: GlueTask, split: str, rows: list[Row], *, pa
 
 @pytest.fixture(scope="session")
 def glue_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All eight tasks, 240 rows to learn from and 60 held out."""
+    """All eight tasks with 240 training and 60 development rows."""
     folder = tmp_path_factory.mktemp("glue")
     for task in TASKS.values():
         write_split(folder, task, "train", learnable_rows(task, 1, 240), parts=2)
@@ -88,7 +88,7 @@ def small_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_glue(glue_folder: Path, small_encoder: Path) -> Callable[..., GlueRecipe]:
-    """``make_glue("cola", "rte", from_mnli=["rte"], patience=2)``: a recipe of some tasks; what is named otherwise is of the training."""
+    """``make_glue("cola", "rte", from_mnli=["rte"], patience=2)``: a recipe of some tasks; other arguments are training settings."""
 
     def make(*tasks: str, from_mnli: tuple[str, ...] = (), updates: dict[str, Any] | None = None, **training: Any) -> GlueRecipe:
         chosen = {"epochs": 4, "batch_size": 16, "learning_rate": 3e-3, "weight_decay": 1e-5} | (updates or {})

@@ -1,4 +1,4 @@
-"""EM and F1 against figures worked out by hand from the official scripts' rules."""
+"""EM and F1 against values computed by hand from the rules of the official scripts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ KOREAN: list[tuple[str, list[str], int, str]] = [
     ("1,989년", ["1989년"], 1, "1"),
     ("1989년 2월 15일", ["1989년 2월15일"], 0, "1"),
     ("KBS", ["kbs"], 1, "1"),
-    ("the KBS", ["kbs"], 0, "2/3"),  # no articles are taken off in Korean
+    ("the KBS", ["kbs"], 0, "2/3"),  # articles are not removed in Korean
     ("부산", ["서울", "부산시", "부산"], 1, "1"),
     ("부산", ["서울", "부산시"], 0, "4/5"),
     ("가가나", ["가나나"], 0, "2/3"),  # a multiset: one 가 and one 나 are shared
     ("", ["서울"], 0, "0"),
     ("()", ["서울"], 0, "0"),
-    ("()", ["-"], 1, "0"),  # nothing is left of either: equal texts, but no character is shared
+    ("()", ["-"], 1, "0"),  # both normalize to nothing: equal texts, but no shared character
     ("서울", ["대구"], 0, "0"),
 ]
 
@@ -42,9 +42,9 @@ ENGLISH: list[tuple[str, list[str], int, str]] = [
     ("an apple a day", ["apple day"], 1, "1"),
     ("theatre", ["atre"], 0, "0"),  # an article is a word
     ("U.S.A.", ["USA"], 1, "1"),
-    ("well-known man", ["wellknown man"], 1, "1"),  # punctuation goes without a space
+    ("well-known man", ["wellknown man"], 1, "1"),  # punctuation is deleted without a space
     ("well-known man", ["well known man"], 0, "2/5"),
-    ("the-end", ["theend"], 1, "1"),  # deleted before articles are looked for
+    ("the-end", ["theend"], 1, "1"),  # deleted before articles are removed
     ("24\u201310", ["2410"], 0, "0"),  # an en dash is not ASCII
     ("new   york\n city", ["New York City"], 1, "1"),
     ("to be or not to be", ["not to be"], 0, "2/3"),  # 3 shared of 6 and of 3
@@ -58,29 +58,33 @@ ENGLISH: list[tuple[str, list[str], int, str]] = [
 # squad_v1, then squad_v2
 EMPTY: list[tuple[str, list[str], tuple[int, str], tuple[int, str]]] = [
     ("the", ["a"], (1, "0"), (1, "1")),
-    ("...", ["the", "one"], (1, "0"), (0, "0")),  # version 2 takes no notice of answers of which nothing is left, if there are others
+    ("...", ["the", "one"], (1, "0"), (0, "0")),  # version 2 ignores answers that normalize to nothing if there are others
     ("one", ["!"], (0, "0"), (0, "0")),
 ]
 
 
 @pytest.mark.parametrize(("prediction", "answers", "exact", "f1"), KOREAN)
-def test_korean(prediction: str, answers: list[str], exact: int, f1: str) -> None:
+def test_korean_answers_score_as_in_the_official_script(prediction: str, answers: list[str], exact: int, f1: str) -> None:
     assert score_answer(prediction, answers, "korquad_v1") == AnswerScore(exact, pytest.approx(float(Fraction(f1)), abs=1e-12))
 
 
 @pytest.mark.parametrize(("prediction", "answers", "exact", "f1"), ENGLISH)
 @pytest.mark.parametrize("official", ["squad_v1", "squad_v2"])
-def test_english(prediction: str, answers: list[str], exact: int, f1: str, official: Official) -> None:
+def test_english_answers_score_as_in_the_official_script(
+    prediction: str, answers: list[str], exact: int, f1: str, official: Official
+) -> None:
     assert score_answer(prediction, answers, official) == AnswerScore(exact, pytest.approx(float(Fraction(f1)), abs=1e-12))
 
 
 @pytest.mark.parametrize(("prediction", "answers", "first", "second"), EMPTY)
-def test_answers_of_which_nothing_is_left(prediction: str, answers: list[str], first: tuple[int, str], second: tuple[int, str]) -> None:
+def test_answers_that_normalize_to_nothing_are_ignored_in_version_2(
+    prediction: str, answers: list[str], first: tuple[int, str], second: tuple[int, str]
+) -> None:
     for official, (exact, f1) in zip(("squad_v1", "squad_v2"), (first, second), strict=True):
         assert score_answer(prediction, answers, official) == AnswerScore(exact, float(Fraction(f1)))
 
 
-def test_no_answer() -> None:
+def test_a_prediction_of_no_answer_scores_one_or_zero() -> None:
     assert score_answer("", [], "squad_v2") == AnswerScore(1, 1)
     assert score_answer("something", [], "squad_v2") == AnswerScore(0, 0)
     assert score_answer("", ["something"], "squad_v2") == AnswerScore(0, 0)
@@ -89,12 +93,12 @@ def test_no_answer() -> None:
             score_answer("", [], official)
 
 
-def test_normalised_texts() -> None:
+def test_texts_are_normalized() -> None:
     assert squad_text("  A  man, a plan;\tthe CANAL! ") == "man plan canal"
     assert korquad_text('"이명박" 전(前) 대통령의 <대운하>!') == "이명박 전 前 대통령의 대운하"
 
 
-def test_all_questions_count() -> None:
+def test_unanswered_questions_count_in_the_mean() -> None:
     questions = [Question(name, "?", "가나다", (Answer("가", 0),)) for name in ("q1", "q2", "q3", "q4")]
     scores = score_answers(questions, {"q1": "가", "q2": "가나", "q3": "다"}, "korquad_v1")
     assert scores == {

@@ -1,4 +1,4 @@
-"""Predictions over windows, against a model whose logits are known."""
+"""Predictions over windows, with a model whose logits are known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tokenizer() -> Tokenizer:
 
 
 class Pointing(SpanQA):
-    """Points at tokens by their id: a score for each, and for the first token of a sequence."""
+    """Model whose logits depend only on the token id, and on whether a token is the first of its sequence."""
 
     def __init__(self, scores: dict[int, float], none: float) -> None:
         config = EncoderConfig.modernbert(
@@ -37,7 +37,7 @@ class Pointing(SpanQA):
         return SpanLogits(logits, logits.clone())
 
 
-def asked(context: str, *answers: str, key: str = "q") -> Question:
+def make_question(context: str, *answers: str, key: str = "q") -> Question:
     return Question(key, "where?", context, tuple(Answer(answer, context.index(answer)) for answer in answers))
 
 
@@ -46,11 +46,11 @@ def token(tokenizer: Tokenizer, word: str) -> int:
     return found
 
 
-def test_the_best_window_wins(tokenizer: Tokenizer) -> None:
+def test_the_answer_comes_from_the_window_with_the_best_score(tokenizer: Tokenizer) -> None:
     questions = [
-        asked(FILLER * 3 + "target " + FILLER * 3, "target"),
-        asked("lamp target", "target", key="short"),
-        asked(FILLER * 5 + "other " + FILLER, "other", key="weaker"),
+        make_question(FILLER * 3 + "target " + FILLER * 3, "target"),
+        make_question("lamp target", "target", key="short"),
+        make_question(FILLER * 5 + "other " + FILLER, "other", key="weaker"),
     ]
     model = Pointing({token(tokenizer, " target"): 5.0, token(tokenizer, " other"): 2.0}, none=9.0)
     settings = WindowSettings(max_length=24, overlap=6, max_question_length=6, max_answer_length=1)
@@ -79,8 +79,8 @@ def test_the_question_and_special_tokens_are_never_the_answer(tokenizer: Tokeniz
     assert found.text == "lamp"
 
 
-def test_no_answer_is_given_where_it_scores_higher(tokenizer: Tokenizer) -> None:
-    questions = [asked("bird target", "target"), Question("none", "where?", "bird sea", ())]
+def test_no_answer_is_returned_if_it_scores_higher(tokenizer: Tokenizer) -> None:
+    questions = [make_question("bird target", "target"), Question("none", "where?", "bird sea", ())]
     settings = WindowSettings(max_length=24, overlap=6, max_question_length=6, max_answer_length=1)
     model = Pointing({token(tokenizer, " target"): 5.0}, none=2.0)
     found = answer_questions(model, tokenizer, questions, settings, may_have_none=True)
@@ -98,7 +98,7 @@ def test_no_answer_is_given_where_it_scores_higher(tokenizer: Tokenizer) -> None
 
 
 def test_windows_of_a_question_may_be_in_different_batches(tokenizer: Tokenizer) -> None:
-    questions = [asked(FILLER * repeats + "target " + FILLER * (7 - repeats), "target", key=str(repeats)) for repeats in range(7)]
+    questions = [make_question(FILLER * repeats + "target " + FILLER * (7 - repeats), "target", key=str(repeats)) for repeats in range(7)]
     settings = WindowSettings(max_length=24, overlap=6, max_question_length=6, max_answer_length=1)
     torch.manual_seed(3)
     model = SpanQA(Pointing({}, 0.0).encoder)

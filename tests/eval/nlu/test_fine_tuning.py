@@ -1,6 +1,6 @@
-"""Whole runs: one killed anywhere and resumed is one that was not, the best is kept, a patient one stops, and what is refused.
+"""Whole runs: killed and resumed runs equal uninterrupted ones, the best model is kept, patience stops a run, and refusals.
 
-The task is one of GLUE's, for it has a head, dropout and a score; the loop knows nothing of that. Span QA is in test_qa_training.py.
+The task is a GLUE task, which has a head, dropout and a score. Span QA is tested in test_qa_training.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from quiver.eval.nlu.recipes import GlueRecipe
 
 MakeGlue = Callable[..., GlueRecipe]
 TIMES = ("seconds", "tokens_per_second")
-UPDATES = {"epochs": 2, "evaluate_every": 4, "batch_size": 20}  # 24 updates, marked behind every fourth
+UPDATES = {"epochs": 2, "evaluate_every": 4, "batch_size": 20}  # 24 steps, evaluated after every fourth
 
 
 class Killed(BaseException):
-    """Nothing catches it."""
+    """Simulates a kill: no code catches it."""
 
 
 def train(recipe: GlueRecipe, out: Path, *, resume: bool = False, overwrite: bool = False) -> TaskScores:
@@ -43,7 +43,7 @@ def train(recipe: GlueRecipe, out: Path, *, resume: bool = False, overwrite: boo
 
 
 def after_step(step: int, do: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something happens after a step, before anything of it is logged or saved."""
+    """Call a function after a step, before that step is logged or saved."""
 
     def interrupted(self: BarCallback, done: int) -> None:
         if done == step:
@@ -93,7 +93,7 @@ def whole(make_glue: MakeGlue, tmp_path_factory: pytest.TempPathFactory) -> Path
     return out
 
 
-def test_a_run_leaves_its_best_model(whole: Path) -> None:
+def test_a_run_saves_its_best_model(whole: Path) -> None:
     record = read_json(whole / "run.json")
     result = record["result"]
     assert (result["steps"], result["planned_steps"], result["stopped_early"], result["resumed_at"]) == (24, 24, False, [])
@@ -115,23 +115,23 @@ def test_a_run_leaves_its_best_model(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("fatal", [6, 13, 24])
-def test_killed_and_resumed_it_is_the_run_that_was_not(
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, fatal: int
 ) -> None:
-    """In the first epoch; behind its end, where the order is drawn anew; before the last update."""
+    """Kills in the first epoch, after its end (the next epoch has another order), and before the last step."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         after_step(fatal, die, patch)
         with pytest.raises(Killed):
             train(recipe, out)
-    (out / "checkpoints" / ".step-000099.unfinished").mkdir()  # what a kill leaves, and an exception does not
+    (out / "checkpoints" / ".step-000099.unfinished").mkdir()  # a kill leaves this file, an exception does not
     torch.manual_seed(99)
     train(recipe, out, resume=True)
     assert read_json(out / "run.json")["result"]["resumed_at"] == [4 * ((fatal - 1) // 4)]
     assert_same_run(out, whole)
 
 
-def test_a_disk_that_fills_up_is_an_oserror_and_the_run_resumes(
+def test_a_full_disk_raises_oserror_and_the_run_can_be_resumed(
     recipe: GlueRecipe, tmp_path: Path, whole: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     out = tmp_path / "out"
@@ -145,12 +145,12 @@ def test_a_disk_that_fills_up_is_an_oserror_and_the_run_resumes(
     assert_same_run(out, whole)
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_resumed(
+def test_a_run_killed_before_its_first_checkpoint_can_be_resumed(
     recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("quiver.eval.nlu.fine_tuning.new_run", lambda out: nullcontext())  # a process that is killed clears nothing up
+        patch.setattr("quiver.eval.nlu.fine_tuning.new_run", lambda out: nullcontext())  # a killed process does not clean up
         after_step(3, die, patch)
         with pytest.raises(Killed):
             train(recipe, out)
@@ -159,11 +159,11 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_resumed(
     assert_same_run(out, whole)
 
 
-@pytest.mark.parametrize("asked", [6, 12])
-def test_sigterm_finishes_the_update_and_saves_before_anything_is_scored(
-    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, asked: int
+@pytest.mark.parametrize("stop", [6, 12])
+def test_sigterm_finishes_the_step_and_saves_before_the_evaluation(
+    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, stop: int
 ) -> None:
-    """Behind the twelfth update a score is due: the session that goes on does it, and the log has it once."""
+    """An evaluation is due after step 12: the resumed session runs it, and the log contains it once."""
     out, scored = tmp_path / "out", []
     real = TextTask.score
 
@@ -173,12 +173,12 @@ def test_sigterm_finishes_the_update_and_saves_before_anything_is_scored(
 
     monkeypatch.setattr(TextTask, "score", noted)
     with monkeypatch.context() as patch:
-        after_step(asked - 1, terminate, patch)
+        after_step(stop - 1, terminate, patch)
         with pytest.raises(RunStoppedError) as stopped:
             train(recipe, out)
-    assert stopped.value.step == asked
-    assert len(scored) == (asked - 1) // 4
-    assert (out / "checkpoints" / f"step-{asked:06d}" / "seal.json").is_file()
+    assert stopped.value.step == stop
+    assert len(scored) == (stop - 1) // 4
+    assert (out / "checkpoints" / f"step-{stop:06d}" / "seal.json").is_file()
     assert not (out / "run.json").exists()
     with pytest.raises(InputError, match="contains an unfinished run; resume it with --resume, or start over with --overwrite"):
         train(recipe, out)
@@ -187,7 +187,7 @@ def test_sigterm_finishes_the_update_and_saves_before_anything_is_scored(
     assert_same_run(out, whole)
 
 
-def test_a_session_that_dies_behind_a_score_does_not_log_it_twice(
+def test_a_session_killed_after_an_evaluation_does_not_log_its_score_twice(
     recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
     out = tmp_path / "out"
@@ -198,16 +198,16 @@ def test_a_session_that_dies_behind_a_score_does_not_log_it_twice(
     with monkeypatch.context() as patch:
         after_step(13, die, patch)
         with pytest.raises(Killed):
-            train(recipe, out, resume=True)  # scores update 12 first, whose checkpoint is older than that score
+            train(recipe, out, resume=True)  # first evaluates step 12, whose checkpoint has no score yet
     assert [line["step"] for line in read_log(out / LOG) if "score" in line] == [4, 8, 12]
     train(recipe, out, resume=True)
     assert_same_run(out, whole)
 
 
-def test_no_death_while_a_checkpoint_is_written_loses_the_run(
+def test_a_kill_while_a_checkpoint_is_written_does_not_lose_the_run(
     recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
-    """It dies between the model and the state, when the folder has no name yet: the checkpoint before it is what is left."""
+    """The kill comes after the model and before the state, when the folder is still temporary: the previous checkpoint remains."""
     out = tmp_path / "out"
     real, seen = TextTask.save, []
 
@@ -227,7 +227,7 @@ def test_no_death_while_a_checkpoint_is_written_loses_the_run(
 
 
 def scripted(scores: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores as they are given, one a mark."""
+    """Replace the scores of the evaluations by given ones."""
     given = iter(scores)
     monkeypatch.setattr(TextTask, "score", lambda self, model: {"matthews": next(given)})
 
@@ -235,13 +235,13 @@ def scripted(scores: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("scores", "patience", "steps", "best"),
     [
-        ([0.1, 0.3, 0.2, 0.3, 0.9, 0.9], 2, 16, 8),  # an equal score is no better
+        ([0.1, 0.3, 0.2, 0.3, 0.9, 0.9], 2, 16, 8),  # an equal score is not better
         ([0.1, 0.3, 0.2, 0.4, 0.3, 0.5], 2, 24, 24),
         ([0.5, 0.4, 0.9, 0.1, 0.1, 0.1], 1, 8, 4),
         ([0.1, 0.3, 0.2, 0.2, 0.2, 0.2], None, 24, 8),
     ],
 )
-def test_patience_ends_a_run_and_the_best_is_its_model(
+def test_patience_stops_the_run_and_the_best_checkpoint_is_its_model(
     make_glue: MakeGlue,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -261,7 +261,7 @@ def test_patience_ends_a_run_and_the_best_is_its_model(
         assert torch.equal(weight, kept[name])
 
 
-def test_patience_goes_on_counting_when_a_run_is_resumed(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_continues_to_count_patience(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, out = make_glue("cola", updates=UPDATES, patience=2), tmp_path / "out"
     scripted([0.5, 0.4, 0.3], monkeypatch)
     with monkeypatch.context() as patch:
@@ -272,7 +272,7 @@ def test_patience_goes_on_counting_when_a_run_is_resumed(make_glue: MakeGlue, tm
     assert read_json(out / "run.json")["result"]["steps"] == 12
 
 
-def test_a_best_checkpoint_that_is_damaged_is_not_passed_over(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_best_checkpoint_is_an_error(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, out = make_glue("cola", updates=UPDATES), tmp_path / "out"
     scripted([0.5, 0.4, 0.3, 0.2, 0.1, 0.0], monkeypatch)
 
@@ -284,9 +284,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_passed_over(make_glue: MakeGlu
         train(recipe, out)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
-    recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nan_loss_stops_the_run_before_the_step(recipe: GlueRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, real = tmp_path / "out", TextTask.loss
     calls = []
 
@@ -306,7 +304,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
     assert max(Checkpoints(out / "checkpoints").steps()) == 4
 
 
-def test_what_a_run_is_resumed_with_is_what_it_was_begun_with(
+def test_a_run_is_resumed_only_with_the_same_recipe_and_data(
     make_glue: MakeGlue, glue_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe, out = make_glue("cola", updates=UPDATES), tmp_path / "out"
@@ -326,7 +324,7 @@ def test_what_a_run_is_resumed_with_is_what_it_was_begun_with(
     assert "changed since the run was started: threads; the final weights may differ slightly" in caplog.text
 
 
-def test_folders_that_are_taken(recipe: GlueRecipe, tmp_path: Path, whole: Path) -> None:
+def test_folders_that_contain_other_runs_or_files_are_refused(recipe: GlueRecipe, tmp_path: Path, whole: Path) -> None:
     with pytest.raises(InputError, match="already contains a run; choose another --out, or pass --overwrite"):
         train(recipe, whole)
     with pytest.raises(InputError, match="the run is complete, there is nothing to resume; its model is"):
@@ -340,9 +338,7 @@ def test_folders_that_are_taken(recipe: GlueRecipe, tmp_path: Path, whole: Path)
         train(recipe, tmp_path / "busy")
 
 
-def test_a_run_that_replaces_another_leaves_none_of_its_results(
-    make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overwritten_run_leaves_no_results(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, out = (
         make_glue("cola", updates=UPDATES | {"epochs": 0.2}),
         make_glue("cola", updates=UPDATES, seed=5),
@@ -354,7 +350,7 @@ def test_a_run_that_replaces_another_leaves_none_of_its_results(
         after_step(2, die, patch)
         with pytest.raises(Killed):
             train(second, out, overwrite=True)
-    assert (out / RESULTS).read_bytes() == before, "the old run is put back, whole"
+    assert (out / RESULTS).read_bytes() == before, "the old run is restored completely"
     assert read_json(out / "run.json")["recipe"]["training"]["seed"] == 12
     with monkeypatch.context() as patch:
         after_step(6, die, patch)

@@ -1,4 +1,4 @@
-"""Rates and decay against the formulas, and AdamW's own figures."""
+"""Learning rate and weight decay against the formulas, and the settings of AdamW."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
 
 
 @pytest.mark.parametrize(("steps", "ratio", "warmup"), [(10, 0.1, 1), (37, 0.1, 4), (5, 0.0, 0), (4, 1.0, 4), (1, 0.1, 1)])
-def test_the_rate_rises_and_falls_in_lines(steps: int, ratio: float, warmup: int) -> None:
+def test_the_learning_rate_rises_and_falls_linearly(steps: int, ratio: float, warmup: int) -> None:
     shares = [learning_rate_share(step, steps, warmup_ratio=ratio) for step in range(1, steps + 1)]
     assert shares[:warmup] == pytest.approx([(place + 1) / warmup for place in range(warmup)])
     assert shares[warmup:] == pytest.approx([1 - place / (steps - warmup) for place in range(steps - warmup)])
@@ -20,8 +20,8 @@ def test_the_rate_rises_and_falls_in_lines(steps: int, ratio: float, warmup: int
 
 
 @pytest.mark.parametrize(("decoupled", "taken"), [(False, 1e-3 * 0.5 * 0.1), (True, 0.5 * 0.1)])
-def test_decay_is_of_the_rate_or_of_its_share(decoupled: bool, taken: float) -> None:
-    """Without a gradient an update is its decay: half the peak's, at half the peak."""
+def test_weight_decay_is_coupled_to_the_learning_rate_or_decoupled(decoupled: bool, taken: float) -> None:
+    """Without a gradient, a step only applies the decay: half of it at half the peak learning rate."""
     model = nn.Linear(3, 2)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     updates = UpdatesSection(epochs=1, batch_size=1, learning_rate=1e-3, weight_decay=0.1)
@@ -34,7 +34,7 @@ def test_decay_is_of_the_rate_or_of_its_share(decoupled: bool, taken: float) -> 
     torch.testing.assert_close(model.bias, before["bias"], msg="a vector has no decay")
 
 
-def test_every_example_comes_once_an_epoch_in_an_order_of_its_own() -> None:
+def test_every_epoch_has_every_example_once_in_another_order() -> None:
     schedule = Schedule(UpdatesSection(epochs=2.5, batch_size=4, learning_rate=1e-3), FineTuningSection(seed=3), "updates", examples=10)
     assert (schedule.per_epoch, schedule.steps) == (3, 8)
     epochs = [[member for step in range(first, first + 3) for member in schedule.members(step)] for first in (1, 4)]

@@ -1,4 +1,4 @@
-"""The eight loaders on the hub's layout, and what is wrong with a row named by its file and number."""
+"""The eight loaders on the layout of the Hub, and errors that name file and row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIRST: dict[TaskName, tuple[tuple[str, ...], float]] = {
 
 
 def written(folder: Path, name: TaskName, split: str, *, parts: int = 1, **columns: list[Any]) -> list[Path]:
-    """Three rows of a task, the first of them as above, with the columns and types of the hub's card."""
+    """Write three rows of a task, the first as above, with the columns and types of the Hub's card."""
     import pyarrow
     from pyarrow import parquet
 
@@ -43,7 +43,7 @@ def written(folder: Path, name: TaskName, split: str, *, parts: int = 1, **colum
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_eight_tasks(tmp_path: Path, name: TaskName) -> None:
+def test_each_of_the_eight_tasks_is_read(tmp_path: Path, name: TaskName) -> None:
     task = TASKS[name]
     written(tmp_path, name, "train", parts=2)
     written(tmp_path, name, task.held_out)
@@ -58,14 +58,14 @@ def test_the_eight_tasks(tmp_path: Path, name: TaskName) -> None:
     assert first.sha256 != found.sha256
 
 
-def test_all_eight_are_here() -> None:
+def test_the_table_lists_eight_tasks() -> None:
     assert [task.title for task in TASKS.values()] == ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"]
     assert {name: len(task.columns) for name, task in TASKS.items()} == {**dict.fromkeys(TASKS, 2), "cola": 1, "sst2": 1}
     assert {name for name, task in TASKS.items() if task.held_out != "validation"} == {"mnli"}
 
 
 @pytest.mark.parametrize("name", ["sst2", "stsb", "mnli"])
-def test_hidden_labels_say_that_they_are(tmp_path: Path, name: TaskName) -> None:
+def test_hidden_labels_are_refused(tmp_path: Path, name: TaskName) -> None:
     split = "test_matched" if name == "mnli" else "test"
     [file] = written(tmp_path, name, split, label=[-1, -1, -1])
     with pytest.raises(InputError) as caught:
@@ -86,14 +86,14 @@ def test_hidden_labels_say_that_they_are(tmp_path: Path, name: TaskName) -> None
         ("cola", {"idx": ["a", "b", "c"]}, ":1: 'idx' must be a whole number, got 'a'"),
     ],
 )
-def test_rows_that_are_wrong_are_named(tmp_path: Path, name: TaskName, columns: dict[str, list[Any]], complaint: str) -> None:
+def test_an_invalid_row_is_named_by_file_and_number(tmp_path: Path, name: TaskName, columns: dict[str, list[Any]], complaint: str) -> None:
     [file] = written(tmp_path, name, "train", **columns)
     with pytest.raises(InputError) as caught:
         read_split(str(tmp_path), TASKS[name], "train")
     assert str(caught.value).startswith(f"{file}{complaint}")
 
 
-def test_folders_that_are_wrong_are_named(tmp_path: Path) -> None:
+def test_an_invalid_folder_is_named(tmp_path: Path) -> None:
     task = TASKS["mnli"]
     with pytest.raises(InputError, match=r"no folder 'mnli'; expected the layout of nyu-mll/glue, found none"):
         read_split(str(tmp_path), task, "train")
@@ -116,8 +116,8 @@ def test_folders_that_are_wrong_are_named(tmp_path: Path) -> None:
         read_split(str(tmp_path / "other"), TASKS["qnli"], "train")
 
 
-def test_a_local_copy_of_the_hub_is_read_as_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a card as the hub has it: configurations, their splits, the files of each."""
+def test_a_local_copy_of_the_hub_repository_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder has a card as on the Hub, with configurations, their splits and files."""
     pytest.importorskip("datasets")
     folder = tmp_path / "hub" / "nyu-mll" / "glue"
     lines = ["---", "configs:"]

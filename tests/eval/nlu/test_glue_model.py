@@ -1,4 +1,4 @@
-"""Heads drawn and kept, pairs cut, predictions in the order of what was asked."""
+"""GLUE models: new and existing heads, truncation of pairs, and the order of predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quiver.eval.nlu.glue_tasks import TASKS
 from quiver.eval.nlu.glue_training import lengths_kept, open_glue_model, predict, tokenise
 
 
-def test_a_head_is_drawn_by_its_seed(small_encoder: Path) -> None:
+def test_the_seed_determines_the_new_head(small_encoder: Path) -> None:
     first, again, other = (open_glue_model(small_encoder, TASKS["mnli"], seed=seed)[0] for seed in (1, 1, 2))
     assert torch.equal(first.out.weight, again.out.weight)
     assert not torch.equal(first.out.weight, other.out.weight)
@@ -24,7 +24,7 @@ def test_a_head_is_drawn_by_its_seed(small_encoder: Path) -> None:
     assert not first.training
 
 
-def test_what_stands_before_the_labels_is_the_masked_language_models(small_encoder: Path, tmp_path: Path) -> None:
+def test_the_transform_of_the_masked_language_model_is_kept(small_encoder: Path, tmp_path: Path) -> None:
     pretrained = MaskedLM(load_encoder(small_encoder))
     init_head(pretrained, seed=9)
     save_head(pretrained, tmp_path)
@@ -36,7 +36,7 @@ def test_what_stands_before_the_labels_is_the_masked_language_models(small_encod
     assert tokenizer.settings["model_input_names"] == ["input_ids", "attention_mask"]
 
 
-def test_a_classifier_of_as_many_labels_gets_new_ones(small_encoder: Path, tmp_path: Path) -> None:
+def test_a_classifier_with_the_same_number_of_labels_gets_a_new_last_layer(small_encoder: Path, tmp_path: Path) -> None:
     from quiver.encoder import save_head
 
     model, tokenizer = open_glue_model(small_encoder, TASKS["rte"], seed=1)
@@ -49,7 +49,7 @@ def test_a_classifier_of_as_many_labels_gets_new_ones(small_encoder: Path, tmp_p
     assert again.label_names == ("negative", "positive")
 
 
-def test_bert_classifies_by_its_first_token_alone(small_encoder: Path, tmp_path: Path) -> None:
+def test_bert_classifies_by_its_first_token(small_encoder: Path, tmp_path: Path) -> None:
     config = replace(preset("bert-base"), vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=("global",))
     save_encoder(Encoder(config), tmp_path)
     Tokenizer.from_pretrained(small_encoder).save(tmp_path)
@@ -59,7 +59,7 @@ def test_bert_classifies_by_its_first_token_alone(small_encoder: Path, tmp_path:
 
 
 @pytest.mark.parametrize("room", range(1, 12))
-def test_two_texts_fill_the_room_and_the_longer_is_cut(room: int) -> None:
+def test_the_longer_of_two_texts_is_truncated_first(room: int) -> None:
     for first in range(12):
         for second in range(12):
             kept = lengths_kept(first, second, room=room)
@@ -73,7 +73,7 @@ def test_two_texts_fill_the_room_and_the_longer_is_cut(room: int) -> None:
                 assert kept[cut.index(True)] >= kept[cut.index(False)] - 1, "the one that is cut is still the longer"
 
 
-def test_the_left_end_is_cut_where_the_tokenizer_says_so(small_encoder: Path) -> None:
+def test_truncation_side_left_removes_tokens_at_the_start(small_encoder: Path) -> None:
     tokenizer = Tokenizer.from_pretrained(small_encoder)
     pair = ("bird sea", "stone tree river cloud field road lamp")
     first, second = tokenizer.encode_bare(pair)
@@ -86,7 +86,7 @@ def test_the_left_end_is_cut_where_the_tokenizer_says_so(small_encoder: Path) ->
     assert (left.ids, left.truncated) == ([[*head, *second[-4:], *tail]], [True])
 
 
-def test_predictions_come_in_the_order_of_the_texts(small_encoder: Path) -> None:
+def test_predictions_are_in_the_order_of_the_texts(small_encoder: Path) -> None:
     model, tokenizer = open_glue_model(small_encoder, TASKS["stsb"], seed=1)
     pairs = [("bird", "sea " * count) for count in (1, 9, 3, 20, 2)]
     sequences = tokenise(pairs, tokenizer, max_length=64).ids

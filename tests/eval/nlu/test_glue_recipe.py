@@ -1,4 +1,4 @@
-"""The shipped recipes are Table 6's, and a recipe's problems are all told."""
+"""The shipped recipes have the settings of Table 6, and all problems of a recipe are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quiver.eval.published import TABLE_6
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
-def test_the_shipped_recipes_are_the_papers(size: Literal["base", "large"]) -> None:
+def test_the_shipped_recipes_have_the_settings_of_the_paper(size: Literal["base", "large"]) -> None:
     name = f"glue_{size}"
     recipe = load_glue_recipe(name)
     assert (recipe.name, recipe.model.init) == (name, f"answerdotai/ModernBERT-{size}")
@@ -33,11 +33,11 @@ def test_the_shipped_recipes_are_the_papers(size: Literal["base", "large"]) -> N
     assert recipe.training.patience is not None
 
 
-def test_there_are_two() -> None:
+def test_there_are_two_shipped_recipes() -> None:
     assert shipped_recipes(GLUE_KINDS) == ["glue_base", "glue_large"]
 
 
-def test_tasks_are_left_out_and_changed() -> None:
+def test_overrides_remove_and_change_tasks() -> None:
     recipe = load_glue_recipe("glue_base", ["tasks.qqp=", "tasks.cola.epochs=1", "training.seed=2", "model.from_mnli=rte"])
     assert "qqp" not in recipe.trained
     assert recipe.trained[-1] == "rte"
@@ -46,7 +46,7 @@ def test_tasks_are_left_out_and_changed() -> None:
     assert (cola.epochs, cola.learning_rate, recipe.training.seed) == (1, 8e-5, 2)
 
 
-def test_problems_are_all_told() -> None:
+def test_all_problems_of_a_recipe_are_reported_at_once() -> None:
     with pytest.raises(SchemaError) as caught:
         load_glue_recipe("glue_base", ["tasks.wnli.epochs=1", "tasks.cola.epochs=0", "training.patience=0", "model.from_mnli=[cola, rtf]"])
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [

@@ -1,4 +1,4 @@
-"""Table 5 with a row of ours: the paper's figures, our points, blanks where a task is missing."""
+"""Table 5 with a row for our results: the paper's figures, our scores, and blanks for missing tasks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def results(**scores: float) -> GlueResults:
     return GlueResults("mine", "models/<mine>", average(means, list(TASKS)), dict(runs))
 
 
-def test_ours_stand_below_the_papers() -> None:
+def test_our_row_follows_the_rows_of_the_paper() -> None:
     layout = glue_layout(results(**dict.fromkeys(TASKS, 0.5) | {"mnli": 0.8912}))
     assert layout.columns == ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "Average")
     theirs, ours = layout.lines[6], layout.lines[-1]
@@ -53,13 +53,13 @@ def test_ours_stand_below_the_papers() -> None:
     assert len(layout.lines) == 13
 
 
-def test_a_task_that_is_missing_is_blank_and_so_is_the_average() -> None:
+def test_a_missing_task_and_the_average_are_blank() -> None:
     ours = glue_layout(results(cola=0.61, rte=0.8)).lines[-1]
     assert ours.cells == (61.0, None, None, None, None, None, None, 80.0, None)
     assert ours.measured == "2 of 8"
 
 
-def test_as_markdown() -> None:
+def test_the_report_renders_as_markdown() -> None:
     text = render_markdown(glue_report(results(cola=0.61234, stsb=0.9, rte=0.8)))
     [line] = [line for line in text.splitlines() if "(mine)" in line]
     assert [cell.strip() for cell in line.split("|")[2:-1]] == ["61.2", "", "", "90.0", "", "", "", "80.0", "", "3 of 8"]
@@ -71,7 +71,7 @@ def test_as_markdown() -> None:
     assert "accuracies" in text
 
 
-def test_as_a_page(tmp_path: Path) -> None:
+def test_the_report_renders_as_html(tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     given = results(cola=0.61234, rte=0.8)
     page = render_html(glue_report(given))
@@ -95,7 +95,7 @@ def record(name: str, task: TaskName) -> dict[str, object]:
     }
 
 
-def test_records_are_gathered_and_those_of_others_refused(tmp_path: Path) -> None:
+def test_records_are_collected_and_foreign_records_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="contains no complete run of quiver glue"):
         gather_results(tmp_path)
     for name in ("rte", "cola"):

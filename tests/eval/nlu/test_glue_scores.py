@@ -1,4 +1,4 @@
-"""GLUE's measures by hand; scikit-learn's and scipy's are in tests/parity/test_glue.py."""
+"""Measures of GLUE against values computed by hand; tests/parity/test_glue.py compares them with scikit-learn and scipy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from quiver.eval.nlu.glue_tasks import MEASURES, TASKS, accuracy, f1, matthews, measure, pearson, spearman
 
 
-def test_by_hand() -> None:
+def test_measures_equal_values_computed_by_hand() -> None:
     ours, theirs = [1, 1, 1, 0, 0, 0, 0, 1], [1, 1, 0, 0, 0, 0, 1, 0]  # 2 hits, 3 right refusals, 2 false alarms, 1 miss
     assert accuracy(ours, theirs) == 5 / 8
     assert f1(ours, theirs) == pytest.approx(2 * 2 / (2 * 2 + 2 + 1))
@@ -22,7 +22,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([1, 1, 1], [0, 1, 0]), ([0, 0, 0], [0, 1, 0]), ([0, 1, 0], [1, 1, 1]), ([1], [1])])
-def test_where_one_side_is_the_same_throughout_nothing_is_told_apart(ours: list[int], theirs: list[int]) -> None:
+def test_correlations_of_a_constant_are_zero(ours: list[int], theirs: list[int]) -> None:
     assert matthews(ours, theirs) == pearson(ours, theirs) == spearman(ours, theirs) == 0.0
     assert f1([0, 0], [0, 0]) == 0.0
     assert pearson([1e-200, 2e-200], [1.0, 2.0]) == 0.0, "differences whose squares are no numbers any more"
@@ -34,7 +34,7 @@ def test_counts_of_a_large_set_do_not_overflow() -> None:
     assert matthews(1 - labels, labels) == -1.0
 
 
-def test_a_prediction_a_label_is_asked_for() -> None:
+def test_predictions_and_labels_must_have_equal_lengths() -> None:
     for name in MEASURES:
         with pytest.raises(ValueError, match="must be"):
             MEASURES[name]([1, 0], [1])

@@ -1,4 +1,4 @@
-"""Whole runs on GLUE's layout: what chance cannot reach, what starts from MNLI, what is left and gone on with, what is refused."""
+"""Whole runs on the layout of GLUE: scores above chance, tasks that start from MNLI, resuming, and refusals."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MakeGlue = Callable[..., GlueRecipe]
 
 
 @pytest.mark.slow
-def test_every_task_is_learnt(make_glue: MakeGlue, tmp_path: Path) -> None:
-    """Chance has 0 for a correlation and at most 0.6 of 60 for an accuracy; every model starts below that."""
+def test_every_task_is_learned(make_glue: MakeGlue, tmp_path: Path) -> None:
+    """Chance gives a correlation of 0 and an accuracy of at most 0.6 on 60 rows; every model starts below these."""
     results = train_glue(make_glue(*TASKS, from_mnli=("rte", "mrpc", "stsb")), tmp_path / "out")
     assert list(results.runs) == list(TASKS)
     for task, run in results.runs.items():
@@ -31,9 +31,9 @@ def test_every_task_is_learnt(make_glue: MakeGlue, tmp_path: Path) -> None:
         assert run.trained_on == 240
         assert run.from_mnli is (task in ("rte", "mrpc", "stsb"))
         assert list(run.scores.measures) == list(TASKS[task].measures)
-        told = read_json(tmp_path / "out" / task / "predictions.json")
-        assert len(told) == 60
-        assert set(told.values()) <= set(TASKS[task].labels) or TASKS[task].is_regression
+        predictions = read_json(tmp_path / "out" / task / "predictions.json")
+        assert len(predictions) == 60
+        assert set(predictions.values()) <= set(TASKS[task].labels) or TASKS[task].is_regression
     assert results.average.value == pytest.approx(sum(run.scores.score for run in results.runs.values()) / 8)
     written = read_json(tmp_path / "out" / "results.json")
     assert (written["schema"], written["average"]["known"], list(written["runs"])) == ("quiver-glue/1", 8, list(TASKS))
@@ -63,7 +63,7 @@ def test_a_task_starts_from_mnli_with_new_labels(make_glue: MakeGlue, tmp_path: 
     assert read_json(out / "rte" / "run.json")["start"]["task"] == "mnli"
 
 
-def test_what_starts_from_mnli_needs_it(make_glue: MakeGlue, tmp_path: Path) -> None:
+def test_a_task_that_starts_from_mnli_requires_an_mnli_model(make_glue: MakeGlue, tmp_path: Path) -> None:
     recipe = make_glue("mnli", "rte", from_mnli=("rte",), updates={"epochs": 0.2})
     with pytest.raises(InputError, match=r"missing\. rte start from the model trained on MNLI; train MNLI too, or set model\.from_mnli="):
         train_glue(recipe, tmp_path / "out", tasks=["rte"])
@@ -71,12 +71,12 @@ def test_what_starts_from_mnli_needs_it(make_glue: MakeGlue, tmp_path: Path) -> 
     with pytest.raises(InputError, match="--task cola: not in the recipe, which trains mnli, rte"):
         train_glue(recipe, tmp_path / "out", tasks=["cola"])
     assert list(train_glue(recipe, tmp_path / "out", tasks=["mnli"]).runs) == ["mnli"]
-    results = train_glue(recipe, tmp_path / "out", tasks=["rte"])  # a session of its own finds the model of the first
+    results = train_glue(recipe, tmp_path / "out", tasks=["rte"])  # a separate session finds the model of the first one
     assert list(results.runs) == ["mnli", "rte"]
     assert (results.average.value, results.average.known, results.average.members) == (None, 2, 8)
 
 
-def test_what_is_complete_is_left_and_the_rest_gone_on_with(make_glue: MakeGlue, tmp_path: Path) -> None:
+def test_complete_tasks_are_skipped_and_others_resumed(make_glue: MakeGlue, tmp_path: Path) -> None:
     recipe, out = make_glue("cola", "rte", updates={"epochs": 0.4}), tmp_path / "out"
     train_glue(recipe, out, tasks=["cola"])
     before = (out / "cola" / "run.json").read_bytes()
@@ -95,7 +95,7 @@ def test_what_is_complete_is_left_and_the_rest_gone_on_with(make_glue: MakeGlue,
     assert [read_json(out / task / "run.json")["recipe"]["tasks"][task]["learning_rate"] for task in ("cola", "rte")] == [1e-3, 1e-3]
 
 
-def test_positions_are_enough(make_glue: MakeGlue, tmp_path: Path) -> None:
+def test_a_recipe_longer_than_the_positions_is_refused(make_glue: MakeGlue, tmp_path: Path) -> None:
     recipe = make_glue("cola")
     longer = recipe.replace(data=recipe.data.replace(max_length=65))
     with pytest.raises(InputError, match=r"data\.max_length: must be <= 64, the encoder's positions, got 65"):

@@ -1,4 +1,4 @@
-"""Training on windows, heads drawn and kept, longer positions; recipes and their problems."""
+"""Span QA training: windows, new and existing heads, extended positions, and recipes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETTINGS = WindowSettings(max_length=24, overlap=6, max_question_length=4, max_a
 
 
 def numbers(seed: int, count: int, *, words: int) -> list[Question]:
-    """Lines of words with one number, which is the answer."""
+    """Questions over lines of words with one number, which is the answer."""
     generator = random.Random(seed)
     questions = []
     for place in range(count):
@@ -67,7 +67,7 @@ def small_model() -> SpanQA:
 
 
 def squad(path: Path, questions: list[Question]) -> str:
-    """Questions as a file."""
+    """Write questions to a file."""
     paragraphs = [
         {
             "context": one.context,
@@ -83,7 +83,7 @@ def squad(path: Path, questions: list[Question]) -> str:
 
 @pytest.fixture
 def make_recipe(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., QaRecipe]:
-    """Lines of three windows each; the answer is in one of them, the others say that there is none."""
+    """A recipe whose lines have three windows each: one contains the answer, the others are labelled as without answer."""
     config = small_model().encoder.config
     save_encoder(init_weights(Encoder(replace(config, embedding_dropout=0.01)), seed=1), tmp_path / "encoder")
     tokenizer.save(tmp_path / "encoder")
@@ -116,14 +116,14 @@ def test_a_model_learns_to_answer_across_windows(make_recipe: Callable[..., QaRe
     assert after.windows >= 2 * len(held_out)
     result = read_json(out / "run.json")["result"]
     assert result["losses"][-1][1] < 0.2 * result["losses"][0][1]
-    # The best of eight epochs by the development's F1 is the model.
+    # The model is the best of eight epochs by F1 on the development questions.
     marks = {line["step"]: line["f1"] for line in result["development"]}
     assert len(marks) == 8
     assert marks[result["best_step"]] == max(marks.values())
     assert set(read_json(out / "run.json")["sha256"]) == {str(tmp_path / f"{name}.json") for name, *_ in SETS}
 
 
-def test_killed_and_resumed_it_is_the_run_that_was_not(
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     make_recipe: Callable[..., QaRecipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = make_recipe(epochs=1, save_every=5)
@@ -145,7 +145,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(
         assert ours == theirs, name
 
 
-def test_a_batch_that_cannot_be_trained_on_is_kept(
+def test_a_batch_with_a_non_finite_loss_is_saved(
     make_recipe: Callable[..., QaRecipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SpanTask, "loss", lambda self, model, batch: model.out.weight.sum() * torch.inf)
@@ -156,7 +156,7 @@ def test_a_batch_that_cannot_be_trained_on_is_kept(
     assert row["text"].startswith("[CLS]number?[SEP]")
 
 
-def test_no_question_is_in_two_sets(make_recipe: Callable[..., QaRecipe], tmp_path: Path) -> None:
+def test_a_question_in_two_sets_is_refused(make_recipe: Callable[..., QaRecipe], tmp_path: Path) -> None:
     recipe = make_recipe()
     data = recipe.data
     for changes, complaint in (
@@ -169,7 +169,7 @@ def test_no_question_is_in_two_sets(make_recipe: Callable[..., QaRecipe], tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_an_encoder_gets_a_head_and_a_head_is_kept(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_an_encoder_gets_a_new_head_and_an_existing_head_is_kept(tmp_path: Path, tokenizer: Tokenizer) -> None:
     save_encoder(small_model().encoder, tmp_path / "encoder")
     save_head(small_model(), tmp_path / "qa")
     for folder in ("encoder", "qa"):
@@ -182,7 +182,7 @@ def test_an_encoder_gets_a_head_and_a_head_is_kept(tmp_path: Path, tokenizer: To
     assert torch.equal(open_span_qa(tmp_path / "qa", seed=None)[0].out.weight, small_model().out.weight)
 
 
-def test_other_peoples_token_types_are_warned_of(tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_trained_with_token_types_gives_a_warning(tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
     config = replace(preset("bert-base"), vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=("global",))
     model = SpanQA(Encoder(config))
     save_head(model, tmp_path / "theirs")
@@ -207,11 +207,11 @@ def test_positions_are_extended_before_training(tmp_path: Path, tokenizer: Token
     init_head(model, seed=7)
     if head:
         save_head(model, tmp_path / "old")
-    else:  # of a model of sentence-transformers the encoder is taken
+    else:  # from a sentence-transformers model, the encoder is used
         BiEncoder(model.encoder, tokenizer, ModelFolder("dense", tmp_path, max_length=32)).save(tmp_path / "old")
     tokenizer.save(tmp_path / "old")
-    longer, told = open_span_qa(tmp_path / "old", seed=7, extend=2)
-    assert longer.encoder.config.max_positions == 128 == told.max_length
+    longer, opened = open_span_qa(tmp_path / "old", seed=7, extend=2)
+    assert longer.encoder.config.max_positions == 128 == opened.max_length
     table = "embeddings.positions.weight"
     assert torch.equal(longer.encoder.state_dict()[table], interpolate_positions(model.encoder.state_dict()[table], 2))
     assert torch.equal(longer.out.weight, model.out.weight)
@@ -221,8 +221,8 @@ def test_positions_are_extended_before_training(tmp_path: Path, tokenizer: Token
         open_span_qa(tmp_path / "rope", seed=7, extend=2)
 
 
-def test_attention_dropout_is_the_recipes(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """All else is the checkpoint's."""
+def test_attention_dropout_is_set_by_the_recipe(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """All other settings come from the checkpoint."""
     config = replace(
         preset("bert-base"), vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=("global",), max_positions=64
     )
@@ -231,36 +231,36 @@ def test_attention_dropout_is_the_recipes(tmp_path: Path, tokenizer: Tokenizer) 
     save_head(model, tmp_path / "qa")
     tokenizer.save(tmp_path / "qa")
     as_it_came, _ = open_span_qa(tmp_path / "qa", seed=None)
-    changed, told = open_span_qa(tmp_path / "qa", seed=None, attention_dropout=0.0)
+    changed, opened = open_span_qa(tmp_path / "qa", seed=None, attention_dropout=0.0)
     assert as_it_came.encoder.config.attention_dropout == 0.1
     assert changed.encoder.config == replace(as_it_came.encoder.config, attention_dropout=0.0)
-    assert told.max_length == Tokenizer.from_pretrained(tmp_path / "qa").max_length
+    assert opened.max_length == Tokenizer.from_pretrained(tmp_path / "qa").max_length
     state = as_it_came.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in changed.state_dict().items())
     save_head(small_model(), tmp_path / "modernbert")
     tokenizer.save(tmp_path / "modernbert")
     with pytest.raises(
         InputError, match=r"model\.attention_dropout: not supported by this model"
-    ):  # one setting for both in its config.json
+    ):  # its config.json has one setting for both
         open_span_qa(tmp_path / "modernbert", seed=7, attention_dropout=0.3)
     assert load_qa_recipe("qa_korquad_512", ["model.attention_dropout="]).model.attention_dropout is None
 
 
 @pytest.mark.parametrize(("name", "length", "factor"), [("qa_korquad_512", 512, 1), ("qa_korquad_1024", 1024, 2)])
-def test_the_shipped_recipes(name: str, length: int, factor: int) -> None:
+def test_the_shipped_recipes_load(name: str, length: int, factor: int) -> None:
     recipe = load_qa_recipe(name)
     assert (recipe.windows.max_length, recipe.model.extend_positions) == (length, factor)
     assert recipe.data.official == "korquad_v1"
     assert recipe.name == name
     assert find_recipe(name, QA_KINDS).name == f"{name}.yaml"
-    # They differ in nothing else that is trained with.
+    # All other training settings are equal.
     other = load_qa_recipe("qa_korquad_512")
     assert (recipe.updates, recipe.training, recipe.data) == (other.updates, other.training, other.data)
     assert recipe.data.development_split is not None
     assert recipe.windows.replace(max_length=512) == other.windows
 
 
-def test_a_recipes_problems_are_all_told() -> None:
+def test_all_problems_of_a_recipe_are_reported_at_once() -> None:
     with pytest.raises(SchemaError) as caught:
         load_qa_recipe("qa_korquad_512", ["windows.max_answer_length=129", "updates.epochs=0", "data.official=squad", "model.dropout=1"])
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [

@@ -1,4 +1,4 @@
-"""SQuAD's JSON in its versions, and what is wrong with a file named by article and paragraph."""
+"""SQuAD JSON in both versions, and errors that name article and paragraph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def qa(key: str = "q1", **changes: Any) -> dict[str, Any]:
     return {"id": key, "question": "수도는?", "answers": [{"text": "서울", "answer_start": 0}]} | changes
 
 
-def test_both_versions_are_read(tmp_path: Path) -> None:
+def test_both_versions_of_squad_are_read(tmp_path: Path) -> None:
     several = [{"text": "서울", "answer_start": 0}, {"text": "서울은", "answer_start": 0}, {"text": "부산", "answer_start": 3}]
     path = written(
         tmp_path / "a.json",
@@ -41,7 +41,7 @@ def test_both_versions_are_read(tmp_path: Path) -> None:
     assert not stands(Answer("다.", -2), CONTEXT)
 
 
-def test_only_some_questions(tmp_path: Path) -> None:
+def test_a_selection_reads_only_its_questions(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", qa("q1"), qa("q2"), qa("q3"))
     (tmp_path / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq3\tp\t1\nq1\tp\t1\nq3\tp2\t1\n")
     wanted = read_split(tmp_path / "dev.tsv")
@@ -86,7 +86,7 @@ def test_malformed_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.data
-def test_korquad(quiver_data: Path) -> None:
+def test_korquad_has_the_published_number_of_questions(quiver_data: Path) -> None:
     folder = quiver_data / "korquad_v1_dev"
     file = folder / "raw" / "KorQuAD_v1.0_dev.json"
     found = read_questions(file)

@@ -1,4 +1,4 @@
-"""Windows: nothing of a paragraph is lost, no answer is cut, and tokens lead back to the characters they stand for."""
+"""Windows: they cover the paragraph, contain every answer whole, and map tokens back to characters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_short_paragraph_is_one_window(tokenizer: Tokenizer) -> None:
     assert (window.first, window.skipped, window.stop) == (len(ids) + 2, 0, len(window.ids) - 1)
 
 
-def test_a_question_is_cut_and_its_paragraph_is_not(tokenizer: Tokenizer) -> None:
+def test_a_long_question_is_truncated_and_its_paragraph_is_not(tokenizer: Tokenizer) -> None:
     settings = WindowSettings(max_length=256, overlap=30, max_question_length=3)
     [window] = make_windows([question(TEXT, None)], tokenizer, settings)
     assert window.first == 5
@@ -68,13 +68,13 @@ def test_windows_cover_a_long_paragraph(tokenizer: Tokenizer, max_length: int, o
     assert windows[-1].skipped + len(windows[-1].spans) == len(pieces.ids)
     for before, after in pairwise(windows):
         assert before.skipped + len(before.spans) - after.skipped == overlap
-    # So every span that is no longer than the overlap stands whole in one.
+    # So every span that is no longer than the overlap is whole in some window.
     for low in range(len(pieces.ids) - overlap + 1):
         assert any(window.skipped <= low and low + overlap <= window.skipped + len(window.spans) for window in windows)
 
 
-def test_no_answer_is_lost(tokenizer: Tokenizer) -> None:
-    """Answers of every length at random places, the longest longer than any overlap: each is in a window, character by character."""
+def test_every_answer_is_whole_in_some_window(tokenizer: Tokenizer) -> None:
+    """Answers have random positions and every length up to more than the overlap; each one is whole in some window."""
     context = " ".join([TEXT] * 4)
     generator = random.Random(7)
     settings = WindowSettings(max_length=48, overlap=6, max_question_length=8, max_answer_length=6)
@@ -86,25 +86,25 @@ def test_no_answer_is_lost(tokenizer: Tokenizer) -> None:
             questions.append(question(context, text, f"q{number}", start))
     labelled = list(labelled_windows(questions, tokenizer, settings))
     around = 0
-    for place, asked in enumerate(questions):
+    for place, example in enumerate(questions):
         mine = [one for one in labelled if one.window.question == place]
-        regular = list(make_windows([asked], tokenizer, settings))
+        regular = list(make_windows([example], tokenizer, settings))
         holding = [one for one in mine if one.start != NOWHERE]
-        assert holding, asked
+        assert holding, example
         around += len(mine) - len(regular)
         assert len(mine) - len(regular) in (0, 1)
-        wanted = asked.answers[0]
+        wanted = example.answers[0]
         for one in holding:
             low, high = one.window.characters(one.start, one.end)
             assert wanted.text.strip() in context[low:high]
-            # A token that reaches over the answer's ends cannot be cut; nothing else is too much.
+            # A token may extend beyond the ends of the answer; no other characters are added.
             assert low <= wanted.start + len(wanted.text) - len(wanted.text.lstrip())
             assert len(context[low:high]) <= len(wanted.text) + 20
             assert len(one.window.ids) <= 48
     assert around > 10
 
 
-def test_an_answer_longer_than_a_window_is_in_none(tokenizer: Tokenizer) -> None:
+def test_an_answer_longer_than_a_window_is_in_no_window(tokenizer: Tokenizer) -> None:
     context = " ".join([TEXT] * 4)
     settings = WindowSettings(max_length=32, overlap=4, max_question_length=8, max_answer_length=4)
     labelled = list(labelled_windows([question(context, context[3:200])], tokenizer, settings))
@@ -112,7 +112,7 @@ def test_an_answer_longer_than_a_window_is_in_none(tokenizer: Tokenizer) -> None
     assert {(one.start, one.end) for one in labelled} == {(NOWHERE, NOWHERE)}
 
 
-def test_no_answer_and_a_misplaced_one(tokenizer: Tokenizer) -> None:
+def test_questions_without_an_answer_and_with_a_misplaced_answer(tokenizer: Tokenizer) -> None:
     settings = WindowSettings(max_length=64, overlap=30, max_question_length=8)
     questions = [question(TEXT, None, "none"), question(TEXT, "시위", "misplaced", 0), question(TEXT, "시위", "right")]
     labelled = list(labelled_windows(questions, tokenizer, settings))
@@ -120,8 +120,8 @@ def test_no_answer_and_a_misplaced_one(tokenizer: Tokenizer) -> None:
     assert all(one.start == one.end == NOWHERE for one in labelled if one.window.question == 0)
 
 
-def test_bytes_of_one_character_lead_back_to_it() -> None:
-    """A vocabulary without Korean: three tokens a syllable, of which the answer's are taken whole."""
+def test_byte_tokens_map_to_their_character() -> None:
+    """The vocabulary has no Korean: a syllable has three tokens, and an answer covers whole syllables."""
     tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
     settings = WindowSettings(max_length=256, overlap=30)
     [one] = labelled_windows([question(TEXT, "15일")], tokenizer, settings)
@@ -130,8 +130,8 @@ def test_bytes_of_one_character_lead_back_to_it() -> None:
     assert TEXT[low:high] == "15일"
 
 
-def test_minilm_takes_syllables_apart(minilm: Path) -> None:
-    """BERT's normaliser makes letters of a syllable; their places are the syllable's."""
+def test_decomposed_syllables_map_to_their_character(minilm: Path) -> None:
+    """BERT's normalizer decomposes a syllable into letters, which keep the position of the syllable."""
     tokenizer = Tokenizer.from_pretrained(minilm)
     settings = WindowSettings(max_length=256, overlap=64, max_answer_length=64)
     for answer in ("임종석", "1989년 2월 15일", "여의도", "wings", "deep!"):
@@ -151,14 +151,14 @@ def test_minilm_takes_syllables_apart(minilm: Path) -> None:
         ),
     ],
 )
-def test_settings_that_cannot_be(tokenizer: Tokenizer, settings: WindowSettings, complaint: str) -> None:
+def test_invalid_settings_are_refused(tokenizer: Tokenizer, settings: WindowSettings, complaint: str) -> None:
     with pytest.raises(InputError) as caught:
         check_settings(settings, tokenizer, positions=256)
     assert str(caught.value).startswith(complaint)
 
 
 @pytest.mark.data
-def test_no_answer_of_korquad_is_lost(minilm: Path, quiver_data: Path) -> None:
+def test_every_answer_of_korquad_is_whole_in_some_window(minilm: Path, quiver_data: Path) -> None:
     folder = quiver_data / "korquad_v1_dev"
     tokenizer = Tokenizer.from_pretrained(minilm)
     found = read_questions(folder / "raw" / "KorQuAD_v1.0_dev.json", only=read_split(folder / "qrels" / "article_dev.tsv"))
@@ -169,14 +169,14 @@ def test_no_answer_of_korquad_is_lost(minilm: Path, quiver_data: Path) -> None:
             low, high = one.window.characters(one.start, one.end)
             held[one.window.question] = found.questions[one.window.question].context[low:high]
     assert len(held) == len(found.questions) == 602
-    # 95 in 100 come back as they stand; in the others a token, often [UNK] of an English vocabulary, reaches beyond the answer.
-    same = sum(held[place] == asked.answers[0].text for place, asked in enumerate(found.questions))
+    # 95 of 100 are recovered exactly; in the others a token, often [UNK] of the English vocabulary, extends beyond the answer.
+    same = sum(held[place] == example.answers[0].text for place, example in enumerate(found.questions))
     assert same >= 0.94 * 602
-    assert all(asked.answers[0].text.strip() in held[place] for place, asked in enumerate(found.questions))
+    assert all(example.answers[0].text.strip() in held[place] for place, example in enumerate(found.questions))
 
 
-def test_a_template_with_two_separators(tokenizer: Tokenizer) -> None:
-    """RoBERTa's: a text is closed before the next one is opened."""
+def test_a_template_with_two_separators_is_followed(tokenizer: Tokenizer) -> None:
+    """RoBERTa's template closes the first text before it opens the second."""
     cls, sep = tokenizer.special_id("cls"), tokenizer.special_id("sep")
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     backend.post_processor = tokenizers.processors.TemplateProcessing(

@@ -39,7 +39,9 @@ OPEN_ALL = "document.querySelectorAll('details').forEach(each => { each.open = t
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
-def test_it_opens_from_a_file_in_silence(tab: Any, page: Path, tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
+def test_the_page_opens_from_a_file_without_console_messages(
+    tab: Any, page: Path, tmp_path: Path, size: tuple[int, int], dark: bool
+) -> None:
     tab.open(page.as_uri(), size, dark=dark)
     shot = tmp_path / "report.png"
     assert tab.screenshot(shot) == size
@@ -78,7 +80,7 @@ CHARTS = """(() => {
     ("systems", "collections", "approximate"),
     [(1, 1, True), (4, 6, True), (4, 6, False), pytest.param(8, 30, True, marks=pytest.mark.slow)],
 )
-def test_labels_of_charts_are_whole_and_apart(
+def test_labels_of_charts_are_complete_and_do_not_overlap(
     tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path, systems: int, collections: int, approximate: bool
 ) -> None:
     made = evaluated(systems=systems, collections=collections, approximate=approximate)
@@ -133,7 +135,7 @@ CONTRAST = """(() => {
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_text_can_be_read(tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path, dark: bool) -> None:
+def test_every_text_has_enough_contrast(tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path, dark: bool) -> None:
     tab.open(_write(tmp_path / "report.html", evaluated(systems=9, forums=False)).as_uri(), DESK, dark=dark)
     tab.run(OPEN_ALL)
     texts, worst = tab.run(CONTRAST)
@@ -173,7 +175,7 @@ def test_names_sort_from_a_to_z_and_one_column_sorts_at_a_time(tab: Any, page: P
     assert tab.run(SORTED) == ["descending"] + [None] * 8
 
 
-def test_the_head_of_a_long_table_and_its_first_column_stay(tab: Any, page: Path) -> None:
+def test_header_and_first_column_of_a_long_table_are_sticky(tab: Any, page: Path) -> None:
     tab.open(page.as_uri(), TELEPHONE)
     edges = """(() => {
       const box = document.querySelector('#protocol .box');
@@ -185,7 +187,7 @@ def test_the_head_of_a_long_table_and_its_first_column_stay(tab: Any, page: Path
     assert tab.run(edges) == [900, 200, 0, 0]
 
 
-def test_the_button_turns_day_into_night(tab: Any, page: Path) -> None:
+def test_the_button_switches_to_the_dark_theme(tab: Any, page: Path) -> None:
     tab.open(page.as_uri(), DESK)
     seen = []
     for _ in range(3):
@@ -195,7 +197,7 @@ def test_the_button_turns_day_into_night(tab: Any, page: Path) -> None:
     assert seen[0] == seen[2] != seen[1]
 
 
-def test_a_command_is_copied_whole(tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path) -> None:
+def test_the_whole_command_is_copied(tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path) -> None:
     result = evaluated(systems=1, collections=1, forums=False)[0]
     command = "quiver evaluate --model 'a  b' \\\n  --data \"$HOME/<x>&amp;\" --out runs/été"
     result = replace(result, provenance=replace(result.provenance, command=command))
@@ -220,14 +222,14 @@ def test_without_a_clipboard_a_command_is_selected(tab: Any, page: Path) -> None
     assert tab.run(selected) == [True, "Selected"]
 
 
-def test_the_contents_are_open_beside_the_page_and_closed_above_it(tab: Any, page: Path) -> None:
+def test_the_table_of_contents_is_open_on_wide_and_closed_on_narrow_screens(tab: Any, page: Path) -> None:
     for size, is_open in ((DESK, True), (TELEPHONE, False)):
         tab.open(page.as_uri(), size)
         assert tab.run("document.getElementById('contents').open") is is_open
 
 
 @pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
-def test_others_words_do_nothing_and_move_nothing(
+def test_hostile_texts_run_no_script_and_do_not_change_the_layout(
     tab: Any, evaluated: Callable[..., list[Results]], hostile: str, tmp_path: Path, size: tuple[int, int]
 ) -> None:
     made = []
@@ -245,7 +247,7 @@ def test_others_words_do_nothing_and_move_nothing(
     assert len(tab.requests()) == 1
 
 
-def test_a_script_that_got_in_would_not_run(tab: Any, page: Path, tmp_path: Path) -> None:
+def test_the_content_security_policy_blocks_injected_scripts(tab: Any, page: Path, tmp_path: Path) -> None:
     broken = tmp_path / "report.html"
     broken.write_text(
         page.read_text(encoding="utf-8").replace("<main>", "<main><script>document.title = 'owned'</script>"), encoding="utf-8"
@@ -255,7 +257,7 @@ def test_a_script_that_got_in_would_not_run(tab: Any, page: Path, tmp_path: Path
     assert any("Content Security Policy" in json.dumps(event) for event in tab.complaints())
 
 
-def test_print_has_whole_tables_and_no_buttons(tab: Any, page: Path) -> None:
+def test_the_printed_page_has_whole_tables_and_no_buttons(tab: Any, page: Path) -> None:
     tab.open(page.as_uri(), DESK, dark=True)
     tab.send("Emulation.setEmulatedMedia", media="print")
     assert tab.run("[...document.querySelectorAll('nav, .tool')].every(each => getComputedStyle(each).display === 'none')")
@@ -270,7 +272,7 @@ COLLECTIONS = ("scifact", "cranfield", "cosqa", "tldr_nl2cmd", "designdocs_long"
 @pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
-def test_a_real_evaluation_of_four_systems_on_six_collections(tab: Any, real: list[Results], tmp_path: Path, size: tuple[int, int]) -> None:
+def test_a_real_evaluation_of_four_systems_renders_correctly(tab: Any, real: list[Results], tmp_path: Path, size: tuple[int, int]) -> None:
     file = _write(tmp_path / "report.html", real)
     tab.open(file.as_uri(), size)
     shot = tmp_path / "report.png"

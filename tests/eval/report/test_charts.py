@@ -31,11 +31,11 @@ def key(place: int, label: str = "") -> Key:
 
 
 @pytest.mark.parametrize("highest", [0.0, 0.004, 0.05, 0.0501, 0.31, 0.5, 0.657, 0.8, 0.99, 1.0])
-def test_an_axis_reaches_over_its_highest_value(highest: float) -> None:
+def test_an_axis_extends_beyond_its_highest_value(highest: float) -> None:
     assert highest <= axis_top(highest) <= max(0.01, 2 * highest)
 
 
-def test_bars_are_as_long_as_their_values() -> None:
+def test_bar_lengths_are_proportional_to_the_values() -> None:
     chart = bar_chart([Bar(key(0), 0.4, 0.3, 0.5), Bar(key(1, "long name " * 9), 0.8)], 0.8)
     (axes,) = chart.axes
     assert [bar.get_width() for bar in axes.patches] == [0.4, 0.8]
@@ -58,7 +58,7 @@ def test_a_long_label_is_shortened(text: str) -> None:
     assert fit("bm25", 120, 9) == "bm25"
 
 
-def test_letters_of_equal_points_lie_apart_inside_the_axes() -> None:
+def test_letters_of_equal_points_do_not_overlap_and_stay_inside_the_axes() -> None:
     points = [(1.0, 1.0)] * 12 + [(0.1, 0.5), (0.1001, 0.5), (10.0, 0.9)]
     dots = [Dot(key(place), *point) for place, point in enumerate(points)]
     chart = latency_chart(dots, latency_limits(dots, to_one=True), "nDCG@10")
@@ -73,7 +73,7 @@ def test_letters_of_equal_points_lie_apart_inside_the_axes() -> None:
 
 @pytest.mark.parametrize("milliseconds", [1.0, 0.003, 12_345.0])
 @pytest.mark.parametrize("to_one", [True, False])
-def test_one_point_has_axes_too(milliseconds: float, to_one: bool) -> None:
+def test_a_single_point_has_axes(milliseconds: float, to_one: bool) -> None:
     dots = [Dot(key(0), milliseconds, 1.0)]
     limits = latency_limits(dots, to_one=to_one)
     (fastest, slowest), (low, high) = limits
@@ -84,7 +84,7 @@ def test_one_point_has_axes_too(milliseconds: float, to_one: bool) -> None:
 
 
 @pytest.mark.parametrize("percent", [False, True])
-def test_every_step_is_marked_and_the_best_is_a_ring(percent: bool) -> None:
+def test_every_step_has_a_marker_and_the_best_a_ring(percent: bool) -> None:
     curve = Curve("c", [(10, 0.2), (20, 0.5), (40, 0.3)], percent=percent)
     line, *dots = curve_chart(curve, 50).axes[0].get_lines()
     factor = 100 if percent else 1
@@ -94,7 +94,7 @@ def test_every_step_is_marked_and_the_best_is_a_ring(percent: bool) -> None:
     assert curve_note(curve) == ("best 50.00 at step 20" if percent else "0.2 to 0.3")
 
 
-def test_a_long_noisy_curve_is_a_faint_line_with_its_running_mean() -> None:
+def test_a_long_noisy_curve_is_drawn_faint_with_its_running_mean() -> None:
     points = [(step, 1.0 + (8.0 if step == 4_321 else 0.0)) for step in range(1, 10_001)]
     line, mean = curve_chart(Curve("loss", points, smooth=True), 10_000).axes[0].get_lines()
     assert max(line.get_ydata()) == 9.0
@@ -143,7 +143,7 @@ def test_the_running_mean_does_not_end_at_the_last_value() -> None:
     assert [value for _, value in running_mean(mirrored)] == pytest.approx(found[::-1])
 
 
-def test_texts_of_a_chart_are_texts_and_its_bytes_are_reproducible() -> None:
+def test_texts_of_a_chart_stay_text_and_its_bytes_are_reproducible() -> None:
     hostile = "<script>$x$</script>\x00"
     one, other = (svg(bar_chart([Bar(key(0, hostile), 0.5)], 1.0), prefix="a", label=hostile) for _ in range(2))
     assert one == other

@@ -86,7 +86,7 @@ def _of(pairings: Sequence[Pairing], system: str, data_set: str) -> Pairing:
     return found
 
 
-def test_two_folders(make_folder: MakeFolder) -> None:
+def test_two_folders_are_compared(make_folder: MakeFolder) -> None:
     first = {"scifact": _scores(1), "cosqa": _scores(2, 30)}
     second = {"cosqa": _scores(3, 30), "scifact": _scores(4, shift=0.1)}
     comparison = compare_results(make_folder("alpha", first), make_folder("beta", second))
@@ -108,7 +108,7 @@ def test_two_folders(make_folder: MakeFolder) -> None:
     assert {measured.family for pairing in comparison.pairings for measured in pairing.measures.values()} == {2}
 
 
-def test_the_average_is_over_data_sets_and_a_group_is_one(make_folder: MakeFolder) -> None:
+def test_a_group_counts_once_in_the_average(make_folder: MakeFolder) -> None:
     forums = {name: {"group": "forums", "group_size": 2} for name in ("forum-a", "forum-b")}
     first = {"forum-a": _scores(1, 10), "scifact": _scores(2, 40), "forum-b": _scores(3, 20)}
     second = {"forum-a": _scores(4, 10), "scifact": _scores(5, 40), "forum-b": _scores(6, 20)}
@@ -132,7 +132,7 @@ def test_the_average_is_over_data_sets_and_a_group_is_one(make_folder: MakeFolde
     assert (both.corrected, both.family) == (both.paired.p, 1)
 
 
-def test_a_group_that_lacks_a_part_is_not_one(make_folder: MakeFolder) -> None:
+def test_a_group_that_lacks_a_part_is_not_averaged(make_folder: MakeFolder) -> None:
     forums = {name: {"group": "forums", "group_size": 3} for name in ("forum-a", "forum-b")}
     scores = {"forum-a": _scores(1, 10), "forum-b": _scores(2, 10)}
     comparison = compare_results(make_folder("alpha", scores, changed=forums), make_folder("beta", scores, changed=forums))
@@ -140,7 +140,7 @@ def test_a_group_that_lacks_a_part_is_not_one(make_folder: MakeFolder) -> None:
     assert comparison.averages == ()
 
 
-def test_parts_of_different_splits_are_no_group(make_folder: MakeFolder) -> None:
+def test_parts_of_different_splits_do_not_form_a_group(make_folder: MakeFolder) -> None:
     forums = {name: {"group": "forums", "group_size": 2, "split": split} for name, split in (("forum-a", "test"), ("forum-b", "dev"))}
     scores = {"forum-a": _scores(1, 10), "forum-b": _scores(2, 10)}
     comparison = compare_results(make_folder("alpha", scores, changed=forums), make_folder("beta", scores, changed=forums))
@@ -151,7 +151,7 @@ def test_parts_of_different_splits_are_no_group(make_folder: MakeFolder) -> None
 SHALLOW = ("ndcg@10", "map", "mrr@10", "recall@10", "p@10")
 
 
-def test_measures_that_look_deeper_than_was_kept_are_left_out(make_folder: MakeFolder) -> None:
+def test_measures_deeper_than_the_stored_results_are_omitted(make_folder: MakeFolder) -> None:
     shallow = {"cosqa": {"k": 10}}
     alpha = make_folder("alpha", {"cosqa": _scores(1)}, bm25={"cosqa": _scores(3)}, measures=SHALLOW, changed=shallow)
     beta = make_folder("beta", {"cosqa": _scores(2)}, measures=SHALLOW, changed=shallow)
@@ -160,7 +160,7 @@ def test_measures_that_look_deeper_than_was_kept_are_left_out(make_folder: MakeF
         assert "Recall@100" not in render_markdown(comparison_report(comparison))
 
 
-def test_a_measure_is_corrected_over_the_comparisons_that_have_it(make_folder: MakeFolder, tmp_path: Path) -> None:
+def test_p_values_are_corrected_over_the_comparisons_that_have_the_measure(make_folder: MakeFolder, tmp_path: Path) -> None:
     def both(source: str, seed: int) -> Path:
         """A folder with one collection scored to depth 1000 and one to depth 10."""
         folder = make_folder(source, {"scifact": _scores(seed), "cosqa": _scores(seed + 10)}, changed={"cosqa": {"k": 10}})
@@ -183,7 +183,7 @@ def test_a_measure_is_corrected_over_the_comparisons_that_have_it(make_folder: M
     )
 
 
-def test_several_systems_against_one(make_folder: MakeFolder) -> None:
+def test_several_systems_are_compared_with_one_baseline(make_folder: MakeFolder) -> None:
     folders = [
         make_folder(source, {"scifact": _scores(seed, shift=shift), "cosqa": _scores(seed + 10, shift=shift)})
         for seed, (source, shift) in enumerate((("alpha", 0.0), ("beta", 0.2), ("gamma", 0.0)))
@@ -203,7 +203,7 @@ def test_several_systems_against_one(make_folder: MakeFolder) -> None:
     assert [each.measures["ndcg@10"].verdict for each in comparison.averages] == ["better", "not significant"]
 
 
-def test_a_system_against_its_own_baseline(make_folder: MakeFolder, tmp_path: Path) -> None:
+def test_a_system_is_compared_with_its_own_baseline(make_folder: MakeFolder, tmp_path: Path) -> None:
     mine, floor = _scores(1, shift=0.2), _scores(2)
     comparison = compare_results("bm25", make_folder("alpha", {"scifact": mine, "cosqa": mine}, bm25={"scifact": floor}))
     assert (comparison.baseline, comparison.systems) == ("bm25", ("alpha",))
@@ -214,7 +214,7 @@ def test_a_system_against_its_own_baseline(make_folder: MakeFolder, tmp_path: Pa
         compare_results("bm26", tmp_path / "alpha")
 
 
-def test_one_system_with_two_settings_is_told_apart(make_folder: MakeFolder) -> None:
+def test_settings_distinguish_two_results_of_one_system(make_folder: MakeFolder) -> None:
     changed = {"scifact": {"index": IndexUsed("faiss", {"nprobe": 4})}}
     exact, ivf = make_folder("alpha", {"scifact": _scores(1)}), make_folder("alpha", {"scifact": _scores(2)}, changed=changed, folder="ivf")
     comparison = compare_results(exact, ivf)
@@ -224,7 +224,7 @@ def test_one_system_with_two_settings_is_told_apart(make_folder: MakeFolder) -> 
     assert again.pairings[0].measures["ndcg@10"].paired.p == 1
 
 
-def test_what_only_one_has_is_listed(make_folder: MakeFolder) -> None:
+def test_collections_of_only_one_system_are_listed(make_folder: MakeFolder) -> None:
     both = _scores(1)
     comparison = compare_results(make_folder("alpha", {"a": both, "b": both}), make_folder("beta", {"b": both, "c": both}))
     assert [each.data_set for each in comparison.pairings] == ["b.test"]
@@ -238,7 +238,7 @@ def test_what_only_one_has_is_listed(make_folder: MakeFolder) -> None:
     ]
 
 
-def test_texts_of_the_queries_that_changed(make_folder: MakeFolder) -> None:
+def test_queries_that_changed_most_are_shown_with_their_texts(make_folder: MakeFolder) -> None:
     first = dict.fromkeys((f"q{number:02d}" for number in range(30)), 0.5)
     second = {query: 0.5 + (number - 15) / 100 for number, query in enumerate(first)}
     comparison = compare_results(make_folder("alpha", {"scifact": first}), make_folder("beta", {"scifact": second}))
@@ -274,7 +274,7 @@ def _clear_and_unclear(make_folder: MakeFolder) -> Comparison:
     )
 
 
-def test_a_caution_where_a_difference_is_not_significant(make_folder: MakeFolder) -> None:
+def test_a_difference_that_is_not_significant_gives_a_caution(make_folder: MakeFolder) -> None:
     report = render_markdown(comparison_report(_clear_and_unclear(make_folder)))
     rows = {row[1]: row for row in _rows(report, "## nDCG@10")}
     assert {name: row[-1] for name, row in rows.items()} == {
@@ -315,14 +315,14 @@ def test_a_report_has_every_measure_and_no_trailing_space(make_folder: MakeFolde
         ({"queries": 41}, "holds scores of 40 queries, but results.json says 41"),
     ],
 )
-def test_what_cannot_be_compared(changed: Mapping[str, Any], message: str, make_folder: MakeFolder) -> None:
+def test_results_that_cannot_be_compared_are_refused(changed: Mapping[str, Any], message: str, make_folder: MakeFolder) -> None:
     first = make_folder("alpha", {"scifact": _scores(1)})
     second = make_folder("beta", {"scifact": _scores(2)}, changed={"scifact": changed})
     with pytest.raises(InputError, match=message):
         compare_results(first, second)
 
 
-def test_other_queries_and_broken_scores(make_folder: MakeFolder, tmp_path: Path) -> None:
+def test_different_queries_and_invalid_scores_are_refused(make_folder: MakeFolder, tmp_path: Path) -> None:
     first = make_folder("alpha", {"scifact": {"a": 0.5, "b": 0.5}})
     with pytest.raises(InputError, match=r"hold scores of different queries of scifact\.test"):
         compare_results(first, make_folder("beta", {"scifact": {"a": 0.5, "c": 0.5}}))

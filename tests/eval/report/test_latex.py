@@ -94,7 +94,7 @@ def check_structure(latex: str) -> None:
     assert commands <= COMMANDS
 
 
-def test_the_headline_table(results: list[Results]) -> None:
+def test_the_headline_table_has_the_expected_rows(results: list[Results]) -> None:
     latex = headline(results)
     check_structure(latex)
     header, *rows = body(latex)
@@ -107,14 +107,14 @@ def test_the_headline_table(results: list[Results]) -> None:
     assert latex.count(r"\midrule") == 2  # under the header, and between the baseline and the systems
 
 
-def test_the_comments_say_where_it_is_from(results: list[Results]) -> None:
+def test_comments_name_the_source_of_the_numbers(results: list[Results]) -> None:
     comments = [line for line in headline(results).splitlines() if line.startswith("%")]
     assert any("scifact.test: revision ccc" in line for line in comments)
     assert sum("quiver evaluate" in line for line in comments) == 3
     assert "quiver evaluate 50%" in comments[-2]  # a line break inside a comment would end it
 
 
-def test_the_papers_layout(results: list[Results]) -> None:
+def test_the_layout_of_the_paper_is_followed(results: list[Results]) -> None:
     latex = render_latex(paper_report(results, against="ModernBERT-base"))
     check_structure(latex)
     assert (latex.count(r"\begin{table*}"), latex.count(r"\begin{table}")) == (4, 0)
@@ -128,7 +128,7 @@ def test_the_papers_layout(results: list[Results]) -> None:
     assert rows[r"models/alpha\_1"][-1] == "1 of 15"
 
 
-def test_any_text_is_printed_as_it_is() -> None:
+def test_every_text_is_escaped() -> None:
     assert escape_latex(NASTY) == (
         r"a\textbackslash{}b\{c\}d\&e\%f\$g\#h\_i\textasciitilde{}j\textasciicircum{}k\textless{}l\textgreater{}m\textbar{}n"
         r"\symbol{34}o\symbol{34}"
@@ -140,7 +140,7 @@ def test_any_text_is_printed_as_it_is() -> None:
     )
 
 
-def test_others_words_stay_in_a_comment(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_a_line_break_in_a_text_does_not_end_a_comment(make_scored: MakeScored, make_results: MakeResults) -> None:
     inside = "x\n\\input{a}\r\\input{b}\u2028\\input{c}\x0b\\input{d}\x85\\input{e}\x00\ud800"
     scored = make_scored(f"scifact{inside}", 0.5, revision=inside, data_sha256=inside, split=f"test{inside}")
     latex = headline([make_results(f"alpha{inside}", scored, command=inside)])
@@ -155,7 +155,9 @@ def test_others_words_stay_in_a_comment(make_scored: MakeScored, make_results: M
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 @pytest.mark.parametrize("encoding", ["", "\\usepackage[T1]{fontenc}\n"])
-def test_it_compiles(encoding: str, results: list[Results], make_scored: MakeScored, make_results: MakeResults, tmp_path: Path) -> None:
+def test_the_document_compiles(
+    encoding: str, results: list[Results], make_scored: MakeScored, make_results: MakeResults, tmp_path: Path
+) -> None:
     results = [*results, make_results(STRANGE, make_scored("scifact", 0.5), make_scored(STRANGE, 0.5))]
     document = (
         f"\\documentclass{{article}}\n{encoding}\\usepackage{{booktabs}}\n\\usepackage{{graphicx}}\n\\begin{{document}}\n"

@@ -29,7 +29,7 @@ def table(report: str, heading: str, *, number: int = 0) -> list[list[str]]:
     return [header, *lines]
 
 
-def test_the_headline_table(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_the_headline_table_has_the_expected_rows(make_scored: MakeScored, make_results: MakeResults) -> None:
     report = render(
         [
             make_results("out/models/alpha", make_scored("scifact", 0.65704, floor=0.6568539), make_scored("cosqa", 0.4, floor=0.284)),
@@ -44,7 +44,7 @@ def test_the_headline_table(make_scored: MakeScored, make_results: MakeResults) 
     ]
 
 
-def test_a_group_counts_once_and_only_when_whole(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_a_group_counts_once_and_only_if_complete(make_scored: MakeScored, make_results: MakeResults) -> None:
     forums = [make_scored(f"forum-{letter}", score, group="forums", group_size=2) for letter, score in (("a", 0.2), ("b", 0.4))]
     report = render(
         [make_results("alpha", make_scored("scifact", 0.6), *forums), make_results("beta", make_scored("scifact", 0.5), forums[0])]
@@ -58,7 +58,7 @@ def test_a_group_counts_once_and_only_when_whole(make_scored: MakeScored, make_r
     assert table(report, "### forum-b (test)", number=1)[1][:2] == ["alpha", "40.00 (35.0\N{EN DASH}45.0)"]
 
 
-def test_all_measures_of_a_collection(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_all_measures_of_a_collection_are_listed(make_scored: MakeScored, make_results: MakeResults) -> None:
     report = render([make_results("alpha", make_scored("scifact", 0.5, floor=0.4))])
     assert table(report, "### scifact (test)", number=1) == [
         ["System", "nDCG@10", "MAP", "MRR@10", "Recall@10", "Recall@100", "Recall@1000", "P@10", "Judged@10 (percent)"],
@@ -110,7 +110,7 @@ def test_worst_queries_show_the_first_result_and_the_best_relevant_document(make
     assert second[3:] == ["nothing", "d2, not in the first 1,000, ✓ grade 1: or this"]
 
 
-def test_provenance_holds_the_exact_command(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_provenance_contains_the_exact_command(make_scored: MakeScored, make_results: MakeResults) -> None:
     command = "quiver evaluate --model 'a|b' --data `pwd`/*_x ```"
     report = render([make_results("alpha", make_scored("scifact", 0.5), command=command)])
     assert f"````sh\n{command}\n````" in report
@@ -118,7 +118,7 @@ def test_provenance_holds_the_exact_command(make_scored: MakeScored, make_result
     assert "without a command line" in render([make_results("alpha", make_scored("scifact", 0.5), command=None)])
 
 
-def test_the_protocol_says_what_was_done(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_the_protocol_states_the_scoring_rules(make_scored: MakeScored, make_results: MakeResults) -> None:
     excluding = make_scored("arguana", 0.5, floor=0.4, exclude_self=True, k=100)
     report = render([make_results("alpha", excluding, make_scored("scifact", 0.5))])
     protocol = report[report.index("## Protocol") : report.index("## Systems")]
@@ -138,6 +138,6 @@ def test_equal_results_give_equal_bytes(make_scored: MakeScored, make_results: M
     assert all(line == line.rstrip() for line in render(results).splitlines())
 
 
-def test_nothing_to_report() -> None:
+def test_no_results_are_refused() -> None:
     with pytest.raises(InputError, match="no results to report"):
         render([])

@@ -26,7 +26,7 @@ def front_matter(text: str) -> dict[str, object]:
     return content
 
 
-def test_the_hubs_client_reads_the_model_index_back(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_the_hub_client_reads_the_model_index(make_scored: MakeScored, make_results: MakeResults) -> None:
     results = make_results("out/models/alpha", make_scored("scifact", 0.657041234), make_scored("cosqa", 0.5, revision=None))
     index = front_matter(render_model_index(results))["model-index"]
     assert isinstance(index, list)
@@ -45,7 +45,7 @@ def test_the_hubs_client_reads_the_model_index_back(make_scored: MakeScored, mak
     }
 
 
-def test_a_data_set_without_a_task_has_the_registrys_id(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_a_data_set_without_a_task_has_its_registry_id(make_scored: MakeScored, make_results: MakeResults) -> None:
     code = make_scored("coir-codesearchnet-go", 0.5, use_title=False)
     index = front_matter(render_model_index(make_results("alpha", code)))["model-index"]
     assert isinstance(index, list)
@@ -54,7 +54,7 @@ def test_a_data_set_without_a_task_has_the_registrys_id(make_scored: MakeScored,
     assert entry.dataset_name == "coir-codesearchnet-go"
 
 
-def test_a_readme_with_it_is_a_model_card(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_a_readme_with_the_metadata_is_a_model_card(make_scored: MakeScored, make_results: MakeResults) -> None:
     text = render_model_index(make_results("alpha", make_scored("scifact", 0.5)), name="my-model")
     card = ModelCard(text + "# My model\n")
     assert card.data.model_name == "my-model"
@@ -62,7 +62,7 @@ def test_a_readme_with_it_is_a_model_card(make_scored: MakeScored, make_results:
     assert card.data.eval_results[0].metric_value == 0.5
 
 
-def test_eval_results_name_the_leaderboards_task(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_eval_results_name_the_task_of_the_leaderboard(make_scored: MakeScored, make_results: MakeResults) -> None:
     results = make_results(
         "alpha", make_scored("scifact", 0.657041234), make_scored("cosqa", 0.5), make_scored("mldr-ko", 0.3, split="dev")
     )
@@ -78,7 +78,7 @@ def test_eval_results_name_the_leaderboards_task(make_scored: MakeScored, make_r
 
 
 @pytest.mark.skipif(not hasattr(huggingface_hub, "parse_eval_result_entries"), reason="huggingface_hub is too old for this format")
-def test_the_hubs_client_reads_and_writes_the_same_eval_results(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_the_hub_client_reads_and_writes_equal_eval_results(make_scored: MakeScored, make_results: MakeResults) -> None:
     text = render_eval_results(
         make_results("alpha", make_scored("scifact", 0.6), make_scored("nfcorpus", 0.3)), source_url="https://example.org"
     )
@@ -91,7 +91,7 @@ def test_the_hubs_client_reads_and_writes_the_same_eval_results(make_scored: Mak
     assert huggingface_hub.eval_result_entries_to_yaml(entries) == content
 
 
-def test_what_these_formats_hold_is_told_from_everything_else(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_only_files_with_our_metadata_are_replaced(make_scored: MakeScored, make_results: MakeResults) -> None:
     results = make_results("alpha", make_scored("scifact", 0.5))
     card = render_model_index(results)
     assert is_card(card)
@@ -104,7 +104,7 @@ def test_what_these_formats_hold_is_told_from_everything_else(make_scored: MakeS
     assert [text[:30] for text in others if is_card(text)] == []
 
 
-def test_nothing_to_publish(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_results_that_the_format_cannot_name_are_refused(make_scored: MakeScored, make_results: MakeResults) -> None:
     with pytest.raises(InputError, match="no collection"):
         render_model_index(make_results("alpha"))
     with pytest.raises(InputError, match="none of the collections is a data set on the Hub"):

@@ -18,7 +18,7 @@ MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]
 
 
-def test_one_file_a_task(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_each_task_has_one_file(make_scored: MakeScored, make_results: MakeResults) -> None:
     results = make_results("alpha", make_scored("scifact", 0.65), make_scored("cosqa", 0.5))
     assert without_task(results) == ["cosqa.test"]
     (content,) = [dict(content) for name, content in task_results(results).items() if name == "SciFact.json"]
@@ -49,7 +49,7 @@ def test_one_file_a_task(make_scored: MakeScored, make_results: MakeResults) -> 
     assert list(task_results(results)) == ["SciFact.json"]
 
 
-def test_subsets_share_a_file(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_subsets_of_a_task_share_a_file(make_scored: MakeScored, make_results: MakeResults) -> None:
     results = make_results("alpha", make_scored("mldr-en", 0.3), make_scored("mldr-ko", 0.4), make_scored("mldr-ko", 0.6, split="dev"))
     (content,) = task_results(results).values()
     scores = content["scores"]
@@ -60,7 +60,7 @@ def test_subsets_share_a_file(make_scored: MakeScored, make_results: MakeResults
     }
 
 
-def test_a_group_has_its_parts_and_when_whole_its_mean(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_a_complete_group_has_its_parts_and_their_mean(make_scored: MakeScored, make_results: MakeResults) -> None:
     names = [name for name in TASKS if name.startswith("cqadupstack-")]
     assert len(names) == 12
     forums = [make_scored(name, 0.1 + 0.01 * n, group="cqadupstack", group_size=12) for n, name in enumerate(names)]
@@ -79,24 +79,24 @@ def test_a_group_has_its_parts_and_when_whole_its_mean(make_scored: MakeScored, 
     assert beside == scores
 
 
-def test_map_has_mtebs_name_only_at_mtebs_depth(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_map_has_the_name_of_mteb_only_at_its_depth(make_scored: MakeScored, make_results: MakeResults) -> None:
     (content,) = task_results(make_results("alpha", make_scored("scifact", 0.5, k=100))).values()
     assert "map_at_1000" not in str(content)
 
 
-def test_what_only_has_the_name_is_left_out(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_data_that_only_share_the_name_are_omitted(make_scored: MakeScored, make_results: MakeResults) -> None:
     toy = make_scored("scifact", 0.9, revision=None, documents=100)
     untitled = make_scored("fiqa", 0.5, use_title=False)
     assert without_task(make_results("alpha", toy, untitled, make_scored("scidocs", 0.5))) == ["scifact.test", "fiqa.test"]
 
 
-def test_local_data_are_named_by_their_checksum(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_local_data_are_identified_by_their_checksum(make_scored: MakeScored, make_results: MakeResults) -> None:
     (content,) = task_results(make_results("alpha", make_scored("scifact", 0.5, revision=None))).values()
     assert content["dataset_revision"] == f"sha256:{'scifact':0<64}"
 
 
 @pytest.mark.parametrize("name", ["fiqa", "arguana", "scifact"])
-def test_whether_a_querys_own_document_counts_is_part_of_a_task(name: str, make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_excluding_the_own_document_is_part_of_a_task(name: str, make_scored: MakeScored, make_results: MakeResults) -> None:
     theirs, other = TASKS[name].exclude_self, not TASKS[name].exclude_self
     assert without_task(make_results("alpha", make_scored(name, 0.5, exclude_self=theirs))) == []
     assert without_task(make_results("alpha", make_scored(name, 0.5, exclude_self=other))) == [f"{name}.test"]
@@ -108,13 +108,13 @@ def test_a_name_does_not_break_the_line(make_scored: MakeScored, make_results: M
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_that_mteb_knows(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_results_without_an_mteb_task_are_refused(make_scored: MakeScored, make_results: MakeResults) -> None:
     with pytest.raises(InputError, match=r"mteb has no task for these collections, or uses .*: 'cosqa\.test', 'cranfield\.test'$"):
         task_results(make_results("alpha", make_scored("cosqa", 0.5), make_scored("cranfield", 0.5)))
 
 
 @pytest.mark.parity
-def test_mteb_reads_it(make_scored: MakeScored, make_results: MakeResults, tmp_path: Path) -> None:
+def test_mteb_reads_the_files(make_scored: MakeScored, make_results: MakeResults, tmp_path: Path) -> None:
     task_result = pytest.importorskip("mteb.results").TaskResult
     results = make_results("alpha", make_scored("scifact", 0.65), make_scored("mldr-en", 0.3), make_scored("mldr-ko", 0.5))
     for name, content in task_results(results).items():

@@ -49,7 +49,7 @@ def origins(found: Layout) -> list[str]:
     return [each.origin for each in found.lines]
 
 
-def test_the_papers_rows_are_all_there(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_all_rows_of_the_paper_are_present(make_scored: MakeScored, make_results: MakeResults) -> None:
     results = [make_results("alpha", make_scored("scifact", 0.6)), make_results("beta", make_scored("scifact", 0.7), kind="colbert")]
     layouts = paper_layouts(results)
     assert [each.name for each in layouts] == ["table7", "table8", "table1"]
@@ -61,7 +61,7 @@ def test_the_papers_rows_are_all_there(make_scored: MakeScored, make_results: Ma
     assert origins(layout(layouts, "table1"))[:11] == ["paper"] * 11
 
 
-def test_kinds_go_where_they_belong(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_systems_are_placed_by_their_kind(make_scored: MakeScored, make_results: MakeResults) -> None:
     dense = [make_results("alpha", make_scored("scifact", 0.6))]
     colbert = [make_results("beta", make_scored("scifact", 0.6), kind="colbert")]
     bm25 = [make_results("bm25", make_scored("scifact", 0.6), kind="bm25")]
@@ -70,7 +70,7 @@ def test_kinds_go_where_they_belong(make_scored: MakeScored, make_results: MakeR
     assert [each.name for each in paper_layouts(bm25)] == ["table7", "table8", "table1"]
 
 
-def test_a_whole_row_has_an_average_and_a_difference(beir: Callable[..., list[CollectionResult]], make_results: MakeResults) -> None:
+def test_a_complete_row_has_an_average_and_a_difference(beir: Callable[..., list[CollectionResult]], make_results: MakeResults) -> None:
     table = layout(paper_layouts([make_results("alpha", *beir(0.4, msmarco="test"))], against="ModernBERT-base"), "table7")
     assert table.lines[-2].measured == "15 of 15"
     assert line(table, "alpha")["CQADupstack"] == pytest.approx(40.0)  # a mean over the forums, unlike each of them
@@ -100,7 +100,7 @@ def test_msmarco_is_dev_as_beir_has_it_or_test_as_table_7_seems_to_have(
     assert line(overview, "beta") == ({"ColBERT BEIR": pytest.approx(40.0)} if split == "dev" else {})
 
 
-def test_where_both_splits_were_measured_table_7_takes_the_papers(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_table_7_uses_the_split_of_the_paper_if_both_were_measured(make_scored: MakeScored, make_results: MakeResults) -> None:
     both = [make_scored("msmarco", 0.2, split="dev"), make_scored("msmarco", 0.6, split="test")]
     assert line(layout(paper_layouts([make_results("alpha", *both)]), "table7"), "alpha") == {"MSMARCO": pytest.approx(60.0)}
 
@@ -123,14 +123,14 @@ def test_a_system_without_a_column_is_refused(make_scored: MakeScored, make_resu
             paper_layouts(results)
 
 
-def test_a_table_names_the_rows_that_it_leaves_out(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_a_table_names_the_rows_that_it_omits(make_scored: MakeScored, make_results: MakeResults) -> None:
     beta = make_results("beta", make_scored("cosqa", 0.6))
     layouts = paper_layouts([make_results("alpha", make_scored("scifact", 0.6)), beta])
     assert layout(layouts, "table7").notes[-1] == "Measured on none of these collections: beta."
     assert line(layout(layouts, "stand-ins"), "beta (dense)") == {"cosqa OOD": pytest.approx(60.0)}
 
 
-def test_baselines_stand_in_the_table_without_a_difference(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_baselines_are_in_the_table_without_a_difference(make_scored: MakeScored, make_results: MakeResults) -> None:
     table = layout(paper_layouts([make_results("alpha", make_scored("scifact", 0.6, floor=0.65))], against="BERT-base"), "table7")
     assert [row.label for row in table.lines[-3:]] == ["bm25", "alpha", "alpha minus BERT-base"]
     assert line(table, "bm25") == {"SciFact": pytest.approx(65.0)}
@@ -141,7 +141,7 @@ def test_local_data_are_marked(make_scored: MakeScored, make_results: MakeResult
     assert "matched by name, of unknown revision: scifact.test (5,183 documents)." in layout(paper_layouts(results), "table7").notes[-1]
 
 
-def test_table_1_knows_domain_long_text_and_code(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_table_1_has_columns_for_domain_long_text_and_code(make_scored: MakeScored, make_results: MakeResults) -> None:
     languages = [make_scored(f"coir-codesearchnet-{n}", 0.1 * n, group="coir-codesearchnet", group_size=6) for n in range(6)]
     zero_shot = make_results("zero", make_scored("mldr-en", 0.3), *languages)
     tuned = make_results("tuned", make_scored("mldr-en", 0.5, in_domain=True), make_scored("coir-stackoverflow-qa", 0.7), languages[0])
@@ -162,7 +162,7 @@ def test_a_colbert_tuned_on_mldr_has_no_column(make_scored: MakeScored, make_res
     assert line(table, "late") == {}
 
 
-def test_stand_ins_have_a_table_of_their_own(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_stand_ins_have_a_separate_table(make_scored: MakeScored, make_results: MakeResults) -> None:
     tuned = make_results("tuned", make_scored("pycodesearch", 0.6, in_domain=True, floor=0.2), make_scored("cosqa", 0.4), kind="colbert")
     layouts = paper_layouts([tuned, make_results("zero", make_scored("designdocs_long", 0.5))])
     table = layout(layouts, "stand-ins")
@@ -173,12 +173,12 @@ def test_stand_ins_have_a_table_of_their_own(make_scored: MakeScored, make_resul
     assert "stand-ins" not in [each.name for each in paper_layouts([make_results("alpha", make_scored("scifact", 0.5))])]
 
 
-def test_a_row_that_the_paper_lacks(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_a_row_that_the_paper_lacks_is_refused(make_scored: MakeScored, make_results: MakeResults) -> None:
     with pytest.raises(InputError, match="no row 'ModernBERT'; choose one of BERT-base, "):
         paper_layouts([make_results("alpha", make_scored("scifact", 0.5))], against="ModernBERT")
 
 
-def test_the_markdown(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_the_layout_renders_as_markdown(make_scored: MakeScored, make_results: MakeResults) -> None:
     results = [make_results("out/my_model", make_scored("scifact", 0.56964))]
     report = render_markdown(paper_report(results, against="ModernBERT-base"))
     assert "| ModernBERT-base | 23.7 | 57.0 | 72.1 | 28.8 |" in report

@@ -65,7 +65,7 @@ def render_paper_html(results: list[Results], *, against: str | None = None) -> 
     return render_html(paper_report(results, against=against))
 
 
-def test_it_has_every_row_and_figure_of_the_layouts(results: list[Results]) -> None:
+def test_the_page_has_every_row_and_figure_of_the_layouts(results: list[Results]) -> None:
     layouts = paper_layouts(results, against="ModernBERT-base")
     page = Page(render_paper_html(results, against="ModernBERT-base"))
     assert len(page.tables) == len(layouts) == 4
@@ -88,7 +88,7 @@ def test_published_rows_and_measured_ones_look_different(results: list[Results])
     assert re.search(r"\.published > \* \{ color: var\(--muted\)", text)
 
 
-def test_it_loads_nothing_and_others_words_are_words(results: list[Results], hostile: str) -> None:
+def test_the_page_loads_nothing_and_escapes_all_texts(results: list[Results], hostile: str) -> None:
     plain = Page(render_paper_html(results))
     text = render_paper_html(
         [replace(each, system=replace(each.system, source=f"{hostile}/{place}")) for place, each in enumerate(results)]
@@ -112,6 +112,6 @@ def test_equal_results_give_equal_bytes(results: list[Results]) -> None:
     assert page.endswith("</html>\n")
 
 
-def test_a_row_that_the_paper_lacks(results: list[Results]) -> None:
+def test_a_row_that_the_paper_lacks_is_refused(results: list[Results]) -> None:
     with pytest.raises(InputError, match="no row 'ModernBERT'"):
         render_paper_html(results, against="ModernBERT")

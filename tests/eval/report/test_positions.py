@@ -1,4 +1,4 @@
-"""The picture of position embeddings: what is drawn, and what cannot be."""
+"""The chart of position embeddings, and the models that it refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quiver.eval.report.positions import check_format, principal_components, wri
 from quiver.retrieval.models.export.export import lengthen_model
 
 
-def test_components_are_those_of_the_old_table() -> None:
+def test_components_are_computed_from_the_original_table() -> None:
     old = torch.randn(40, 6, generator=torch.Generator().manual_seed(1)) * torch.tensor([9.0, 5.0, 3.0, 1.0, 0.5, 0.1])
     new = interpolate_positions(old, 2)
     projected, longer = principal_components(old, new)
@@ -28,7 +28,7 @@ def test_components_are_those_of_the_old_table() -> None:
     torch.testing.assert_close(mirrored, -projected)
 
 
-def test_minilms_figure(minilm: Path, tmp_path: Path) -> None:
+def test_the_figure_of_minilm_is_written(minilm: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     done = lengthen_model(minilm, tmp_path / "longer", factor=2)
     write_position_plot(minilm, done.folder, tmp_path / "figure.svg")

@@ -107,7 +107,7 @@ def page(evaluated: Evaluated) -> Element:
     return parse(render_html(results_report(evaluated())))
 
 
-def test_the_headline_table(evaluated: Evaluated) -> None:
+def test_the_headline_table_has_the_expected_rows(evaluated: Evaluated) -> None:
     results = [_scored(result, {"scifact": 0.65704, "nfcorpus": 0.4}) for result in evaluated(systems=2, collections=2, forums=False)]
     page = parse(render_html(results_report([results[0], _scored(results[1], {"scifact": 0.5, "nfcorpus": 0.65704})])))
     first, second = (
@@ -122,14 +122,14 @@ def test_the_headline_table(evaluated: Evaluated) -> None:
     assert [each.words.split()[0] for each in section(page, "scores").all("td", class_="best")] == ["65.70", "57.85", "65.70"]
 
 
-def test_what_looks_equal_is_equally_bold(evaluated: Evaluated) -> None:
+def test_values_that_print_equal_are_equally_bold(evaluated: Evaluated) -> None:
     one, other = evaluated(systems=2, collections=1, forums=False)
     page = parse(render_html(results_report([_scored(one, {"scifact": 0.50001}), _scored(other, {"scifact": 0.50002})])))
     assert len(section(page, "scores").all("td", class_="best")) == 4  # the collection and the average, twice
     assert len(section(page, "scores").all("td", class_="second")) == 2  # BM25
 
 
-def test_a_group_counts_once_and_only_whole(page: Element) -> None:
+def test_a_group_counts_once_and_only_if_complete(page: Element) -> None:
     table, parts = (cells(each) for each in section(page, "scores").all("table"))
     assert table[0][-1] == "cqadupstack | mean of 4"
     assert len(table[0]) == 2 + 7
@@ -147,7 +147,7 @@ def test_a_group_counts_once_and_only_whole(page: Element) -> None:
             assert float(row[1].split()[0]) == pytest.approx(sum(float(cell.split()[0]) for cell in row[2:]) / 7, abs=0.01)
 
 
-def test_cells_sort_by_what_they_say(page: Element) -> None:
+def test_cells_sort_by_their_values(page: Element) -> None:
     checked = 0
     for table in page.all("table", class_="sortable"):
         for cell in table.all("td", class_="number"):
@@ -176,7 +176,7 @@ def test_every_chart_shows_its_systems(evaluated: Evaluated) -> None:
     assert ranges[0] == 4
 
 
-def test_recall_over_time(evaluated: Evaluated) -> None:
+def test_recall_is_plotted_over_search_time(evaluated: Evaluated) -> None:
     latency = section(parse(render_html(results_report(evaluated(forums=False)))), "latency")
     charts = latency.all("svg")
     assert len(charts) == 6
@@ -187,7 +187,7 @@ def test_recall_over_time(evaluated: Evaluated) -> None:
     assert "bm25" not in latency.all("ul", class_="legend")[0].words
 
 
-def test_exact_search_alone_has_no_recall_to_plot(evaluated: Evaluated) -> None:
+def test_exact_search_has_no_recall_plot(evaluated: Evaluated) -> None:
     latency = section(parse(render_html(results_report(evaluated(approximate=False, forums=False)))), "latency")
     assert "no index was approximate" in latency.words.lower()
     assert len(latency.all("svg")) == 6
@@ -195,14 +195,14 @@ def test_exact_search_alone_has_no_recall_to_plot(evaluated: Evaluated) -> None:
     assert "ring" not in latency.words
 
 
-def test_without_times_there_is_a_sentence(evaluated: Evaluated) -> None:
+def test_without_times_a_sentence_replaces_the_chart(evaluated: Evaluated) -> None:
     bm25 = evaluated()[-1]
     latency = section(parse(render_html(results_report([bm25]))), "latency")
     assert "nothing to plot" in latency.words
     assert not latency.all("svg")
 
 
-def test_all_measures_of_a_collection(page: Element) -> None:
+def test_all_measures_of_a_collection_are_listed(page: Element) -> None:
     scifact = section(page, "collection-1")
     assert cells(scifact.all("table")[0])[0] == [
         "System", "nDCG@10", "MAP", "MRR@10", "Recall@10", "Recall@100", "Recall@1000", "P@10", "Judged@10 | percent",
@@ -218,7 +218,7 @@ def test_all_measures_of_a_collection(page: Element) -> None:
     }
 
 
-def test_the_worst_queries_with_what_was_found_and_wanted(page: Element) -> None:
+def test_the_worst_queries_show_found_and_relevant_documents(page: Element) -> None:
     folded = section(page, "collection-1").all("details", class_="fold")
     assert [len(each.all("article")) for each in folded] == [10, 10, 10, 10]
     article = next(each for each in folded if "colbert" in each.all("summary")[0].words).all("article")[0]
@@ -243,7 +243,7 @@ def test_the_worst_queries_with_what_was_found_and_wanted(page: Element) -> None
     assert {shade for similarity, shade in shades if similarity <= 0} <= {0}
 
 
-def test_every_score_leads_to_its_command(evaluated: Evaluated) -> None:
+def test_every_score_links_to_its_command(evaluated: Evaluated) -> None:
     results = evaluated()
     page = parse(render_html(results_report(results)))
     anchors = {
@@ -259,7 +259,7 @@ def test_every_score_leads_to_its_command(evaluated: Evaluated) -> None:
     assert linked == [["#result-4"] * 6, ["#result-1"] * 6, ["#result-2"] * 6, ["#result-3"] * 6]
 
 
-def test_a_baseline_leads_to_the_command_that_scored_it(evaluated: Evaluated) -> None:
+def test_a_baseline_links_to_the_command_that_scored_it(evaluated: Evaluated) -> None:
     rows = section(parse(render_html(results_report(evaluated(systems=3, forums=False)))), "scores").all("table")[0].all("tr")
     assert {each.attributes["href"] for each in rows[1].all("a")} == {"#result-1"}
 
@@ -272,7 +272,7 @@ def test_a_result_without_a_command_says_so(evaluated: Evaluated) -> None:
     assert not run.all("pre")
 
 
-def test_every_field_of_a_system_and_its_machine_is_there(evaluated: Evaluated) -> None:
+def test_every_field_of_a_system_and_its_machine_is_shown(evaluated: Evaluated) -> None:
     colbert = evaluated()[2]
     run = section(parse(render_html(results_report([colbert]))), "result-1")
     values = {each.all("dt")[0].words: each.all("dd")[0].text for each in run.all("dl")[0].all("div")}
@@ -285,7 +285,7 @@ def test_every_field_of_a_system_and_its_machine_is_there(evaluated: Evaluated) 
     assert len(cells(run.all("table")[0])) == 1 + 3 * 9
 
 
-def test_time_and_overhead(page: Element) -> None:
+def test_times_and_overhead_are_shown(page: Element) -> None:
     table = cells(section(page, "seconds").all("table")[0])
     assert table[0][2:] == [
         "Encode documents",
@@ -301,7 +301,7 @@ def test_time_and_overhead(page: Element) -> None:
     assert next(row for row in table if row[1] == "bm25")[2:] == ["-", "-", "-", "3.25", "-", "0.04", "3.29", "1.22"]
 
 
-def test_the_protocol_names_what_was_different(page: Element) -> None:
+def test_the_protocol_names_differences_in_scoring(page: Element) -> None:
     protocol = section(page, "protocol")
     rules = {each.all("dt")[0].words: each.all("dd")[0].words for each in protocol.all("dl")[0].all("div")}
     assert rules["A query's own document"].endswith("in arguana.test.")
@@ -314,7 +314,7 @@ def test_the_protocol_names_what_was_different(page: Element) -> None:
     assert conditions[1][2:] == ["1,000", "yes", "no", "out", "740 | 14.3%", "0", "2", "1", conditions[1][-1]]
 
 
-def test_others_words_are_only_words(page: Element, evaluated: Evaluated, hostile: str) -> None:
+def test_hostile_texts_are_escaped(page: Element, evaluated: Evaluated, hostile: str) -> None:
     poisoned = parse(render_html(results_report([_poison(result, hostile) for result in evaluated()])))
     assert len(poisoned.all("script")) == 1
     assert not poisoned.all("img")
@@ -325,7 +325,7 @@ def test_others_words_are_only_words(page: Element, evaluated: Evaluated, hostil
     assert "49&" not in poisoned.text
 
 
-def test_characters_that_act_are_shown_instead(evaluated: Evaluated, hostile: str) -> None:
+def test_control_characters_are_made_visible(evaluated: Evaluated, hostile: str) -> None:
     page = render_html(results_report([_poison(result, hostile) for result in evaluated()], title=hostile))
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202d\u202e\ud800-\udfff]", page)
     assert "\u2400\u2407\ufffd\ufffdgnp.exe\ufffd" in page
@@ -342,7 +342,7 @@ def test_ids_are_unique_and_links_stay_on_the_page(page: Element) -> None:
     assert not [each for each in page.walk() if "src" in each.attributes]
 
 
-def test_the_page_forbids_itself_everything_but_its_own_script(evaluated: Evaluated) -> None:
+def test_the_page_allows_only_its_own_script(evaluated: Evaluated) -> None:
     text = render_html(results_report(evaluated()))
     page = parse(text)
     script = page.all("script")[0].text
@@ -359,27 +359,27 @@ def test_equal_results_give_equal_bytes(evaluated: Evaluated) -> None:
     assert page.endswith("</html>\n")
 
 
-def test_the_title_is_the_callers(evaluated: Evaluated) -> None:
+def test_the_caller_sets_the_title(evaluated: Evaluated) -> None:
     page = parse(render_html(results_report(evaluated(systems=1, collections=1, forums=False), title="Table 1 & more")))
     assert page.all("title")[0].text == page.all("h1")[0].text == "Table 1 & more"
     assert page.all("header")[0].all("p")[0].words == "2 systems on 1 collection. Evaluated 2030-01-02."
 
 
-def test_characters_that_act_are_pictured() -> None:
+def test_control_characters_are_replaced_by_pictures() -> None:
     assert visible("a\tb\r\nc\rd") == "a\tb\nc\u240dd"
 
 
-def test_nothing_to_report() -> None:
+def test_no_results_are_refused() -> None:
     with pytest.raises(InputError, match="no results to report"):
         render_html(results_report([]))
 
 
-def test_results_without_a_collection_have_a_page(evaluated: Evaluated) -> None:
+def test_results_without_a_collection_give_a_page(evaluated: Evaluated) -> None:
     page = parse(render_html(results_report([replace(evaluated()[0], collections=())])))
     assert page.all("header")[0].all("p")[0].words.startswith("1 system on 0 collections")
 
 
-def test_without_jinja2_there_is_one_line_that_helps(evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_jinja2_the_error_names_the_install_command(evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(InputError, match=r"jinja2: pip install 'quiver-retrieval\[eval\]'"):
         render_html(results_report(evaluated()))

@@ -72,7 +72,7 @@ def test_the_command_trains_what_was_selected() -> None:
         train_command(sweep({RATE: (1e-5, 3e-5)}, candidate({RATE: 3e-5}, 0.4, missing=1)), "x")
 
 
-def test_failures_are_listed(tmp_path: Path) -> None:
+def test_failed_runs_are_listed(tmp_path: Path) -> None:
     broken = sweep({RATE: (1e-5, 3e-5)}, candidate({RATE: 3e-5}, 0.4), candidate({RATE: 1e-5}, missing=1), failed="a | b")
     write_sweep_report(broken, tmp_path)
     text = (tmp_path / "sweep.md").read_text(encoding="utf-8")
@@ -81,21 +81,21 @@ def test_failures_are_listed(tmp_path: Path) -> None:
     assert "| incomplete | 1e-5 |  |" in text
 
 
-def test_nothing_finished_yet_is_a_report_without_a_picture(tmp_path: Path) -> None:
+def test_a_sweep_without_finished_runs_has_no_chart(tmp_path: Path) -> None:
     waiting = sweep({RATE: (1e-5, 3e-5)}, candidate({RATE: 1e-5}, missing=1), candidate({RATE: 3e-5}, missing=1))
     assert write_sweep_report(waiting, tmp_path) == [tmp_path / "sweep.md"]
     assert "The best" not in (tmp_path / "sweep.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(1e-5, "lowest"), (3e-5, None), (8e-5, "highest")])
-def test_a_best_value_at_an_end_of_its_axis_is_said(rate: float, expected: str | None) -> None:
+def test_a_best_value_at_the_end_of_its_axis_gives_a_caution(rate: float, expected: str | None) -> None:
     found = sweep({RATE: (3e-5, 1e-5, 8e-5)}, candidate({RATE: rate}, 0.5, deviation=0.0), candidate({RATE: 0.0}, 0.1))
     said = [line for line in cautions(found) if "value of the sweep" in line]
     assert len(said) == (expected is not None)
     assert all(f"the {expected} value" in line for line in said)
 
 
-def test_candidates_within_the_noise_of_the_seeds_are_said() -> None:
+def test_candidates_within_the_noise_of_the_seeds_give_a_caution() -> None:
     """Two means of three seeds with a deviation of 0.01 each: two standard errors of the difference are 2 * 0.01 * sqrt(2 / 3) = 0.0163."""
     axes: Mapping[str, tuple[Value, ...]] = {RATE: (1e-5, 3e-5, 5e-5, 8e-5), SEED: (1, 2, 3)}
     best = candidate({RATE: 3e-5}, 0.5, 0.5, 0.5, deviation=0.01)

@@ -31,7 +31,7 @@ MakeResults = Callable[..., Results]
         ),
     ],
 )
-def test_systems_are_told_apart(
+def test_labels_distinguish_systems(
     first: Mapping[str, object], second: Mapping[str, object], labels: list[str], make_scored: MakeScored, make_results: MakeResults
 ) -> None:
     results = [make_results(**{"source": "a/model", **fields}) for fields in (first, second)]
@@ -39,7 +39,7 @@ def test_systems_are_told_apart(
     assert [label for label, _ in label_systems(results)] == labels
 
 
-def test_a_model_that_is_called_like_a_baseline(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_a_model_with_the_name_of_a_baseline_is_distinguished(make_scored: MakeScored, make_results: MakeResults) -> None:
     results = [make_results("./bm25", make_scored("scifact", 0.5, floor=0.4))]
     assert [(row.label, row.scores["scifact.test"].measures["ndcg@10"]) for row in rows(label_systems(results))] == [
         ("bm25", 0.4),
@@ -59,7 +59,7 @@ def test_results_of_one_system_share_a_row(make_scored: MakeScored, make_results
     assert list(row.scores) == ["scifact.test", "cosqa.test"]
 
 
-def test_bm25_as_a_system_is_the_baselines_row(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_bm25_as_a_system_shares_the_row_of_the_baseline(make_scored: MakeScored, make_results: MakeResults) -> None:
     bm25 = make_results("bm25", make_scored("scifact", 0.6), make_scored("cosqa", 0.3), kind="bm25")
     results = [make_results("alpha", make_scored("scifact", 0.7, floor=0.6)), bm25]
     below, above = rows(label_systems(results))
@@ -69,7 +69,7 @@ def test_bm25_as_a_system_is_the_baselines_row(make_scored: MakeScored, make_res
     assert below.scores["scifact.test"].judged == 0.125
 
 
-def test_averages_over_the_data_sets_of_a_table(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_averages_are_over_the_data_sets_of_a_table(make_scored: MakeScored, make_results: MakeResults) -> None:
     forums = [make_scored(f"forum-{letter}", score, group="forums", group_size=2) for letter, score in (("a", 0.2), ("b", 0.4))]
     results = [make_results("alpha", make_scored("scifact", 0.6), *forums), make_results("beta", *forums[:1])]
     by_key = collections_by_key(results)
@@ -80,13 +80,13 @@ def test_averages_over_the_data_sets_of_a_table(make_scored: MakeScored, make_re
     assert row_average(part, by_key) == Average(None, 0, 2)
 
 
-def test_the_result_with_a_revision_says_what_the_data_are(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_the_result_with_a_revision_identifies_the_data(make_scored: MakeScored, make_results: MakeResults) -> None:
     local = make_scored("forum-a", 0.5, revision=None)
     published = make_scored("forum-a", 0.5, group="forums", group_size=12)
     assert collections_by_key([make_results("alpha", local), make_results("beta", published)])["forum-a.test"].group == "forums"
 
 
-def test_what_cannot_stand_in_one_table(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_results_that_cannot_share_a_table_are_refused(make_scored: MakeScored, make_results: MakeResults) -> None:
     first = make_results("alpha", make_scored("scifact", 0.5, floor=0.4))
     with pytest.raises(InputError, match=r"scifact\.test: beta and alpha were evaluated on different data"):
         check_data([first, make_results("beta", make_scored("scifact", 0.5, data_sha256="e" * 64))])
@@ -99,7 +99,7 @@ def test_what_cannot_stand_in_one_table(make_scored: MakeScored, make_results: M
 
 
 @pytest.mark.parametrize(("field", "value", "shown"), [("k", 10, "1000"), ("use_title", False, "True"), ("exclude_self", True, "False")])
-def test_one_collection_is_scored_in_one_way(
+def test_different_scoring_of_a_collection_is_refused(
     field: str, value: object, shown: str, make_scored: MakeScored, make_results: MakeResults
 ) -> None:
     first = make_results("alpha", make_scored("scifact", 0.5))
@@ -112,7 +112,7 @@ def test_one_collection_is_scored_in_one_way(
     check_data([first, make_results("beta", make_scored("cosqa", 0.5, **{field: value}))])
 
 
-def test_parts_of_different_splits_are_no_group(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_parts_of_different_splits_do_not_form_a_group(make_scored: MakeScored, make_results: MakeResults) -> None:
     def forum(letter: str, split: str) -> CollectionResult:
         return make_scored(f"forum-{letter}", 0.2, split=split, group="forums", group_size=2)
 
@@ -127,5 +127,5 @@ def test_parts_of_different_splits_are_no_group(make_scored: MakeScored, make_re
     assert row_data_sets(rows(label_systems(both))[0], by_key) == {"forums.test": 0.2, "forums.dev": None}
 
 
-def test_points() -> None:
+def test_points_are_percentages_with_two_decimals() -> None:
     assert [points(value) for value in (0.65704, 1.0, 0.0, None)] == ["65.70", "100.00", "0.00", ""]

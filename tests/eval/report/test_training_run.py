@@ -76,7 +76,7 @@ def make_run(tmp_path: Path, recipe: dict[str, Any]) -> Callable[..., Path]:
     return make
 
 
-def test_what_the_record_says_is_what_is_shown(make_run: Callable[..., Path]) -> None:
+def test_the_report_shows_the_record(make_run: Callable[..., Path]) -> None:
     run = read_run(make_run())
     assert summary(run) == {
         "Updates": "305",
@@ -103,11 +103,11 @@ def test_what_the_record_says_is_what_is_shown(make_run: Callable[..., Path]) ->
     assert "```sh\nquiver train dpr-modernbert-base --out runs/a\n```" in text
 
 
-def test_averaged_weights_are_told(make_run: Callable[..., Path]) -> None:
+def test_averaged_weights_are_mentioned(make_run: Callable[..., Path]) -> None:
     assert summary(read_run(make_run(kept_steps=[1000, 2000])))["Weights"] == "the mean of steps 1,000, 2,000"
 
 
-def test_the_log_is_shown_in_part_from_its_first_line_to_its_last(make_run: Callable[..., Path]) -> None:
+def test_long_logs_are_sampled_from_first_to_last_line(make_run: Callable[..., Path]) -> None:
     table = log_table(read_run(make_run()))
     rows = [[cell.text for cell in row.cells] for row in table.rows]
     assert [column.label for column in table.columns] == ["Step", "Loss", "Learning rate", "Gradient norm", "Tokens/s"]
@@ -117,7 +117,7 @@ def test_the_log_is_shown_in_part_from_its_first_line_to_its_last(make_run: Call
     assert len({row[0] for row in rows}) == LINES
 
 
-def test_memory_that_is_not_known_is_left_out(make_run: Callable[..., Path]) -> None:
+def test_unknown_memory_is_omitted(make_run: Callable[..., Path]) -> None:
     assert "Peak memory" not in summary(read_run(make_run(peak_memory_bytes=None)))
 
 
@@ -128,7 +128,7 @@ def test_the_log_table_does_not_scroll(make_run: Callable[..., Path]) -> None:
     assert ".box.short { max-height: none; }" in page
 
 
-def test_a_page_shows_texts_as_texts(make_run: Callable[..., Path]) -> None:
+def test_a_page_escapes_texts(make_run: Callable[..., Path]) -> None:
     page = render_html(training_report(read_run(make_run())))
     assert page.count("<script>") == 1
     assert "&lt;script&gt;alert(1)" in page
@@ -141,7 +141,7 @@ def test_a_page_shows_texts_as_texts(make_run: Callable[..., Path]) -> None:
     assert text.count("<script>") == text.count("\\<script>") > 0
 
 
-def test_a_run_that_goes_on_is_read_from_its_log(tmp_path: Path, recipe: dict[str, Any]) -> None:
+def test_an_unfinished_run_is_read_from_its_log(tmp_path: Path, recipe: dict[str, Any]) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
@@ -164,7 +164,7 @@ def test_a_run_that_goes_on_is_read_from_its_log(tmp_path: Path, recipe: dict[st
     assert (folder / "report.html").read_text(encoding="utf-8").count("<svg ") == 5
 
 
-def test_without_jinja2_there_is_the_markdown(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_jinja2_markdown_is_written(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jinja2" else find(name))
     folder = make_run()
@@ -172,14 +172,14 @@ def test_without_jinja2_there_is_the_markdown(make_run: Callable[..., Path], mon
     assert not (folder / "report.html").exists()
 
 
-def test_a_run_without_development_scores_has_no_such_part(make_run: Callable[..., Path]) -> None:
+def test_a_run_without_development_scores_has_no_development_section(make_run: Callable[..., Path]) -> None:
     run = read_run(make_run(development=[]))
     assert run.best is None
     assert "## Development" not in render_markdown(training_report(run))
     assert 'id="development"' not in render_html(training_report(replace(run, recipe={**run.recipe, "development": None})))
 
 
-def test_what_is_no_run_is_said_in_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_other_folders_are_refused_in_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not a training run.*run\.json nor recipe\.json"):
         read_run(tmp_path)
     folder = make_run()

@@ -91,7 +91,7 @@ def test_mistakes_with_executors_are_reported_in_one_line(
     wrong = [
         (("--executor", "slurm"), "unknown executor 'slurm'; choose one of local, ray"),
         (("--executor", "ray"), "Ray is not installed; run: pip install 'quiver-retrieval[ray]'"),
-        (("--address", "a:1"), "--address is the address of a Ray cluster; add --executor ray, or leave --address out"),
+        (("--address", "a:1"), "--address is the address of a Ray cluster; add --executor ray, or remove --address"),
         (("--workers", 0), "Invalid value for '--workers'"),
     ]
     commands: list[tuple[object, ...]] = [
@@ -108,7 +108,7 @@ def test_mistakes_with_executors_are_reported_in_one_line(
     done = quiver("mine", corpus, "--model", "bm25", "--workers", 2, "--out", tmp_path / "m")
     assert (done.code, done.err) == (
         2,
-        "quiver: error: --executor, --workers and --address distribute encoding, and bm25 encodes nothing; leave them out\n",
+        "quiver: error: --executor, --workers and --address distribute encoding, and bm25 encodes nothing; remove them\n",
     )
     assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl", "model"}
 
