@@ -110,7 +110,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention and MLP around a residual stream, with a norm before each, after each, or one before both in parallel.
 
-    A block leaves the sum of stream and update to the norm that follows, so that both can be one pass over memory.
+    A block does not add its last update to the stream: the norm that follows does, so that sum and norm take one pass over memory.
     """
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:

@@ -186,10 +186,10 @@ def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revis
     """Write the updates as an adapter that PEFT loads onto the Hugging Face model the encoder was started from.
 
     Args:
-        encoder: With low-rank updates.
-        folder: Created if necessary; each file is replaced as a whole.
-        base_model: Folder or hub id of that model.
-        revision: Its branch, tag or commit.
+        encoder: Encoder with low-rank updates.
+        folder: Folder of the adapter; created if missing. Each file is replaced atomically.
+        base_model: Folder or hub id of the Hugging Face model.
+        revision: Branch, tag or commit of the Hugging Face model.
 
     Raises:
         InputError: The family has no Hugging Face model.

@@ -84,7 +84,7 @@ class SchemaError(InputError):
     """A file or mapping does not match its schema.
 
     Attributes:
-        problems: All of them, each as ``dotted.path: what is wrong`` or ``line N: what is wrong``.
+        problems: All problems, each as ``dotted.path: what is wrong`` or ``line N: what is wrong``.
     """
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
@@ -389,22 +389,22 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
     path = ".".join(text if (text := str(part)).isprintable() else ascii(text) for part in loc) or "the whole document"
     name = error["type"]
     if name == "missing":
-        said = "missing"
+        problem = "missing"
     elif name in ("extra_forbidden", "unexpected_keyword_argument"):
-        said = f"unknown key{_did_you_mean(loc[-1], _fields_of(_hint_at(kind, loc[:-1])))}"
+        problem = f"unknown key{_did_you_mean(loc[-1], _fields_of(_hint_at(kind, loc[:-1])))}"
     elif name == "literal_error":
         choices = [str(one) for one in typing.get_args(_hint_at(kind, loc))]
-        said = f"must be one of {', '.join(choices)}; got {_show(raw)}{_did_you_mean(raw, choices)}"
+        problem = f"must be one of {', '.join(choices)}; got {_show(raw)}{_did_you_mean(raw, choices)}"
     elif name == "int_type":
-        said = f"must be a {'whole ' if _is_fraction(raw) else ''}number, got {_show(raw)}"
+        problem = f"must be a {'whole ' if _is_fraction(raw) else ''}number, got {_show(raw)}"
     elif name == "string_type":
-        said = f"must be text, got {_show(raw)}; quote it if it is meant as text"
+        problem = f"must be text, got {_show(raw)}; quote it if it is meant as text"
     elif name in _BOUNDS:
         limits = {key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in context.items()}
-        said = f"{_BOUNDS[name].format(**limits)}, got {_show(raw)}"
+        problem = f"{_BOUNDS[name].format(**limits)}, got {_show(raw)}"
     else:
-        said = str(context["error"]) if name == "value_error" else error["msg"]
-    return f"{path}: {said}"
+        problem = str(context["error"]) if name == "value_error" else error["msg"]
+    return f"{path}: {problem}"
 
 
 def _fields_of(kind: object) -> dict[str, object]:

@@ -299,9 +299,9 @@ def _follow_settings(backend: tokenizers.Tokenizer, settings: dict[str, Any], pa
     normalizer = rules.get("normalizer") or {}
     if normalizer.get("type") == "BertNormalizer":
         values = {key: value for key, value in normalizer.items() if key != "type"}
-        asked = {ours: settings[theirs] for theirs, ours in BERT_NORMALIZER.items() if theirs in settings}
-        if asked.items() - values.items():
-            backend.normalizer = normalizers.BertNormalizer(**values | asked)
+        options = {ours: settings[theirs] for theirs, ours in BERT_NORMALIZER.items() if theirs in settings}
+        if options.items() - values.items():
+            backend.normalizer = normalizers.BertNormalizer(**values | options)
     if settings.get("truncation_side", "right") not in ("right", "left"):
         raise InputError(f"{path}: truncation_side must be right or left, got {settings['truncation_side']!r}")
     _follow_added_tokens(backend, settings, path, {token["content"] for token in rules.get("added_tokens", [])})

@@ -207,7 +207,7 @@ class LearningRates:
 
     Attributes:
         single_vector: Learning rate of the single-vector model.
-        multi_vector: Learning rate of the ColBERT.
+        multi_vector: Learning rate of the ColBERT model.
     """
 
     single_vector: float

@@ -177,7 +177,7 @@ def _refuse_existing(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"{out} is a file; --out must name a folder")
     taken = [name for name in MADE if (out / name).exists()]
     if taken and not (out / MARKER).is_file():
-        raise InputError(f"{out} already holds {taken[0]} that no quickstart wrote; choose another --out")
+        raise InputError(f"{out} already holds {taken[0]}, which quiver quickstart did not write; choose another --out")
     if taken and not overwrite:
         raise InputError(f"{out} already holds {taken[0]}; choose another --out, or add --overwrite")
 

@@ -124,9 +124,9 @@ class DataChecksum:
             queries: The queries of the split.
             qrels: Query id -> document id -> grade.
         """
-        asked = [_row_hash(query) for query in queries]
-        judged = [_row_hash((query, document, grade)) for query, grades in qrels.items() for document, grade in grades.items()]
-        kinds = ((self._count, self._sum), (len(asked), sum(asked)), (len(judged), sum(judged)))
+        query_hashes = [_row_hash(query) for query in queries]
+        judgement_hashes = [_row_hash((query, document, grade)) for query, grades in qrels.items() for document, grade in grades.items()]
+        kinds = ((self._count, self._sum), (len(query_hashes), sum(query_hashes)), (len(judgement_hashes), sum(judgement_hashes)))
         return hashlib.sha256(json.dumps([[count, f"{total % _MODULUS:064x}"] for count, total in kinds]).encode()).hexdigest()
 
 
@@ -481,7 +481,9 @@ def read_results(folder: str | Path) -> Results:
     """
     path = Path(folder) / FILE
     if not path.is_file():
-        raise InputError(f"{folder}: no {FILE} here: the evaluation did not finish, or wrote elsewhere; run quiver evaluate again")
+        raise InputError(
+            f"{folder}: no {FILE} here: the evaluation did not finish, or wrote elsewhere; to finish it, type: {evaluate_again(folder)}"
+        )
     content = read_versioned(path, SCHEMA, command="quiver evaluate")
     headline = content.pop(HEADLINE, None)
     results = parse_record(Results, content, source=str(path))
@@ -702,9 +704,18 @@ def _references(collection: CollectionResult) -> Iterator[FileReference]:
     yield from (reference for reference in files if reference is not None)
 
 
+def evaluate_again(folder: str | Path, *, overwrite: bool = False) -> str:
+    """Command line that writes a results folder, for error messages."""
+    return f"quiver evaluate --model MODEL --data COLLECTION --out {folder}{' --overwrite' if overwrite else ''}"
+
+
 def _check(folder: Path, reference: FileReference) -> None:
     path = folder / reference.file
     if not path.is_file():
-        raise InputError(f"{path}: {FILE} names this file, but it is missing; copy the whole folder, or run quiver evaluate again")
+        raise InputError(
+            f"{path}: {FILE} names this file, but it is missing; copy the whole folder, or type: {evaluate_again(folder, overwrite=True)}"
+        )
     if file_sha256(path) != reference.sha256:
-        raise InputError(f"{path}: not the file that was scored, its sha256 differs from {FILE}; run quiver evaluate again")
+        raise InputError(
+            f"{path}: not the file that was scored, its sha256 differs from {FILE}; type: {evaluate_again(folder, overwrite=True)}"
+        )

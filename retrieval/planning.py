@@ -174,7 +174,7 @@ _WARM = 8  # documents that are encoded before the measurement, to warm up
 
 
 def text_lengths(model: BiEncoder | ColBERT, texts: Sequence[str]) -> tuple[float, float]:
-    """Mean number of tokens per text after truncation, and the share of them that have a vector. Nothing is encoded.
+    """Mean number of tokens per text after truncation, and the share of these tokens that get a vector; the texts are only tokenized.
 
     Args:
         model: Model with tokenizer, prompts and lengths.

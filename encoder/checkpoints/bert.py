@@ -14,7 +14,7 @@ import logging
 import re
 from typing import Any, Literal
 
-from quiver.encoder.checkpoints.family import CheckpointFormat, ConfigKey, ConfigReader, ConfigStyle, HeadLayout, TensorNames, global_layers
+from quiver.encoder.checkpoints.format import CheckpointFormat, ConfigKey, ConfigReader, ConfigStyle, HeadLayout, TensorNames, global_layers
 from quiver.encoder.config import EncoderConfig, RopeScaling
 from quiver.encoder.errors import InputError
 

@@ -117,10 +117,10 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
 def _ours(theirs: TheirTensor, state: Mapping[str, Tensor], shape: torch.Size, where: str) -> Tensor:
     """Stack one of our tensors from theirs."""
     parts = [state[key] for key in theirs.keys]
-    asked = (shape[0] // len(parts), *shape[1:])
+    required = (shape[0] // len(parts), *shape[1:])
     for key, part in zip(theirs.keys, parts, strict=True):
-        if tuple(part.shape) != asked:
-            raise InputError(f"{where}: {key} has shape {tuple(part.shape)}, config.json requires {asked}")
+        if tuple(part.shape) != required:
+            raise InputError(f"{where}: {key} has shape {tuple(part.shape)}, config.json requires {required}")
         if not part.is_floating_point():
             raise InputError(f"{where}: {key} holds {part.dtype}, not floating-point numbers; quantized checkpoints are not supported")
     stacked = torch.cat(parts)

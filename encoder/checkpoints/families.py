@@ -1,4 +1,4 @@
-"""All families by name, and their config.json, both ways.
+"""The registry of families: each by its name and model types; config.json read and written.
 
 Writing loses nothing: the written config.json is read again, and if the architectures differ the error names the field.
 """
@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from quiver.encoder.checkpoints.bert import BERT, GTE, MOSAICBERT, NOMICBERT, ROBERTA, is_mosaicbert
-from quiver.encoder.checkpoints.family import CheckpointFormat, ConfigReader, ConfigStyle, Task
+from quiver.encoder.checkpoints.format import CheckpointFormat, ConfigReader, ConfigStyle, Task
 from quiver.encoder.checkpoints.modernbert import MODERNBERT
 from quiver.encoder.checkpoints.quiver import QUIVER
 from quiver.encoder.config import EncoderConfig, Family

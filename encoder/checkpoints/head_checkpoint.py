@@ -24,8 +24,8 @@ from torch import Tensor
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
 from quiver.encoder.checkpoints.families import FORMATS, families_with_head
-from quiver.encoder.checkpoints.family import AUTO_CLASSES, TO_HF_ACTIVATION, ConfigReader, HeadLayout, Task, TensorNames
 from quiver.encoder.checkpoints.folder import local_folder, read_weights
+from quiver.encoder.checkpoints.format import AUTO_CLASSES, TO_HF_ACTIVATION, ConfigReader, HeadLayout, Task, TensorNames
 from quiver.encoder.config import EncoderConfig, Family
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
@@ -378,9 +378,9 @@ def _fill(model: AnyHead, opened: _Opened, seed: int | None) -> AnyHead:
             "pass new_head_seed to initialize the missing weights at random, and train them"
         )
     for name in (name for name in wanted if name in given):
-        tensor, shape, asked = given[name], tuple(given[name].shape), tuple(wanted[name].shape)
-        if shape != asked:
-            raise InputError(f"{where}: {theirs[name]} has shape {shape}, expected {asked}")
+        tensor, shape, required = given[name], tuple(given[name].shape), tuple(wanted[name].shape)
+        if shape != required:
+            raise InputError(f"{where}: {theirs[name]} has shape {shape}, expected {required}")
         if not tensor.is_floating_point():
             raise InputError(f"{where}: {theirs[name]} holds {tensor.dtype}, not floating-point numbers")
     if missing and seed is not None:

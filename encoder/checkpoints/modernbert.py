@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from quiver.encoder.checkpoints.family import (
+from quiver.encoder.checkpoints.format import (
     TO_HF_ACTIVATION,
     CheckpointFormat,
     ConfigKey,

@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from quiver.encoder.checkpoints.family import CheckpointFormat, ConfigReader, ConfigStyle, HeadLayout, TensorNames
+from quiver.encoder.checkpoints.format import CheckpointFormat, ConfigReader, ConfigStyle, HeadLayout, TensorNames
 from quiver.encoder.checkpoints.modernbert import MODERNBERT_TRANSFORM
 from quiver.encoder.config import EncoderConfig, RopeScaling
 from quiver.encoder.errors import InputError

@@ -36,7 +36,7 @@ JSON_LINES = (".jsonl", ".jsonl.gz")
 PLAIN_TEXT = (".txt", ".txt.gz")
 PARQUET = ".parquet"
 SUFFIXES = (*JSON_LINES, *PLAIN_TEXT, PARQUET)
-"""Suffixes of the files that are read."""
+"""Suffixes of the files that can be read."""
 
 Side = Literal["train", "held_out"]
 SIDES: tuple[Side, ...] = ("train", "held_out")
@@ -45,21 +45,21 @@ MANIFEST = "corpus.json"
 SCHEMA = "quiver-pretraining-corpus/1"
 
 _ROWS = 512
-"""Rows of a Parquet file in memory at a time."""
+"""Number of rows of a Parquet file in memory at a time."""
 
 BLOCK_CHARACTERS = 1 << 20
 """Minimum number of characters per call of the tokenizer."""
 
 _COUNTED = 1 << 22
-"""Token ids that are counted at a time."""
+"""Number of token ids per call of ``bincount``."""
 
 
 def read_documents(source: SourceSection) -> Iterator[str]:
-    """Read the documents of a source that are not blank.
+    """Read the documents of a source; blank documents are skipped.
 
     Raises:
-        InputError: A file is missing, damaged, not UTF-8 (names the line) or of an unknown kind; a row has none of the fields, or one that
-            is not text; or the folder has no such split.
+        InputError: A file is missing, damaged, not UTF-8 (names the line) or has an unknown suffix; a row has none of the fields, or a
+            field that is not text; or the folder has no such split.
     """
     path = expand_home(source.path)
     if not path.is_dir():
@@ -72,10 +72,10 @@ def read_documents(source: SourceSection) -> Iterator[str]:
                 yield from _joined(row, source.fields, f"{corpus}:{number}")
         return
     if source.split is not None:
-        raise InputError(f"{path}: split {source.split!r} needs a BEIR folder, but this folder has no corpus.jsonl; leave the split out")
+        raise InputError(f"{path}: split {source.split!r} requires a BEIR folder, but this folder has no corpus.jsonl; remove split")
     files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
     if not files:
-        raise InputError(f"{path}: holds no file with one of the suffixes {', '.join(SUFFIXES)}")
+        raise InputError(f"{path}: contains no file with a suffix of {', '.join(SUFFIXES)}")
     for file in files:
         yield from _file(file, source)
 
@@ -98,7 +98,7 @@ def _file(path: Path, source: SourceSection) -> Iterator[str]:
 
 
 def _joined(row: Mapping[str, object], fields: Sequence[str], where: str) -> Iterator[str]:
-    """The fields of a row as one document; nothing if all of them are null or blank."""
+    """Join the fields of a row to one document; yields nothing if all of them are null or blank."""
     if row.keys().isdisjoint(fields):
         raise InputError(f"{where}: has none of the fields {', '.join(fields)}; it has {', '.join(map(str, row))}")
     found = [(name, row[name]) for name in fields if row.get(name) is not None]
@@ -127,7 +127,7 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[str]:
 
 
 def _judged(folder: Path, split: str) -> set[str]:
-    """Documents that are judged in one split and in no other."""
+    """Ids of the documents that are judged in this split and in no other."""
     splits = {path.stem: path for path in sorted((folder / "qrels").glob("*.tsv"))}
     if split not in splits:
         raise InputError(f"{folder}: has no qrels/{split}.tsv; its splits are {', '.join(splits) or 'none'}")
@@ -141,7 +141,7 @@ def _judged_documents(path: Path) -> set[str]:
     for number, line in read_lines(path):
         parts = line.split("\t")
         if len(parts) < 3:
-            raise InputError(f"{path}:{number}: must have query, document and grade, separated by tabs")
+            raise InputError(f"{path}:{number}: a line must hold query, document and grade, separated by tabs")
         if number > 1:
             found.add(parts[1])
     return found
@@ -149,11 +149,11 @@ def _judged_documents(path: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Documents:
-    """One side of the corpus.
+    """Training or held-out documents of a corpus.
 
     Attributes:
         ids: Token ids of all documents, concatenated, memory-mapped.
-        ends: End of each document, memory-mapped.
+        ends: End of each document in ``ids``, memory-mapped.
         sources: Number of documents per source, in the order of the documents.
     """
 
@@ -179,17 +179,17 @@ class Corpus:
 
     Attributes:
         train: Documents to train on.
-        held_out: Documents for the held-out loss; possibly none.
-        facts: The manifest without paths; equal for equal corpora.
+        held_out: Documents for the held-out loss; may be empty.
+        identity: Tokenizer, counts and checksums of the manifest; equal for equal corpora.
     """
 
     train: Documents
     held_out: Documents
-    facts: dict[str, Any]
+    identity: dict[str, Any]
 
 
 def side_of(text: str, held_out: float) -> Side:
-    """Side of a document. It depends on the text only, so copies of a document are on the same side.
+    """Decide whether a document is trained on or held out. Copies of a document are on the same side, because only the text decides.
 
     Args:
         text: Text of the document.
@@ -199,7 +199,7 @@ def side_of(text: str, held_out: float) -> Side:
 
 
 def _drawn(text: str, share: float, *, draw: int) -> bool:
-    """Whether a document belongs to a sample of the given share, by its text; draws 0..3 are independent."""
+    """Whether a document belongs to a random sample of the given share, drawn by a hash of its text; draws 0..3 are independent."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return int.from_bytes(digest[8 * draw : 8 * draw + 8], "big") < share * 2**64
 
@@ -229,17 +229,17 @@ def train_texts(data: DataSection, *, share: float) -> Iterator[str]:
 
 
 def prepare_corpus(data: DataSection, tokenizer: Tokenizer, folder: Path, *, block_characters: int = BLOCK_CHARACTERS) -> None:
-    """Tokenize the sources into a folder; if it exists already, check every byte of it.
+    """Tokenize the sources into a folder. If the folder exists, verify its settings and the checksums of its files instead.
 
     Args:
         data: Sources and split.
         tokenizer: Tokenizer of the model.
-        folder: Created when it is complete.
+        folder: Folder of the corpus; appears under this name only when it is complete.
         block_characters: Minimum number of characters per call of the tokenizer.
 
     Raises:
-        InputError: A source cannot be read or has no text to train on, or nothing is held out although it should be; or the existing folder
-            is damaged, or was made from other sources.
+        InputError: A source cannot be read or has no text to train on, no document is held out although ``held_out`` is above 0; or the
+            existing folder is damaged, or was made with other sources or settings.
     """
     if folder.is_dir():
         _verify(data, tokenizer, folder)
@@ -253,15 +253,15 @@ def prepare_corpus(data: DataSection, tokenizer: Tokenizer, folder: Path, *, blo
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Memory-map a corpus that `prepare_corpus` has made or checked.
+    """Memory-map a corpus that `prepare_corpus` has made or verified.
 
     Raises:
         InputError: A file is missing or cannot be read.
     """
     manifest = read_json(folder / MANIFEST)
     sides = {side: _documents(folder, side, manifest) for side in SIDES}
-    facts = {key: manifest[key] for key in ("tokenizer", "counts")} | {"sha256": {n: s["sha256"] for n, s in manifest["files"].items()}}
-    return Corpus(sides["train"], sides["held_out"], facts)
+    identity = {key: manifest[key] for key in ("tokenizer", "counts")} | {"sha256": {n: s["sha256"] for n, s in manifest["files"].items()}}
+    return Corpus(sides["train"], sides["held_out"], identity)
 
 
 def _made_of(data: DataSection, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def _refuse_empty(data: DataSection, counts: Mapping[str, Mapping[str, Mapping[s
 
 
 class _Side:
-    """A side that is being written.
+    """Writes the documents of one side.
 
     Attributes:
         documents: Number of documents written.
@@ -336,7 +336,7 @@ def _tokenize(texts: list[str], tokenizer: Tokenizer, sides: dict[Side, _Side], 
 
 
 def _blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Lists of texts of at least this many characters; the last list may have fewer."""
+    """Group texts into lists of at least this many characters; the last list may have fewer."""
     block: list[str] = []
     size = 0
     for text in texts:
@@ -352,13 +352,15 @@ def _blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
 def _verify(data: DataSection, tokenizer: Tokenizer, folder: Path) -> None:
     manifest = read_json(folder / MANIFEST)
     if manifest.get("schema") != SCHEMA:
-        raise InputError(f"{folder / MANIFEST}: its schema is {manifest.get('schema')}, this version reads {SCHEMA}; delete the folder")
+        raise InputError(
+            f"{folder / MANIFEST}: its schema is {manifest.get('schema')}, this version reads {SCHEMA}; delete the folder to make it again"
+        )
     if changed := [key for key, value in _made_of(data, tokenizer).items() if manifest.get(key) != value]:
-        raise InputError(f"{folder}: was made with other settings ({', '.join(changed)}); delete it, and it is made again")
+        raise InputError(f"{folder}: was made with other settings ({', '.join(changed)}); delete it to make the corpus again")
     for name, seal in manifest["files"].items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != seal["bytes"] or file_sha256(path) != seal["sha256"]:
-            raise InputError(f"{path}: missing or damaged; delete {folder}, and it is made again")
+            raise InputError(f"{path}: missing or damaged; delete {folder} to make the corpus again")
 
 
 def _documents(folder: Path, side: Side, manifest: dict[str, Any]) -> Documents:
@@ -369,7 +371,9 @@ def _documents(folder: Path, side: Side, manifest: dict[str, Any]) -> Documents:
     try:
         ids, ends = (np.memmap(folder / f"{side}.{kind}", dtype, "r") for kind, dtype in kinds.items())
     except OSError as error:
-        raise InputError(f"{folder}: {side} cannot be read ({error.strerror}); delete the folder, and it is made again") from error
+        raise InputError(
+            f"{folder}: the {side} files cannot be read ({error.strerror}); delete the folder to make the corpus again"
+        ) from error
     return Documents(ids, ends, counts)
 
 

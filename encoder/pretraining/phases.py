@@ -1,6 +1,6 @@
 """The phases of a run: vocabulary, architecture and weights, learning rate and batch size.
 
-Phases share their weights and differ in context and RoPE base, in their mix, and in their schedules, which are measured in tokens.
+All phases train the same weights. They differ in context, RoPE base and mix, and in their schedules, which are measured in tokens.
 
 Source: ModernBERT, arXiv:2412.13663, section 2.2.2 (1,024 tokens at a RoPE base of 10,000, then 8,192 at 160,000 in the global layers) and
 appendix A.1 (a trapezoidal learning rate, and a batch-size warm-up with equally many steps at each size).
@@ -29,20 +29,20 @@ from quiver.encoder.tokenizer import SPECIAL_TOKENS, Tokenizer
 from quiver.encoder.training import optimization
 
 ALIGNMENT = 64
-"""The number of rows of the embedding is a multiple of it."""
+"""The number of rows of the token embedding is a multiple of this."""
 
 FREE = frozenset(
     {*("family", "max_positions", "global_theta", "initializer_range", "pad_token_id", "cls_token_id", "sep_token_id"), *DROPOUTS}
 )
-"""Settings in which an initial checkpoint may differ from the recipe: phases set them, or no result depends on them."""
+"""Settings in which an initial checkpoint may differ from the recipe: each phase sets them, or they do not affect the weights."""
 
 
 def learning_rate_share(phase: PhaseSection, tokens: int) -> float:
     """Learning rate of a step as a share of the peak.
 
     Args:
-        phase: Its length, warm-up and decay, in tokens.
-        tokens: Tokens of the phase that were read before the step.
+        phase: Phase with its length, warm-up and decay, in tokens.
+        tokens: Number of tokens of the phase that were read before the step.
 
     Returns:
         0 at the first token of a warm-up, 1 between warm-up and decay, ``final_share`` at the end of the decay.
@@ -58,12 +58,12 @@ def learning_rate_share(phase: PhaseSection, tokens: int) -> float:
 
 
 class BatchWarmup:
-    """Number of packed rows per step.
+    """Batch-size warm-up: number of packed rows per step.
 
-    Every size from the first to the one before the full batch gets the same number of steps, and so tokens in proportion to the size.
+    Every size below the full batch gets the same number of steps, and therefore tokens in proportion to the size.
 
     Args:
-        phase: Its batch, micro-batch and warm-up; a row holds one micro-batch.
+        phase: Phase with its batch size, micro-batch and warm-up; a row holds one micro-batch.
     """
 
     def __init__(self, phase: PhaseSection) -> None:
@@ -77,16 +77,16 @@ class BatchWarmup:
             self._ends = [math.ceil(phase.batch_warmup_tokens * share / sum(sizes)) for share in shares]
 
     def rows(self, tokens: int) -> int:
-        """Rows of a step.
+        """Number of rows of a step.
 
         Args:
-            tokens: Tokens of the phase that were read before it.
+            tokens: Number of tokens of the phase that were read before the step.
         """
         return self.first + bisect_right(self._ends, tokens)
 
 
 def make_tokenizer(recipe: PretrainingRecipe) -> Tokenizer:
-    """The tokenizer of a run: trained on the corpus, or loaded.
+    """Train the tokenizer of a run on the corpus, or load it.
 
     Raises:
         InputError: The corpus cannot be read or is empty; or the tokenizer cannot be loaded or lacks a special token.
@@ -105,10 +105,10 @@ def make_tokenizer(recipe: PretrainingRecipe) -> Tokenizer:
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Ids of the special tokens, by role.
+    """Return the ids of the special tokens by role, such as ``mask``.
 
     Raises:
-        InputError: The vocabulary lacks some of them; names them.
+        InputError: The vocabulary lacks special tokens; names them.
     """
     found = {name: tokenizer.special_id(name) for name in SPECIAL_TOKENS}
     if missing := [name for name, token in found.items() if token is None]:
@@ -120,7 +120,7 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def phase_config(model: ModelSection, phase: PhaseSection, tokenizer: Tokenizer) -> EncoderConfig:
-    """Architecture of the encoder in a phase; phases differ in ``max_positions`` and ``global_theta``."""
+    """Return the encoder configuration of a phase; phases differ only in ``max_positions`` and ``global_theta``."""
     special = special_ids(tokenizer)
     config = EncoderConfig.modernbert(
         layer_types=global_every(model.layers, model.global_every),
@@ -140,10 +140,10 @@ def phase_config(model: ModelSection, phase: PhaseSection, tokenizer: Tokenizer)
 
 
 def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
-    """The initial model of a run, in the form of the first phase: random weights, or those of a checkpoint.
+    """Make the initial model of a run with the configuration of the first phase and random weights or those of a checkpoint.
 
     Raises:
-        InputError: The checkpoint cannot be read, or its architecture is not that of the recipe.
+        InputError: The checkpoint cannot be read, or its architecture differs from the recipe.
     """
     config = phase_config(recipe.model, recipe.phases[0], tokenizer)
     model = MaskedLM(Encoder(config))
@@ -151,25 +151,23 @@ def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
         init_weights(model.encoder, seed=recipe.training.seed)
         init_head(model, seed=recipe.training.seed + 1)
         return model
-    # An enlarged or foreign checkpoint may have no head; then the head is random.
+    # A checkpoint that was enlarged, or written by another library, may lack a head; then the head is random.
     start = load_head(MaskedLM, recipe.model.init, new_head_seed=recipe.training.seed + 1)
     model = in_form(start, config, where=recipe.model.init)
-    # Models with tensors of the same shapes can still differ: in their global layers, window or activation.
+    # Models whose tensors have the same shapes can still differ in their global layers, window or activation.
     for name in sorted({each.name for each in fields(EncoderConfig)} - FREE):
         has, wanted = getattr(start.encoder.config, name), getattr(config, name)
         if has != wanted:
-            raise InputError(
-                f"model: the architecture of {recipe.model.init} is not that of the recipe: {name} is {has!r}, the recipe has {wanted!r}"
-            )
+            raise InputError(f"model.init: {recipe.model.init} differs from the recipe: its {name} is {has!r}, the recipe has {wanted!r}")
     return model
 
 
 def start_from_frequencies(model: MaskedLM, shares: NDArray[np.float64]) -> None:
-    """Set the decoder's bias to the logarithm of each token's share of the text, the best prediction without context.
+    """Set the decoder's bias to the logarithm of each token's relative frequency, which is the best prediction without context.
 
     Args:
         model: Model with random weights.
-        shares: Above 0, (V,).
+        shares: Relative frequency of each token, above 0, (V,).
     """
     bias = model.decoder.bias
     if bias is None:
@@ -179,12 +177,12 @@ def start_from_frequencies(model: MaskedLM, shares: NDArray[np.float64]) -> None
 
 
 def in_form(model: MaskedLM, config: EncoderConfig, *, where: str) -> MaskedLM:
-    """A model with the same weights and another configuration.
+    """Return a model with the same weights and another configuration.
 
-    The RoPE tables follow from the configuration, so a new model with another base and context is made and loads the weights.
+    The RoPE tables are built from the configuration, so another RoPE base or context needs a new model.
 
     Args:
-        model: Source of the weights.
+        model: Model with the weights.
         config: Configuration of the new model.
         where: Origin of the weights, for the error message.
 
@@ -196,6 +194,8 @@ def in_form(model: MaskedLM, config: EncoderConfig, *, where: str) -> MaskedLM:
     for name in dict.fromkeys([*expected, *state]):
         has, wanted = (tuple(held[name].shape) if name in held else None for held in (state, expected))
         if has != wanted:
-            raise InputError(f"model: {where} differs from the recipe: {name} is {has or 'missing'}, the recipe needs {wanted or 'none'}")
+            raise InputError(
+                f"model: {where} differs from the recipe: {name} is {has or 'missing'}, the recipe requires {wanted or 'none'}"
+            )
     formed.load_state_dict(state)
     return formed

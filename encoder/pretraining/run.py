@@ -114,7 +114,7 @@ def pretrain(
         corpus, tokenizer = open_corpus(out / CORPUS), _tokenizer(recipe, out)
         session = Session(recipe, out, Checkpoints(out / CHECKPOINTS), corpus, tokenizer, processes, device, progress)
         identity = replace(
-            _identity(recipe), facts={"processes": processes.size, "corpus": corpus.facts}, about=describe_session(command, device)
+            _identity(recipe), fixed={"processes": processes.size, "corpus": corpus.identity}, about=describe_session(command, device)
         )
         refuse_other_run(out, identity)
         processes.barrier()

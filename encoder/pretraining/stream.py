@@ -1,6 +1,6 @@
 """Batches of a phase: sampled pieces packed into rows and masked; the next step is prepared while the current one is trained.
 
-Every process draws the whole stream and takes its share of the rows of each step, so the steps are the same for any number of processes.
+Every process draws the same stream and keeps its share of the rows of each step, so the steps do not depend on the number of processes.
 The masks of a sequence depend only on the seed and on its number in the stream, not on its batch or process.
 
 Shapes: B sequences of a row, N its tokens, n tokens of a sequence.
@@ -31,11 +31,11 @@ from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.trainer import prefetch
 
 MASKED, RANDOM = 0.8, 0.1
-"""Shares of the predicted tokens that are replaced by [MASK] and by a random token; the others stay unchanged."""
+"""Shares of the predicted tokens that are replaced by [MASK] and by a random token; the other predicted tokens stay unchanged."""
 
 
 class Masker:
-    """Masks sequences.
+    """Masks random tokens of sequences.
 
     Args:
         tokenizer: Tokenizer with all of `quiver.encoder.tokenizer.SPECIAL_TOKENS`.
@@ -60,7 +60,7 @@ class Masker:
             serial: Number of the sequence in the stream; equal numbers give equal masks.
 
         Returns:
-            Masked ids, (n,), and labels, (n,): the original token where it has to be predicted, else -100.
+            Masked ids, (n,), and labels, (n,): the original id of each predicted token, -100 elsewhere.
         """
         # The key is the seed, the counter the sequence: Philox gives each its own range of 2**128 numbers, without the cost of seeding.
         generator = np.random.Generator(np.random.Philox(key=self._seed, counter=serial << 128))
@@ -79,10 +79,10 @@ class MaskedRow:
     """A packed row of masked sequences.
 
     Attributes:
-        pieces: Its pieces of the corpus.
-        batch: Their masked ids, N tokens.
-        labels: Original tokens where they have to be predicted, else -100, (N,), on the host.
-        masked: Number of tokens to predict.
+        pieces: The corpus pieces of the row.
+        batch: Packed batch of the masked ids, N tokens.
+        labels: Original ids of the predicted tokens, -100 elsewhere, (N,), in CPU memory.
+        masked: Number of predicted tokens.
     """
 
     pieces: list[Piece]
@@ -98,7 +98,7 @@ class UpdateBatch:
     Attributes:
         rows: Rows of this process.
         count: Number of rows over all processes.
-        tokens: Number of tokens of all rows.
+        tokens: Number of tokens in the rows of all processes, special tokens included.
         state: State of the stream after the step.
     """
 
@@ -113,7 +113,7 @@ class RowMaker:
 
     Args:
         documents: Documents of the pieces.
-        tokenizer: Gives [CLS] and [SEP].
+        tokenizer: Tokenizer with [CLS] and [SEP], which enclose each sequence.
         masker: Masks the sequences.
     """
 
@@ -124,7 +124,7 @@ class RowMaker:
         self._masker = masker
 
     def __call__(self, pieces: list[Piece]) -> MaskedRow:
-        """Make a row of at least one piece."""
+        """Mask and pack one or more pieces."""
         sequences = [self._masker(self._sequence(piece), piece.serial) for piece in pieces]
         lengths = [piece.length + SPECIAL for piece in pieces]
         offsets = (0, *accumulate(lengths))
@@ -145,7 +145,7 @@ class RowMaker:
 
 
 class PhaseStream:
-    """The steps of one phase.
+    """Yields the batches of one phase, step by step.
 
     Args:
         recipe: Seed, mix and packing.
@@ -155,7 +155,7 @@ class PhaseStream:
         processes: Processes of the run.
 
     Attributes:
-        sampler: Pieces of the phase.
+        sampler: Draws the pieces of the phase.
     """
 
     def __init__(self, recipe: PretrainingRecipe, number: int, corpus: Corpus, tokenizer: Tokenizer, processes: Processes) -> None:
@@ -172,9 +172,13 @@ class PhaseStream:
         self._tokens = 0
 
     def follow(self, state: dict[str, Any]) -> None:
-        """Start after the phase before, with the pieces that still wait and the next numbers of the stream.
+        """Continue from the end of the previous phase: pack its waiting pieces first and continue its sequence numbers.
 
-        If both phases read the same pieces, the pass goes on, so that no piece is read again before the pass is complete.
+        If both phases read the same pieces equally often, the pass over the corpus continues, so that no piece repeats before the pass is
+        complete.
+
+        Args:
+            state: State of the stream after the last step of the previous phase.
         """
         self._packer.restore(state["packer"])
         if self._goes_on:
@@ -183,13 +187,17 @@ class PhaseStream:
             self.sampler.serial = state["sampler"]["serial"]
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue after a step of this phase."""
+        """Continue after a step of this phase.
+
+        Args:
+            state: State of the stream after that step.
+        """
         self._packer.restore(state["packer"])
         self.sampler.restore(state["sampler"])
         self._tokens = state["tokens"]
 
     def updates(self) -> Iterator[UpdateBatch]:
-        """The remaining steps, until the phase has read its tokens; each is prepared while the one before it is trained."""
+        """Yield the remaining steps of the phase; a thread prepares the next step while the current one is trained."""
         return prefetch(self._updates())
 
     def _updates(self) -> Iterator[UpdateBatch]:
@@ -205,11 +213,11 @@ class PhaseStream:
 
 
 def read_shares(documents: Documents, phase: PhaseSection) -> list[Share]:
-    """The documents that a phase reads, by source, and how often a pass reads their pieces.
+    """Return the documents that a phase reads, source by source, and how often one pass reads their pieces.
 
     Args:
         documents: Documents of all sources.
-        phase: Its mix; sources that it does not name are not read, unless it is empty.
+        phase: Phase with its mix. Sources that the mix does not name are not read; an empty mix reads all sources once.
     """
     times = {part.source: part.times for part in phase.mix} or dict.fromkeys(documents.sources, 1.0)
     lasts = accumulate(documents.sources.values())
@@ -218,23 +226,23 @@ def read_shares(documents: Documents, phase: PhaseSection) -> list[Share]:
 
 
 def _begun_in(phases: Sequence[PhaseSection], number: int) -> int:
-    """The first of the phases up to this one that read the same pieces equally often."""
+    """Number of the first phase of the unbroken series of phases that read the same pieces equally often and ends with this one."""
     while number and (phases[number - 1].context, phases[number - 1].mix) == (phases[number].context, phases[number].mix):
         number -= 1
     return number
 
 
 def held_out_rows(documents: Documents, phase: PhaseSection, *, longest: int, most: int) -> list[list[Piece]]:
-    """Held-out text in rows of one micro-batch: the same text in every phase, with each source in its proportion.
+    """Sample held-out text and cut it into rows of one micro-batch. Each phase gets the same text; sources keep their proportions.
 
-    The rows hold a random sample of the held-out documents. Their first part would not do, because the documents of a source are adjacent.
-    The sample consists of pieces of the longest context, which phases with a shorter context cut further.
+    The sample is random, because the documents of a source are adjacent: the first documents would all be of one source. It consists of
+    pieces of the longest context, which phases with a shorter context cut further.
 
     Args:
         documents: Held-out documents.
-        phase: Its context and micro-batch.
+        phase: Phase with its context and micro-batch.
         longest: Context of the last phase.
-        most: Maximum number of tokens, special tokens counted as in pieces of the longest context; at least one piece is read.
+        most: Maximum number of tokens, with two special tokens per piece of the longest context; at least one piece is read.
     """
     offsets, lengths = cut(np.asarray(documents.ends), longest - SPECIAL)
     drawn = np.random.Generator(np.random.PCG64DXSM(0)).permutation(len(offsets))

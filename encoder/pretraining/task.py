@@ -177,7 +177,7 @@ class PretrainingTask:
             return False
         average = None if self._average is None else self._average.state()
         self._number, self._tokens, self._progress.best = self._number + 1, 0, []
-        self._begin_phase(in_form(self.model.cpu(), self._config(), where="the phase before"), self._optimizer.state_dict(), average)
+        self._begin_phase(in_form(self.model.cpu(), self._config(), where="the previous phase"), self._optimizer.state_dict(), average)
         return True
 
     def _batches(self, stream: PhaseStream, phase: PhaseSection) -> Iterator[list[TrainingBatch]]:
@@ -248,7 +248,7 @@ class PretrainingTask:
         }
 
     def evaluation_due(self, progress: Progress) -> bool:
-        """At the end of a phase, and as often as the recipe says, if documents are held out."""
+        """Whether to evaluate after this step: at the end of a phase and at the recipe's interval, if documents are held out."""
         training = self._session.recipe.training
         return self._held_out is not None and (self._phase_ended or _due(training.evaluate_every, progress.step))
 

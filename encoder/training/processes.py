@@ -1,7 +1,7 @@
 """The processes of a run: communication between them, signals that stop them, and their memory.
 
-A run has one process, or those that torchrun has started. All processes read the same batches, each its own part of them, and do the same
-steps. Only the main process (rank 0) writes.
+A run has one process, or those that torchrun has started. Each process trains on its own part of every batch, and all do
+the same steps. Only the main process (rank 0) writes.
 """
 
 from __future__ import annotations

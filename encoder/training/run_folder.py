@@ -75,25 +75,25 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What identifies a run: a session may resume it only with the same recipe and facts.
+    """Identity of a run: only a session with the same recipe and fixed values may resume it.
 
     Attributes:
         recipe: Resolved recipe.
-        facts: Other values that must be the same, such as the number of processes and checksums of the data.
+        fixed: Other values that must be the same, such as the number of processes and checksums of the data.
         about: Values that may differ, some with a warning; see `describe_session`.
         schema: Schema of the recipe, whose defaults stand for settings that an older version did not write; None for no defaults.
         without_weight: Settings that may differ because they do not affect the weights.
     """
 
     recipe: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    fixed: Mapping[str, Any]
     about: Mapping[str, Any]
     schema: type[Schema] | None = None
     without_weight: Collection[str] = WITHOUT_WEIGHT
 
     def write(self, out: Path) -> None:
         """Write ``begun.json`` and ``recipe.json``."""
-        write_json(out / BEGUN, {"schema": SCHEMA, **self.about, **self.facts})
+        write_json(out / BEGUN, {"schema": SCHEMA, **self.about, **self.fixed})
         write_json(out / RECIPE, self.recipe)
 
     def record(self, schema: str, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class RunIdentity:
         """
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
         head = {"schema": schema, "recipe": self.recipe, "date": date, "platform": platform.platform()}
-        return {**head, **self.about, **self.facts, **parts}
+        return {**head, **self.about, **self.fixed, **parts}
 
 
 def describe_session(command: str | None, device: str) -> dict[str, Any]:
@@ -206,14 +206,14 @@ def refuse_other_run(out: Path, now: RunIdentity) -> None:
 
     Args:
         out: Folder with ``begun.json``.
-        now: Identity of the session; facts that are not yet known are left out.
+        now: Identity of the session; fixed values that are not yet known are absent.
 
     Raises:
-        InputError: Recipe or facts differ; names each setting with both values.
+        InputError: The recipes or fixed values differ; names each setting with both values.
     """
     begun = read_json(out / BEGUN)
-    facts = json.loads(json.dumps(dict(now.facts)))
-    found = [change for key, value in facts.items() if key in begun for change in _differences(begun[key], value, key)]
+    fixed = json.loads(json.dumps(dict(now.fixed)))
+    found = [change for key, value in fixed.items() if key in begun for change in _differences(begun[key], value, key)]
     if (out / RECIPE).exists():  # it is written second
         changes = recipe_changes(read_json(out / RECIPE), now.recipe, now.schema)
         found = [*(change for change in changes if change[0] not in now.without_weight), *found]

@@ -26,7 +26,7 @@ SEAL = "seal.json"
 """The file that makes a folder a checkpoint."""
 
 _SCHEMAS = "quiver-checkpoint/"
-_SCHEMA = f"{_SCHEMAS}1"
+_SCHEMA = f"{_SCHEMAS}2"
 _NAME = re.compile(r"step-(\d{6,})")
 _LEFT = re.compile(r"step-\d{6,}|\.step-\d{6,}\.unfinished")
 """Names of folders that a killed process may leave unsealed. Copies made by a user have other names and are not deleted."""
@@ -92,7 +92,7 @@ class Checkpoints:
         flaws = {step: _flaw(self.path(step), step) for step in steps}
         for step, flaw in flaws.items():
             if flaw is not None:
-                logger.warning("%s: %s; its weights are left out", self.path(step), flaw)
+                logger.warning("%s: %s; its weights are excluded from the average", self.path(step), flaw)
         return [step for step, flaw in flaws.items() if flaw is None]
 
     def keep(self, steps: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""The state of a run: random generators as a value, and any state on disk and back without pickle.
+"""Training state: read and restore the random generators, and save and load any state without pickle.
 
 The random generators are Python's, NumPy's global one (libraries use it), and torch's on the CPU and on this process's GPU.
 

@@ -289,7 +289,7 @@ class Trainer:
         """Run the remaining steps.
 
         Raises:
-            RunStoppedError: The run was asked to stop, and a checkpoint was saved.
+            RunStoppedError: A stop was requested, and a checkpoint was saved.
             InputError: The loss or the gradient is not finite; the step was not done.
         """
         task, settings, progress = self._task, self._settings, self.progress
@@ -402,7 +402,7 @@ class Trainer:
     def _after(self, update: _Update) -> bool:
         """Log, evaluate, save, in this order, so that a checkpoint knows all that was logged; whether the run stops here.
 
-        A run that is asked to stop is saved at once; the session that resumes it evaluates.
+        After a stop request, the run is saved at once, and the session that resumes it evaluates.
         """
         task, progress = self._task, self.progress
         if task.log_due(progress):
@@ -541,13 +541,18 @@ def _tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def average_gradients(weights: Iterable[nn.Parameter], processes: Processes) -> None:
     """Average the gradients over the processes, in flat buffers; gradients of sharded weights are averaged by FSDP already.
 
-    A weight without a gradient gets zeros: other processes may have a gradient of it, for instance if this one had no batch in the step.
+    A weight without a gradient gets zeros if another process has a gradient of it, for instance if this one had no batch in the step. A
+    weight that no process used keeps none, as in a run of one process: an optimizer would decay it otherwise.
     """
     if processes.size == 1:
         return
     weights = list(weights)
-    for weight in weights:
-        if weight.grad is None:
+    if not weights:
+        return
+    used = torch.tensor([weight.grad is not None for weight in weights], dtype=torch.int32, device=weights[0].device)
+    distributed.all_reduce(used, op=distributed.ReduceOp.MAX)
+    for weight, anywhere in zip(weights, used.tolist(), strict=True):
+        if anywhere and weight.grad is None:
             weight.grad = torch.zeros_like(weight)
     gradients = [weight.grad for weight in weights if weight.grad is not None and not isinstance(weight.grad, DTensor)]
     bucket: list[Tensor] = []
@@ -564,7 +569,7 @@ def average_gradients(weights: Iterable[nn.Parameter], processes: Processes) -> 
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that is sharded over the processes (all of them must call this); any other tensor as it is."""
+    """Gather a tensor that is sharded over the processes, all of which must call this; return any other tensor unchanged."""
     if not isinstance(tensor, DTensor):
         return tensor
     full: Tensor = tensor.full_tensor()

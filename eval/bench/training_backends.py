@@ -156,7 +156,7 @@ class Backend:
         return [length for column in columns_of(batch) for length in column["attention_mask"].sum(dim=1).tolist()]
 
     def padded_tokens(self, rows: Sequence[Row]) -> int:
-        """Tokens of a padded batch of a library, padding included."""
+        """Number of tokens in the padded batch of a library, padding included."""
         return sum(column["input_ids"].numel() for column in columns_of(self._collate(rows)))
 
 

@@ -292,9 +292,9 @@ class _Cut:
 def _cuts(questions: Sequence[Question], tokenizer: Tokenizer, settings: WindowSettings) -> Iterator[_Cut]:
     template = tokenizer.pair_template()
     places = iter(range(len(questions)))
-    for context, asked in groupby(questions, key=lambda question: question.context):
+    for context, group in groupby(questions, key=lambda question: question.context):
         pieces = tokenizer.pieces(context)
-        for question in asked:
+        for question in group:
             text = tokenizer.pieces(question.text).ids[: settings.max_question_length]
             head = [*template.before, *text, *template.between]
             room = settings.max_length - len(head) - len(template.behind)

@@ -18,7 +18,7 @@ from quiver.encoder.files import read_json
 from quiver.eval.metrics import CHANGED, DEFAULT, PERMUTATIONS, Change, PairedComparison, compare_parts, grouped, holm, is_whole
 from quiver.eval.report.formats import Block, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
 from quiver.eval.report.retrieval import LABELS, differently_scored, label_systems, points
-from quiver.eval.results import FILE, HEADLINE, CollectionResult, FileReference, Results, read_results
+from quiver.eval.results import FILE, HEADLINE, CollectionResult, FileReference, Results, evaluate_again, read_results
 
 ALPHA = 0.05
 """A difference is significant if its corrected p is below this value."""
@@ -117,14 +117,16 @@ class _Side:
     measures: Mapping[str, Collection[str]]
 
     def scores(self, key: str, measures: Sequence[str]) -> QueryScores:
-        return _read_scores(self.path(self.per_query[key], key), self.collections[key].queries, measures)
+        return _read_scores(self.folder, self.path(self.per_query[key], key), self.collections[key].queries, measures)
 
     def texts(self, key: str) -> Mapping[str, str]:
         return read_json(self.path(self.collections[key].query_texts, key))
 
     def path(self, reference: FileReference | None, key: str) -> Path:
         if reference is None:
-            raise InputError(f"{self.folder}: {FILE} names no file with scores per query for {key}; run quiver evaluate again")
+            raise InputError(
+                f"{self.folder}: {FILE} names no file with scores per query for {key}; type: {evaluate_again(self.folder, overwrite=True)}"
+            )
         return self.folder / reference.file
 
 
@@ -232,15 +234,16 @@ def _check_same(first: _Side, second: _Side, key: str) -> None:
         )
 
 
-def _read_scores(path: Path, queries: int, measures: Sequence[str]) -> QueryScores:
+def _read_scores(folder: Path, path: Path, queries: int, measures: Sequence[str]) -> QueryScores:
+    again = evaluate_again(folder, overwrite=True)
     scores = read_json(path)
     if len(scores) != queries:
-        raise InputError(f"{path}: holds scores of {len(scores)} queries, but {FILE} says {queries}; run quiver evaluate again")
+        raise InputError(f"{path}: holds scores of {len(scores)} queries, but {FILE} says {queries}; type: {again}")
     for query, values in scores.items():
         for name in measures:
             value = values.get(name) if isinstance(values, dict) else None
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise InputError(f"{path}: the {name} of query {query!r} is missing or not a number; run quiver evaluate again")
+                raise InputError(f"{path}: the {name} of query {query!r} is missing or not a number; type: {again}")
     return scores
 
 

@@ -257,7 +257,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Examples:
-    """Queries in detail. Markdown prints the first document of each side alone.
+    """Queries in detail. Markdown prints only the first document of each side.
 
     Attributes:
         examples: Queries with the same sides.

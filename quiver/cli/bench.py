@@ -257,7 +257,7 @@ def index(
     ] = None,
     shares: Annotated[
         list[float] | None,
-        typer.Option("--filter-share", help="Search also with a filter that matches this share of documents, such as 0.01. Repeatable."),
+        typer.Option("--filter-share", help="Also search with a filter that matches this share of documents, such as 0.01. Repeatable."),
     ] = None,
     baselines: Annotated[
         list[str] | None,

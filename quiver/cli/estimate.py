@@ -74,7 +74,9 @@ def estimate(
         ),
     ] = None,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of devices that encode in parallel.")] = 1,
-    price: Annotated[float | None, typer.Option("--price-per-gpu-hour", min=0, help="Price per hour of a device that encodes.")] = None,
+    price: Annotated[
+        float | None, typer.Option("--price-per-gpu-hour", min=0, help="Price of one encoding device per hour, in any currency.")
+    ] = None,
     engine: options.Engine = "auto",
     text: options.StoreText = True,
     memory: options.BuildMemory = "2GB",

@@ -39,7 +39,7 @@ report_app = typer.Typer(
     cls=_FoldersFirst,
     invoke_without_command=True,
     callback=help_alone,
-    help="Turn results into reports. A folder as first argument means write (write ./compare for a folder called compare).",
+    help="Turn results into reports. If the first argument is a folder, the command is write. Type ./compare for a folder called compare.",
     epilog="Example: quiver report results/a results/b --out report.html",
 )
 collections_app = typer.Typer(invoke_without_command=True, callback=help_alone, help="List and download published collections.")
@@ -114,7 +114,7 @@ def _print_quickstart(result: QuickstartResult) -> None:
             for line in lines[:_CODE_LINES] if answer is answers[0] else []:
                 say(f"         {line}")
     times = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in result.seconds.items())
-    say(f"\n{times}; {sum(result.seconds.values()):.0f} s in all\nreport: {result.report}")
+    say(f"\n{times}; {sum(result.seconds.values()):.0f} s in total\nreport: {result.report}")
 
 
 def evaluate(
@@ -483,12 +483,12 @@ def _entries(names: Iterable[str] | None) -> list[Entry]:
     return list({entry.key: entry for name in names for entry in require(name)}.values())
 
 
-def _origin(entry: Entry, asked: str | None, cache: Cache) -> Source:
-    """The source that was asked for, else the cached one, else the first."""
+def _origin(entry: Entry, source: str | None, cache: Cache) -> Source:
+    """The source that was source for, else the cached one, else the first."""
     from quiver.eval.datasets.benchmarks import held
 
-    if asked is not None:
-        return entry.sources[asked]
+    if source is not None:
+        return entry.sources[source]
     present = held(entry, cache)
     return entry.source if present is None else present[0]
 

@@ -59,8 +59,8 @@ def glue(
     from quiver.eval.nlu.recipes import load_glue_recipe
 
     resolved, bars = load_glue_recipe(recipe, overrides or []), show_progress(progress)
-    asked = {each.value for each in task or []}
-    chosen = [name for name in TASKS if name in asked]
+    requested = {each.value for each in task or []}
+    chosen = [name for name in TASKS if name in requested]
     try:
         results = train_glue(resolved, out, tasks=chosen, resume=resume, overwrite=overwrite, progress=bars, command=command_line())
     except RunStoppedError as stopped:

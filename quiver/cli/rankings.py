@@ -275,7 +275,7 @@ class Found:
     candidates: Run | None
 
 
-def read_asked(text: str | None, queries: Path | None) -> list[Query]:
+def queries_of(text: str | None, queries: Path | None) -> list[Query]:
     """Return the query that was given as a text, or read a file of queries."""
     return [Query(_QUERY, text)] if text is not None else list(read_queries(queries or Path()))
 
@@ -324,28 +324,28 @@ def open_sources(opened: Opened, given: Sequence[str], fusion: Fusion | None, ch
 
 
 def rank(
-    asked: Sequence[Query], k: int, sources: Sequence[Source], fusion: Fusion | None, stage: SecondStage | None, candidates: int
+    queries: Sequence[Query], k: int, sources: Sequence[Source], fusion: Fusion | None, stage: SecondStage | None, candidates: int
 ) -> Found:
     """Search all rankings, fuse them and re-rank the candidates."""
     wanted = k if stage is None else max(k, candidates)
     lists: Mapping[str, Run] = {}
     if fusion is None:
-        first = sources[0].system(asked, wanted)
+        first = sources[0].system(queries, wanted)
     else:
         weights = None if fusion.weights is None else tuple(weight for weight in fusion.weights if weight)
-        fused = search_fused([each.system for each in sources], asked, wanted, fusion=replace(fusion, weights=weights), depth=candidates)
+        fused = search_fused([each.system for each in sources], queries, wanted, fusion=replace(fusion, weights=weights), depth=candidates)
         first, lists = fused.run, {each.name: run for each, run in zip(sources, fused.lists, strict=True)}
-    return Found(first, lists, None) if stage is None else Found(rerank_run(first, asked, stage.scorer, k), lists, first)
+    return Found(first, lists, None) if stage is None else Found(rerank_run(first, queries, stage.scorer, k), lists, first)
 
 
-def check_run(run: Path, asked: Sequence[Query], indexes: Sequence[Index]) -> None:
+def check_run(run: Path, queries: Sequence[Query], indexes: Sequence[Index]) -> None:
     """Check before the search that the run can be written.
 
     Raises:
         InputError: The file cannot be written, or an id contains white space, which a run cannot hold.
     """
     check_target(run)
-    for kind, ids in (("query", [query.id for query in asked]), *(("document", index.ids) for index in indexes)):
+    for kind, ids in (("query", [query.id for query in queries]), *(("document", index.ids) for index in indexes)):
         for key in ids:
             if key.split() != [key]:
                 raise InputError(f"{run}: the {kind} id {key!r} contains white space, which a TREC run cannot hold")

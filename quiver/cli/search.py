@@ -125,16 +125,16 @@ def search(
 
     condition = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
     how = rankings.make_fusion(fuse or [], fusion, weights, normalize)
-    asked = rankings.read_asked(text, queries)
-    _check_queries(asked, queries)
+    query_list = rankings.queries_of(text, queries)
+    _check_queries(query_list, queries)
     sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
     opened = rankings.Opened(folder, model=model, generation=generation, verify=verify, sharded=sharded)
     stage = None if rerank is None else opened.second_stage(rerank)
     choices = rankings.Choices(condition, parse_effort(effort or "balanced"), target_recall, show_progress(progress))
     sources = rankings.open_sources(opened, [str(folder), *(fuse or [])], how, choices)
     if run is not None:
-        rankings.check_run(run, asked, opened.indexes)
-    found = rankings.rank(asked, k, sources, how, stage, candidates)
+        rankings.check_run(run, query_list, opened.indexes)
+    found = rankings.rank(query_list, k, sources, how, stage, candidates)
     _report_missing(opened.missing, run=run)
     if run is not None:
         write_run(found.run, run, tag="quiver")
@@ -161,8 +161,8 @@ def _check_options(text: str | None, queries: Path | None, run: Path | None, *, 
         raise InputError("--explain explains the results of one query text; it cannot be used with --queries")
 
 
-def _check_queries(asked: Sequence[Query], file: Path | None) -> None:
-    blank = next((query for query in asked if not query.text.strip()), None)
+def _check_queries(queries: Sequence[Query], file: Path | None) -> None:
+    blank = next((query for query in queries if not query.text.strip()), None)
     if blank is not None:
         raise InputError("the query is blank; pass a text to search for" if file is None else f"{file}: query '{blank.id}' is blank")
 

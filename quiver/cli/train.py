@@ -329,7 +329,7 @@ def mine(
     ] = None,
     seed: options.Seed = 42,
     form: Annotated[
-        Literal["texts", "ids"], typer.Option("--format", help="Write rows of texts, or rows of ids with the texts in files of their own.")
+        Literal["texts", "ids"], typer.Option("--format", help="Form of the rows: texts, or ids with the texts in separate files.")
     ] = "texts",
     suspects: Annotated[int, typer.Option(min=0, help="Number of suspected false negatives to list per query.")] = 5,
     limit: Annotated[int | None, typer.Option(min=1, help="Number of queries to mine for, from the first. Default: all.")] = None,

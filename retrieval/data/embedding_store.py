@@ -294,7 +294,7 @@ def make_records(keys: Keys, lengths: Sequence[int], tokens: TextTokens) -> NDAr
 
 
 def write_shard(path: Path, records: NDArray[np.void], vectors: DenseVectors, card: ModelCard) -> None:
-    """Write a shard by one rename, synced to disk.
+    """Write a shard atomically, by one rename, and sync it to disk.
 
     Args:
         path: The file.
@@ -679,7 +679,7 @@ class _EncodeRequest:
         keys, texts = self._in_progress.popleft(), chunk.texts
         vectors, lengths = stack_vectors(encoding, self._card)
         if len(lengths) != len(texts):
-            raise ValueError(f"{self._card.source} returned the vectors of {len(lengths)} texts for {len(texts)}")
+            raise ValueError(f"{self._card.source} returned vectors for {len(lengths)} texts, expected {len(texts)}")
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             text = texts[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))]

@@ -140,17 +140,17 @@ def calibrate(
     if count < 1 or not ks or min(ks) < least:
         raise ValueError(f"count must be >= 1 and every k >= {least}, got {count} and {list(ks)}")
     kind = index.manifest.model.kind
-    asked = pseudo_queries(index.segments, kind, count=count, seed=seed) if queries is None else _given(queries, kind, count, seed)
-    if not asked or not any((segment.kept & (segment.vectors.lengths > 0)).any() for segment in index.segments):
+    sample = pseudo_queries(index.segments, kind, count=count, seed=seed) if queries is None else _given(queries, kind, count, seed)
+    if not sample or not any((segment.kept & (segment.vectors.lengths > 0)).any() for segment in index.segments):
         raise InputError(f"{index.path}: nothing to measure: there are no queries, or no document has a vector")
     ks = sorted(set(ks))
     with one_thread():
         course = _Course(index, ks)
         begun = time.monotonic()
-        with progress_bar("calibration", len(asked), enabled=progress) as advance:
-            course.climb(asked[:_LEAST])
-            advance(len(asked[:_LEAST]))
-            for query in asked[_LEAST:]:
+        with progress_bar("calibration", len(sample), enabled=progress) as advance:
+            course.climb(sample[:_LEAST])
+            advance(len(sample[:_LEAST]))
+            for query in sample[_LEAST:]:
                 if seconds is not None and time.monotonic() - begun > seconds:
                     break
                 course.run(query)

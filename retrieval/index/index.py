@@ -61,7 +61,7 @@ class PartHits(Protocol):
         """Scores, (n,) with n <= k."""
 
     def names(self, kept: Bitmap | None) -> Sequence[str]:
-        """Ids of its documents, or of those that are kept, (n,). Merging decides whose ids have to be read."""
+        """Ids of the hits, (n,); with ``kept``, only those where it is true. The merge reads only the ids that it needs."""
 
 
 @dataclass(frozen=True)
@@ -414,7 +414,7 @@ class LiveIds(Sequence[str]):
 
 
 class LiveDocuments:
-    """The documents of an index that was built with texts, without deleted ones.
+    """The documents of an index that stores texts; deleted documents are excluded.
 
     Args:
         segments: The segments of an index.
@@ -567,13 +567,13 @@ class Index:
             ValueError: As `search`.
         """
         k = check_k(k)
-        asked, effort = self._checked(queries), options.effort
+        vectors, effort = self._checked(queries), options.effort
         if options.target_recall is not None:
             if effort is not None:
                 raise ValueError("give either effort or target_recall, not both")
             effort = self.search_params_for(options.target_recall, k)
         chosen = self.check_filter(options.filter)
-        return SearchRequest(asked, k, self._params("balanced" if effort is None else effort, k), chosen)
+        return SearchRequest(vectors, k, self._params("balanced" if effort is None else effort, k), chosen)
 
     def answer(self, request: SearchRequest) -> Hits:
         """Search the segments of this index. The request is not checked again; an index with more segments may have checked it.
@@ -581,15 +581,15 @@ class Index:
         Raises:
             ValueError: A query has scores that overflow float32.
         """
-        asked, k = request.queries, request.k
+        queries, k = request.queries, request.k
         bitmaps = [segment.alive for segment in self.segments] if request.filter is None else self.matching(request.filter)
         found = []
         for segment, allowed in zip(self.segments, bitmaps, strict=True):
             if allowed is None or allowed.any():
                 ranks = segment.documents.ids.ranks
-                results = segment.vectors.search(asked, k, params=request.params, ranks=ranks, allowed=allowed)
+                results = segment.vectors.search(queries, k, params=request.params, ranks=ranks, allowed=allowed)
                 found.append((segment.documents.ids.strings, results))
-        return merged([[SegmentHits(strings, results[query]) for strings, results in found] for query in range(len(asked))], k)
+        return merged([[SegmentHits(strings, results[query]) for strings, results in found] for query in range(len(queries))], k)
 
     def search_params_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
         """The fastest measured search parameters whose 95% interval of recall lies above a target.
@@ -669,13 +669,13 @@ class Index:
             InputError: A document does not exist.
             ValueError: The query is not finite or has a wrong width.
         """
-        asked = self._checked([query])[0]
+        vectors = self._checked([query])[0]
         scores = np.empty(len(ids), np.float32)
         places = [self._place(key, place) for key, place in zip(ids, self.locate(ids), strict=True)]
         for number, segment in enumerate(self.segments):
             mine = [which for which, place in enumerate(places) if place.segment == number]
             if mine:
-                scores[mine] = segment.vectors.exact_scores(asked, np.array([places[which].row for which in mine], np.int64))
+                scores[mine] = segment.vectors.exact_scores(vectors, np.array([places[which].row for which in mine], np.int64))
         return scores
 
     def document(self, key: str) -> Document:

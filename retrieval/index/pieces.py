@@ -294,7 +294,7 @@ def encode(model: Model, documents: Sequence[Document], *, use_title: bool) -> E
         vectors = np.ascontiguousarray(given, np.float32)  # files store float32 only
     lengths = np.array(counts, np.int64)
     if len(lengths) != len(documents):
-        raise ValueError(f"{model.card.source} gave the vectors of {len(lengths)} texts for {len(documents)}")
+        raise ValueError(f"{model.card.source} returned vectors for {len(lengths)} texts, expected {len(documents)}")
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         key = documents[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))].id

@@ -235,7 +235,7 @@ class FastScanLists:
     Args:
         products: Codebooks, (M, 16, D / M).
         codes: Product codes, (n, M / 2 rounded up) uint8; may be memory-mapped, since they are read one list at a time.
-        numbers: List of each vector, (n,), below K.
+        numbers: Number of the list that holds each vector, (n,), below K.
         labels: Label that a search returns for each vector, (n,) int64; below the length of the bitmaps passed to ``search``.
         lists: Number K of lists.
     """

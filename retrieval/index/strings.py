@@ -338,7 +338,7 @@ class IdTable:
         if not len(self) or not len(ids):
             return found
         keys = [as_id(key) for key in ids]
-        hashes, asked = id_hashes(keys), StringColumn.pack(keys)
+        hashes, wanted = id_hashes(keys), StringColumn.pack(keys)
         stored = self._hashes.whole()
         places = np.searchsorted(stored, hashes)
         open_questions = np.arange(len(ids))
@@ -349,7 +349,7 @@ class IdTable:
             rows = self._rows[places[open_questions]].astype(np.int64)
             if (rows >= len(self)).any():
                 raise DamagedIndexError(f"the table of ids refers to a row that does not exist; {LOOK}")
-            same = self.strings.equal(rows, asked, open_questions)
+            same = self.strings.equal(rows, wanted, open_questions)
             found[open_questions[same]] = rows[same]
             open_questions = open_questions[~same]
             places[open_questions] += 1

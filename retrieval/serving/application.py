@@ -206,23 +206,23 @@ async def _answers(
     loop = asyncio.get_running_loop()
     # Parsing a filter can take milliseconds: not in the event loop.
     filter = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
-    asked = QueryBatch(queries, SearchOptions(request.k, filter, request.effort, request.target_recall))
-    ranked = await retriever.search(asked)
+    batch = QueryBatch(queries, SearchOptions(request.k, filter, request.effort, request.target_recall))
+    ranked = await retriever.search(batch)
 
     def shown() -> tuple[list[list[Hit]], str | None]:
-        return _hits(retriever, asked, ranked, request.explain), service.warning_for(retriever)
+        return _hits(retriever, batch, ranked, request.explain), service.warning_for(retriever)
 
     hits, warning = await loop.run_in_executor(service.threads, shown)
     times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
     return [SearchAnswer(retriever.name, found, times, ranked.generation.number, warning=warning) for found in hits]
 
 
-def _hits(retriever: Retriever, asked: QueryBatch, ranked: RankedQueries, explain: bool) -> list[list[Hit]]:
+def _hits(retriever: Retriever, batch: QueryBatch, ranked: RankedQueries, explain: bool) -> list[list[Hit]]:
     """Describe the hits, with the documents of the generation in which they were found."""
     index = ranked.generation.index
     stored = index.manifest.policy.store_text
     answers = []
-    for query, ids, scores in zip(asked.texts, ranked.hits.ids, ranked.hits.scores, strict=True):
+    for query, ids, scores in zip(batch.texts, ranked.hits.ids, ranked.hits.scores, strict=True):
         why: Sequence[HitExplanation | None] = [None] * len(ids)
         if explain:
             try:

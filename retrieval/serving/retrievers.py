@@ -192,13 +192,13 @@ class Retriever:
         """Number of waiting queries."""
         return self._batcher.waiting
 
-    async def search(self, asked: QueryBatch) -> RankedQueries:
+    async def search(self, batch: QueryBatch) -> RankedQueries:
         """Rank documents.
 
         Raises:
             RequestError: The filter names an unknown field, the index is not calibrated, or too many queries are waiting.
         """
-        return await self._batcher.ask(asked)
+        return await self._batcher.ask(batch)
 
     def info(self) -> RetrieverInfo:
         """Describe the retriever for the search page and other clients."""
@@ -224,12 +224,12 @@ class Retriever:
     def _run(self, work: Sequence[QueryBatch]) -> list[RankedQueries | Exception]:
         """Rank the queries of several requests: one call of the model for all, one call of the index per set of options."""
         generation = self.served.current
-        texts = [text for asked in work for text in asked.texts]
+        texts = [text for batch in work for text in batch.texts]
         begun = time.perf_counter()
         queries = texts if self.words else generation.model.queries(texts)
         encode = time.perf_counter() - begun
         self._metrics.stages.labels(self.name, "encode").observe(encode)
-        ends = list(accumulate(len(asked) for asked in work))
+        ends = list(accumulate(len(batch) for batch in work))
         results: dict[int, RankedQueries | Exception] = {}
         for options, members in _grouped(work).items():
             rows = [row for member in members for row in range(ends[member] - len(work[member]), ends[member])]
@@ -240,8 +240,8 @@ class Retriever:
                 raise
             except InputError as error:
                 # Clients must not see the path of the index.
-                said = str(error).removeprefix(f"{generation.index.path}: ")
-                results |= dict.fromkeys(members, RequestError(422, "invalid_request", said))
+                message = str(error).removeprefix(f"{generation.index.path}: ")
+                results |= dict.fromkeys(members, RequestError(422, "invalid_request", message))
                 continue
             search = time.perf_counter() - begun
             self._metrics.stages.labels(self.name, "search").observe(search)
@@ -267,8 +267,8 @@ class Retriever:
 def _grouped(work: Sequence[QueryBatch]) -> dict[SearchOptions, list[int]]:
     """Positions of the requests, grouped by options."""
     groups: dict[SearchOptions, list[int]] = {}
-    for position, asked in enumerate(work):
-        groups.setdefault(asked.options, []).append(position)
+    for position, batch in enumerate(work):
+        groups.setdefault(batch.options, []).append(position)
     return groups
 
 

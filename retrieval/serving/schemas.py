@@ -424,8 +424,8 @@ async def _malformed(request: Any, error: Any) -> Response:
     problems = error.errors()
     if any(problem["type"] == "json_invalid" for problem in problems):
         return problem_answer(RequestError(400, "malformed_json", "the body is not JSON"))
-    said = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in problems[:5]]
-    return problem_answer(RequestError(422, "invalid_request", "; ".join(said)))
+    messages = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in problems[:5]]
+    return problem_answer(RequestError(422, "invalid_request", "; ".join(messages)))
 
 
 async def _failed(request: Any, error: Exception) -> Response:

@@ -160,7 +160,7 @@ class LossModel(nn.Module):
 
 
 class _SharedPass:
-    """Encodes a whole batch when the hidden states of one of its columns are first asked for."""
+    """Encodes a whole batch when the hidden states of one of its columns are first needed."""
 
     def __init__(self, batch: PackedBatch, tokens: list[int]) -> None:
         self._batch = batch

@@ -91,19 +91,19 @@ def _dense_settings(start: ModelFolder, section: ModelSection) -> ModelFolder:
 
 
 def _colbert_settings(parts: ModelParts, section: ModelSection, *, seed: int) -> ModelFolder:
-    asked, start = section.colbert, parts.settings
-    if asked is None:  # for recipes made in code
+    options, start = section.colbert, parts.settings
+    if options is None:  # for recipes made in code
         raise InputError("model.colbert is required for kind: colbert")
     if start.kind == "colbert" and start.projections:
         projections = start.projections
-        if (width := projections[-1].linear.out_features) != asked.dim:
-            raise InputError(f"model.colbert.dim: must be {width}, the width of the projection of {section.init}, got {asked.dim}")
-        if asked.projection == "orthogonal":
+        if (width := projections[-1].linear.out_features) != options.dim:
+            raise InputError(f"model.colbert.dim: must be {width}, the width of the projection of {section.init}, got {options.dim}")
+        if options.projection == "orthogonal":
             raise InputError(f"model.colbert.projection: orthogonal initializes a new projection, but {section.init} has one; use random")
     else:
         if start.projections:
             logger.info("%s is a bi-encoder: its Dense modules are replaced by a new projection", section.init)
-        projections = (_new_projection(parts.encoder.config.hidden_size, asked, seed=seed),)
+        projections = (_new_projection(parts.encoder.config.hidden_size, options, seed=seed),)
     return ModelFolder(
         kind="colbert",
         encoder_folder=start.encoder_folder,
@@ -111,25 +111,25 @@ def _colbert_settings(parts: ModelParts, section: ModelSection, *, seed: int) ->
         projections=projections,
         similarity="maxsim",
         colbert=ColBERTSettings(
-            query_prefix=asked.query_prefix,
-            document_prefix=asked.document_prefix,
-            query_length=asked.query_length,
-            document_length=asked.document_length,
-            query_expansion=asked.query_expansion,
+            query_prefix=options.query_prefix,
+            document_prefix=options.document_prefix,
+            query_length=options.query_length,
+            document_length=options.document_length,
+            query_expansion=options.query_expansion,
             # Without expansion there are no such tokens; PyLate stores false then.
-            attend_to_expansion=asked.attend_to_expansion and asked.query_expansion,
-            skiplist=SKIPLISTS[asked.skiplist],
+            attend_to_expansion=options.attend_to_expansion and options.query_expansion,
+            skiplist=SKIPLISTS[options.skiplist],
         ),
     )
 
 
-def _new_projection(width: int, asked: ColBERTSection, *, seed: int) -> Projection:
+def _new_projection(width: int, options: ColBERTSection, *, seed: int) -> Projection:
     """A new projection, drawn like `nn.Linear` as in PyLate, or orthogonal. torch's generator is not advanced."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        projection = Projection(width, asked.dim)
-        if asked.projection == "orthogonal":
-            start = nn.init.eye_ if asked.dim == width else nn.init.orthogonal_
+        projection = Projection(width, options.dim)
+        if options.projection == "orthogonal":
+            start = nn.init.eye_ if options.dim == width else nn.init.orthogonal_
             start(projection.linear.weight)
         return projection
 

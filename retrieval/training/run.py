@@ -243,10 +243,10 @@ class _Session:
 
     def _identity(self, rows: TrainingRows | None) -> RunIdentity:
         run = self.run
-        facts: dict[str, Any] = {"processes": run.processes.size}
+        fixed: dict[str, Any] = {"processes": run.processes.size}
         if rows is not None:
-            facts["data"] = describe_data(run.recipe, rows)
-        return RunIdentity(run.recipe.model_dump(), facts, run_folder.describe_session(self.command, default_device()), schema=Recipe)
+            fixed["data"] = describe_data(run.recipe, rows)
+        return RunIdentity(run.recipe.model_dump(), fixed, run_folder.describe_session(self.command, default_device()), schema=Recipe)
 
     def _train(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
         run = self.run

@@ -97,7 +97,7 @@ def make_optimizer(training: TrainingSection, parameters: Iterable[tuple[str, nn
 
 
 def has_two_weights(optimizer: Optimizer) -> bool:
-    """Whether the model is used with other weights than those in training, as with schedule-free optimizers."""
+    """Whether evaluation needs other weights than training, as with schedule-free optimizers."""
     return callable(getattr(optimizer, "eval", None))
 
 

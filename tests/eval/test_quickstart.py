@@ -117,7 +117,7 @@ def test_a_folder_that_is_no_quickstarts_is_never_replaced(earlier: Path, tmp_pa
     (earlier / MARKER).unlink()
     before = contents(earlier)
     for overwrite in (False, True):
-        with pytest.raises(InputError, match="already holds data that no quickstart wrote; choose another --out"):
+        with pytest.raises(InputError, match="already holds data, which quiver quickstart did not write; choose another --out"):
             quickstart(earlier, overrides=SMALL, overwrite=overwrite)
     assert contents(earlier) == before
     (tmp_path / "file").touch()

@@ -317,8 +317,8 @@ class FaissFinder:
         """See `quiver.retrieval.index.dense.refine.Finder`."""
         total, fetched = len(self), count
         read = self._read.get(self._read_index)
-        told = allowed if read.takes_selectors else None
-        if allowed is not None and told is None:
+        selected = allowed if read.takes_selectors else None
+        if allowed is not None and selected is None:
             fetched = min(total, -(-count * total // max(1, int(np.count_nonzero(allowed)))))
         nprobe = widened(params.nprobe, allowed)
         search_params: dict[str, float] = {
@@ -331,7 +331,7 @@ class FaissFinder:
         while len(pending):
             rest = []
             for number, rows in zip(
-                pending.tolist(), self._search(read.index, queries[pending], fetched, search_params, told), strict=True
+                pending.tolist(), self._search(read.index, queries[pending], fetched, search_params, selected), strict=True
             ):
                 met = rows[rows >= 0]  # -1 fills up what was not found
                 kept = met if allowed is None else met[allowed[met]]

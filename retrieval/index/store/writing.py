@@ -124,7 +124,7 @@ class StoreWriter:
             engine: Name of the engine.
             parameters: Sizes and settings for reports.
             holds: Description of each file, by name.
-            apart: Use a name of its own, next to an equal codec that is damaged.
+            apart: Store the codec under a new name, because the stored codec with the same content is damaged.
         """
         self._check_alone()
         files = seal(folder, holds, self.disk)

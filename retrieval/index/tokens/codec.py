@@ -84,7 +84,7 @@ class TokenCodec:
 
     Args:
         coding: Coding of the vectors.
-        pool_factor: The vectors of each document are merged until one in this many is left.
+        pool_factor: Reduction of the token vectors by merging: a document keeps one vector in ``pool_factor``.
         vectors: Expected number of vectors of the index before pooling; search parameters depend on it.
     """
 
@@ -169,7 +169,7 @@ class TokenCodec:
         return param_grid(fast, balanced, exact, k=k, lists=len(self._coding.clustering.centroids), documents=documents)
 
     def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """The given parameters: they count candidates in total, not per hit."""
+        """Return the parameters unchanged, because they count candidates in total, not per hit."""
         del measured, k
         return search_params
 

@@ -113,7 +113,7 @@ class TokenWriter:
 
     Args:
         coding: Coding of the codec.
-        pool_factor: The vectors of each document are merged until one in this many is left.
+        pool_factor: Reduction of the token vectors by merging: a document keeps one vector in ``pool_factor``.
         folder: An existing folder.
         disk: Performs all writes.
     """

@@ -317,21 +317,21 @@ def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: In
 def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTableWriter, index: Index | None) -> MiningData:
     collection = load_collection(source.folder, source.split)
     relevant = {query: [key for key, grade in grades.items() if grade > 0] for query, grades in collection.qrels.items()}
-    asked = [query for query in collection.queries if relevant[query.id]]
+    judged = [query for query in collection.queries if relevant[query.id]]
     with queries, documents:
         if index is None:
             for block in blocks(collection.documents):
                 documents.add([Document(document.id, document.content(use_title=source.use_title)) for document in block])
-        for some in blocks(asked):
+        for some in blocks(judged):
             queries.add([Document(query.id, query.text) for query in some])
     table = documents.table()
-    named = [key for query in asked for key in relevant[query.id]]
+    named = [key for query in judged for key in relevant[query.id]]
     positives = table.find_ids(named)
     if (missing := np.flatnonzero(positives < 0)).size:
         raise _not_in_index(collection, index, named[int(missing[0])], missing.size)
-    owners = np.repeat(np.arange(len(asked)), [len(relevant[query.id]) for query in asked])
-    rows, starts = _grouped(owners, positives, len(asked))
-    return MiningData(queries.table(), table, len(table), rows, starts, len(collection.queries) - len(asked))
+    owners = np.repeat(np.arange(len(judged)), [len(relevant[query.id]) for query in judged])
+    rows, starts = _grouped(owners, positives, len(judged))
+    return MiningData(queries.table(), table, len(table), rows, starts, len(collection.queries) - len(judged))
 
 
 def _not_in_index(collection: Collection, index: Index | None, document: str, count: int) -> InputError:
@@ -350,8 +350,8 @@ def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTab
             for block in blocks(read_documents(source.corpus)):
                 documents.add([Document(document.id, document.content(use_title=source.use_title)) for document in block])
         for examples in blocks(_examples(section)):
-            asked = queries.number([example.query for example in examples])
-            owners.extend(np.repeat(asked, [len(example.documents) for example in examples]).tolist())
+            numbers = queries.number([example.query for example in examples])
+            owners.extend(np.repeat(numbers, [len(example.documents) for example in examples]).tolist())
             positives.extend(documents.number([text for example in examples for text in example.documents]).tolist())
     texts, table = queries.table(), documents.table()
     rows, starts = _grouped(np.array(owners, np.int64), np.array(positives, np.int64), len(texts))

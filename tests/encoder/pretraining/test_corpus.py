@@ -62,7 +62,7 @@ def test_it_is_made_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
     first = prepared(data, tokenizer, tmp_path / "corpus")
     (tmp_path / "a.jsonl").unlink()
     again = prepared(data, tokenizer, tmp_path / "corpus")
-    assert again.facts == first.facts
+    assert again.identity == first.identity
     assert stored(again, "train") == stored(first, "train")
 
 
@@ -92,7 +92,7 @@ def test_damage_is_found(tokenizer: Tokenizer, tmp_path: Path, name: str) -> Non
     content = bytearray(path.read_bytes())
     content[7] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}: missing or damaged; delete .*corpus, and it is made again"):
+    with pytest.raises(InputError, match=rf"{name}: missing or damaged; delete .*corpus to make the corpus again"):
         prepare_corpus(data, tokenizer, tmp_path / "corpus")
     path.unlink()
     with pytest.raises(InputError, match=f"{name}: missing or damaged"):
@@ -155,7 +155,7 @@ def test_a_vocabulary_may_be_learnt_from_a_share(tokenizer: Tokenizer, tmp_path:
 def test_a_file_that_has_gone_since(tokenizer: Tokenizer, tmp_path: Path) -> None:
     prepare_corpus(DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1), tokenizer, tmp_path / "corpus")
     (tmp_path / "corpus" / "train.ends").unlink()
-    with pytest.raises(InputError, match=r"corpus: train cannot be read \(No such file or directory\); delete the folder"):
+    with pytest.raises(InputError, match=r"corpus: the train files cannot be read \(No such file or directory\); delete the folder"):
         open_corpus(tmp_path / "corpus")
 
 

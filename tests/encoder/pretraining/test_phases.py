@@ -98,8 +98,8 @@ def test_a_run_may_start_from_a_checkpoint_of_its_shape(make_recipe: MakeRecipe,
     named = (f"model.init={tmp_path / 'start'}", f"model.tokenizer={tmp_path / 'start'}")
     for override, told in (
         ("model.layers=3", r"model: .*start differs from the recipe: .*layers\.2.* is missing"),
-        ("model.intermediate_size=32", r"differs from the recipe: .* is \(48, 16\), the recipe needs \(64, 16\)"),
-        ("model.window=16", r"model: the architecture of .*start is not that of the recipe: window is 8, the recipe has 16"),
+        ("model.intermediate_size=32", r"differs from the recipe: .* is \(48, 16\), the recipe requires \(64, 16\)"),
+        ("model.window=16", r"model\.init: .*start differs from the recipe: its window is 8, the recipe has 16"),
         ("model.global_every=1", r"layer_types is \('global', 'local'\), the recipe has \('global', 'global'\)"),
         ("model.local_theta=500", r"local_theta is 10000\.0, the recipe has 500\.0"),
     ):

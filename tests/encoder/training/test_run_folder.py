@@ -52,7 +52,7 @@ EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None
 
 IDENTITY = RunIdentity(
     recipe={"name": "old", "training": {"seed": 7, "learning_rate": 1e-5, "lora": None}, "data": {"train": ["a", "b"]}},
-    facts={"processes": 1, "data": {"rows": 64, "sha256": "ab"}},
+    fixed={"processes": 1, "data": {"rows": 64, "sha256": "ab"}},
     about={"command": "quiver train", "device": "cpu", "threads": 2, "versions": {"torch": "2.11", "pylate": None}},
 )
 
@@ -152,7 +152,7 @@ def test_only_an_unfinished_run_can_be_resumed(tmp_path: Path) -> None:
 
 
 def changed(**parts: Any) -> RunIdentity:
-    whole = {"recipe": dict(IDENTITY.recipe), "facts": dict(IDENTITY.facts), "about": dict(IDENTITY.about)}
+    whole = {"recipe": dict(IDENTITY.recipe), "fixed": dict(IDENTITY.fixed), "about": dict(IDENTITY.about)}
     for part, values in parts.items():
         whole[part] = {**whole[part], **values}
     return RunIdentity(**whole)
@@ -171,9 +171,9 @@ def test_a_run_is_resumed_only_with_the_same_recipe_and_data(tmp_path: Path) -> 
     with pytest.raises(InputError, match=needs + r'data\.train was \["a", "b"\], is \["a"\]$'):
         refuse_other_run(tmp_path, changed(recipe={"data": {"train": ("a",)}}))
     with pytest.raises(InputError, match=needs + "processes was 1, is 2$"):
-        refuse_other_run(tmp_path, changed(facts={"processes": 2}))
+        refuse_other_run(tmp_path, changed(fixed={"processes": 2}))
     with pytest.raises(InputError, match=needs + r'data\.sha256 was "ab", is "cd"$'):
-        refuse_other_run(tmp_path, changed(facts={"data": {"rows": 64, "sha256": "cd"}}))
+        refuse_other_run(tmp_path, changed(fixed={"data": {"rows": 64, "sha256": "cd"}}))
     with pytest.raises(InputError, match=needs + "kind was null, is 3$"):
         refuse_other_run(tmp_path, changed(recipe={"kind": 3}))
 

@@ -206,8 +206,8 @@ def test_a_checkpoint_with_an_unreadable_file_is_removed(
 
 def test_a_checkpoint_of_another_version_is_kept(two: Checkpoints) -> None:
     seal = two.path(8) / SEAL
-    seal.write_text(seal.read_text().replace("quiver-checkpoint/1", "quiver-checkpoint/2"))
-    with pytest.raises(InputError, match=r"step-000008: its schema is quiver-checkpoint/2, this version reads quiver-checkpoint/1; resume"):
+    seal.write_text(seal.read_text().replace("quiver-checkpoint/2", "quiver-checkpoint/1"))
+    with pytest.raises(InputError, match=r"step-000008: its schema is quiver-checkpoint/1, this version reads quiver-checkpoint/2; resume"):
         two.newest()
     assert (two.path(8) / "model.bin").exists()
 
@@ -235,7 +235,7 @@ def test_damaged_checkpoints_are_left_out_of_an_average(two: Checkpoints, caplog
     with caplog.at_level(logging.WARNING, logger=module.__name__):
         assert two.sound([4, 8, 12]) == [8]
     assert caplog.messages == [
-        f"{two.path(4)}: model.bin is damaged; its weights are left out",
-        f"{two.path(12)}: {SEAL} is missing or damaged; its weights are left out",
+        f"{two.path(4)}: model.bin is damaged; its weights are excluded from the average",
+        f"{two.path(12)}: {SEAL} is missing or damaged; its weights are excluded from the average",
     ]
     assert two.path(4).exists()

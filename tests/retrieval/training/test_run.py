@@ -277,7 +277,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_the_model(
     recipe = make_recipe("dense", *WATCHED, "development.keep_best=true", "training.max_steps=4")
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         record = train(recipe, out, scorer=Scorer(0.9, 0.1, then=harm))
-    assert "step-000002: model.safetensors is damaged; its weights are left out" in caplog.text
+    assert "step-000002: model.safetensors is damaged; its weights are excluded from the average" in caplog.text
     assert record["result"]["kept_steps"] == [4]
     assert same(out / "model", out / "checkpoints" / "step-000004")
 
