@@ -86,9 +86,9 @@ class BackendLimits:
     multiple: int = 16
     """The width of a head must be a multiple of this many bytes."""
     widest: int = 256
+    gradients: bool = True
     widest_gradient: int = 192
     """Widest head in training: with wider ones some GPUs lack the memory for the backward pass."""
-    gradients: bool = True
     dropout: bool = False
     slopes: bool = False
     local: bool = True

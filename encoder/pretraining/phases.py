@@ -123,15 +123,15 @@ def phase_config(model: ModelSection, phase: PhaseSection, tokenizer: Tokenizer)
     """Return the encoder configuration of a phase; phases differ only in ``max_positions`` and ``global_theta``."""
     special = special_ids(tokenizer)
     config = EncoderConfig.modernbert(
-        max_positions=phase.context,
-        global_theta=phase.global_theta,
-        local_theta=model.local_theta,
-        window=model.window,
         layer_types=global_every(model.layers, model.global_every),
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
         num_heads=model.heads,
         vocab_size=-(-len(tokenizer) // ALIGNMENT) * ALIGNMENT,
+        max_positions=phase.context,
+        global_theta=phase.global_theta,
+        local_theta=model.local_theta,
+        window=model.window,
         pad_token_id=special["pad"],
         cls_token_id=special["cls"],
         sep_token_id=special["sep"],

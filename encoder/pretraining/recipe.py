@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from quiver.encoder.schema import Field, NonBlank, Rule, SchemaError, TextSchema
+from quiver.encoder.schema import Field, NonBlank, Positive, Rule, SchemaError, TextSchema
 from quiver.encoder.training.recipe_file import load_sections
 
 
@@ -35,13 +35,13 @@ class ModelSection(TextSchema):
     here."""
     tokenizer: NonBlank
     """``train`` for a vocabulary trained on the corpus (requires ``init: random``), or a folder or Hub id with a tokenizer.json."""
-    layers: int = Field(ge=1)
+    layers: Positive
     """Number of layers; the paper: 22 (base), 28 (large)."""
     hidden_size: int = Field(ge=2)
     """Width D; the paper: 768, 1,024."""
-    heads: int = Field(ge=1)
+    heads: Positive
     """Number of attention heads H; the paper: 12, 16, each of width 64."""
-    intermediate_size: int = Field(ge=1)
+    intermediate_size: Positive
     """Width of the gated MLP between its two projections; the paper: 1,152, 2,624."""
     vocabulary: VocabularySection = VocabularySection()
     """Settings of the vocabulary, for ``tokenizer: train``."""
@@ -104,7 +104,7 @@ class PhaseSection(TextSchema):
 
     name: NonBlank
     """Name of the phase in the log and in the record."""
-    tokens: int = Field(ge=1)
+    tokens: Positive
     """Number of tokens to read, special tokens included; the phase ends with the step that reaches it."""
     context: int = Field(ge=8)
     """Longest sequence in tokens, special tokens included; longer documents are split. The paper: 1,024, then 8,192."""
@@ -112,9 +112,9 @@ class PhaseSection(TextSchema):
     """RoPE base of global layers; the paper: 10,000 at 1,024 tokens, 160,000 at 8,192."""
     learning_rate: float = Field(gt=0)
     """Peak learning rate; the paper: 8e-4 (base), 5e-4 (large), in the later phases 3e-4 and 5e-5."""
-    batch_size: int = Field(ge=1)
+    batch_size: Positive
     """Sequences of full context per step, over all processes; the paper: 4,608 (base), 4,928 (large)."""
-    micro_batch: int = Field(ge=1)
+    micro_batch: Positive
     """Sequences of full context per packed row, the unit that goes through the model at once; a divisor of ``batch_size``."""
     mix: tuple[MixSection, ...] = ()
     """Sources and how often a pass reads each; empty to read all of them once. A phase with the context and mix of the phase before

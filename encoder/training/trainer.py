@@ -277,13 +277,11 @@ class Trainer:
         progress: Progress,
         random_states: Sequence[dict[str, Any]] | None = None,
     ) -> None:
-        self.progress = progress
-        self._task = task
-        self._settings = settings
-        self._output = output
+        self._task, self._settings, self._output = task, settings, output
         self._processes = processes
         self._stop = stop
         self._random_states = random_states
+        self.progress = progress
         self._earlier = progress.seconds
         self._start = self._mark = time.perf_counter()
 

@@ -129,10 +129,10 @@ class LengthDistribution:
 
 
 PAPER_SETS: Mapping[str, LengthDistribution] = {
-    "fixed-512": LengthDistribution(512, 0, 512, 512),
-    "variable-256": LengthDistribution(256, 64, 32, 512),
-    "fixed-8192": LengthDistribution(8_192, 0, 8_192, 8_192),
-    "variable-4096": LengthDistribution(4_096, 1_024, 16, 8_192),
+    "fixed-512": LengthDistribution(mean=512, deviation=0, shortest=512, longest=512),
+    "variable-256": LengthDistribution(mean=256, deviation=64, shortest=32, longest=512),
+    "fixed-8192": LengthDistribution(mean=8_192, deviation=0, shortest=8_192, longest=8_192),
+    "variable-4096": LengthDistribution(mean=4_096, deviation=1_024, shortest=16, longest=8_192),
 }
 """Name -> lengths of a set of the paper."""
 

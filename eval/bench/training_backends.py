@@ -67,6 +67,23 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class InitialModel:
+    """Folders that all backends load their weights from.
+
+    Attributes:
+        encoder: Folder of the encoder and tokenizer, in transformers' format.
+        colbert: Folder of a PyLate model with this encoder; None if not needed.
+    """
+
+    encoder: Path
+    colbert: Path | None = None
+
+    def folder(self, kind: str) -> Path:
+        """Folder for a kind of model."""
+        return self.encoder if kind == "dense" or self.colbert is None else self.colbert
+
+
+@dataclass(frozen=True)
 class Settings:
     """Settings of the training benchmark.
 
@@ -89,23 +106,6 @@ class Settings:
     dropout: bool = False
     baselines: bool = True
     memory: bool = False
-
-
-@dataclass(frozen=True)
-class InitialModel:
-    """Folders that all backends load their weights from.
-
-    Attributes:
-        encoder: Folder of the encoder and tokenizer, in transformers' format.
-        colbert: Folder of a PyLate model with this encoder; None if not needed.
-    """
-
-    encoder: Path
-    colbert: Path | None = None
-
-    def folder(self, kind: str) -> Path:
-        """Folder for a kind of model."""
-        return self.encoder if kind == "dense" or self.colbert is None else self.colbert
 
 
 class Backend:

@@ -40,31 +40,6 @@ from quiver.retrieval.data.corpus import FieldNames
 
 
 @dataclass(frozen=True)
-class Metadata:
-    """Description of a collection other than its texts; None if unknown.
-
-    Attributes:
-        licence: Licence of the data as stated by its publisher.
-        revision: Commit of a repository, or ``md5:...`` of an archive.
-        url: Address of the publication.
-        documents: Number of documents.
-        queries: Number of judged queries in the split.
-        group: Data set that the collection is a part of, such as ``cqadupstack``.
-        group_size: Number of collections in the group; 1 without a group.
-        bytes: Size of the download in bytes.
-    """
-
-    licence: str | None = None
-    revision: str | None = None
-    url: str | None = None
-    documents: int | None = None
-    queries: int | None = None
-    group: str | None = None
-    group_size: int = 1
-    bytes: int | None = None
-
-
-@dataclass(frozen=True)
 class Entry:
     """One published collection.
 
@@ -94,6 +69,31 @@ class Entry:
     def source(self) -> Source:
         """The first source, which is the default."""
         return next(iter(self.sources.values()))
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Description of a collection other than its texts; None if unknown.
+
+    Attributes:
+        licence: Licence of the data as stated by its publisher.
+        revision: Commit of a repository, or ``md5:...`` of an archive.
+        url: Address of the publication.
+        group: Data set that the collection is a part of, such as ``cqadupstack``.
+        group_size: Number of collections in the group; 1 without a group.
+        documents: Number of documents.
+        queries: Number of judged queries in the split.
+        bytes: Size of the download in bytes.
+    """
+
+    licence: str | None = None
+    revision: str | None = None
+    url: str | None = None
+    group: str | None = None
+    group_size: int = 1
+    documents: int | None = None
+    queries: int | None = None
+    bytes: int | None = None
 
 
 _ARCHIVES = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
@@ -222,7 +222,7 @@ def _beir_entry(row: _BeirSet) -> Entry:
         "hub": beir_tables(f"{key}/hub", row.name, row.splits),
         "mteb": mteb_tables(f"{key}/mteb", row.mteb, row.mteb_revision, row.splits),
     }
-    metadata = Metadata(row.licence, archive.revision, archive.url, row.documents, row.queries, bytes=row.bytes)
+    metadata = Metadata(row.licence, archive.revision, archive.url, documents=row.documents, queries=row.queries, bytes=row.bytes)
     return Entry(key, row.name, row.splits[0], row.splits, sources, metadata, row.exclude_self, note=row.note)
 
 
@@ -231,7 +231,7 @@ def _forum_entry(forum: str, documents: int, queries: int, repository: str, revi
     url = f"{_ARCHIVES}/cqadupstack.zip"
     archive = ZipArchive("beir/cqadupstack/zip", url, _CQADUPSTACK_MD5, _CQADUPSTACK_BYTES, f"cqadupstack/{forum}")
     sources: dict[str, Source] = {"zip": archive, "mteb": mteb_tables(f"{key}/mteb", repository, revision, ("test",))}
-    metadata = Metadata("apache-2.0", archive.revision, url, documents, queries, "cqadupstack", len(_FORUMS), _CQADUPSTACK_BYTES)
+    metadata = Metadata("apache-2.0", archive.revision, url, "cqadupstack", len(_FORUMS), documents, queries, _CQADUPSTACK_BYTES)
     note = (
         "One of twelve forums, each with its own corpus; CQADupStack is their unweighted mean and counts once in "
         "averages. One archive contains all of them."
@@ -283,7 +283,7 @@ def _mldr_entry(language: str, documents: int, queries: int) -> Entry:
         "test",
         splits,
         {"hub": tables},
-        Metadata("mit", _MLDR_REVISION, tables.url, documents, queries),
+        Metadata("mit", _MLDR_REVISION, tables.url, documents=documents, queries=queries),
         note=f"All {documents:,} documents are searched, not only the relevant ones. Out-of-domain, or in-domain for a model trained on "
         "MLDR's training pairs. The documents have no titles.",
     )
@@ -339,7 +339,7 @@ def _coir_codesearchnet(language: str, documents: int, queries: int) -> Entry:
         "test",
         _COIR_SPLITS,
         sources,
-        Metadata("mit", tables.revision, tables.url, documents, queries, "coir-codesearchnet", len(_CODE_LANGUAGES)),
+        Metadata("mit", tables.revision, tables.url, "coir-codesearchnet", len(_CODE_LANGUAGES), documents, queries),
         use_title=False,
         note="Code to comment: the query is a function, the documents are comments. One of six languages; CodeSearchNet in CoIR is their "
         "mean. Titles are left out, as in CoIR. Not mteb/codesearchnet, which is comment to code among 1,000.",
@@ -356,7 +356,7 @@ def _stackoverflow() -> Entry:
         "test",
         _COIR_SPLITS,
         sources,
-        Metadata("mit", tables.revision, tables.url, documents, queries),
+        Metadata("mit", tables.revision, tables.url, documents=documents, queries=queries),
         use_title=False,
         note="Question to answer; many queries are longer than 512 tokens. Titles are left out, as in CoIR; mteb's StackOverflowQA puts "
         "them before the texts, and its numbers are not comparable.",
@@ -372,7 +372,7 @@ def _mteb_codesearchnet(language: str) -> Entry:
         "test",
         ("test",),
         {"mteb": tables},
-        Metadata("mit", tables.revision, tables.url, 1_000, 1_000, "mteb-codesearchnet", len(_CODE_LANGUAGES)),
+        Metadata("mit", tables.revision, tables.url, "mteb-codesearchnet", len(_CODE_LANGUAGES), 1_000, 1_000),
         note="Comment to code: the query is a comment, the documents are 1,000 functions; mteb's CodeSearchNetRetrieval. One of six "
         "languages. Not CoIR's CodeSearchNet (coir/codesearchnet), which is code to comment among all of a language.",
     )
@@ -387,7 +387,7 @@ def _touche() -> Entry:
         "test",
         ("test",),
         {"mteb": tables},
-        Metadata("cc-by-sa-4.0", tables.revision, tables.url, documents, queries),
+        Metadata("cc-by-sa-4.0", tables.revision, tables.url, documents=documents, queries=queries),
         note="Version 3 of Touche-2020: short arguments removed from the corpus, holes in the judgements filled. Not the one in BEIR's "
         "paper and tables, which is beir/webis-touche2020.",
     )
@@ -434,7 +434,7 @@ def _nano_entry(name: str, repository: str, documents: int, queries: int, size: 
         "train",
         ("train",),
         sources,
-        Metadata("cc-by-4.0", tables.revision, tables.url, documents, queries, bytes=size),
+        Metadata("cc-by-4.0", tables.revision, tables.url, documents=documents, queries=queries, bytes=size),
         note="A sample of the BEIR data set of the same name, for quick results that are not comparable with BEIR's. "
         "The split is called train; "
         "nothing is trained on it.",

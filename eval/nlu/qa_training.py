@@ -173,13 +173,7 @@ class SpanTask:
 
 
 def train_qa(
-    recipe: QaRecipe,
-    out: Path,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: bool = False,
-    command: str | None = None,
+    recipe: QaRecipe, out: Path, *, resume: bool = False, overwrite: bool = False, progress: bool = False, command: str | None = None
 ) -> QaResults:
     """Follow a recipe: train, save the best checkpoint as the model, answer the test questions, write the scores.
 

@@ -58,7 +58,7 @@ class Timeouts:
     answer: float = 30.0
     query: float = 0.1
     alive: float = 10.0
-    start: float = 600.0
+    start: float = 10 * 60.0
     restart: float = 1.0
 
 

@@ -95,14 +95,16 @@ HITS = (10, 100)
 LEAST_HITS = max(MIXED.values()) + 1
 """Smallest number of hits that pseudo queries can measure: the documents that a query was mixed from are hits that do not count."""
 
+MIN_SECONDS = 5.0
+"""Time limit of calibration in seconds after a fast change; after a slow one it is longer, see `allowed_seconds`."""
+
 # Queries that are searched regardless of the time limit; they also decide which grid points the other queries run at.
 _LEAST = 10
 # The grid ends at the first point whose recall for the first queries is at least _FOUND, but at least _BEYOND points after ``balanced``.
 _FOUND = 0.99
 _BEYOND = 2
-# Time limit of calibration: this share of the time of the build, and at least _SECONDS.
+# Time limit of calibration: this share of the time of the build, and at least MIN_SECONDS.
 _SHARE = 0.05
-_SECONDS = 5.0
 # Only every fourth query is searched for more than the smallest k: such a search takes longer, and its recall varies less between queries.
 _EVERY = 4
 _PACKAGES = {"quiver": "quiver-retrieval", "faiss": "faiss-cpu", "numpy": "numpy", "numba": "numba"}
@@ -170,11 +172,11 @@ def calibrate(
 
 
 def allowed_seconds(spent: float) -> float:
-    """Time limit of calibration in seconds, after a change that took ``spent`` seconds: 5% of that, at least 5 seconds.
+    """Time limit of calibration in seconds, after a change that took ``spent`` seconds: 5% of that, at least `MIN_SECONDS`.
 
     As in `calibrate`, no query is begun after the limit, but ten are always searched.
     """
-    return max(_SECONDS, _SHARE * spent)
+    return max(MIN_SECONDS, _SHARE * spent)
 
 
 @dataclass

@@ -141,23 +141,6 @@ _TOGETHER = 1 << 20
 
 
 @dataclass(frozen=True)
-class Contents:
-    """Counts and files of a segment.
-
-    Attributes:
-        documents: Number of rows.
-        vectors: Number of stored vectors.
-        tokens: Token counts of its documents.
-        holds: Description of each file, by name.
-    """
-
-    documents: int
-    vectors: int
-    tokens: TokenCounts
-    holds: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class OpenSegment:
     """A segment opened for searching.
 
@@ -180,6 +163,23 @@ class OpenSegment:
         """The row of each id; -1 if the document does not exist or is deleted."""
         rows = self.documents.ids.rows_of(ids)
         return rows if self.alive is None else np.where(self.alive[rows] & (rows >= 0), rows, -1)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Counts and files of a segment.
+
+    Attributes:
+        documents: Number of rows.
+        vectors: Number of stored vectors.
+        tokens: Token counts of its documents.
+        holds: Description of each file, by name.
+    """
+
+    documents: int
+    vectors: int
+    tokens: TokenCounts
+    holds: Mapping[str, str]
 
 
 def shared_documents(one: OpenSegment, other: OpenSegment) -> int:

@@ -160,7 +160,7 @@ class KeyedRow:
 
     Attributes:
         number: Number of the row.
-        keys: Equal keys mean equal texts.
+        keys: A key per text; texts are equal if their keys are.
     """
 
     number: int

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from quiver.encoder.schema import Field, NonBlank, Rule, TextSchema
+from quiver.encoder.schema import Field, NonBlank, Positive, Rule, TextSchema
 from quiver.encoder.training.recipe_file import load_sections
 
 STDLIB_DOCSTRINGS = "docstrings:stdlib"
@@ -26,17 +26,17 @@ class ArchitectureSection(TextSchema):
     """Model family (arXiv:2412.13663, section 2.1)."""
     hidden_size: int = Field(ge=2)
     """Width D of the hidden states; a multiple of twice ``heads``."""
-    layers: int = Field(ge=1)
+    layers: Positive
     """Number of blocks."""
-    heads: int = Field(ge=1)
+    heads: Positive
     """Attention heads H."""
-    intermediate_size: int = Field(ge=1)
+    intermediate_size: Positive
     """Inner width of the gated MLP."""
     vocab_size: int = Field(ge=261)
     """Size V of the vocabulary: 256 bytes, five special tokens, and merges. A multiple of 64 keeps the embedding aligned."""
     max_positions: int = Field(ge=3)
     """Longest sequence in tokens, special tokens included; ModernBERT: 8,192."""
-    global_every: int = Field(ge=1)
+    global_every: Positive
     """Period of global layers, beginning with the first; ModernBERT: 3. The last layer is global if the period divides layers - 1."""
     window: int = Field(ge=2, multiple_of=2)
     """Window of local layers in tokens, half on each side; ModernBERT: 128."""
@@ -180,7 +180,7 @@ class LoRASection(TextSchema):
     encoder are trained in full.
     """
 
-    rank: int = Field(ge=1)
+    rank: Positive
     """Rank r of the matrices; at most the width of the encoder."""
     alpha: float = Field(gt=0)
     """Scale of the low-rank update: the product of the matrices is multiplied by alpha / rank."""
@@ -194,7 +194,7 @@ class TrainingSection(TextSchema):
     epochs: float = Field(gt=0)
     """Passes over the rows, counted in full batches. With ``no_duplicates`` a pass may have fewer batches, and the rest is taken from the
     next pass; run.json has the number of passes done."""
-    batch_size: int = Field(ge=1)
+    batch_size: Positive
     """Rows per batch and process; with in-batch negatives, the documents of the other rows are negatives of a query."""
     learning_rate: float = Field(gt=0, le=1)
     """Peak learning rate."""
@@ -212,7 +212,7 @@ class TrainingSection(TextSchema):
     """Learning rate after the warm-up: falling to zero, linearly or as a cosine, or constant."""
     no_duplicates: bool
     """Allow no text twice in a batch, where it would be a negative of itself."""
-    log_every: int = Field(ge=1)
+    log_every: Positive
     """Steps per log line."""
     max_steps: int | None = Field(default=None, ge=1)
     """Maximum number of steps, whatever ``epochs`` says; null for no limit."""

@@ -330,7 +330,7 @@ def writing(
             yield StoreWriter(layout, disk, _swept(layout, disk, damaged=damaged or overwrite))
         finally:
             if create:
-                _remove_unused(layout, remove_root=made)
+                remove_unused(layout, remove_root=made)
 
 
 def check_place(root: Path, *, overwrite: bool) -> None:
@@ -462,10 +462,14 @@ def _of_version_1(root: Path) -> list[Path]:
     return [manifest, *sorted(root.glob("g-" + "[0-9a-f]" * 12))] if manifest.is_file() else []
 
 
-def _remove_unused(layout: Layout, *, remove_root: bool) -> None:
+def remove_unused(layout: Layout, *, remove_root: bool) -> None:
     """Remove the folder of a new index that has no generation and no work to resume.
 
     This cleans up after an error and must not hide it, so files that cannot be removed are ignored.
+
+    Args:
+        layout: Paths of the index.
+        remove_root: Remove the index folder too.
     """
     if layout.generations() or entries(layout.temporary):
         return

@@ -274,7 +274,7 @@ def test_unsynced_files_of_a_killed_process_do_not_fail_the_next_one(
     name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process is killed, another one does the same and returns, and then the power goes: what that one has acknowledged is there."""
-    monkeypatch.setattr(writing, "_remove_unused", lambda layout, *, remove_root: None)  # who is killed tidies nothing
+    monkeypatch.setattr(writing, "remove_unused", lambda layout, *, remove_root: None)  # who is killed tidies nothing
     operation, base, folder, after = faults.OPERATIONS[name], tmp_path / "base", tmp_path / "disk", tmp_path / "after"
     operation.prepare(base, EXACT)
     fatal, cuts, killed = 1, 0, True

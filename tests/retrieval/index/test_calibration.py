@@ -89,7 +89,7 @@ def model_for(engine: str) -> Heaps:
 def _quick() -> Iterator[None]:
     """The tests measure little where they do not say how much."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(calibration, "_SECONDS", 0.1)
+        patched.setattr(calibration, "MIN_SECONDS", 0.1)
         yield
 
 

@@ -542,17 +542,17 @@ def stopped(source: PairSource, model: Any, out: Path, monkeypatch: pytest.Monke
     class StopError(Exception):
         pass
 
-    written, plain = 0, negatives._Miner.mine
+    written, plain = 0, JobFolder.write
 
-    def mine(self: Any, part: slice, depth: int) -> bytes:
+    def write(self: JobFolder, part: int, content: bytes) -> None:
         nonlocal written
         written += 1
         if written > after:
             raise StopError
-        return plain(self, part, depth)
+        plain(self, part, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(negatives._Miner, "mine", mine)
+        patch.setattr(JobFolder, "write", write)
         with pytest.raises(StopError):
             mine_negatives(source, MiningSystem(model), out, rules=Rules(), output=Output())
 
