@@ -4,10 +4,10 @@ A report is a function from its data to blocks without any markup, so that it sa
 
 An HTML page is self-contained: it makes no requests and loads no fonts or libraries. The texts in it come from models, data and command
 lines, so everything is escaped, nothing but the page's own script may run (its checksum is in the content security policy), and characters
-that cannot be seen or that change the direction of writing are replaced by visible signs.
+that cannot be seen or that change the direction of writing are made visible.
 
-LaTeX contains only the tables. They compile with booktabs and graphicx and are ASCII: letters with one accent and the signs of `SPECIAL` are
-commands, any other character beyond ASCII is printed as its number, such as ``[U+4E2D]``, and characters that cannot be seen are left out.
+LaTeX contains only the tables. They compile with booktabs and graphicx and are ASCII: letters with one accent and the signs of `SPECIAL`
+are commands, any other non-ASCII character is printed as its code point, such as ``[U+4E2D]``, and invisible characters are omitted.
 """
 
 from __future__ import annotations
