@@ -29,7 +29,7 @@ _TAG = "tag:yaml.org,2002:"
 class _Loader(yaml.SafeLoader):
     """Text, null, lists and mappings; notes keys that are given twice instead of letting the last one win."""
 
-    # Tags such as !!int or !!timestamp would bring the guessing back; None holds what refuses an unknown tag.
+    # Tags such as !!int or !!timestamp are not supported; the constructor under None refuses unknown tags.
     yaml_constructors: ClassVar = {
         tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{_TAG}null", f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)
     }
@@ -84,9 +84,9 @@ def load_sections(
         path: A YAML file, or the name of a shipped recipe.
         kind: The dataclass of the whole recipe.
         rules: Relations between its fields.
-        kinds: Values of ``kind`` that a shipped recipe may have to be found by its name; None for any.
-        overrides: ``section.setting=value``, applied in order before anything is checked. ``key=`` and ``key=null`` unset; a value in
-            quotes is text, quotes taken off; ``[1, 2]`` is a list; a list's item is named by its number, from 0.
+        kinds: Kinds of the shipped recipes that a name may select; None for any.
+        overrides: ``section.setting=value``, applied in order before anything is checked. ``key=`` and ``key=null`` set None; a value in
+            quotes is text without the quotes; ``[1, 2]`` is a list; items of a list are addressed by number, from 0.
 
     Raises:
         SchemaError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
@@ -162,7 +162,7 @@ def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) 
 
 def _shipped_folder() -> Path:
     # Beside the packages in a checkout as in site-packages. Not importlib.resources: torchtune installs a top-level
-    # ``recipes`` too, and which of the two an import finds is anyone's guess.
+    # ``recipes`` too, and either of the two may be imported.
     return Path(__file__).resolve().parents[2] / "recipes"
 
 

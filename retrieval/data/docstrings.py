@@ -84,7 +84,7 @@ def package_files(package: str) -> dict[str, Path]:
         InputError: The package is not installed, has no Python source, or belongs to the standard library.
     """
     if package in sys.stdlib_module_names:
-        raise InputError(f"{package!r} belongs to the standard library, which is mined as a whole")
+        raise InputError(f"{package!r} belongs to the standard library, which is always mined as a whole; name only installed packages")
     # find_spec would import the parent of a dotted name, and a script's __main__ has no spec.
     spec = importlib.util.find_spec(package) if package.isidentifier() and package != "__main__" else None
     if spec is None:

@@ -84,7 +84,7 @@ class TokenCodec:
 
     Args:
         coding: Coding of the vectors.
-        pool_factor: Reduction of the token vectors by merging: a document keeps one vector in ``pool_factor``.
+        pool_factor: Number of token vectors that one pooled vector replaces on average; 1 keeps all.
         vectors: Expected number of vectors of the index before pooling; search parameters depend on it.
     """
 

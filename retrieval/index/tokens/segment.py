@@ -113,7 +113,7 @@ class TokenWriter:
 
     Args:
         coding: Coding of the codec.
-        pool_factor: Reduction of the token vectors by merging: a document keeps one vector in ``pool_factor``.
+        pool_factor: Number of token vectors that one pooled vector replaces on average; 1 keeps all.
         folder: An existing folder.
         disk: Performs all writes.
     """

@@ -409,7 +409,7 @@ def _check_lengthen_target(out: Path, source: Path, *, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; --out must name a folder")
     if source.resolve().is_relative_to(out.resolve()) or out.resolve().is_relative_to(source.resolve()):
-        raise InputError(f"{out}: must be outside of the model's folder and not contain it; choose another --out")
+        raise InputError(f"{out}: must neither lie in the model's folder nor contain it; choose another --out")
     if not out.exists() or not any(out.iterdir()):
         return
     if not overwrite:
