@@ -166,14 +166,14 @@ class MaskedLM(nn.Module):
 
         Args:
             batch: B sequences, N tokens, masked.
-            labels: For each token the original word, or -100 if it does not count, (N,) int64. Labels on the host need no synchronization
+            labels: The original id of each token, or -100 if it does not count, (N,) int64. Labels on the host need no synchronization
                 with the device, and are checked against the vocabulary.
 
         Returns:
             Loss and number of masked tokens. If there are none, the loss is zero, with a gradient of zeros.
 
         Raises:
-            ValueError: The labels have another shape than the batch, or one is neither -100 nor a word.
+            ValueError: The labels have another shape than the batch, or one is neither -100 nor a token id.
         """
         if labels.shape != batch.ids.shape:
             raise ValueError(f"labels must be (N,) like the batch's ids, {tuple(batch.ids.shape)}, got {tuple(labels.shape)}")

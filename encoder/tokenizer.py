@@ -67,8 +67,8 @@ class TextTokens:
 
     Attributes:
         ids: Token ids without special tokens.
-        spans: For each token its start and end character, without surrounding white space. Tokens for bytes of one character all have that
-            character.
+        spans: For each token its start and end character, without surrounding white space. All byte tokens of a
+            character have the span of that character.
     """
 
     ids: list[int]

@@ -446,7 +446,7 @@ class Footprint:
 
     @property
     def search(self) -> float:
-        """Memory that holds all searched data, without texts."""
+        """Memory for all data that searches read, without texts."""
         return self.search_resident + self.search_codec + self.search_mapped + self.disk_ids
 
 

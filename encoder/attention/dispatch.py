@@ -163,9 +163,9 @@ def choose_backend(call: AttentionCall, override: str | None = None) -> str:
     if override and name != override:
         logger.warning("%s=%s does not support this attention (%s); using %s", VARIABLE, override, unsupported_reason(override, call), name)
     elif call.device_type == "cuda" and name == "packed" and override is None:
-        logger.info("%s: packed, because flash attention is not usable (%s)", _words(call), unsupported_reason("aten_flash", call))
+        logger.info("%s: using packed, because flash attention is not usable (%s)", _words(call), unsupported_reason("aten_flash", call))
     else:
-        logger.info("%s: %s", _words(call), name)
+        logger.info("%s: using %s", _words(call), name)
     return name
 
 

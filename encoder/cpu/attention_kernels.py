@@ -102,7 +102,7 @@ def sequences(
 
 
 def lane_tokens(table: NDArray[np.int64]) -> int:
-    """Return L: the lanes of all queries of a table, in whole blocks per sequence."""
+    """Return L, the number of lanes for all queries of a table; each sequence takes whole blocks."""
     return int(table[-1, FIRST_LANE] + -(-max(table[-1, LENGTH], table[-1, SEEN]) // LANES) * LANES)
 
 

@@ -229,7 +229,7 @@ class Passes:
         """Compute queries, keys and values from hidden states.
 
         Args:
-            block: Its dropout is not applied.
+            block: Block of the model; its dropout is not applied.
             rope: Its rows of this layer's rotary table.
             hidden: The residual stream, (N, D).
             heads: Output, (3, H, N, K).
@@ -249,7 +249,7 @@ class Passes:
         """Compute the residual stream after the block from the attention output.
 
         Args:
-            block: Its dropout is not applied.
+            block: Block of the model; its dropout is not applied.
             hidden: The residual stream before the block, (N, D).
             mixed: Attention output, (N, H, K).
             places: Outputs: the stream after attention and after the block, (N, D) each; both may be ``hidden``.

@@ -146,7 +146,7 @@ class PretrainingTask:
 
     @property
     def keep_best(self) -> int:
-        """Number of checkpoints that are averaged, in the last phase."""
+        """Number of best checkpoints to keep for averaging: the recipe's in the last phase, 0 before."""
         return self._session.recipe.training.averaging.best if self._is_last_phase else 0
 
     @property

@@ -139,7 +139,7 @@ def _check(encoder: Encoder, config: EncoderConfig) -> None:
     differing = [name for name in sorted(fixed) if getattr(old, name) != getattr(config, name)]
     if differing:
         differences = "; ".join(f"{name} is {getattr(old, name)!r} and would be {getattr(config, name)!r}" for name in differing)
-        raise InputError(f"an encoder can only be enlarged to one that differs in sizes: {differences}")
+        raise InputError(f"enlarging an encoder may change only its sizes, but {differences}")
 
 
 def _places(old: int, new: int) -> Tensor:

@@ -109,7 +109,7 @@ class RunIdentity:
 
 
 def describe_session(command: str | None, device: str) -> dict[str, Any]:
-    """What is recorded about a session: command line, device, threads, and versions of Python and of `PACKAGES` (None: not installed)."""
+    """Describe a session for the record: command line, device, threads, and versions of Python and of `PACKAGES` (None: not installed)."""
     versions = {"python": platform.python_version(), **{name: installed_version(name) for name in PACKAGES}}
     return {"command": command, "device": device, "threads": torch.get_num_threads(), "versions": versions}
 
@@ -285,7 +285,7 @@ def finish_run(out: Path, record: Mapping[str, Any]) -> None:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Delete what a complete run no longer needs; a session that was killed at its end may have left it."""
+    """Delete files that a complete run no longer needs; a session that was killed at its end may have left them."""
     for left in (out / DATA, out / START, *out.glob(".replaced-*")):
         shutil.rmtree(left, ignore_errors=True)
     for half_written in (path for name in (RECIPE, BEGUN, RECORD, LOG) for path in out.glob(f".{name}.*.tmp")):

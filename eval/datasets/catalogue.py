@@ -73,7 +73,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Metadata:
-    """Description of a collection other than its texts; None if unknown.
+    """Description of a collection; unknown values are None.
 
     Attributes:
         licence: Licence of the data as stated by its publisher.

@@ -85,7 +85,7 @@ def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[E
 
 
 def table_documents(files: Sequence[Path], columns: FieldNames) -> Iterator[tuple[EntryPosition, Document]]:
-    """Read the documents of a table, with their places.
+    """Read the documents of a table, each with its file and row.
 
     Raises:
         InputError: See `read_rows`; or a row is not a document (names file and row).

@@ -4,10 +4,10 @@ A report is a function from its data to blocks without any markup, so that it sa
 
 An HTML page is self-contained: it makes no requests and loads no fonts or libraries. The texts in it come from models, data and command
 lines, so everything is escaped, nothing but the page's own script may run (its checksum is in the content security policy), and characters
-that cannot be seen or that change the direction of writing are shown as signs.
+that cannot be seen or that change the direction of writing are made visible.
 
-LaTeX holds the tables alone. They compile with booktabs and graphicx and are ASCII: letters with one accent and the signs of `SPECIAL` are
-commands, any other character beyond ASCII is printed as its number, such as ``[U+4E2D]``, and characters that cannot be seen are left out.
+LaTeX contains only the tables. They compile with booktabs and graphicx and are ASCII: letters with one accent and the signs of `SPECIAL`
+are commands, any other non-ASCII character is printed as its code point, such as ``[U+4E2D]``, and invisible characters are omitted.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Excerpt:
     """A document that an example shows.
 
     Attributes:
-        marks: Short labels of it, such as its rank and grade.
+        marks: Short labels of the document, such as rank and grade.
         id: Id of the document.
         text: Beginning of the document; may be empty.
         matches: (query token, document token, similarity) of a late-interaction model.

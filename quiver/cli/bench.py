@@ -105,7 +105,7 @@ def encoder(
     ] = None,
     memory: PeakMemory = False,
     largest_batch: Annotated[
-        bool, typer.Option("--largest-batch", help="Search for the largest batch that fits, for cases of one length.")
+        bool, typer.Option("--largest-batch", help="Find the largest batch that fits in memory, for cases with texts of one length.")
     ] = False,
     memory_gib: Annotated[
         float | None, typer.Option(min=0.001, help="Memory that the largest batch must fit into, in GiB. Default: the whole GPU.")

@@ -138,7 +138,9 @@ def qa_evaluate(
     overlap: Annotated[int, typer.Option("--overlap", help="Overlap of consecutive windows, in tokens.")] = 128,
     max_question_length: Annotated[int, typer.Option(help="Length that questions are truncated to, in tokens.")] = 64,
     max_answer_length: Annotated[int, typer.Option(help="Length of the longest answer, in tokens; at most --overlap.")] = 30,
-    no_answer_margin: Annotated[float, typer.Option(help="For squad_v2: margin by which no answer must outscore the best span.")] = 0.0,
+    no_answer_margin: Annotated[
+        float, typer.Option(help="For squad_v2: margin by which the no-answer score must exceed the score of the best span.")
+    ] = 0.0,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     as_json: options.Json = False,

@@ -463,7 +463,7 @@ def teacher_scores(
         list[str] | None,
         typer.Option(
             "--document-field",
-            help="Field with documents of a row. Repeatable. Default: positive and negatives; with --format ids document_ids.",
+            help="Field with documents of a row. Repeatable. Default: positive and negatives; with --format ids: document_ids.",
         ),
     ] = None,
     queries: Annotated[str | None, typer.Option("--queries", help="Source of the query texts, with --format ids.")] = None,

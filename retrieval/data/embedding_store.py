@@ -530,7 +530,7 @@ class EmbeddingStore:
 
     Args:
         folder: Folder; created on the first write.
-        executor: Where documents are encoded. Shards are written by this process, in the order of the texts.
+        executor: Executor that encodes documents. This process writes the shards, in the order of the texts.
         limits: Sizes of encoding calls and shards.
     """
 

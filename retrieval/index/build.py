@@ -257,7 +257,7 @@ class Pieces:
             done = self._work.pieces.finish(_THREADS, folder, {}, asdict(AgreedThreads(wanted)))
         threads = done.record(AgreedThreads).threads
         if threads != wanted:
-            logger.info("resuming with %d threads per worker, as the build was started", threads)
+            logger.info("resuming with %d threads per worker, the number that the build was started with", threads)
         return threads
 
     def _agreed_plan(self, codec: AnyCodec) -> PiecePlan:

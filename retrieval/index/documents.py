@@ -337,7 +337,7 @@ class Condition:
     Attributes:
         field: Name of the field.
         operator: ``=`` holds for documents that have one of the values, ``!=`` for all others, including those without the
-            field; the other operators hold for documents with a value of the same type that compares so.
+            field; the other operators hold for documents with a value of the same type for which the comparison is true.
         values: The right side, at least one value.
     """
 

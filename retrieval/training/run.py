@@ -384,7 +384,7 @@ class RetrievalTask:
 
     @property
     def module(self) -> nn.Module:
-        """The model as the loss calls it."""
+        """Module that the loss calls."""
         return self.loss_function.model
 
     @property

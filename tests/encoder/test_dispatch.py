@@ -120,9 +120,9 @@ def test_each_choice_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFix
             choose_backend(call(head_width=60, local=True))
             choose_backend(call(gradients=True))
     assert [record.getMessage() for record in caplog.records] == [
-        "attention on cuda in bfloat16, head width 60, local: packed, because flash attention is not usable "
+        "attention on cuda in bfloat16, head width 60, local: using packed, because flash attention is not usable "
         "(head width 60 (multiples of 8 to 256))",
-        "attention on cuda in bfloat16, head width 64, gradients: aten_flash",
+        "attention on cuda in bfloat16, head width 64, gradients: using aten_flash",
     ]
 
 

@@ -243,9 +243,9 @@ def param_grid(
     """The parameter grid, cheap to exhaustive, without duplicates: fractions of ``fast``, the presets, steps from ``balanced`` upward.
 
     Args:
-        fast: Parameters of the preset; the grid begins with a quarter and a half of them, and has their mean with ``balanced``.
-        balanced: Parameters of the preset; they are doubled until every list is searched and half of all documents are candidates.
-        exact: Parameters of the preset.
+        fast: Parameters of the preset ``fast``; the grid begins with a quarter and a half of them, and has their mean with ``balanced``.
+        balanced: Parameters of the preset ``balanced``; they double until every list is searched and half of all documents are candidates.
+        exact: Parameters of the preset ``exact``.
         k: Number of hits.
         lists: Number of lists of the index, the upper limit of nprobe.
         documents: Number of documents of the largest segment.

@@ -1,4 +1,4 @@
-"""One tiny collection in every published layout, and a server that gives it out as the web and the hub do."""
+"""One tiny collection in every published layout, and a server that provides it like a web site and the Hub."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parquet(rows: Sequence[Row]) -> bytes:
 
 
 def card(configs: Mapping[str, Mapping[str, str]]) -> bytes:
-    """A dataset card whose front matter says which files each split of each config has."""
+    """Dataset card whose front matter lists the files of each config and split."""
     lines = ["---", "license: mit", "configs:"]
     for config, splits in configs.items():
         lines += [f"- config_name: {config}", "  data_files:"]
@@ -65,7 +65,7 @@ def card(configs: Mapping[str, Mapping[str, str]]) -> bytes:
 
 
 def renamed(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
-    """Rows with only these columns, under other names."""
+    """Rows with a selection of columns, renamed."""
     return [{new: row[old] for old, new in names.items() if old in row} for row in rows]
 
 
@@ -78,7 +78,7 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
 
 
 def beir_folder(name: str, corpus: Sequence[Row] = CORPUS, split: str = "test") -> dict[str, bytes]:
-    """What BEIR's archives hold."""
+    """Files of an archive of BEIR."""
     return {
         f"{name}/": b"",
         f"{name}/corpus.jsonl": jsonl([{**row, "metadata": {}} for row in corpus]),
@@ -88,7 +88,7 @@ def beir_folder(name: str, corpus: Sequence[Row] = CORPUS, split: str = "test") 
 
 
 def beir_hub(name: str, *, compressed: bool = False) -> dict[str, dict[str, bytes]]:
-    """BEIR's two repositories: Parquet with a card, as they are now, or compressed JSON lines without one, as they were."""
+    """The two repositories of BEIR: now Parquet with a card, formerly compressed JSON lines without one."""
     qrels = {f"BeIR/{name}-qrels": {"README.md": b"---\nlicense: mit\n---\n", "test.tsv": tsv(QRELS), "train.tsv": tsv(QRELS[:1])}}
     if compressed:
         texts = {"corpus.jsonl.gz": gzip.compress(jsonl(CORPUS)), "queries.jsonl.gz": gzip.compress(jsonl(QUERIES)), f"{name}.py": b"raise"}
@@ -104,7 +104,7 @@ def beir_hub(name: str, *, compressed: bool = False) -> dict[str, dict[str, byte
 
 
 def mteb_hub(repository: str, *, lines: bool = False) -> dict[str, dict[str, bytes]]:
-    """mteb's repository of one data set: JSON lines and Parquet are both in use; grades are floats."""
+    """MTEB's repository of one data set, as JSON lines or Parquet; grades are floats."""
     grades = [{**row, "score": float(row["score"])} for row in QRELS]
     if lines:
         configs = {"default": {"test": "qrels/test.jsonl"}, "corpus": {"corpus": "corpus.jsonl"}, "queries": {"queries": "queries.jsonl"}}
@@ -123,7 +123,7 @@ def mteb_hub(repository: str, *, lines: bool = False) -> dict[str, dict[str, byt
 
 
 def mteb_many_hub(repository: str, language: str) -> dict[str, dict[str, bytes]]:
-    """mteb's repository of several languages, with two of them in it."""
+    """MTEB's repository of several languages, here two."""
     files: dict[str, bytes] = {}
     configs: dict[str, dict[str, str]] = {}
     for each in (language, "other"):
@@ -135,7 +135,7 @@ def mteb_many_hub(repository: str, language: str) -> dict[str, dict[str, bytes]]
 
 
 def coir_hub(task: str) -> dict[str, dict[str, bytes]]:
-    """CoIR's two repositories: one with the splits corpus and queries, of all partitions, and one with the judgements."""
+    """The two repositories of CoIR: one with the splits corpus and queries of all partitions, one with the judgements."""
 
     def texts(rows: Sequence[Row]) -> bytes:
         extra = {"partition": "test", "language": "python", "meta_information": {"url": "u"}}
@@ -157,7 +157,7 @@ def coir_hub(task: str) -> dict[str, dict[str, bytes]]:
 
 
 def mldr_hub(language: str) -> dict[str, dict[str, bytes]]:
-    """MLDR's one repository: compressed JSON lines by language, TREC judgements, and a loading script that nobody may run."""
+    """The repository of MLDR: compressed JSON lines by language, TREC judgements, and a loading script, which must not be run."""
     folder = f"mldr-v1.0-{language}"
     corpus = renamed(CORPUS, {"_id": "docid", "text": "text"})
     queries = [
@@ -190,9 +190,9 @@ def nano_hub(name: str) -> dict[str, dict[str, bytes]]:
 
 @dataclass
 class Site:
-    """What the server gives out, and what it was asked for.
+    """Content of the server, and the requests it received.
 
-    ``cut`` is how many bytes of a file it sends before it breaks the connection, once for each entry; ``requests`` are path and Range.
+    ``cut`` lists after how many bytes it breaks the connection, once per entry; ``requests`` holds path and Range header.
     """
 
     url: str = ""
@@ -204,7 +204,7 @@ class Site:
 
 
 class SiteServer(ThreadingHTTPServer):
-    """A server that knows what it gives out."""
+    """HTTP server with the content of a `Site`."""
 
     site: Site
 
@@ -272,7 +272,7 @@ class SiteHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A server on this machine that is the web and the hub for as long as the test runs."""
+    """A local server that stands for the web and the Hub during a test."""
     found = Site()
     server = SiteServer(("127.0.0.1", 0), SiteHandler)
     server.site = found
@@ -291,7 +291,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def write_hub(folder: Path, repositories: Mapping[str, Mapping[str, bytes]]) -> Path:
-    """Put repositories where a fetch would have put them."""
+    """Write repositories to the folders that a fetch would create."""
     return write(
         folder, {f"{repository.replace('/', '--')}/{name}": files[name] for repository, files in repositories.items() for name in files}
     )
@@ -308,7 +308,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 @pytest.fixture
 def published() -> SimpleNamespace:
-    """The layouts, and what they are made of."""
+    """Functions that write the published layouts."""
     functions = (
         jsonl, tsv, trec, parquet, card, zipped, write, write_hub,
         beir_folder, beir_hub, mteb_hub, mteb_many_hub, coir_hub, mldr_hub, nano_hub,

@@ -1,4 +1,4 @@
-"""What is evaluated and under which policy."""
+"""Resolving names and folders to benchmarks and scoring policies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_other_collections_do_not_exclude_them(make_collection: Callable[..., Pa
 def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     make_collection: Callable[..., Path], caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    """Its ``test`` is TREC-DL 2019, and BEIR's number is on ``dev``."""
+    """BEIR publishes scores on ``dev``; ``test`` is TREC-DL 2019."""
     folder = make_collection(name)
     (folder / "qrels" / "dev.tsv").write_text("q1\td1\t1\n", encoding="utf-8")
     with caplog.at_level(logging.INFO, "quiver.eval.datasets.benchmarks"):
@@ -143,7 +143,7 @@ Fetched = Callable[..., Path]
 
 @pytest.fixture
 def fetched(make_collection: Callable[..., Path], tmp_path: Path) -> Fetched:
-    """Put a collection into a cache as if it had been fetched from BEIR's archive."""
+    """Write a collection to a cache as a fetch of BEIR's archive would."""
 
     def put(*keys: str) -> Path:
         cache = Cache(tmp_path / "cache")
@@ -203,15 +203,15 @@ def test_offline_missing_collections_are_listed_with_the_fetch_command(fetched: 
 
 def test_missing_collections_are_fetched(monkeypatch: pytest.MonkeyPatch, fetched: Fetched, tmp_path: Path) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    asked: list[str] = []
+    fetched_units: list[str] = []
 
     def fetch(self: Cache, source: object, *, progress: bool = False) -> None:
-        asked.append(getattr(source, "unit"))  # noqa: B009
+        fetched_units.append(getattr(source, "unit"))  # noqa: B009
         fetched(*(entry.key for entry in find("beir/cqadupstack")))
 
     monkeypatch.setattr(Cache, "fetch", fetch)
     assert len(resolve("beir/cqadupstack", cache=tmp_path / "cache")) == 12
-    assert asked == ["beir/cqadupstack/zip"]  # one archive has them all
+    assert fetched_units == ["beir/cqadupstack/zip"]  # one archive contains all forums
 
 
 def test_a_folder_of_a_registered_name_is_taken_if_it_holds_a_corpus(

@@ -1,4 +1,4 @@
-"""Fetching: whole or not at all, resumed, compared with checksums; and what a cache says when it is not as it was left."""
+"""Fetching: atomic, resumed, verified by checksums; and errors for damaged caches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quiver.eval.datasets.sources import Source, ZipArchive
 
 
 class Served(NamedTuple):
-    """An archive on the server, and the cache it goes to."""
+    """An archive on the server, and the cache that fetches it."""
 
     source: ZipArchive
     cache: Cache
@@ -46,7 +46,7 @@ def load(cache: Cache, source: Source, split: str = "test") -> Any:
 
 
 def left_over(cache: Cache) -> set[str]:
-    """What is in the cache's work folder, but for the locks."""
+    """Files in the work folder of the cache, locks excluded."""
     return {path.name for path in (cache.root / ".fetching").iterdir() if path.suffix != ".lock"}
 
 
@@ -83,8 +83,8 @@ def test_a_broken_connection_is_resumed(served: Served, site: Any, ranges: bool)
     site.cut, site.ranges = [100, 250], ranges
     served.cache.fetch(served.source)
     assert len(load(served.cache, served.source).documents) == 3
-    asked = [asked for _, asked in site.requests]
-    assert asked == ([None, "bytes=100-", "bytes=350-"] if ranges else [None, "bytes=100-", "bytes=250-"])
+    ranges_sent = [header for _, header in site.requests]
+    assert ranges_sent == ([None, "bytes=100-", "bytes=350-"] if ranges else [None, "bytes=100-", "bytes=250-"])
 
 
 def test_the_next_call_resumes_the_download(served: Served, site: Any) -> None:
@@ -101,13 +101,13 @@ def test_the_next_call_resumes_the_download(served: Served, site: Any) -> None:
 
 
 def test_a_complete_download_is_not_repeated(served: Served, site: Any) -> None:
-    """Killed after the last byte and before the checksum: the server has nothing left to send."""
+    """The kill came after the last byte and before the checksum: the server has no more bytes to send."""
     work = served.cache.root / ".fetching"
     work.mkdir(parents=True)
     (work / "birds.zip.part").write_bytes(served.content)
     served.cache.fetch(served.source)
     assert len(load(served.cache, served.source).documents) == 3
-    assert [asked for _, asked in site.requests] == [f"bytes={len(served.content)}-"]
+    assert [header for _, header in site.requests] == [f"bytes={len(served.content)}-"]
 
 
 def test_a_fetch_killed_while_unpacking_is_repeated(served: Served, site: Any) -> None:
@@ -118,7 +118,7 @@ def test_a_fetch_killed_while_unpacking_is_repeated(served: Served, site: Any) -
     assert served.cache.record(served.source) is None
     served.cache.fetch(served.source)
     assert len(load(served.cache, served.source).documents) == 3
-    assert site.requests == []  # the archive was whole and compared
+    assert site.requests == []  # the archive was complete and verified
 
 
 def test_simultaneous_fetches_download_once(served: Served, site: Any) -> None:
@@ -138,7 +138,7 @@ def test_damage_is_detected_and_repaired(served: Served, site: Any) -> None:
         InputError, match=r"corpus\.jsonl: missing or changed since the download; run quiver collections fetch to repair it"
     ):
         load(cache, source)
-    corpus.write_bytes(whole.replace(b"bird", b"bard"))  # of the same size: only the checksum tells
+    corpus.write_bytes(whole.replace(b"bird", b"bard"))  # of the same size, so only the checksum detects it
     assert cache.fetch(source) == record
     assert corpus.read_bytes() == whole
     assert len(site.requests) == 2
@@ -173,7 +173,7 @@ def test_a_damaged_record_counts_as_missing(served: Served, site: Any, caplog: p
     assert missing([entry], cache) == [entry]
     with pytest.raises(InputError, match="the collection is not in the cache; run quiver collections fetch"):
         load(cache, source)
-    (warning,) = caplog.messages  # once, however often it is asked for
+    (warning,) = caplog.messages  # once, however often the record is read
     assert warning.startswith(f"{record}: ")
     assert warning.endswith("; ignoring this copy. Download the collection again to repair it")
     assert "\n" not in warning
@@ -217,7 +217,7 @@ def test_offline_never_touches_the_network(served: Served, site: Any, monkeypatc
     record = served.cache.fetch(served.source)
     site.requests.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert served.cache.fetch(served.source) == record  # compared, not fetched
+    assert served.cache.fetch(served.source) == record  # verified, not fetched
     assert site.requests == []
 
 
@@ -263,7 +263,7 @@ def test_unsafe_archives_are_refused(content: bytes, message: str, served: Serve
 
 
 def hub_origins(published: Any) -> dict[str, tuple[Source, dict[str, dict[str, bytes]], str]]:
-    """Layout -> where it is fetched from, the repositories, and a split."""
+    """Layout -> source, repositories and a split."""
     many = "CoIR-Retrieval/CodeSearchNet"
     return {
         "beir": (beir_tables("u/hub", "birds", ("test", "dev", "train")), published.beir_hub("birds"), "test"),
@@ -300,9 +300,9 @@ def test_hub_layouts_are_fetched_and_loaded(layout: str, published: Any, site: A
     before = len(site.requests)
     assert cache.fetch(source) == record
     assert len(site.requests) == before
-    asked = Counter(path for path, _ in site.requests if path.startswith("/api/"))
+    requested = Counter(path for path, _ in site.requests if path.startswith("/api/"))
     revision = "/revision/" if source.revision else ""
-    assert all(revision in path for path in asked)
+    assert all(revision in path for path in requested)
 
 
 def test_the_fixed_revision_is_requested(published: Any, site: Any, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_files_that_the_hub_lacks_are_reported(published: Any, site: Any, tmp_pa
 
 
 def test_files_of_another_commit_are_removed(published: Any, site: Any, tmp_path: Path) -> None:
-    """A fetch of the main branch was stopped, and the branch has moved on: its corpus had other files."""
+    """A fetch of the main branch was stopped, and the branch now has other corpus files."""
     site.repositories = published.beir_hub("birds")
     stale = tmp_path / ".fetching" / "u" / "BeIR--birds" / "corpus" / "corpus-00000-of-00001.parquet"
     stale.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Cards of repositories, as they are and as they should not be, to the files of a table."""
+"""Finding the files of a table by the repository's card, valid or not."""
 
 from __future__ import annotations
 

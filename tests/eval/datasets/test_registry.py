@@ -1,4 +1,4 @@
-"""What the registry says of the published collections, held against the official topics and against mteb."""
+"""The registry of published collections, compared with the official topics and with MTEB."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_tasks_of_one_name_are_distinguished() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "suggestion"),
     [
         ("scifact", "unknown collection 'scifact'; did you mean beir/scifact or nanobeir/scifact?"),
         ("beir/scifcat", "did you mean beir/scifact"),
@@ -96,10 +96,10 @@ def test_tasks_of_one_name_are_distinguished() -> None:
         ("?", "run quiver collections list to see all names"),
     ],
 )
-def test_an_unknown_name_gets_suggestions(wrong: str, told: str) -> None:
+def test_an_unknown_name_gets_suggestions(wrong: str, suggestion: str) -> None:
     with pytest.raises(InputError) as error:
         require(wrong)
-    assert told in str(error.value)
+    assert suggestion in str(error.value)
     assert near(wrong) in str(error.value)
 
 
@@ -121,10 +121,10 @@ def test_an_empty_cache_holds_no_collection(tmp_path: Path) -> None:
 @pytest.mark.data
 def test_all_official_topics_and_judgements_load_and_agree(quiver_data: Path) -> None:
     folder = quiver_data / "beir_topics_qrels"
-    told = {row["name"]: row for row in json.loads((folder / "counts.json").read_text(encoding="utf-8"))}
+    official = {row["name"]: row for row in json.loads((folder / "counts.json").read_text(encoding="utf-8"))}
     by_name = {entry.name: entry for entry in find("beir")}
     seen, in_registry = set(), set()
-    for name, counts in told.items():
+    for name, counts in official.items():
         queries = list(read_queries(folder / f"{name}.queries.test.tsv.gz"))
         qrels = read_qrels(folder / f"{name}.qrels.test.trec.gz")
         grades = [grade for document in qrels.values() for grade in document.values()]
@@ -137,7 +137,7 @@ def test_all_official_topics_and_judgements_load_and_agree(quiver_data: Path) ->
             in_registry.add(name)
     # Sixteen data sets, and the twelve forums of the seventeenth.
     assert len(seen) == 28 == len(list(folder.glob("*.qrels.test.trec.gz")))
-    # The registry has what is public: BioASQ, Signal-1M and TREC-NEWS are not, and MS MARCO is scored on dev, which is not here.
+    # The registry has only public collections: not BioASQ, Signal-1M and TREC-NEWS; MS MARCO is scored on dev, which is absent here.
     assert seen - in_registry == {"bioasq", "signal1m", "trec-news"}
     assert set(by_name) - in_registry == {"msmarco"}
 
@@ -151,7 +151,7 @@ MTEB_TASKS = {
 
 
 def of_mteb(entry: Entry) -> tuple[str, str | None]:
-    """mteb's name of the task, and of its subset."""
+    """MTEB's names of the task and subset."""
     family, *middle, last = entry.key.split("/")
     if "cqadupstack" in middle:
         return f"CQADupstack{last.title()}Retrieval", None
@@ -189,7 +189,7 @@ def test_sizes_licences_and_revisions_equal_those_of_mteb() -> None:
 
 @pytest.fixture
 def online() -> None:
-    """Skip where the network is forbidden or not there: that says nothing about the collections."""
+    """Skip if the network is disabled or unavailable."""
     if is_offline():
         pytest.skip("HF_HUB_OFFLINE is set")
     try:

@@ -1,4 +1,4 @@
-"""Every published layout: the same collection comes out, and what is wrong in it is said with file and row."""
+"""Every published layout loads as the same collection, and errors name file and row."""
 
 from __future__ import annotations
 

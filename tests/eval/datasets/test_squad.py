@@ -1,4 +1,4 @@
-"""SQuAD's JSON becomes a collection that loads, with ids that published judgements of KorQuAD name."""
+"""SQuAD JSON converts to a collection whose ids match the published judgements of KorQuAD."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_question_has_its_paragraph_as_relevant_document(make_file: Callable[[
     squad = read_squad(make_file(ARTICLES))
     assert squad.documents == {"65-0p0": "첫째 문단", "65-2p2": "셋째\u2028문단"}
     assert squad.queries == {"65-0-0": "누구?", "63-0-0": "언제?", "65-2-0": "어디?", "70-0-0": "또?"}
-    # The second article's paragraph is the first's again, and is the first's document.
+    # The paragraph of the second article equals one of the first, so both are one document.
     assert squad.answers == {"65-0-0": "65-0p0", "63-0-0": "65-0p0", "65-2-0": "65-2p2", "70-0-0": "65-0p0"}
     assert write_squad(squad, tmp_path / "out") == ["test"]
     collection = load_collection(tmp_path / "out", "test")

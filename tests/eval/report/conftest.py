@@ -1,4 +1,4 @@
-"""Results made by hand, for reports over them: single collections, and four systems on six collections and a group of forums."""
+"""Synthetic results for reports: single collections, and four systems on six collections and a group of forums."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORST = WorstQuery(
 
 @pytest.fixture
 def make_scored() -> Callable[..., CollectionResult]:
-    """A collection with a score, everything else as given or the same for all."""
+    """The result of a collection with a score; other fields as given or by default."""
 
     def make(name: str, score: float, *, floor: float | None = None, **changed: Any) -> CollectionResult:
         interval = Interval(score - 0.05, score + 0.05, 0.95, 10_000)
@@ -130,9 +130,9 @@ def hostile() -> str:
 
 @pytest.fixture(scope="session")
 def evaluated() -> Callable[..., list[Results]]:
-    """Four systems; one of them, BM25, is every other's baseline too, and the ColBERT lacks a forum.
+    """Four systems; BM25 is one of them and the baseline of the others, and the ColBERT model lacks a forum.
 
-    ``approximate`` gives the int8 system a FAISS index; ``systems``, ``collections`` and ``forums`` ask for more or fewer of them.
+    ``approximate`` gives the int8 system a FAISS index; ``systems``, ``collections`` and ``forums`` set their numbers.
     """
     return evaluate_by_hand
 
@@ -202,7 +202,7 @@ def _collection(system: System, name: str, group: str | None, *, approximate: bo
 
 
 def _fraction(*parts: object) -> float:
-    """A number in [0, 1) that depends on the arguments alone."""
+    """A number in [0, 1) that depends only on the arguments."""
     return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:8], 16) / 2**32
 
 

@@ -1,4 +1,4 @@
-"""Blocks in every format: texts are escaped, marks agree, and figures follow the page."""
+"""Blocks in every format: escaped texts, equal marks, and figures in the colours of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real browser, at the width of a desk and of a telephone, by day and by night."""
+"""The page in a real browser, at desktop and phone width, in the light and the dark theme."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_page_opens_from_a_file_without_console_messages(
     assert tab.requests() == [page.as_uri()]
 
 
-# Every text of every chart: inside its chart, and on no other text.
+# Every text of a chart must be inside the chart and not overlap another text.
 CHARTS = """(() => {
   const faults = [];
   for (const svg of document.querySelectorAll('svg')) {
@@ -93,7 +93,7 @@ def test_labels_of_charts_are_complete_and_do_not_overlap(
     assert faults == []
 
 
-# WCAG 2.2, 1.4.3: contrast of every text with what is behind it, the lowest first.
+# WCAG 2.2, 1.4.3: contrast of every text with its background, lowest first.
 CONTRAST = """(() => {
   const context = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
   const known = new Map();
@@ -292,7 +292,7 @@ def test_a_real_evaluation_of_four_systems_renders_correctly(tab: Any, real: lis
 
 @pytest.fixture(scope="module")
 def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    """MiniLM in float32 with an exact index and with a graph, in int8, and as a ColBERT; BM25 beside the first; on parts of real data."""
+    """MiniLM in float32 with an exact and a graph index, in int8 and as a ColBERT model, with BM25 as baseline, on parts of real data."""
     root = tmp_path_factory.mktemp("real")
     folders: list[str | Path] = [_part(quiver_data / name, root / name) for name in COLLECTIONS]
     dense = BiEncoder.from_pretrained(minilm)

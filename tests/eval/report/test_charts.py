@@ -1,4 +1,4 @@
-"""Charts by matplotlib: marks lie where the values are, labels are whole, and equal data give equal bytes."""
+"""Charts by matplotlib: positions of marks, complete labels, and equal bytes for equal data."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_running_mean_keeps_a_line_and_flattens_noise() -> None:
 
 
 def test_the_running_mean_does_not_end_at_the_last_value() -> None:
-    """A last value that is far off moves the mean of the last 1 + 5 values by a sixth, and that of 5 + 1 + 5 by an eleventh."""
+    """An outlier at the end changes a mean of 6 values by a sixth of its distance, and a mean of 11 values by an eleventh."""
     outlier = [*((step, 1.0) for step in range(124)), (124, 7.0)]
     found = [value for _, value in running_mean(outlier)]
     assert found[-1] == pytest.approx(2.0)

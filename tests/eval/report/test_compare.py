@@ -1,4 +1,4 @@
-"""Comparisons read from folders: the numbers of eval.metrics in the right places, and nothing dropped in silence."""
+"""Comparisons of results folders: numbers equal eval.metrics, and everything omitted is listed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MakeFolder = Callable[..., Path]
 
 @pytest.fixture
 def make_folder(tmp_path: Path, make_scored: MakeScored, make_results: MakeResults) -> MakeFolder:
-    """A folder of results: collection -> query -> nDCG@10; the other measures are half of it."""
+    """Write a results folder from collection -> query -> nDCG@10; the other measures are half of that value."""
 
     def make(
         source: str,
@@ -74,7 +74,7 @@ def _scores(seed: int, queries: int = 40, shift: float = 0.0) -> dict[str, float
 
 
 def _rows(report: str, heading: str) -> list[list[str]]:
-    """The cells of the first table behind a heading, header and rule left out."""
+    """Cells of the first table after a heading, without header and rule."""
     section = report[report.index(heading) :]
     lines = re.search(r"(?:^\|.*\n)+", section, flags=re.MULTILINE)
     assert lines is not None
@@ -112,7 +112,7 @@ def test_a_group_counts_once_in_the_average(make_folder: MakeFolder) -> None:
     forums = {name: {"group": "forums", "group_size": 2} for name in ("forum-a", "forum-b")}
     first = {"forum-a": _scores(1, 10), "scifact": _scores(2, 40), "forum-b": _scores(3, 20)}
     second = {"forum-a": _scores(4, 10), "scifact": _scores(5, 40), "forum-b": _scores(6, 20)}
-    # The second folder holds local copies, which do not know that they are parts of anything.
+    # The second folder holds local copies, which are not marked as parts of a group.
     comparison = compare_results(make_folder("alpha", first, changed=forums), make_folder("beta", second))
     assert [(each.data_set, each.parts) for each in comparison.pairings] == [
         ("forums", ("forum-a.test", "forum-b.test")),

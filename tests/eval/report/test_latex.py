@@ -1,4 +1,4 @@
-"""LaTeX: golden rows, the marks, and a structural check of everything that is written; compiled where there is a compiler."""
+"""LaTeX: golden rows, marks, and the structure of the output; compiled if a compiler is installed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def results(make_scored: MakeScored, make_results: MakeResults) -> list[Results]
 
 
 def body(latex: str) -> list[list[str]]:
-    """The cells of every row of every table, and a check that all rows of a table have its number of columns."""
+    """Cells of all rows of all tables; checks that each row has the number of columns of its table."""
     tables = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", latex, flags=re.DOTALL)
     assert tables
     found = []
@@ -72,7 +72,7 @@ def body(latex: str) -> list[list[str]]:
 
 
 def check_structure(latex: str) -> None:
-    """Environments nest, braces balance, dollars come in pairs, and nothing but known commands is there."""
+    """Check that environments nest, braces and dollars are balanced, and all commands are known."""
     code = "\n".join(line for line in latex.splitlines() if not line.startswith("%"))
     stack = []
     for kind, name in re.findall(r"\\(begin|end)\{(\w+\*?)\}", code):

@@ -1,4 +1,4 @@
-"""The report: golden tables, and what a reader must be told beside them."""
+"""The Markdown report: golden tables, and the notes that readers need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def render(results: list[Results]) -> str:
 
 
 def table(report: str, heading: str, *, number: int = 0) -> list[list[str]]:
-    """The cells of a table behind a heading, without the line under its header."""
+    """Cells of a table after a heading, without the line under its header."""
     section = report[report.index(heading) :]
     found = re.findall(r"(?:^\|.*\n)+", section, flags=re.MULTILINE)[number]
     header, _, *lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in found.splitlines()]
@@ -122,13 +122,13 @@ def test_the_protocol_states_the_scoring_rules(make_scored: MakeScored, make_res
     excluding = make_scored("arguana", 0.5, floor=0.4, exclude_self=True, k=100)
     report = render([make_results("alpha", excluding, make_scored("scifact", 0.5))])
     protocol = report[report.index("## Protocol") : report.index("## Systems")]
-    for said in (
+    for sentence in (
         "first 100 or 1,000",
         "dropped before the cut in arguana.test",
         "10,000 bootstrap resamples",
         "| Baseline bm25 | k1 0.9, stemmer None",
     ):
-        assert said in protocol
+        assert sentence in protocol
 
 
 def test_equal_results_give_equal_bytes(make_scored: MakeScored, make_results: MakeResults) -> None:

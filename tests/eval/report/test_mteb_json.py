@@ -1,4 +1,4 @@
-"""Results in mteb's shape: what is written, what is left out, and that mteb reads it."""
+"""Results in the format of MTEB: written and omitted tasks, and reading by mteb."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_a_complete_group_has_its_parts_and_their_mean(make_scored: MakeScored, 
     assert isinstance(scores, dict)
     assert scores["test"][0]["main_score"] == pytest.approx(0.155)
     assert "CQADupstackRetrieval.json" not in task_results(make_results("alpha", *forums[:11]))
-    # Twelve they are, but of two splits, or one of them twice.
+    # Twelve parts, but of two splits, or with one part twice.
     mixed = [*forums[:11], replace(forums[11], split="dev")]
     assert "CQADupstackRetrieval.json" not in task_results(make_results("alpha", *mixed))
     assert "CQADupstackRetrieval.json" not in task_results(make_results("alpha", *forums[:11], forums[0]))
-    # Whole in one split, and with a part in another.
+    # Complete in one split, with an additional part in another.
     beside = task_results(make_results("alpha", *forums, replace(forums[0], split="dev")))["CQADupstackRetrieval.json"]["scores"]
     assert beside == scores
 

@@ -1,4 +1,4 @@
-"""The paper's layouts: its rows as published, ours where they belong, and blanks where a number would mean something else."""
+"""The layouts of the paper: its rows as published, our rows, and blanks where a number would not be comparable."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_systems_are_placed_by_their_kind(make_scored: MakeScored, make_results:
 def test_a_complete_row_has_an_average_and_a_difference(beir: Callable[..., list[CollectionResult]], make_results: MakeResults) -> None:
     table = layout(paper_layouts([make_results("alpha", *beir(0.4, msmarco="test"))], against="ModernBERT-base"), "table7")
     assert table.lines[-2].measured == "15 of 15"
-    assert line(table, "alpha")["CQADupstack"] == pytest.approx(40.0)  # a mean over the forums, unlike each of them
+    assert line(table, "alpha")["CQADupstack"] == pytest.approx(40.0)  # a mean over the forums, different from each score
     assert line(table, "alpha")["Average"] == pytest.approx(40.0)
     difference = line(table, "alpha minus ModernBERT-base")
     assert difference["NFCorpus"] == pytest.approx(40.0 - 23.7)
@@ -157,7 +157,7 @@ def test_table_1_has_columns_for_domain_long_text_and_code(make_scored: MakeScor
 
 
 def test_a_colbert_tuned_on_mldr_has_no_column(make_scored: MakeScored, make_results: MakeResults) -> None:
-    """The paper has no such figure; ours must not stand under "OOD"."""
+    """The paper has no such figure; our score must not be listed under "OOD"."""
     table = layout(paper_layouts([make_results("late", make_scored("mldr-en", 0.8, in_domain=True), kind="colbert")]), "table1")
     assert line(table, "late") == {}
 

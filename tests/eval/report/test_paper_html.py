@@ -1,4 +1,4 @@
-"""The paper's layouts as a page: its rows, ours among them, and nothing from elsewhere."""
+"""The layouts of the paper as an HTML page: published and measured rows, and no external resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: what it says, that it says it of others' words too, and that it needs nothing else."""
+"""The HTML report: its content, escaping of foreign texts, and no external resources."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def section(page: Element, name: str) -> Element:
 
 
 def cells(table: Element) -> list[list[str]]:
-    """Header and rows; small print follows after a bar, and a dash is a hyphen."""
+    """Header and rows; small print follows a bar, and dashes become hyphens."""
     return [[_cell(each) for each in row.children if isinstance(each, Element)] for row in table.all("tr")]
 
 
@@ -98,8 +98,8 @@ def _cell(cell: Element) -> str:
     small = " ".join(each.words for each in cell.all("small"))
     key = " ".join(each.words for each in cell.all("span", class_="key"))
     text = " ".join((cell.words[: len(cell.words) - len(small)] if small else cell.words).split())
-    said = (text[len(key) :].strip() if key else text) + (f" | {small}" if small else "")
-    return said.replace("\u2013", "-")
+    words = (text[len(key) :].strip() if key else text) + (f" | {small}" if small else "")
+    return words.replace("\u2013", "-")
 
 
 @pytest.fixture(scope="module")
@@ -166,11 +166,11 @@ def test_every_chart_shows_its_systems(evaluated: Evaluated) -> None:
     charts = section(parse(render_html(results_report(results))), "charts").all("svg")
     assert len(charts) == 7 + 4
     for chart in charts:
-        told = re.findall(r"(\d+\.\d\d)(?:, |$)", (chart.attributes["aria-label"] or "").split(": ", 1)[1])
-        assert len(told) in (3, 4)
-        assert [each.text.rpartition(": ")[2] for each in chart.all("title")] == told
+        values = re.findall(r"(\d+\.\d\d)(?:, |$)", (chart.attributes["aria-label"] or "").split(": ", 1)[1])
+        assert len(values) in (3, 4)
+        assert [each.text.rpartition(": ")[2] for each in chart.all("title")] == values
         printed = [each.text for each in chart.all("text")]
-        assert all(value in printed for value in told)
+        assert all(value in printed for value in values)
     ranges = [sum("\N{EN DASH}" in each.text for each in chart.all("text")) for chart in charts]
     assert ranges[6] == 0  # a mean over a group has no interval
     assert ranges[0] == 4
@@ -255,7 +255,7 @@ def test_every_score_links_to_its_command(evaluated: Evaluated) -> None:
     head, *rows = section(page, "scores").all("table")[0].all("tr")
     assert len(head.all("th")) == 9
     linked = [[each.attributes["href"] for each in row.all("a")] for row in rows]
-    # BM25's row is its own result's, not the first result's that has it as a baseline.
+    # The row of BM25 comes from its own result, not from the first result that has it as a baseline.
     assert linked == [["#result-4"] * 6, ["#result-1"] * 6, ["#result-2"] * 6, ["#result-3"] * 6]
 
 
@@ -403,7 +403,7 @@ def _around(interval: Any, score: float) -> Any:
 
 
 def _poison(value: Any, hostile: str, name: str = "") -> Any:
-    """The value with every text in it made hostile, except those that say what kind of thing something is."""
+    """The value with every text in it replaced by a hostile one, except names of kinds."""
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{each.name: _poison(getattr(value, each.name), hostile, each.name) for each in fields(value)})
     if isinstance(value, tuple):

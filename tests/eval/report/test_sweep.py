@@ -1,4 +1,4 @@
-"""The report of a sweep: best first, the command that trains it, words of caution, a picture that holds every point."""
+"""The report of a sweep: candidates best first, the training command, cautions, and a chart with every point."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def test_a_sweep_without_finished_runs_has_no_chart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rate", "expected"), [(1e-5, "lowest"), (3e-5, None), (8e-5, "highest")])
 def test_a_best_value_at_the_end_of_its_axis_gives_a_caution(rate: float, expected: str | None) -> None:
     found = sweep({RATE: (3e-5, 1e-5, 8e-5)}, candidate({RATE: rate}, 0.5, deviation=0.0), candidate({RATE: 0.0}, 0.1))
-    said = [line for line in cautions(found) if "value of the sweep" in line]
-    assert len(said) == (expected is not None)
-    assert all(f"the {expected} value" in line for line in said)
+    found_lines = [line for line in cautions(found) if "value of the sweep" in line]
+    assert len(found_lines) == (expected is not None)
+    assert all(f"the {expected} value" in line for line in found_lines)
 
 
 def test_candidates_within_the_noise_of_the_seeds_give_a_caution() -> None:
@@ -101,8 +101,8 @@ def test_candidates_within_the_noise_of_the_seeds_give_a_caution() -> None:
     best = candidate({RATE: 3e-5}, 0.5, 0.5, 0.5, deviation=0.01)
     near = candidate({RATE: 5e-5}, 0.484, 0.484, 0.484, deviation=0.01)
     far = candidate({RATE: 8e-5}, 0.483, 0.483, 0.483, deviation=0.01)
-    said = [line for line in cautions(sweep(axes, best, near, far)) if "standard errors" in line]
-    assert said == ["Less than two standard errors behind: learning_rate=5e-5. More seeds would separate them."]
+    found_lines = [line for line in cautions(sweep(axes, best, near, far)) if "standard errors" in line]
+    assert found_lines == ["Less than two standard errors behind: learning_rate=5e-5. More seeds would separate them."]
     assert cautions(sweep(axes, best, far)) == []
     assert any("One seed per candidate" in line for line in cautions(ONE_SEED))
 

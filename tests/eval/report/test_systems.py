@@ -1,4 +1,4 @@
-"""Labels, rows and the cases in which one table would mislead."""
+"""Labels and rows of systems, and results that must not share a table."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_bm25_as_a_system_shares_the_row_of_the_baseline(make_scored: MakeScored
     below, above = rows(label_systems(results))
     assert (below.label, above.label) == ("bm25", "alpha")
     assert list(below.scores) == ["scifact.test", "cosqa.test"]
-    # The baseline does not know how much of what it found was judged; the system does.
+    # A baseline has no share of judged documents; a system does.
     assert below.scores["scifact.test"].judged == 0.125
 
 
@@ -108,7 +108,7 @@ def test_different_scoring_of_a_collection_is_refused(
         InputError, match=rf"scifact\.test: alpha was scored with {field}={shown}, beta with {field}={value}; evaluate both"
     ):
         check_data([first, second])
-    # On another collection it is a matter of that collection.
+    # Scoring may differ between collections.
     check_data([first, make_results("beta", make_scored("cosqa", 0.5, **{field: value}))])
 
 
@@ -121,7 +121,7 @@ def test_parts_of_different_splits_do_not_form_a_group(make_scored: MakeScored, 
     assert members(by_key.values()) == {"forums.test": ["forum-a.test"], "forums.dev": ["forum-b.dev"]}
     assert row_average(rows(label_systems(mixed))[0], by_key) == Average(None, 0, 2)
     assert mixed[0].headline is None
-    # A row of one split is named as the table names it, which another system has two splits of.
+    # Another system has two splits of the collection, so the table names the split in this row too.
     both = [make_results("alpha", forum("a", "test"), forum("b", "test")), make_results("beta", forum("a", "dev"), forum("b", "dev"))]
     by_key = collections_by_key(both)
     assert row_data_sets(rows(label_systems(both))[0], by_key) == {"forums.test": 0.2, "forums.dev": None}

@@ -1,4 +1,4 @@
-"""The report of a run: from its record when it is over, from its log while it goes on."""
+"""The report of a run: from its record after the end, from its log before."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_unknown_memory_is_omitted(make_run: Callable[..., Path]) -> None:
 def test_the_log_table_does_not_scroll(make_run: Callable[..., Path]) -> None:
     page = render_html(training_report(read_run(make_run())))
     assert '<div class="box short" role="region" aria-label="Steps of the log"' in page
-    assert '<th scope="row" class="number" data-order="305.0"><bdi>305</bdi></th>' in page  # it sorts by step too
+    assert '<th scope="row" class="number" data-order="305.0"><bdi>305</bdi></th>' in page  # it can also be sorted by step
     assert ".box.short { max-height: none; }" in page
 
 
