@@ -350,6 +350,8 @@ def _from_text(wanted: object, raw: object) -> object:
     """A number or boolean from text, an integer from an integral float; anything else as it is, for pydantic to judge."""
     if wanted is bool and raw in ("true", "false"):
         return raw == "true"
+    if typing.get_origin(wanted) is Literal and all(type(choice) is int for choice in typing.get_args(wanted)):
+        wanted = int
     if wanted not in (int, float) or isinstance(raw, bool) or not isinstance(raw, str | int | float):
         return raw
     try:

@@ -336,7 +336,7 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             losses.append(loss.detach())
         norm = self._gradient_norm()
-        # One synchronisation with the device per step.
+        # The only synchronization with the device per step, beside that of `average_gradients` between processes.
         *own, grad_norm = torch.stack([*losses, norm.to(task.device)]).tolist()
         names = self._settings.counts
         counts = [sum(batch.tokens for batch in batches), *(sum(batch.counts[name] for batch in batches) for name in names)]

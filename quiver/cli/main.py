@@ -147,7 +147,7 @@ class OneLineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name of logging's method)
         """Format the message without a traceback."""
-        return re.sub(r"\s*\n\s*", "; ", super().formatMessage(record))
+        return re.sub(r"\s*\n\s*", "; ", super().formatMessage(record).rstrip())
 
 
 def _report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -364,9 +364,8 @@ def changed_params(params: Params, changes: Mapping[str, Setting], *, engine: st
     """
     known = {name: value for name, value in vars(params).items() if value != 0 or isinstance(value, bool)}
     subject = f"this {engine} index"
-    check_names(
-        subject, "search parameter", [name for name, value in changes.items() if value != 0 or not hasattr(params, name)], list(known)
-    )
+    unchangeable = [name for name, value in changes.items() if value != 0 or name not in vars(params)]
+    check_names(subject, "search parameter", unchangeable, list(known))
     wanted = {name: value for name, value in changes.items() if name in known}
     return replace(params, **parse_fields(type(params), wanted, source=subject))
 

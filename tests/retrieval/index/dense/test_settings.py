@@ -84,6 +84,7 @@ def test_right_settings_pass() -> None:
         ("pq-dense", {}),
         ("pq-dense", {"dsub": 8}),
         ("ivf-dense", {"nlist": 64.0, "dsub": 2}),
+        ("ivf-dense", {"nlist": "64", "bits": "16"}),
         ("faiss-dense", {"factory": "IVF16,SQ8", "bits": 16}),
     ):
         find_engine(engine).check(settings, CARD)
@@ -105,6 +106,7 @@ def test_right_settings_pass() -> None:
         ("pq", {"k_factor": float("nan")}, "this pq-dense index: k_factor: must be a number, got nan"),
         ("pq", {"k_factor": True}, "this pq-dense index: k_factor: must be a number, got true"),
         ("pq", {"exhaustive": 1}, "this pq-dense index: exhaustive: must be true or false, got 1"),
+        ("pq", {"__class__": 0}, "this pq-dense index has no search parameter '__class__'; it has k_factor, exhaustive"),
     ],
 )
 def test_the_error_names_invalid_search_parameters(segments: Any, kind: str, search_params: Any, message: str) -> None:
