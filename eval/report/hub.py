@@ -380,7 +380,7 @@ def write_card(folder: str | Path, out: str | Path, *, kind: str = "model-index"
     target = Path(out)
     check_target(target)
     if target.suffix.lower() not in YAML:
-        raise InputError(f"{target}: the suffix of a metadata file must be {' or '.join(YAML)}; choose another output file")
+        raise InputError(f"{target}: the name of a metadata file must end in {' or '.join(YAML)}; choose another output file")
     if target.exists() and not _holds_card(target):
         raise InputError(
             f"{target} exists and holds something other than Quiver's metadata; choose another output file, or delete it first"

@@ -118,7 +118,7 @@ def test_a_card_overwrites_only_cards(quiver: Callable[..., Any], results: Path,
     for out in (results / "a" / "results.json", tmp_path / "README.md", tmp_path / "card"):
         before = out.read_text() if out.exists() else None
         done = card(out)
-        assert (done.code, len(done.err.splitlines()), "suffix of a metadata file must be .yaml or .yml" in done.err) == (2, 1, True)
+        assert (done.code, len(done.err.splitlines()), "must end in .yaml or .yml" in done.err) == (2, 1, True)
         assert (out.read_text() if out.exists() else None) == before
     mine = tmp_path / "mine.yml"
     for content in (b"model-index: []\nlicense: mit\n", b"# words\n", b"\xff\xfe", b""):
