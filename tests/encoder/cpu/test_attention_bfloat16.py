@@ -184,7 +184,7 @@ def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], cap
         chosen += [record.getMessage() for record in caplog.records]
     assert chosen
     assert all("in bfloat16" in message for message in chosen)
-    assert {message.rsplit(": ", 1)[1] for message in chosen} == {"compiled", "packed"}
+    assert {message.rsplit(": ", 1)[1] for message in chosen} == {"using compiled", "using packed"}
     assert distances[0] <= 1.25 * distances[1]
 
 

@@ -367,7 +367,7 @@ def test_vectors_that_contradict_the_model_card_are_refused(tmp_path: Path) -> N
     short = Counting(fingerprint="b" * 64)
     whole = short.encode
     short.encode = lambda texts, role, *, progress=False: whole(texts[1:], role)  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="the vectors of 2 texts for 3"):
+    with pytest.raises(ValueError, match="returned vectors for 2 texts, expected 3"):
         small_store(tmp_path).encode(short, TEXTS, "document")
 
 

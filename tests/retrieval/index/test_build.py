@@ -247,7 +247,7 @@ def test_vectors_that_do_not_match_the_model_card_are_refused(tmp_path: Path, wo
     with pytest.raises(ValueError, match="width 5, its card says 256"):
         build_index(DOCUMENTS, word_sum, tmp_path / "i")
     monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((3, 256), np.float32), tokens))
-    with pytest.raises(ValueError, match="the vectors of 3 texts for 4"):
+    with pytest.raises(ValueError, match="returned vectors for 3 texts, expected 4"):
         build_index(DOCUMENTS, word_sum, tmp_path / "i")
     broken = np.ones((4, 256), np.float32)
     broken[1] = np.nan

@@ -24,6 +24,12 @@ MATRICES = hnp.arrays(
 def test_decoded_values_are_within_half_a_step(sample: np.ndarray, others: np.ndarray, bits: Any) -> None:
     coding = ScalarCoding.learn(sample, bits)
     vectors = np.resize(others, (len(others), coding.dim)).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        overflows = not np.isfinite((vectors - coding.centre) / coding.spread).all()
+    if overflows:
+        with pytest.raises(InputError, match="too large for quantized codes"):
+            coding.encode(vectors)
+        return
     codes, scales = coding.encode(vectors)
     assert np.abs(codes.astype(int)).max() <= coding.largest == 2 ** (bits - 1) - 1
     decoded = coding.decode(codes, scales).astype(float)
