@@ -5,8 +5,10 @@ output. Matrices are float32, bfloat16 where the CPU has AMX, or int8 for a prep
 In training the forward pass runs the same kernels, with one autograd step on either side of attention.
 
 For the backward pass an encoder keeps the residual stream before attention and before the MLP, the heads, the attention output and the
-output of the MLP's first matrix. Norms are recomputed, which takes no longer than reading them from memory. `run_blocks` returns None if
-the kernels do not support a batch; then `quiver.encoder.layers.Block.forward` runs the blocks.
+output of the MLP's first matrix. Norms are recomputed, which takes no longer than reading them from memory.
+
+Large batches that the kernels do not support in inference run by PyTorch operators in place, a chunk of tokens at a time. For all others
+`run_blocks` returns None; then `quiver.encoder.layers.Block.forward` runs the blocks.
 
 `optimize_for_inference` prepacks the matrices of an encoder. Small batches gain most: a lone query no longer waits for weights to be packed
 or widened from half precision.
@@ -34,11 +36,13 @@ from quiver.encoder.cpu.linear import (
     MATRICES,
     Linear,
     PrepackedLinear,
+    Product,
     compute_dtype,
     has_plain_layout,
     int8_levels,
     is_cpu_inference,
     pack_weight,
+    packed_once,
     packed_product,
     product_gradients,
     weight_dtype,
@@ -46,7 +50,7 @@ from quiver.encoder.cpu.linear import (
 from quiver.encoder.cpu.support import WIDTH_MULTIPLE, amx_kernels_run, int8_kernels_run, is_plain, kernels_available, row_kernels_run
 from quiver.encoder.errors import InputError
 from quiver.encoder.layers import MLP, Block, RotaryRows, SelfAttention, has_hooks
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, ACTIVATION_GRADIENTS, gated_backward, join_qkv, rotate_
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, ACTIVATION_GRADIENTS, gated_backward, join_qkv, normalize, rotate, rotate_
 from quiver.encoder.packing import PackedBatch
 
 if TYPE_CHECKING:
@@ -57,10 +61,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+# Tokens per chunk of PyTorch operators: the inner states of ModernBERT-base's MLP, 9 MB, stay in the last-level cache. Smaller chunks make
+# the products that sum up weight gradients slower: an MLP of 384 and 1,536 takes, forward and backward over 7,000 tokens, 924 ms in chunks
+# of 256, 864 of 512, 855 of 1,024, 886 of 2,048, 912 in one piece.
+CHUNK = 1024
+
+
 def run_blocks(
     layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, ropes: Sequence[RotaryRows | None], *, checkpointing: bool = False
 ) -> Tensor | None:
-    """Run an encoder's blocks by compiled kernels, where these support them and are worth their overhead.
+    """Run an encoder's blocks by compiled kernels, or in inference by PyTorch operators in chunks of tokens, where that is faster.
 
     In inference a block with a forward hook, on itself or on a module inside it, runs by its own ``forward``, so that the hook fires.
 
@@ -75,9 +85,9 @@ def run_blocks(
         The residual stream after the last block, (N, D); None if `Block.forward` has to run the blocks.
     """
     if is_cpu_inference(hidden) and not any(layer.training for layer in layers):
-        if not inference_is_supported(layers, batch, hidden, ropes[0]):
-            return None
-        return _infer(layers, batch, hidden, ropes)
+        if inference_is_supported(layers, batch, hidden, ropes[0]):
+            return _infer(layers, batch, hidden, ropes)
+        return _infer_in_chunks(layers, batch, hidden, ropes) if len(hidden) > CHUNK else None
     if not training_is_supported(layers, batch, hidden, ropes[0]):
         return None
     for layer, rope in zip(layers, ropes, strict=True):
@@ -118,13 +128,61 @@ def _infer(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, ropes: S
     q, k, v = heads.transpose(1, 2)  # (N, H, K) each
     for layer, rope in zip(layers, ropes, strict=True):
         if has_hooks(layer):
-            stream, update = layer(hidden, None, batch, rope)
-            hidden.copy_(stream if update is None else stream + update)
+            _run_hooked(layer, batch, hidden, rope)
             continue
         passes.make_heads(layer, rope, hidden, heads)
         mixed = attend(q, k, v, batch, layer.attention.window, slopes=layer.attention.slopes).contiguous()
         passes.make_states(layer, hidden, mixed, (hidden, hidden))
     return hidden
+
+
+def _infer_in_chunks(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, ropes: Sequence[RotaryRows | None]) -> Tensor:
+    """Run all blocks by PyTorch operators over the residual stream, in place and a few tokens at a time.
+
+    The results are those of `Block.forward`, whose temporaries are as long as the batch: the allocator returns them to the system, so that
+    every layer waits for new pages.
+    """
+    parts, heads = torch.split(hidden, CHUNK), layers[0].attention.heads
+    qkv = hidden.new_empty(len(hidden), 3, heads, hidden.shape[1] // heads)
+    for layer, rope in zip(layers, ropes, strict=True):
+        if has_hooks(layer):
+            _run_hooked(layer, batch, hidden, rope)
+            continue
+        attention, product = layer.attention, packed_once(layer.attention.qkv, hidden)
+        for part, rows in zip(parts, torch.split(qkv, CHUNK), strict=True):
+            rows.copy_(product(part if layer.norm_position == "post" else normalize(part, layer.attention_norm)).view_as(rows))
+        q, k, v = qkv.unbind(1) if rope is None else rotate(qkv, *rope, batch_invariant=batch.batch_invariant)
+        mixed = attend(q, k, v, batch, attention.window, slopes=attention.slopes).flatten(1)
+        product, mlp = packed_once(attention.out, hidden), _packed_mlp(layer.mlp, hidden)
+        for part, rows in zip(parts, torch.split(mixed, CHUNK), strict=True):
+            _add_updates(layer, part, product(rows), mlp)
+    return hidden
+
+
+def _packed_mlp(mlp: MLP, hidden: Tensor) -> Product:
+    """Return an MLP, without dropout, whose matrices are packed once for all hidden states."""
+    if "forward" in vars(mlp):  # replaced by `compile_encoder`
+        return mlp
+    up, down = packed_once(mlp.up, hidden), packed_once(mlp.down, hidden)
+    return lambda x: down(mlp.activate(up(x)))
+
+
+def _add_updates(block: Block, hidden: Tensor, update: Tensor, mlp: Product) -> None:
+    """Add attention's update and that of the MLP to C tokens of the residual stream, in place; (C, D) each."""
+    if block.norm_position == "post":
+        hidden.copy_(normalize(hidden.add_(update), block.attention_norm))
+        hidden.copy_(normalize(hidden.add_(mlp(hidden)), block.mlp_norm))
+    elif block.norm_position == "parallel":
+        hidden.add_(update.add_(mlp(normalize(hidden, block.attention_norm))))
+    else:
+        hidden.add_(update)
+        hidden.add_(mlp(normalize(hidden, block.mlp_norm)))
+
+
+def _run_hooked(layer: Block, batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> None:
+    """Run a block by its ``forward``, so that hooks fire; ``hidden`` is overwritten."""
+    stream, update = layer(hidden, None, batch, rope)
+    hidden.copy_(stream if update is None else stream + update)
 
 
 def inference_is_supported(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> bool:
@@ -444,12 +502,6 @@ class _RecomputedNorm:
             gradient, self._x, self._x.shape[-1:], *self._moments, *self._weights, (True, *wanted)
         )
         return found
-
-
-# Tokens per chunk of the MLP's backward pass. Smaller chunks make the products that sum up weight gradients slower, larger ones no longer
-# fit the last-level cache: an MLP of 384 and 1,536 takes, forward and backward over 7,000 tokens, 924 ms in chunks of 256, 864 of 512,
-# 855 of 1,024, 886 of 2,048, 912 in one piece.
-CHUNK = 1024
 
 
 def mlp_gradients(
