@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, write_json
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth, resolve
@@ -55,7 +54,7 @@ from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, Hits, ModelCard, Run, TokenModel
+from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Hits, ModelCard, Run, TokenModel
 from quiver.retrieval.search.bm25 import PARAMETERS, BlockLimits, rank_streamed
 from quiver.retrieval.search.explain import token_matches
 
@@ -112,7 +111,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     baselines: Sequence[str] = ("bm25",),
     in_domain: Sequence[str] = (),
     library: Library = "quiver",
-    precision: Precision = "float",
+    dtype: Dtype | None = None,
+    device: str | None = None,
     cache: str | Path | None = None,
     executor: Executor = IN_PROCESS,
     offline: bool = False,
@@ -140,7 +140,9 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         baselines: Baselines to score beside the system; names in ``quiver.eval.evaluation.BASELINES``.
         in_domain: Names of collections or groups whose training data the model was trained on.
         library: Library that loads and runs the model, if ``model`` is a folder or hub id.
-        precision: ``int8`` quantises the weight matrices of such a model; for Quiver's own models on a CPU only.
+        dtype: Dtype of such a model of Quiver's own: ``float32``, ``bfloat16``, ``float16`` or, on a CPU, ``int8``. None: bfloat16 on a GPU
+            (float16 on a GPU without it), float32 on a CPU.
+        device: Its device: ``cpu``, ``cuda`` or ``cuda:1``. None: a GPU if available.
         cache: Folder that keeps vectors by model and text; None keeps them during this call only.
         executor: Executor that encodes the documents; remote workers can run Quiver's own models only.
         offline: Never download a collection; a missing one raises an error that names the download command.
@@ -158,12 +160,12 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
     require_baselines(["bm25", *baselines] if model == "bm25" else baselines)
-    _check_model(model, library, precision, engine)
+    _check_model(model, library, engine, chosen=dtype is not None or device is not None)
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     benchmarks = _benchmarks(data, split, in_domain, offline=offline, progress=progress)
     checked = [_check(benchmark, written=out is not None) for benchmark in benchmarks]
-    loaded = _load(model, library, precision)
+    loaded = _load(model, library, dtype, device)
     system = BM25 if loaded is None else System.of(loaded.card)
     if loaded is not None:
         check_engine(engine, loaded.card)
@@ -192,15 +194,15 @@ def require_baselines(names: Sequence[str]) -> None:
         )
 
 
-def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, precision: Precision, engine: str) -> None:
-    """Reject settings that the given model does not support, before anything is read."""
-    if model == "bm25" and (library, precision, engine) != ("quiver", "float", "exact"):
-        raise InputError("bm25 has no engine, precision or library; leave out those options")
-    if library != "quiver" and precision != "float":
-        raise InputError(f"precision {precision} is only available for library quiver, got {library}; omit the precision")
-    if not isinstance(model, (str, Path)) and (library, precision) != ("quiver", "float"):
+def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, engine: str, *, chosen: bool) -> None:
+    """Reject settings that the given model does not support, before anything is read; ``chosen``: a dtype or device was chosen."""
+    if model == "bm25" and (library != "quiver" or chosen or engine != "exact"):
+        raise InputError("bm25 has no engine, dtype, device or library; leave out those options")
+    if library != "quiver" and chosen:
+        raise InputError(f"dtype and device are only available for library quiver, got {library}; leave them out")
+    if not isinstance(model, (str, Path)) and (library != "quiver" or chosen):
         raise InputError(
-            "library and precision apply only when a model is loaded from a folder or hub id; the given model is loaded already"
+            "library, dtype and device apply only when a model is loaded from a folder or hub id; the given model is loaded already"
         )
 
 
@@ -267,14 +269,16 @@ def _spaced(benchmark: Benchmark, key: str) -> InputError:
     return InputError(f"{benchmark.name}: the id {key!r} contains white space, which a TREC run cannot hold; rename it")
 
 
-def _load(model: str | Path | DenseModel | TokenModel, library: Library, precision: Precision) -> DenseModel | TokenModel | None:
+def _load(
+    model: str | Path | DenseModel | TokenModel, library: Library, dtype: Dtype | None, device: str | None
+) -> DenseModel | TokenModel | None:
     """Load the model to score; None stands for BM25."""
     if not isinstance(model, (str, Path)):
         return model
     if model == "bm25":
         return None
     if library == "quiver":
-        return load_model(str(model), precision=precision)
+        return load_model(str(model), dtype=dtype, device=device)
     from quiver.eval.baselines import load_baseline  # imports this module
 
     return load_baseline(library, model)

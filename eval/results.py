@@ -28,13 +28,12 @@ from filelock import FileLock, Timeout
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
-from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json, write_text
 from quiver.encoder.schema import RECORD, Field, parse_record
 from quiver.encoder.versions import installed_version
 from quiver.eval.metrics import Interval, Part, average, data_sets
-from quiver.retrieval.records import Document, ModelCard, Query
+from quiver.retrieval.records import Document, Dtype, ModelCard, Query
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +184,7 @@ class System:
         document_length: Maximum tokens per document, special tokens included.
         query_prompt: Text put before every query.
         document_prompt: Text put before every document.
-        precision: Precision of the model's matrix products: ``float`` or ``int8``.
+        dtype: Dtype of the model's weights.
     """
 
     source: str
@@ -198,7 +197,7 @@ class System:
     document_length: int | None = None
     query_prompt: str = ""
     document_prompt: str = ""
-    precision: Precision = "float"
+    dtype: Dtype | None = None
 
     @classmethod
     def of(cls, card: ModelCard) -> System:
@@ -445,7 +444,7 @@ class Results:
         return [each.part(each.measures.get(measure)) for each in self.collections]
 
 
-SCHEMA = "quiver-results/2"
+SCHEMA = "quiver-results/3"
 """Name and version of the format: the value of ``schema`` in the file."""
 
 FILE = "results.json"

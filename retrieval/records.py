@@ -15,8 +15,6 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.config import Precision
-
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Judgements: query id -> document id -> grade (0 means judged and not relevant)."""
 
@@ -118,6 +116,10 @@ class Hits:
         }
 
 
+Dtype = Literal["float32", "bfloat16", "float16", "int8"]
+"""Dtype of an encoder's weights in memory; int8 is for CPUs only, where kernels multiply quantized matrices."""
+
+
 @dataclass(frozen=True)
 class ModelCard:
     """Facts about a model for indexes and reports.
@@ -132,7 +134,7 @@ class ModelCard:
         document_length: Maximum tokens of a document, special tokens included.
         query_prompt: Text or token put before every query.
         document_prompt: Text or token put before every document.
-        precision: Precision of the weight matrices; int8 and float have different fingerprints.
+        dtype: Dtype of the encoder's weights; models that differ in it have different fingerprints.
         library: Library that runs the model.
     """
 
@@ -145,7 +147,7 @@ class ModelCard:
     document_length: int
     query_prompt: str = ""
     document_prompt: str = ""
-    precision: Precision = "float"
+    dtype: Dtype = "float32"
     library: Literal["quiver", "sentence-transformers", "pylate"] = "quiver"
 
 

@@ -391,7 +391,7 @@ def _size(model: DenseModel | TokenModel) -> tuple[int | None, float | None]:
         return None, None
     tensors = [*model.encoder.state_dict().values(), *model.projections.state_dict().values()]
     # int8 models hold scales beside the weights, so that their tensors are not their parameters.
-    parameters = sum(tensor.numel() for tensor in tensors) if model.card.precision == "float" else None
+    parameters = sum(tensor.numel() for tensor in tensors) if model.card.dtype != "int8" else None
     return parameters, sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**20
 
 

@@ -284,8 +284,8 @@ class TextBackend:
     unsupported_reason: Callable[[Settings], str | None]
 
 
-def _load_biencoder(model: str, settings: Settings, *, precision: Precision = "float") -> LoadedTextEncoder:
-    own = load_model(model, dtype=DTYPES[settings.dtype], device=settings.device, precision=precision)
+def _load_biencoder(model: str, settings: Settings, *, int8: bool = False) -> LoadedTextEncoder:
+    own = load_model(model, dtype="int8" if int8 else DTYPES[settings.dtype], device=settings.device)
     if not isinstance(own, BiEncoder):
         raise InputError(f"{model}: not a bi-encoder; texts can be timed only with models that have one vector per text")
     return LoadedTextEncoder(lambda texts: own.encode(texts, "document").vectors, own)
@@ -420,7 +420,7 @@ TEXT_BASELINES: Mapping[str, TextBackend] = {
 TEXT_BACKENDS: Mapping[str, TextBackend] = {
     "quiver": TextBackend(lambda model, settings, texts: _load_biencoder(model, settings), lambda settings: None),
     "quiver-int8": TextBackend(
-        lambda model, settings, texts: LoadedTextEncoder(_load_biencoder(model, settings, precision="int8").encode),
+        lambda model, settings, texts: LoadedTextEncoder(_load_biencoder(model, settings, int8=True).encode),
         lambda settings: None if settings.device == "cpu" else "runs on CPUs only",
     ),
     **TEXT_BASELINES,

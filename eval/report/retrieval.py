@@ -781,7 +781,7 @@ def system_properties(result: Results) -> dict[str, str]:
         "Document length": None if system.document_length is None else f"{system.document_length:,} tokens",
         "Query prompt": system.query_prompt,
         "Document prompt": system.document_prompt,
-        "Precision": system.precision,
+        "Dtype": system.dtype,
         "Index": "; ".join(dict.fromkeys(index_name(collection.index) for collection in result.collections)),
         "Date": origin.date,
         "Platform": origin.platform,

@@ -111,17 +111,19 @@ def _devices() -> dict[str, Any]:
 
 
 def _commands() -> dict[str, Any]:
-    """Defaults of evaluate, index build and serve on this machine."""
+    """Defaults of commands that load a model on this machine."""
+    import torch
+
     from quiver.encoder.attention import choose_backend
     from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
-    from quiver.retrieval.models.loading import INFERENCE_DTYPE, default_device
+    from quiver.retrieval.models.loading import default_device, default_dtype
 
     device = default_device()
-    call = _call(device, INFERENCE_DTYPE)
-    dtype = str(INFERENCE_DTYPE).removeprefix("torch.")
+    dtype = default_dtype(device)
+    call = _call(device, getattr(torch, dtype))
     used = {"device": device, "dtype": dtype, "attention": choose_backend(call, os.environ.get(VARIABLE))}
     if device == "cuda" and (reason := unsupported_reason("aten_flash", call)) is not None:
-        used["flash attention"] = f"not used: {reason}; load_model(..., dtype=torch.bfloat16) in Python uses it"
+        used["flash attention"] = f"not used: {reason}"
     return used
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
     from quiver.retrieval.planning import CorpusStatistics, ModelSize, Plan, Rates
-    from quiver.retrieval.records import Document
+    from quiver.retrieval.records import Document, Dtype
 
 Collection: TypeAlias = Literal["msmarco", "beir", "billion"]
 
@@ -67,6 +67,8 @@ def estimate(
     ] = None,
     measured: Annotated[bool, typer.Option("--measure", help="Measure the rates of this machine on --sample.")] = False,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Duration of --measure, in seconds.")] = 10.0,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
     gpu: Annotated[
         Literal["h200", "h100", "a100", "l40s", "l4", "rtx4090"] | None,
         typer.Option(
@@ -94,7 +96,7 @@ def estimate(
     from quiver.retrieval.index.engines import engine_name, parse_engine
     from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, measure, read_rates
 
-    loaded = _load(model, kind, dim, length)
+    loaded = _load(model, kind, dim, length, dtype, device)
     if measured and sample is None:
         raise InputError("--measure needs real texts; pass --sample CORPUS")
     texts, count = _sampled(sample) if sample is not None else ([], 0)
@@ -122,7 +124,7 @@ def estimate(
         print_table("Formulas", ("figure", "formula"), list(FORMULAS.items()))
 
 
-def _load(name: str, kind: str, dim: int | None, length: int | None) -> _Loaded:
+def _load(name: str, kind: str, dim: int | None, length: int | None, dtype: Dtype | None, device: str | None) -> _Loaded:
     from quiver.retrieval.models.loading import load_model
     from quiver.retrieval.planning import ModelSize, matrix_weights
     from quiver.retrieval.records import ModelCard
@@ -137,7 +139,7 @@ def _load(name: str, kind: str, dim: int | None, length: int | None) -> _Loaded:
         return _Loaded(ModelSize(name, card, weights), config, None)
     if dim is not None or length is not None:
         raise InputError("--dim and --length apply only to presets; a model has its own")
-    model = load_model(name)
+    model = load_model(name, dtype=dtype, device=device)
     weights = model.encoder.num_parameters
     return _Loaded(ModelSize(name, model.card, weights), model.encoder.config, model)
 

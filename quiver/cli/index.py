@@ -31,7 +31,8 @@ def build(
     engine: options.Engine = "auto",
     seed: options.Seed = 0,
     memory: options.BuildMemory = "2GB",
-    int8: options.Int8 = False,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
     title: options.Title = True,
     text: options.StoreText = True,
     field: Annotated[
@@ -62,7 +63,7 @@ def build(
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
     waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address)
-    loaded = load_model(model, precision="int8" if int8 else "float")
+    loaded = load_model(model, dtype=dtype, device=device)
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
     _describe(index, as_json)
@@ -73,6 +74,7 @@ def add(
     folder: options.IndexFolder,
     corpus: options.CorpusPath,
     model: options.IndexModel = None,
+    device: options.Device = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace documents that have the same id.")] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
@@ -86,7 +88,7 @@ def add(
     from quiver.retrieval.index import add_documents, open_index
     from quiver.retrieval.models.loading import load_index_model
 
-    loaded = load_index_model(open_index(folder).manifest.model, model)
+    loaded = load_index_model(open_index(folder).manifest.model, model, device=device)
     index = add_documents(
         folder,
         corpus,
@@ -142,6 +144,7 @@ def calibrate(
         Path | None, typer.Option("--queries", help="File of real queries, .jsonl[.gz] or .tsv. Default: queries made from documents.")
     ] = None,
     model: options.IndexModel = None,
+    device: options.Device = None,
     ks: Annotated[list[int] | None, typer.Option("-k", min=1, help="Number of results per query. Repeatable. Default: 10 and 100.")] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Largest number of queries to search.")] = 200,
     seed: options.Seed = 0,
@@ -164,7 +167,7 @@ def calibrate(
     wanted, texts, loaded = ks or HITS, None, None
     if queries is not None:
         texts = [query.text for query in read_queries(queries)]
-        loaded = load_index_model(open_index(folder).manifest.model, model)
+        loaded = load_index_model(open_index(folder).manifest.model, model, device=device)
     elif model is not None:
         raise InputError("--model encodes the queries of --queries; pass --queries FILE too, or remove --model")
     elif min(wanted) < LEAST_HITS:
@@ -363,7 +366,7 @@ def _describe(index: Index, as_json: bool) -> None:
         ("fields", ", ".join(index.fields) or "none"),
         ("size", f"{manifest.bytes / 1e6:,.1f} MB"),
         ("model", manifest.model.source),
-        ("model precision", manifest.model.precision),
+        ("model dtype", manifest.model.dtype),
         ("fingerprint", manifest.model.fingerprint[:16]),
         ("generation", f"{manifest.generation} ({manifest.operation})"),
         ("created", manifest.created),

@@ -6,7 +6,7 @@ Use them as annotations, such as ``overwrite: options.Overwrite = False``. Nothi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
@@ -24,8 +24,16 @@ Overrides: TypeAlias = Annotated[list[str] | None, typer.Argument(help="Recipe s
 IndexModel: TypeAlias = Annotated[
     str | None, typer.Option("--model", "-m", help="Folder or hub id of the model. Default: the model that built the index.")
 ]
-Int8: TypeAlias = Annotated[
-    bool, typer.Option("--int8", help="Quantize the weights to int8: about 2x faster on CPUs with VNNI, 1.5x on others.")
+Dtype: TypeAlias = Annotated[
+    Literal["float32", "bfloat16", "float16", "int8"] | None,
+    typer.Option(
+        "--dtype",
+        help="Dtype of the model's weights. int8 is for CPUs: about 2x faster than float32 on those with VNNI, 1.5x on others."
+        " Default: bfloat16 on a GPU (float16 on a GPU without it), float32 on a CPU.",
+    ),
+]
+Device: TypeAlias = Annotated[
+    str | None, typer.Option("--device", help="Device of the model: cpu, cuda or cuda:1. Default: cuda if there is a GPU.")
 ]
 Revision: TypeAlias = Annotated[
     str | None, typer.Option("--revision", help="Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")

@@ -111,6 +111,7 @@ class Opened:
     Args:
         folder: Folder of the first index.
         model: Model of the first index; None for the one that built it.
+        device: Device of the models; None for a GPU if available.
         generation: Generation of the first index; None for the newest.
         verify: Verify the checksum of each block when it is first read.
         sharded: The first index, distributed over shards; None to search it in this process.
@@ -124,9 +125,17 @@ class Opened:
     """
 
     def __init__(
-        self, folder: Path, *, model: str | None, verify: bool, generation: int | None = None, sharded: ShardedIndex | None = None
+        self,
+        folder: Path,
+        *,
+        model: str | None,
+        device: str | None,
+        verify: bool,
+        generation: int | None = None,
+        sharded: ShardedIndex | None = None,
     ) -> None:
         self._model = model
+        self._device = device
         self._verify = verify
         self._sharded = sharded
         self._indexes: dict[Path, Index] = {} if sharded is None else {folder.resolve(): sharded.whole}
@@ -215,7 +224,7 @@ class Opened:
             if not isinstance(model, ColBERT):
                 raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this index has a single vector per document")
             return SecondStage(name, IndexScorer(index, model), _explain_index(index, model))
-        model = load_model(given)
+        model = load_model(given, device=self._device)
         if not isinstance(model, ColBERT):
             raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this model gives a single vector per text")
         return SecondStage(name, TextScorer(model, self.text_of), self._explain_texts(model))
@@ -223,7 +232,8 @@ class Opened:
     def _model_of(self, index: Index) -> BiEncoder | ColBERT:
         wanted = index.manifest.model.fingerprint
         if wanted not in self._models:
-            loaded = load_index_model(index.manifest.model, self._model if index is self._first else None)
+            source = self._model if index is self._first else None
+            loaded = load_index_model(index.manifest.model, source, device=self._device)
             index.check_model(loaded.card)
             self._models[wanted] = loaded
         return self._models[wanted]

@@ -87,6 +87,7 @@ def search(
     ] = 100,
     explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words of each document matched the query.")] = False,
     model: options.IndexModel = None,
+    device: options.Device = None,
     generation: options.Generation = None,
     verify: options.Verify = True,
     shards: Annotated[int | None, typer.Option("--shards", min=1, help="Number of Ray actors to distribute the index over.")] = None,
@@ -128,7 +129,7 @@ def search(
     query_list = rankings.queries_of(text, queries)
     _check_queries(query_list, queries)
     sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
-    opened = rankings.Opened(folder, model=model, generation=generation, verify=verify, sharded=sharded)
+    opened = rankings.Opened(folder, model=model, device=device, generation=generation, verify=verify, sharded=sharded)
     stage = None if rerank is None else opened.second_stage(rerank)
     choices = rankings.Choices(condition, parse_effort(effort or "balanced"), target_recall, show_progress(progress))
     sources = rankings.open_sources(opened, [str(folder), *(fuse or [])], how, choices)

@@ -27,6 +27,7 @@ def serve(
         list[str] | None, typer.Option("--fuse", help="bm25: also serve BM25 over the texts of the first index, alone or for fusion.")
     ] = None,
     model: options.IndexModel = None,
+    device: options.Device = None,
     host: Annotated[str, typer.Option("--host", help="Network interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8080,
     token_file: Annotated[
@@ -119,7 +120,9 @@ def serve(
     )
     folders = named_folders(indexes)
     token = read_token(token_file)
-    service = open_service(folders, words=bool(fuse), model=model, token=token, limits=limits, workers=concurrency, verify=verify)
+    service = open_service(
+        folders, words=bool(fuse), model=model, device=device, token=token, limits=limits, workers=concurrency, verify=verify
+    )
 
     def started(url: str) -> None:
         if as_json:

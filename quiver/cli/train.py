@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -15,9 +16,8 @@ from quiver.cli.output import command_line, open_executor, print_json, print_tab
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
-    from quiver.encoder.config import Precision
     from quiver.retrieval.index import Index
-    from quiver.retrieval.records import Executor
+    from quiver.retrieval.records import Dtype
     from quiver.retrieval.training.mining.negatives import MiningSystem
     from quiver.retrieval.training.mining.teacher_scores import Ensemble, Teacher
     from quiver.retrieval.training.mining.texts import BeirSource, PairSource
@@ -334,7 +334,8 @@ def mine(
     suspects: Annotated[int, typer.Option(min=0, help="Number of suspected false negatives to list per query.")] = 5,
     limit: Annotated[int | None, typer.Option(min=1, help="Number of queries to mine for, from the first. Default: all.")] = None,
     title: options.Title = True,
-    int8: options.Int8 = False,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
     cache: options.Cache = None,
     no_cache: options.NoCache = False,
     executor: options.Executor = "local",
@@ -367,7 +368,7 @@ def mine(
         raise InputError("--index and --corpus exclude each other: the index already holds the documents")
     if model == bm25.NAME and (executor, workers, address) != ("local", None, None):
         raise InputError(f"--executor, --workers and --address distribute encoding, and {bm25.NAME} encodes nothing; remove them")
-    searched = _searched(model, opened, int8=int8, cache=vector_cache(cache, no_cache))
+    searched = _searched(model, opened, dtype=dtype, device=device, cache=vector_cache(cache, no_cache))
     record = mine_negatives(
         source,
         replace(searched, executor=open_executor(executor, workers=workers, address=address)),
@@ -398,7 +399,7 @@ def _pairs(
     return BeirSource(folder, split, use_title)
 
 
-def _searched(model: str | None, index: Index | None, *, int8: bool, cache: Path | None) -> MiningSystem:
+def _searched(model: str | None, index: Index | None, *, dtype: Dtype | None, device: str | None, cache: Path | None) -> MiningSystem:
     from quiver.retrieval.models.loading import load_model
     from quiver.retrieval.search import bm25
     from quiver.retrieval.training.mining.negatives import MiningSystem
@@ -408,9 +409,9 @@ def _searched(model: str | None, index: Index | None, *, int8: bool, cache: Path
     if model is None and index is None:
         raise InputError(f"pass --model (a folder, a hub id or {bm25.NAME}) or --index")
     if index is None:
-        return MiningSystem(load_model(str(model), precision="int8" if int8 else "float"), None, cache)
+        return MiningSystem(load_model(str(model), dtype=dtype, device=device), None, cache)
     card = index.manifest.model
-    return MiningSystem(load_model(model or card.source, precision=card.precision), index, cache)
+    return MiningSystem(load_model(model or card.source, dtype=card.dtype, device=device), index, cache)
 
 
 def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool) -> None:
@@ -482,7 +483,8 @@ def teacher_scores(
     normalize: Annotated[
         Literal["none", "minmax"], typer.Option("--normalize", help="Normalization of the scores of a row: none, or minmax to 0..1.")
     ] = "none",
-    int8: options.Int8 = False,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
     cache: options.Cache = None,
     no_cache: options.NoCache = False,
     executor: options.Executor = "local",
@@ -501,7 +503,7 @@ def teacher_scores(
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
     from quiver.encoder.schema import parse
-    from quiver.retrieval.training.mining.teacher_scores import score_rows
+    from quiver.retrieval.training.mining.teacher_scores import load_teacher, score_rows
     from quiver.retrieval.training.recipe import DataSection
 
     fields = {
@@ -519,7 +521,7 @@ def teacher_scores(
     encoding = open_executor(executor, workers=workers, address=address)
     record = score_rows(
         section,
-        _teacher(teachers, weights, precision="int8" if int8 else "float", executor=encoding),
+        _teacher(teachers, weights, partial(load_teacher, dtype=dtype, device=device, executor=encoding)),
         out,
         normalize=normalize,
         cache=vector_cache(cache, no_cache),
@@ -533,15 +535,15 @@ def teacher_scores(
     _print_scores(record, out)
 
 
-def _teacher(sources: list[str], weights: list[float] | None, *, precision: Precision, executor: Executor) -> Teacher | Ensemble:
-    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_weights, load_teacher
+def _teacher(sources: list[str], weights: list[float] | None, load: Callable[[str], Teacher]) -> Teacher | Ensemble:
+    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_weights
 
     if len(sources) == 1:
         if weights is not None:
             raise InputError("--weight is for several teachers, and only one --teacher is given")
-        return load_teacher(sources[0], precision=precision, executor=executor)
+        return load(sources[0])
     check_weights(len(sources), weights)  # before models are downloaded and loaded
-    return Ensemble([load_teacher(source, precision=precision, executor=executor) for source in sources], weights)
+    return Ensemble([load(source) for source in sources], weights)
 
 
 def _print_scores(record: dict[str, Any], out: Path) -> None:

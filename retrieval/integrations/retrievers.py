@@ -58,7 +58,7 @@ class TextSearcher:
     ) -> None:
         self.index = index if isinstance(index, Index) else open_index(index)
         card = self.index.manifest.model
-        self.model: DenseModel | TokenModel = load_model(card.source, precision=card.precision) if model is None else model
+        self.model: DenseModel | TokenModel = load_model(card.source, dtype=card.dtype) if model is None else model
         self.index.check_model(self.model.card)
         self.defaults = defaults or Defaults()
         self._where = as_filter(self.defaults.filter)

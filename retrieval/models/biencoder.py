@@ -18,7 +18,7 @@ from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.encoding import clean, describe_tokens, document_texts, fingerprint, pool, run_batches
 from quiver.retrieval.models.export.sentence_transformers import write_dense
-from quiver.retrieval.models.loading import ModelFolder, PretrainedModel
+from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role
 
 
@@ -71,7 +71,7 @@ class BiEncoder(PretrainedModel):
             document_length=self.max_length,
             query_prompt=settings.query_prompt,
             document_prompt=settings.document_prompt,
-            precision=self.encoder.prepacked or "float",
+            dtype=dtype_of(self.encoder),
         )
 
     def pool(self, hidden: Tensor, batch: PackedBatch, *, skip: int = 0) -> Tensor:

@@ -24,7 +24,7 @@ from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.encoding import clean, describe_tokens, document_texts, fingerprint, run_batches
 from quiver.retrieval.models.export.pylate import write_colbert
-from quiver.retrieval.models.loading import ModelFolder, PretrainedModel
+from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
 from quiver.retrieval.records import Document, ModelCard, Role, TextTokens, TokenEncoding, TokenVectors
 
 
@@ -122,7 +122,7 @@ class ColBERT(PretrainedModel):
             document_length=colbert.document_length,
             query_prompt=colbert.query_prefix + self.settings.query_prompt,
             document_prompt=colbert.document_prefix + self.settings.document_prompt,
-            precision=self.encoder.prepacked or "float",
+            dtype=dtype_of(self.encoder),
         )
 
     @property

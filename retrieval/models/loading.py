@@ -11,18 +11,17 @@ import platform
 import string
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import torch
 from torch import nn
 
 from quiver.encoder import Encoder, Tokenizer, load_encoder, optimize_for_inference
 from quiver.encoder.checkpoints.folder import local_folder
-from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.records import ModelCard
+from quiver.retrieval.records import Dtype, ModelCard
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,9 +35,6 @@ Kind = Literal["dense", "colbert"]
 
 STANFORD_ARCHITECTURE = "HF_ColBERT"
 """``architectures`` of a config.json that Stanford's ColBERT has written."""
-
-INFERENCE_DTYPE = torch.float32
-"""Default dtype of the weights in memory."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +191,73 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _prepare_inference(parts: ModelParts, source: str | Path, precision: Precision) -> ModelParts:
-    """Prepack the encoder's weights on a CPU, and warn of a bare encoder."""
+def default_dtype(device: str) -> Dtype:
+    """Default dtype of a model for inference on a device.
+
+    On a GPU that is half precision, which flash attention needs: bfloat16, or float16 below compute capability 8.0. On a CPU it is
+    float32.
+
+    Example:
+        >>> default_dtype("cpu")
+        'float32'
+    """
+    if torch.device(device).type != "cuda":
+        return "float32"
+    return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
+
+
+def check_device(device: str) -> str:
+    """Return a device on which models can run here.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+
+    Raises:
+        InputError: It is no device of these kinds, or this machine does not have it.
+
+    Example:
+        >>> check_device("cpu")
+        'cpu'
+    """
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()) or (kind == "cpu" and number):
+        raise InputError(f"device must be cpu, cuda or cuda:NUMBER, got {device!r}")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if int(number or 0) >= count:
+        raise InputError(f"device {device} is not available: {f'this machine has {count} GPUs' if count else 'PyTorch finds no GPU here'}")
+    return device
+
+
+def _load_for_inference(source: str | Path, revision: str | None, dtype: Dtype | torch.dtype | None, device: str | None) -> ModelParts:
+    """Load a model folder, warn of a bare encoder and, on a CPU, prepack its weights."""
+    wanted = None if dtype is None else _dtype_name(dtype)
+    # int8 runs on CPUs only, so a machine with a GPU takes its CPU for it.
+    device = check_device(device or ("cpu" if wanted == "int8" else default_device()))
+    name = wanted or default_dtype(device)
+    if name == "int8" and device != "cpu":
+        raise InputError(f"dtype int8 is for CPUs, and the device is {device}; use bfloat16 there, or device cpu")
+    weights = torch.float32 if name == "int8" else getattr(torch, name)
+    parts = load_parts(source, revision=revision, dtype=weights, device=device)
     warn_if_bare(parts, source)
-    if parts.encoder.device.type == "cpu" or precision != "float":
-        optimize_for_inference(parts.encoder, precision=precision)
+    if device == "cpu":
+        optimize_for_inference(parts.encoder, precision="int8" if name == "int8" else "float")
     return parts
+
+
+def dtype_of(encoder: Encoder) -> Dtype:
+    """Return the name of the dtype of an encoder's weights.
+
+    Raises:
+        InputError: Models do not run in it.
+    """
+    return "int8" if encoder.prepacked == "int8" else _dtype_name(encoder.embeddings.tokens.weight.dtype)
+
+
+def _dtype_name(dtype: str | torch.dtype) -> Dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name not in get_args(Dtype):
+        raise InputError(f"dtype must be one of {', '.join(get_args(Dtype))}, got {name!r}")
+    return cast(Dtype, name)
 
 
 class PretrainedModel:
@@ -234,9 +291,8 @@ class PretrainedModel:
         source: str | Path,
         *,
         revision: str | None = None,
-        dtype: torch.dtype = INFERENCE_DTYPE,
+        dtype: Dtype | torch.dtype | None = None,
         device: str | None = None,
-        precision: Precision = "float",
     ) -> Self:
         """Load a model folder from disk or the Hub, in any layout that holds a model of this class.
 
@@ -246,15 +302,13 @@ class PretrainedModel:
         Args:
             source: Folder or Hub id.
             revision: Branch, tag or commit on the Hub.
-            dtype: Dtype of the encoder's weights in memory.
-            device: Device of the weights; by default a GPU if available. On a CPU the model is for inference only.
-            precision: ``int8`` quantizes the encoder's weight matrices (CPU only).
+            dtype: Dtype of the encoder's weights in memory; None for that of `default_dtype`. Vectors are float32 in every case.
+            device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available. On a CPU the model is for inference only.
 
         Raises:
-            InputError: The folder is not a supported model of this class.
+            InputError: The folder is not a supported model of this class, or the device is not available.
         """
-        parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
-        parts = _prepare_inference(parts, source, precision)
+        parts = _load_for_inference(source, revision, dtype, device)
         return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
 
@@ -262,9 +316,8 @@ def load_model(
     source: str | Path,
     *,
     revision: str | None = None,
-    dtype: torch.dtype = INFERENCE_DTYPE,
+    dtype: Dtype | torch.dtype | None = None,
     device: str | None = None,
-    precision: Precision = "float",
 ) -> BiEncoder | ColBERT:
     """Load a bi-encoder or a ColBERT model from a folder or the Hub; the checkpoint decides which.
 
@@ -273,22 +326,22 @@ def load_model(
     Raises:
         InputError: The folder is not a supported model.
     """
-    parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
-    return build_model(_prepare_inference(parts, source, precision), source)
+    return build_model(_load_for_inference(source, revision, dtype, device), source)
 
 
-def load_index_model(card: ModelCard, source: str | None = None) -> BiEncoder | ColBERT:
-    """Load the model of an index at the precision of the index.
+def load_index_model(card: ModelCard, source: str | None = None, *, device: str | None = None) -> BiEncoder | ColBERT:
+    """Load the model of an index in the dtype of the index.
 
     Args:
         card: Model that built the index.
         source: Folder or Hub id to load instead, such as the new location of a model.
+        device: As in `load_model`.
 
     Raises:
         InputError: The model cannot be loaded.
     """
     try:
-        return load_model(source or card.source, precision=card.precision)
+        return load_model(source or card.source, dtype=card.dtype, device=device)
     except InputError as error:
         if source is not None:
             raise
@@ -318,11 +371,11 @@ def load_from_card(card: ModelCard) -> BiEncoder | ColBERT:
     """
     if card.library != "quiver":
         raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
-    model = load_model(card.source, precision=card.precision)
+    model = load_model(card.source, dtype=card.dtype)
     if model.card.fingerprint != card.fingerprint:
         raise InputError(
             f"{card.source}: the model on {platform.node()} has the fingerprint {model.card.fingerprint[:12]}, expected "
-            f"{card.fingerprint[:12]}; all machines need the same model files, loaded in float32"
+            f"{card.fingerprint[:12]}; all machines need the same model files"
         )
     return model
 

@@ -162,6 +162,7 @@ def open_service(
     *,
     words: bool = False,
     model: str | None = None,
+    device: str | None = None,
     token: str | None = None,
     limits: Limits | None = None,
     workers: int = 2,
@@ -173,6 +174,7 @@ def open_service(
         folders: Name -> folder of an index; one or more.
         words: Add a BM25 retriever over the texts of the first index.
         model: Model of the first index; None for the one that built it.
+        device: Device of the models; None for a GPU if available.
         token: Token that allows changes; None for a read-only service.
         limits: Limits on requests; None for the defaults.
         workers: Number of batches that each retriever searches at the same time.
@@ -188,7 +190,11 @@ def open_service(
     models: dict[str, SharedModel] = {}
     retrievers: dict[str, Retriever] = {}
     for position, (name, folder) in enumerate(folders.items()):
-        served = _served(folder, models, model if position == 0 else None, threads, words=words and position == 0, verify=verify)
+        first = position == 0
+        card = open_index(folder).manifest.model
+        if card.fingerprint not in models:
+            models[card.fingerprint] = SharedModel(load_index_model(card, model if first else None, device=device))
+        served = _served(folder, models[card.fingerprint], threads, words=words and first, verify=verify)
         retrievers[name] = Retriever(name, served, threads, limits, workers=workers, metrics=metrics)
     if words:
         served = next(iter(retrievers.values())).served
@@ -200,14 +206,7 @@ def open_service(
     return service
 
 
-def _served(
-    folder: Path, models: dict[str, SharedModel], model: str | None, threads: ThreadPoolExecutor, *, words: bool, verify: bool
-) -> ServedIndex:
-    card = open_index(folder).manifest.model
-    if card.fingerprint not in models:
-        models[card.fingerprint] = SharedModel(load_index_model(card, model))
-    shared = models[card.fingerprint]
-
+def _served(folder: Path, shared: SharedModel, threads: ThreadPoolExecutor, *, words: bool, verify: bool) -> ServedIndex:
     def newest() -> Generation:
         return open_generation(folder, shared, words=words, verify=verify)
 

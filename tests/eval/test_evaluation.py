@@ -186,11 +186,12 @@ def test_several_collections_keep_their_order(model: Any, make_collection: MakeC
 def test_a_model_is_loaded_by_its_folder(
     model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[str, str]] = []
+    asked: list[tuple[str, str | None, str | None]] = []
     module = importlib.import_module("quiver.eval.evaluation")  # ``from quiver.eval import evaluate`` would be the function
-    monkeypatch.setattr(module, "load_model", lambda source, *, precision: asked.append((source, precision)) or model)
+    monkeypatch.setattr(module, "load_model", lambda source, *, dtype, device: asked.append((source, dtype, device)) or model)
     evaluate(tmp_path / "model", make_collection(), baselines=())
-    assert asked == [(str(tmp_path / "model"), "float")]
+    evaluate(tmp_path / "model", make_collection(), baselines=(), dtype="bfloat16", device="cpu")
+    assert asked == [(str(tmp_path / "model"), None, None), (str(tmp_path / "model"), "bfloat16", "cpu")]
 
 
 @pytest.mark.parametrize("broken", ["qrels/test.tsv", "corpus.jsonl", "queries.jsonl"])
@@ -517,9 +518,9 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
     ("options", "message"),
     [
         ({"model": "bm25", "engine": "faiss-dense:factory=Flat"}, "bm25 has no engine"),
-        ({"model": "bm25", "precision": "int8"}, "bm25 has no engine, precision or library"),
-        ({"model": "bm25", "library": "pylate"}, "no engine, precision or library"),
-        ({"model": "folder", "library": "pylate", "precision": "int8"}, "precision int8 is only available for library quiver"),
+        ({"model": "bm25", "dtype": "int8"}, "bm25 has no engine, dtype, device or library"),
+        ({"model": "bm25", "library": "pylate"}, "no engine, dtype, device or library"),
+        ({"model": "folder", "library": "pylate", "dtype": "int8"}, "dtype and device are only available for library quiver"),
         ({"library": "pylate"}, "the given model is loaded already"),
     ],
 )

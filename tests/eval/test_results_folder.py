@@ -40,7 +40,7 @@ def test_the_file_is_as_documented(written: tuple[Results, Path]) -> None:
     results, out = written
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert list(content) == ["schema", "ndcg@10", "system", "collections", "provenance"]
-    assert content["schema"] == "quiver-results/2"
+    assert content["schema"] == "quiver-results/3"
     assert content["ndcg@10"] == results.headline == results.collections[0].measures["ndcg@10"]
     assert content["collections"][0]["run"]["file"] == "runs/tiny.test.trec"
     assert content["provenance"]["versions"].keys() >= {"quiver", "python", "torch", "numpy", "bm25s"}
@@ -100,10 +100,10 @@ def test_a_truncated_file_is_damaged(written: tuple[Results, Path], kept: float)
     [
         (b"\xff\xfe", "not JSON"),
         (b"[]", "must hold a JSON object"),
-        (b'{"task_name": "SciFact"}', "the schema is None, this version reads 'quiver-results/2'"),
+        (b'{"task_name": "SciFact"}', "the schema is None, this version reads 'quiver-results/3'"),
         (b'{"schema": "quiver-results/1"}', "the schema is 'quiver-results/1'"),
-        (b'{"schema": "quiver-results/2"}', "system: missing"),
-        (b'{"schema": "quiver-results/2", "ndcg@10": NaN}', "3 problems"),
+        (b'{"schema": "quiver-results/3"}', "system: missing"),
+        (b'{"schema": "quiver-results/3", "ndcg@10": NaN}', "3 problems"),
     ],
 )
 def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

@@ -91,7 +91,7 @@ OPTIONS: dict[str, str | tuple[str, str]] = {
     "data": "--data",
     "out": "--out",
     "index": "--index",
-    "int8": "--int8",
+    "int8": ("--int8", "--dtype"),
     "cache": "--cache",
     "no_bm25": "--no-bm25",
     "overwrite": "--overwrite",

@@ -119,7 +119,11 @@ def checkpoint(folder: Path, *, work: Path) -> tuple[dict[str, Any], dict[str, s
 
 # Engine and search effort of an evaluation; the first version wrote both as one factory string.
 HNSW = {"engine": "faiss-dense:factory=HNSW32,Flat,bits=16", "effort": "efSearch=128"}
-INDEXES: dict[str, dict[str, str]] = {"exact": {}, "hnsw": HNSW if NEW else {"index": "HNSW32,Flat?efSearch=128"}, "int8": {}}
+INDEXES: dict[str, dict[str, str | bool]] = {
+    "exact": {},
+    "hnsw": {**HNSW} if NEW else {"index": "HNSW32,Flat?efSearch=128"},
+    "int8": {"int8": "int8" if NEW else True},
+}
 
 
 def evaluation(collection: str, engine: str, work: Path) -> Item:
@@ -131,7 +135,6 @@ def evaluation(collection: str, engine: str, work: Path) -> Item:
         data=fixtures.data_folder() / collection,
         out=out,
         **INDEXES[engine],
-        int8=engine == "int8",
         cache=work / "vectors",
         no_bm25=engine != "exact",
         overwrite=True,

@@ -197,5 +197,5 @@ def test_a_missing_collection_is_not_downloaded_offline(quiver: Callable[..., An
 
 
 def test_int8_is_refused_for_models_of_other_libraries(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
-    done = quiver("evaluate", "--model", model, "--library", "pylate", "--int8", "--data", data, "--out", tmp_path / "out")
-    assert (done.code, "int8" in done.err) == (2, True)
+    done = quiver("evaluate", "--model", model, "--library", "pylate", "--dtype", "int8", "--data", data, "--out", tmp_path / "out")
+    assert (done.code, "dtype and device are only available for library quiver" in done.err) == (2, True)

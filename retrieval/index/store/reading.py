@@ -54,7 +54,7 @@ from quiver.retrieval.index.files import (
 from quiver.retrieval.records import ModelCard, TokenCounts
 
 FORMAT = "quiver-index"
-VERSION = 4
+VERSION = 5
 
 _RESUMABLE = "b-"
 _DOOMED = "removed-"

@@ -34,13 +34,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from quiver.encoder.checkpoints.folder import has_safetensors, local_folder, read_weights, weight_files
-from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, file_sha256, read_json
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
-from quiver.retrieval.models.loading import default_device, load_model
+from quiver.retrieval.models.loading import check_device, default_device, load_model
 from quiver.retrieval.progress import progress_bar
-from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
+from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
 from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
 from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_whole
 from quiver.retrieval.training.data.table import SCORES, TableWriter, TextColumn, blocks
@@ -403,12 +402,14 @@ def _predict(model: Any, pairs: _Pairs) -> NDArray[np.float32]:
     return scores
 
 
-def load_teacher(source: str, *, precision: Precision = "float", executor: Executor = IN_PROCESS) -> Teacher:
+def load_teacher(source: str, *, dtype: Dtype | None = None, device: str | None = None, executor: Executor = IN_PROCESS) -> Teacher:
     """Load a teacher from a folder or the Hub; its configuration decides the kind.
 
     Args:
         source: Folder or Hub id of a cross-encoder, bi-encoder or ColBERT model.
-        precision: ``int8`` quantizes the weight matrices of bi-encoders and ColBERT models (CPU only).
+        dtype: Dtype of the weights of a bi-encoder or ColBERT model; None for the default of the device. A cross-encoder runs in the dtype
+            of its checkpoint.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available.
         executor: Where documents are encoded, or a cross-encoder's pairs are scored.
 
     Raises:
@@ -416,10 +417,10 @@ def load_teacher(source: str, *, precision: Precision = "float", executor: Execu
     """
     folder = local_folder(source)
     if not _is_cross_encoder(folder):
-        return VectorTeacher(load_model(source, precision=precision), executor)
-    if precision != "float":
-        raise InputError(f"{source}: is a cross-encoder, which does not support {precision}; use a bi-encoder or a ColBERT model")
-    return CrossEncoderTeacher(source, device=default_device(), executor=executor)
+        return VectorTeacher(load_model(source, dtype=dtype, device=device), executor)
+    if dtype is not None:
+        raise InputError(f"{source}: a cross-encoder runs in the dtype of its checkpoint; leave out dtype {dtype}")
+    return CrossEncoderTeacher(source, device=check_device(device or default_device()), executor=executor)
 
 
 def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:

@@ -142,7 +142,7 @@ def evaluate_by_hand(*, approximate: bool = True, systems: int = 4, collections:
     long = "runs/colbert-distilled-from-bge-m3-at-step-100000-with-a-long-name"
     known = [
         minilm,
-        replace(minilm, fingerprint="b" * 64, precision="int8"),
+        replace(minilm, fingerprint="b" * 64, dtype="int8"),
         System(long, "colbert", "pylate", "c" * 64, 128, "maxsim", 32, 300, "[Q] ", "[D] "),
         System("bm25", "bm25", "bm25s"),
     ]
@@ -161,7 +161,7 @@ def evaluate_by_hand(*, approximate: bool = True, systems: int = 4, collections:
 
 def _collection(system: System, name: str, group: str | None, *, approximate: bool) -> CollectionResult:
     documents, queries, about = COLLECTIONS.get(name, (30_000, 1_100, 0.34))
-    score = min(0.98, max(0.02, about * (0.8 + 0.4 * _fraction(system.source, system.precision, name))))
+    score = min(0.98, max(0.02, about * (0.8 + 0.4 * _fraction(system.source, system.dtype, name))))
     floor = min(0.98, max(0.02, about * (0.8 + 0.4 * _fraction("bm25", "float", name))))
     if system.kind == "bm25":
         seconds = {"search": 3.25, "other": 0.04}
@@ -220,7 +220,7 @@ def _index(system: System, name: str, *, approximate: bool) -> IndexUsed:
     if system.kind == "bm25":
         return IndexUsed("bm25", BM25)
     seed = _fraction(system.source, name, "time")
-    if approximate and system.precision == "int8":
+    if approximate and system.dtype == "int8":
         overlaps = {"overlap@10": 1 - 0.2 * seed, "overlap@100": 0.95 - 0.2 * seed}
         return IndexUsed("faiss", {"factory": "IVF1024,Flat", "nprobe": 16}, overlaps, 9_876_543, 0.05 + seed / 8)
     milliseconds = (40.0 if system.kind == "colbert" else 1.0) * (0.5 + seed)

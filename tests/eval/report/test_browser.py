@@ -312,7 +312,7 @@ def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFacto
         evaluate(
             dense, folders, out=root / "graph", cache=cache, engine="faiss-dense:factory=HNSW16,Flat", effort={"efSearch": 16}, baselines=()
         ),
-        evaluate(minilm, folders, out=root / "int8", cache=cache, precision="int8", baselines=()),
+        evaluate(minilm, folders, out=root / "int8", cache=cache, dtype="int8", baselines=()),
         evaluate(colbert, folders, out=root / "colbert", cache=cache, baselines=()),
     ]
 

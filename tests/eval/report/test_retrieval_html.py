@@ -411,4 +411,4 @@ def _poison(value: Any, hostile: str, name: str = "") -> Any:
     if isinstance(value, Mapping):
         free = name in ("parameters", "versions")
         return {hostile + key if free else key: _poison(each, hostile) for key, each in value.items()}
-    return hostile + value if isinstance(value, str) and name not in ("kind", "date", "library", "precision") else value
+    return hostile + value if isinstance(value, str) and name not in ("kind", "date", "library", "dtype") else value

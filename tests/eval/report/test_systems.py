@@ -23,7 +23,7 @@ MakeResults = Callable[..., Results]
         ({"source": "x/a/model"}, {"source": "y/a/model"}, ["x/a/model", "y/a/model"]),
         ({"fingerprint": "1" * 64}, {"fingerprint": "2" * 64}, ["a/model (111111111111)", "a/model (222222222222)"]),
         ({"fingerprint": "1" * 64}, {"fingerprint": None}, ["a/model (111111111111)", "a/model (fingerprint None)"]),
-        ({"precision": "float"}, {"precision": "int8"}, ["a/model (precision float)", "a/model (precision int8)"]),
+        ({"dtype": "float32"}, {"dtype": "int8"}, ["a/model (dtype float32)", "a/model (dtype int8)"]),
         (
             {"query_length": 32, "library": "pylate"},
             {"query_length": 64},

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.models.loading import ModelFolder, load_model, read_model_folder
+from quiver.retrieval.models.loading import ModelFolder, default_dtype, load_from_card, load_index_model, load_model, read_model_folder
+from quiver.retrieval.records import Dtype
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
@@ -187,3 +191,56 @@ def test_a_bare_encoder_is_warned_about_once(dense: Path, caplog: pytest.LogCapt
         load_model(dense)
     assert caplog.text.count("a bare encoder") == 1
     assert read_model_folder(dense).pooling == "mean"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", torch.bfloat16])
+def test_the_dtype_is_in_the_card_and_in_the_fingerprint(dense: Path, colbert: Path, dtype: Any) -> None:
+    name = str(dtype).removeprefix("torch.")
+    for folder in (dense, colbert):
+        plain, model = load_model(folder), load_model(folder, dtype=dtype)
+        assert model.card.dtype == name
+        assert (model.card.fingerprint == plain.card.fingerprint) == (name == "float32")
+        assert load_index_model(model.card).card == model.card == load_from_card(model.card).card
+
+
+def test_vectors_are_float32_and_near_in_every_dtype(dense: Path) -> None:
+    expected = BiEncoder.from_pretrained(dense).encode_documents(TEXTS)
+    for dtype, tolerance in (("bfloat16", 0.02), ("float16", 0.002), ("int8", 0.05)):
+        found = BiEncoder.from_pretrained(dense, dtype=cast(Dtype, dtype)).encode_documents(TEXTS)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, atol=tolerance)
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])
+def test_a_gpu_has_half_precision_by_default(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: str) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {"cuda": capability, "cuda:1": (7, 0)}[device])
+    assert [default_dtype(device) for device in ("cuda", "cuda:1", "cpu")] == [dtype, "float16", "float32"]
+
+
+def test_int8_runs_on_the_cpu_of_a_machine_with_a_gpu(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert load_model(dense, dtype="int8").encoder.device.type == "cpu"
+    with pytest.raises(InputError, match="dtype int8 is for CPUs, and the device is cuda"):
+        load_model(dense, dtype="int8", device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("gpu", "device must be cpu, cuda or cuda:NUMBER, got 'gpu'"),
+        ("cpu:1", "device must be"),
+        ("cuda:x", "device must be"),
+        ("cuda:2", "device cuda:2 is not available: this machine has 2 GPUs"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(dense: Path, monkeypatch: pytest.MonkeyPatch, device: str, message: str) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match=message):
+        load_model(dense, device=device)
+
+
+def test_an_unknown_dtype_is_refused(dense: Path) -> None:
+    for dtype in ("float8", torch.float64):
+        with pytest.raises(InputError, match="dtype must be one of float32, bfloat16, float16, int8, got 'float"):
+            load_model(dense, dtype=dtype)  # type: ignore[arg-type]

@@ -103,10 +103,10 @@ def damaged_or_equal(folder: Path, name: str, expected: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 5}, "index format version 5, this version of Quiver reads version 4; update Quiver"),
-        ({"version": 1}, "index format version 1, this version of Quiver reads version 4; build the index again"),
+        ({"version": 6}, "index format version 6, this version of Quiver reads version 5; update Quiver"),
+        ({"version": 1}, "index format version 1, this version of Quiver reads version 5; build the index again"),
         ({"format": "other"}, "not the manifest of a Quiver index"),
-        ({"surprise": 1}, r"not a manifest of version 4 \(surprise: unknown key\); build the index again"),
+        ({"surprise": 1}, r"not a manifest of version 5 \(surprise: unknown key\); build the index again"),
         ({"segments": [{}]}, r"segments\.0\.name: missing; segments\.0\.documents: missing"),
         (
             {"codec": {"engine": "exact-dense", "name": "../../etc", "parameters": {}, "files": {}}},
@@ -136,7 +136,7 @@ def test_an_edited_manifest_is_damage(built: Path) -> None:
 def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_path: Path, word_sum: Any) -> None:
     (built / "FORMAT").write_bytes(format_line(9))
     for attempt in (lambda: open_index(built), lambda: delete_documents(built, ["old1"]), lambda: check_index(built)):
-        with pytest.raises(InputError, match="index format version 9, this version of Quiver reads version 4; update Quiver"):
+        with pytest.raises(InputError, match="index format version 9, this version of Quiver reads version 5; update Quiver"):
             attempt()
     with pytest.raises(InputError, match="format version 9, which a newer Quiver wrote"):
         build_index(NEW, word_sum, built, overwrite=True)
@@ -145,7 +145,7 @@ def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_pat
     (legacy / "g-0123456789ab").mkdir(parents=True)
     (legacy / "g-0123456789ab" / "ids.json").write_text("[]")
     (legacy / "manifest.json").write_text('{"format": "quiver-index", "version": 1}')
-    with pytest.raises(InputError, match="index format version 1, this version of Quiver reads version 4; build the index again"):
+    with pytest.raises(InputError, match="index format version 1, this version of Quiver reads version 5; build the index again"):
         open_index(legacy)
     with pytest.raises(InputError, match="an index exists already"):
         build_index(NEW, word_sum, legacy)

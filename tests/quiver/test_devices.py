@@ -1,0 +1,94 @@
+"""``--dtype`` and ``--device``: which commands have them, and what an index and a result record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from quiver.cli.main import COMMANDS, app
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.loading import ModelFolder
+
+TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
+
+
+def leaves(words: list[str], command: Any) -> Iterator[tuple[str, set[str]]]:
+    """Give each command with its options."""
+    for name, each in getattr(command, "commands", {}).items():
+        yield from leaves([*words, name], each)
+    if not hasattr(command, "commands"):
+        yield " ".join(words), {option for parameter in command.params for option in parameter.opts}
+
+
+def test_every_command_that_encodes_has_a_device() -> None:
+    found = {name: options for each in COMMANDS for name, options in leaves([each], get_command(app).commands[each])}
+    encoding = {name for name, options in found.items() if options & {"--model", "--teacher"}}
+    missing = {name for name in encoding if "--device" not in found[name]}
+    assert encoding - missing >= {"index build", "index add", "index calibrate", "evaluate", "search", "serve", "mine", "teacher-scores"}
+    assert missing == {"bench index", "bench training", "qa evaluate"}  # these run on the default device
+    # Where an index is there, its model runs in the dtype of the index.
+    assert {name for name in encoding - missing if "--dtype" not in found[name]} == {"index add", "index calibrate", "search", "serve"}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "birds"
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in TEXTS.items()))
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "birds"}\n{"_id": "q2", "text": "salt"}\n')
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td0\t1\nq2\td3\t1\n")
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    tokenizer = Tokenizer.train(list(TEXTS.values()), vocab_size=300, max_length=64)
+    config = EncoderConfig.modernbert(
+        vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
+    )
+    BiEncoder(init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
+    return folder
+
+
+def test_an_index_is_searched_in_the_dtype_it_was_built_in(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    built = quiver("index", "build", data, "--model", model, "--out", index, "--dtype", "bfloat16", "--device", "cpu", "--no-calibrate")
+    assert built.code == 0, built.err
+    shown = json.loads(quiver("index", "info", index, "--json").out)
+    assert shown["model"]["dtype"] == "bfloat16"
+    found = quiver("search", index, "a text about birds", "--device", "cpu", "--json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)[0]["id"] == "d0"
+    (tmp_path / "more.jsonl").write_text('{"_id": "more", "text": "a text about birds and more"}\n')
+    assert quiver("index", "add", index, tmp_path / "more.jsonl", "--device", "cpu").code == 0
+
+
+def test_results_record_the_dtype(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = quiver("evaluate", "--model", model, "--data", data, "--out", out, "--dtype", "float16", "--no-bm25", "--no-cache")
+    assert done.code == 0, done.err
+    assert json.loads((out / "results.json").read_text())["system"]["dtype"] == "float16"
+    assert "float16" in (out / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device", "tpu"], "device must be cpu, cuda or cuda:NUMBER, got 'tpu'"),
+        (["--device", "cuda:99"], "device cuda:99 is not available"),
+        (["--dtype", "float8"], "'float8' is not one of"),
+    ],
+)
+def test_mistakes_are_one_line(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    done = quiver("index", "build", data, "--model", model, "--out", tmp_path / "index", *options)
+    assert (done.code, message in done.err) == (2, True), done.err
+    assert not (tmp_path / "index").exists()
