@@ -128,13 +128,13 @@ def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokeniz
 
 
 def _segment(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tensor:
-    """Reduce each sequence without its first ``skip`` tokens to (B, D)."""
+    """Reduce each sequence without its first ``skip`` tokens to (B, D), without waiting for the device."""
     lengths = batch.cu_seqlens.to(hidden.device).diff().long()
     if skip:
-        positions = batch.positions.to(hidden.device)
-        hidden = hidden[positions >= skip]
-        lengths = (lengths - skip).clamp(min=0)
-    return torch.segment_reduce(hidden, reduce, lengths=lengths, axis=0)
+        skipped = batch.positions.to(hidden.device) < skip
+        hidden = hidden.masked_fill(skipped[:, None], 0.0 if reduce == "sum" else -torch.inf)
+    # Checks of the lengths would wait for the device; those of a batch are right.
+    return torch.segment_reduce(hidden, reduce, lengths=lengths, axis=0, unsafe=True)
 
 
 def _cls(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:

@@ -1,0 +1,185 @@
+"""The CUDA path without a GPU: FakeTensorMode traces shapes, so that operators, dtypes and waits are seen and no number is computed.
+
+Triton kernels cannot be launched on such tensors, so their names are recorded; `tests/encoder/test_triton.py` compiles and runs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
+from quiver.encoder.attention import dispatch
+from quiver.retrieval.models.encoding import POOLINGS, pool
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+# Operators that make or describe tensors without a kernel.
+WITHOUT_KERNEL = frozenset(("view", "reshape", "unbind", "slice", "select", "flatten", "unsqueeze", "expand", "transpose", "t", "split"))
+WITHOUT_KERNEL |= {"chunk", "narrow", "alias", "detach", "permute", "as_strided", "empty", "empty_like", "new_empty", "device"}
+# Operators that make the host wait for the device.
+WAITING = frozenset(("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "unique"))
+# PyTorch calls these for every norm and projection; they do nothing where dtypes are equal, and nothing in evaluation.
+WITHOUT_EFFECT: dict[str, Callable[[Any, Any], bool]] = {
+    "to": lambda inputs, output: inputs[0].dtype == output.dtype and inputs[0].device == output.device,
+    "dropout": lambda inputs, output: len(inputs) == 1,
+}
+
+
+@dataclass
+class Trace(TorchDispatchMode):
+    """The operators and kernels of a run, in order."""
+
+    names: list[str] = field(default_factory=list)
+    """Those that launch a kernel or copy."""
+    dtypes: list[tuple[str, frozenset[torch.dtype]]] = field(default_factory=list)
+    """Name and dtypes of large tensors, of two dimensions and more, that an operator reads or writes."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = str(func).split(".")[1].rstrip("_") if str(func).count(".") else str(func)
+        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        idle = name in WITHOUT_EFFECT and bool(outputs) and WITHOUT_EFFECT[name](inputs, outputs[0])
+        if name == "segment_reduce" and not (kwargs or {}).get("unsafe"):
+            name = "item"  # it reads the lengths to check them
+        if name not in WITHOUT_KERNEL and not idle:
+            self.names.append(name)
+            self.dtypes.append((name, frozenset(each.dtype for each in (*inputs, *outputs) if each.ndim > 1)))
+        return result
+
+    @property
+    def waits(self) -> list[str]:
+        """The operators that make the host wait."""
+        return [name for name in self.names if name in WAITING]
+
+    @property
+    def attention(self) -> set[str]:
+        """The attention operators."""
+        return {name for name in self.names if "attention" in name or name in ("softmax", "_softmax", "bmm", "matmul", "baddbmm")}
+
+
+@pytest.fixture
+def trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
+    """An H100 that is not there, and what runs on it."""
+    found = Trace()
+    monkeypatch.setattr(
+        "triton.runtime.jit.JITFunction.run", lambda kernel, *args, grid, warmup, **options: found.names.append(kernel.fn.__name__)
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: contextlib.nullcontext())
+    yield found
+    dispatch.choose_backend.cache_clear()
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "modernbert": {},
+    "bert": {
+        "norm_position": "post",
+        "final_norm": False,
+        "first_attention_norm": True,
+        "positions": "absolute",
+        "embedding_norm": True,
+        "mlp": "plain",
+        **dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias"), True),
+    },
+}
+
+
+def config(layers: int, **changes: Any) -> EncoderConfig:
+    kinds = ["global" if layer % 3 == 0 else "local" for layer in range(layers)]
+    return replace(
+        EncoderConfig.modernbert(vocab_size=300, hidden_size=768, num_heads=12, intermediate_size=1152, layer_types=kinds), **changes
+    )
+
+
+@contextlib.contextmanager
+def fake_encoder(layers: int, family: str) -> Iterator[tuple[Encoder, FakeTensorMode]]:
+    """An encoder on the GPU that is not there, in the mode in which its tensors can be used."""
+    before = torch.get_default_dtype()
+    with FakeTensorMode() as mode:
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.device("cuda"):
+                encoder = Encoder(config(layers, **FAMILIES[family])).eval()
+        finally:
+            torch.set_default_dtype(before)
+        yield encoder, mode
+
+
+def fake_batch(mode: FakeTensorMode, batch: PackedBatch) -> PackedBatch:
+    """A batch on the host as packing makes it, of shapes alone."""
+    tensors = {name: mode.from_tensor(getattr(batch, name)) for name in ("ids", "cu_seqlens", "positions")}
+    return replace(batch, **tensors, memo={})
+
+
+def run(trace: Trace, layers: int, family: str, lengths: Sequence[int], key_lengths: Sequence[int] | None = None) -> Counter[str]:
+    """Trace one forward pass; the number of launches by name."""
+    trace.names.clear()
+    trace.dtypes.clear()
+    packed = pack_ids([[7] * length for length in lengths], key_lengths=key_lengths)
+    with fake_encoder(layers, family) as (encoder, mode), torch.inference_mode():
+        batch = fake_batch(mode, packed)
+        with trace:
+            states = encoder(batch)
+    assert (states.shape, states.dtype, states.device.type) == ((sum(lengths), 768), torch.bfloat16, "cuda")
+    return Counter(trace.names)
+
+
+@pytest.mark.parametrize(("family", "kernels"), [("modernbert", 9), ("bert", 8)])
+def test_a_layer_takes_nine_kernels(trace: Trace, family: str, kernels: int) -> None:
+    lengths = [300, 20, 77]
+    few, many = run(trace, 3, family, lengths), run(trace, 6, family, lengths)
+    added = many - few
+    assert added.total() == 3 * kernels, dict(added)
+    assert added["_flash_attention_forward"] == 3
+    assert added["linear"] == 12
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_inference_uses_flash_attention_and_never_waits(trace: Trace, family: str) -> None:
+    run(trace, 4, family, [300, 20, 77])
+    assert trace.attention == {"_flash_attention_forward"}
+    assert trace.waits == []
+    # Ids, borders and positions go to the device; nothing comes back.
+    assert trace.names.count("to") == 3, trace.names
+
+
+@pytest.mark.parametrize("lengths", [[32, 32, 32], [65, 64]])
+def test_unattended_query_expansion_uses_flash_attention(trace: Trace, lengths: list[int]) -> None:
+    run(trace, 4, "modernbert", lengths, [length - 20 for length in lengths])
+    assert trace.attention == {"_flash_attention_forward"}
+    assert trace.waits == []
+
+
+def test_no_tensor_of_the_blocks_is_converted_to_float32(trace: Trace) -> None:
+    run(trace, 4, "modernbert", [300, 20, 77])
+    # The rotary table is float32, and its rows are selected once for the batch; flash attention returns the logarithms of its sums.
+    assert {name for name, dtypes in trace.dtypes if torch.float32 in dtypes} == {"index", "_flash_attention_forward"}
+
+
+@pytest.mark.parametrize("mode", POOLINGS)
+@pytest.mark.parametrize("skip", [0, 3])
+def test_pooling_never_waits(trace: Trace, mode: str, skip: int) -> None:
+    packed = pack_ids([[7] * length for length in (300, 20, 77)])
+    with FakeTensorMode() as fake:
+        batch = fake_batch(fake, packed)
+        hidden = torch.empty(397, 768, dtype=torch.bfloat16, device="cuda")
+        with trace:
+            vectors = pool(hidden, batch, mode, skip=skip)
+    assert (vectors.shape, vectors.dtype) == ((3, 768), torch.float32)
+    assert trace.waits == []
