@@ -305,7 +305,7 @@ def test_all_problems_of_a_recipe_are_reported_at_once(quiver: Callable[..., Any
         (("search", "INDEX"), "pass either a query text or --queries FILE"),
         (("search", "INDEX", "x", "--queries", "f"), "pass either a query text or --queries FILE"),
         (("search", "INDEX", "--queries", "f"), "--queries FILE and --run FILE must be used together"),
-        (("search", "INDEX", "x"), "the folder is not an index"),
+        (("search", "INDEX", "x"), "no such folder"),
         (("evaluate", "--model", "m", "--data", "nowhere", "--out", "o"), "nowhere"),
         (("train", "no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
         (("report", "nowhere", "--out", "o"), "nowhere"),

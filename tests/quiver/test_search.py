@@ -252,7 +252,7 @@ def test_explanations_are_coloured_in_a_terminal(quiver: Quiver, built: Built, m
         (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, at least one of them > 0"),
         (("--fuse", "bm25", "--normalize", "z-score"), "--normalize applies only to --fusion weighted"),
         (("--fuse", "bm25", "--fuse", "bm25"), "--fuse bm25 is repeated"),
-        (("--fuse", "nowhere"), "nowhere: the folder is not an index"),
+        (("--fuse", "nowhere"), "nowhere: no such folder"),
         (("--rerank", "nowhere"), "nowhere"),
         (("--rerank", "{dense}"), "this index has a single vector per document"),
         (("--rerank", "{dense_model}"), "this model gives a single vector per text"),

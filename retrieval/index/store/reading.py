@@ -522,7 +522,7 @@ def check_format(layout: Layout) -> None:
     if version is None:
         if layout.generations():
             raise DamagedIndexError(f"{layout.format}: missing or changed; the index is damaged, run quiver index repair")
-        raise InputError(f"{layout.root}: the folder is not an index")
+        raise InputError(f"{layout.root}: {'the folder is not an index' if layout.root.exists() else 'no such folder'}")
     if version != VERSION:
         raise InputError(f"{layout.root}: {version_problem(version)}")
 

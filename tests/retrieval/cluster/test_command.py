@@ -101,7 +101,7 @@ def test_wrong_shard_options_are_reported_in_one_line(quiver: Quiver, built: Bui
     assert done.code == 2
     assert "bytes of memory, more than 256 per shard; allow as much, or rebuild the index" in done.err
     done = quiver("search", built.index / "nowhere", "a bird", "--shards", 2)
-    assert (done.code, done.err) == (2, f"quiver: error: {built.index / 'nowhere'}: the folder is not an index\n")
+    assert (done.code, done.err) == (2, f"quiver: error: {built.index / 'nowhere'}: no such folder\n")
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "ray", None)
     done = quiver("search", built.index, "a bird", "--shards", 2)

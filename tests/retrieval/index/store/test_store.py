@@ -172,7 +172,7 @@ def test_foreign_folders_are_not_opened_and_not_overwritten(tmp_path: Path, word
                 build_index(OLD, word_sum, foreign, overwrite=overwrite)
         assert sorted(path.name for path in foreign.iterdir()) == ["manifest.json", "thesis.txt"]
     for attempt in (open_index, compact_index, repair_index):
-        with pytest.raises(InputError, match="the folder is not an index"):
+        with pytest.raises(InputError, match="none: no such folder"):
             attempt(tmp_path / "none")
     assert not (tmp_path / "none").exists()
     (tmp_path / "file").write_text("x")
