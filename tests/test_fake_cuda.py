@@ -29,12 +29,18 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 WITHOUT_KERNEL = frozenset(("view", "reshape", "unbind", "slice", "select", "flatten", "unsqueeze", "expand", "transpose", "t", "split"))
 WITHOUT_KERNEL |= {"chunk", "narrow", "alias", "detach", "permute", "as_strided", "empty", "empty_like", "new_empty", "device"}
 # Operators that make the host wait for the device.
-WAITING = frozenset(("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "unique"))
+WAITING = frozenset(("blocking copy", "_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "unique"))
 # PyTorch calls these for every norm and projection; they do nothing where dtypes are equal, and nothing in evaluation.
 WITHOUT_EFFECT: dict[str, Callable[[Any, Any], bool]] = {
     "to": lambda inputs, output: inputs[0].dtype == output.dtype and inputs[0].device == output.device,
     "dropout": lambda inputs, output: len(inputs) == 1,
 }
+
+
+def _copy_waits(source: Tensor, target: Tensor, args: Any, kwargs: Any) -> bool:
+    """Whether a copy from one device to another waits: nothing asked for the contrary, or the host needs the result."""
+    non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args)
+    return source.device != target.device and (not non_blocking or target.device.type == "cpu")
 
 
 @dataclass
@@ -55,6 +61,8 @@ class Trace(TorchDispatchMode):
         inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         idle = name in WITHOUT_EFFECT and bool(outputs) and WITHOUT_EFFECT[name](inputs, outputs[0])
+        if name in ("to", "_to_copy", "copy") and outputs and inputs and _copy_waits(inputs[-1], outputs[0], args, kwargs or {}):
+            name = "blocking copy"
         if name == "segment_reduce" and not (kwargs or {}).get("unsafe"):
             name = "item"  # it reads the lengths to check them
         if name not in WITHOUT_KERNEL and not idle:
@@ -183,3 +191,14 @@ def test_pooling_never_waits(trace: Trace, mode: str, skip: int) -> None:
             vectors = pool(hidden, batch, mode, skip=skip)
     assert (vectors.shape, vectors.dtype) == ((3, 768), torch.float32)
     assert trace.waits == []
+
+
+def test_a_copy_that_waits_is_seen(trace: Trace) -> None:
+    packed = pack_ids([[7] * 20])
+    with FakeTensorMode() as fake:
+        batch = fake_batch(fake, packed)
+        with trace:
+            batch.ids.to("cuda", non_blocking=True)
+            assert trace.waits == []
+            batch.ids.to("cuda").cpu()
+    assert trace.waits == ["blocking copy"] * 2

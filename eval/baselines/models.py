@@ -17,7 +17,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.records import DenseEncoding, DenseModel, ModelCard, Role, TextTokens, TokenEncoding, TokenModel
+from quiver.retrieval.records import DenseEncoding, DenseModel, Dtype, ModelCard, Role, TextTokens, TokenEncoding, TokenModel
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +167,7 @@ class PyLateModel:
             document_length=self._lengths["document"],
             query_prompt=self._prefixes["query"] + self._prompt,
             document_prompt=self._prefixes["document"] + self._prompt,
+            dtype=_dtype(model),
             library="pylate",
         )
 
@@ -288,6 +289,7 @@ def _sentence_transformers_card(model: Any, source: str, kind: Any, similarity: 
         document_length=lengths["document"],
         query_prompt=prompts["query"],
         document_prompt=prompts["document"],
+        dtype=_dtype(model),
         library="sentence-transformers",
     )
 
@@ -352,6 +354,10 @@ def _count_tokens(
         truncated=truncated,
         empty=np.fromiter((not text.strip() for text in texts), bool, len(texts)),
     )
+
+
+def _dtype(model: Any) -> Dtype:
+    return cast(Dtype, str(next(model.parameters()).dtype).removeprefix("torch."))
 
 
 def _fingerprint(model: Any, library: str, settings: object) -> str:

@@ -91,7 +91,7 @@ def encoder(
     no_baselines: NoBaselines = False,
     train: Annotated[bool, typer.Option("--train", help="Time forward and backward passes instead of inference.")] = False,
     dtype: Annotated[str, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16.")] = "float32",
-    device: options.Device = None,
+    device: Annotated[str | None, typer.Option(help="Device: cpu or cuda. Default: cuda if available.")] = None,
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed rounds.")] = 10,
     seed: options.Seed = 42,
@@ -123,10 +123,10 @@ def encoder(
     """
     from quiver.eval.bench import encoder as subject
     from quiver.eval.bench.encoder_backends import Settings
-    from quiver.retrieval.models.loading import check_device, default_device
+    from quiver.retrieval.models.loading import default_device
 
     settings = Settings(
-        device=check_device(device or default_device()),
+        device=device or default_device(),
         dtype=dtype,
         threads=threads,
         rounds=rounds,

@@ -130,6 +130,8 @@ def _load(name: str, kind: str, dim: int | None, length: int | None, dtype: Dtyp
     from quiver.retrieval.records import ModelCard
 
     if name in PRESETS:
+        if dtype is not None or device is not None:
+            raise InputError("--dtype and --device apply only to models; a preset is not loaded")
         config = preset(name)
         width = dim or (config.hidden_size if kind == "dense" else 128)
         cut = length or (min(512, config.max_positions) if kind == "dense" else 180)

@@ -173,7 +173,7 @@ def evaluate(
         dtype=dtype,
         device=device,
         cache=vector_cache(cache, no_cache),
-        executor=open_executor(executor, workers=workers, address=address),
+        executor=open_executor(executor, workers=workers, address=address, device=device),
         offline=offline,
         progress=show_progress(progress),
         command=command_line(),

@@ -62,7 +62,7 @@ def build(
 
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
-    waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address)
+    waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address, device=device)
     loaded = load_model(model, dtype=dtype, device=device)
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)

@@ -88,7 +88,7 @@ def _scores(folder: Path) -> ModelScores:
     found = read_results(folder)
     metadata: dict[str, Any] = next(yaml.safe_load_all(render_model_index(found)))
     [index] = metadata["model-index"]
-    return ModelScores(str(folder), found.system.fingerprint, index["results"])
+    return ModelScores(str(folder), found.system.fingerprint, index["results"], found.system.dtype or "float32")
 
 
 def enlarge(

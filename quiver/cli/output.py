@@ -45,19 +45,22 @@ def vector_cache(cache: Path | None, no_cache: bool) -> Path | None:
     return None if no_cache else cache or cache_folder("vectors")
 
 
-def open_executor(name: str, *, workers: int | None = None, address: str | None = None) -> Executor:
+def open_executor(name: str, *, workers: int | None = None, address: str | None = None, device: str | None = None) -> Executor:
     """Make the executor that ``--executor``, ``--workers`` and ``--address`` ask for.
 
     Args:
         name: ``local`` or ``ray``.
         workers: Number of workers; None for this process alone (local) or as many as the cluster allows (ray).
         address: Address of a Ray cluster; None starts one on this machine.
+        device: ``--device``, which workers do not have: each uses a GPU of its machine if there is one.
 
     Raises:
-        InputError: Unknown name, Ray is not installed, nothing answers at the address, or workers < 1.
+        InputError: Unknown name, a device together with workers, Ray is not installed, nothing answers at the address, or workers < 1.
     """
     if name not in ("local", "ray"):
         raise InputError(f"unknown executor {name!r}; choose one of local, ray")
+    if device is not None and (name == "ray" or workers not in (None, 1)):
+        raise InputError("--device is for encoding without workers; workers use a GPU if CUDA_VISIBLE_DEVICES leaves them one")
     if name == "ray":
         from quiver.retrieval.cluster.ray_backend import RayCluster
 

@@ -371,7 +371,7 @@ def mine(
     searched = _searched(model, opened, dtype=dtype, device=device, cache=vector_cache(cache, no_cache))
     record = mine_negatives(
         source,
-        replace(searched, executor=open_executor(executor, workers=workers, address=address)),
+        replace(searched, executor=open_executor(executor, workers=workers, address=address, device=device)),
         out,
         rules=rules,
         output=Output(ids=form == "ids", suspects=suspects, limit=limit),
@@ -400,18 +400,21 @@ def _pairs(
 
 
 def _searched(model: str | None, index: Index | None, *, dtype: Dtype | None, device: str | None, cache: Path | None) -> MiningSystem:
-    from quiver.retrieval.models.loading import load_model
+    from quiver.retrieval.models.loading import load_index_model, load_model
     from quiver.retrieval.search import bm25
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
     if model == bm25.NAME:
+        if dtype is not None or device is not None:
+            raise InputError(f"--dtype and --device are for models, and {bm25.NAME} is none; remove them")
         return MiningSystem(None, index, cache)
     if model is None and index is None:
         raise InputError(f"pass --model (a folder, a hub id or {bm25.NAME}) or --index")
     if index is None:
         return MiningSystem(load_model(str(model), dtype=dtype, device=device), None, cache)
-    card = index.manifest.model
-    return MiningSystem(load_model(model or card.source, dtype=card.dtype, device=device), index, cache)
+    if dtype is not None:
+        raise InputError("--dtype: the model of an index runs in the dtype of the index; remove the option")
+    return MiningSystem(load_index_model(index.manifest.model, model, device=device), index, cache)
 
 
 def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool) -> None:
@@ -518,7 +521,7 @@ def teacher_scores(
         "text_field": text_field,
     }
     section = parse(DataSection, fields, source="options")
-    encoding = open_executor(executor, workers=workers, address=address)
+    encoding = open_executor(executor, workers=workers, address=address, device=device)
     record = score_rows(
         section,
         _teacher(teachers, weights, partial(load_teacher, dtype=dtype, device=device, executor=encoding)),

@@ -838,6 +838,11 @@ def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
         InputError: The fingerprints of the models differ; names both models.
     """
     built = manifest.model
+    if card.fingerprint != built.fingerprint and card.source == built.source and card.dtype != built.dtype:
+        raise InputError(
+            f"{path}: built with {built.source} in {built.dtype}, but the model given is in {card.dtype}; "
+            f"load it with dtype={built.dtype!r}"
+        )
     if card.fingerprint != built.fingerprint:
         raise InputError(
             f"{path}: built with {built.source} ({built.fingerprint[:12]}), but the model given is {card.source} "

@@ -12,7 +12,7 @@ from quiver.retrieval.index.documents import FilterLike, as_filter
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.integrations.stores import missing_library
-from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.loading import load_index_model
 from quiver.retrieval.records import DenseModel, Document, Query, TokenModel
 from quiver.retrieval.search.search import search
 
@@ -58,7 +58,7 @@ class TextSearcher:
     ) -> None:
         self.index = index if isinstance(index, Index) else open_index(index)
         card = self.index.manifest.model
-        self.model: DenseModel | TokenModel = load_model(card.source, dtype=card.dtype) if model is None else model
+        self.model: DenseModel | TokenModel = load_index_model(card) if model is None else model
         self.index.check_model(self.model.card)
         self.defaults = defaults or Defaults()
         self._where = as_filter(self.defaults.filter)

@@ -129,9 +129,9 @@ def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokeniz
 
 def _segment(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tensor:
     """Reduce each sequence without its first ``skip`` tokens to (B, D), without waiting for the device."""
-    lengths = batch.cu_seqlens.to(hidden.device).diff().long()
+    lengths = batch.cu_seqlens.diff().long()
     if skip:
-        skipped = batch.positions.to(hidden.device) < skip
+        skipped = batch.positions < skip
         hidden = hidden.masked_fill(skipped[:, None], 0.0 if reduce == "sum" else -torch.inf)
     # Checks of the lengths would wait for the device; those of a batch are right.
     return torch.segment_reduce(hidden, reduce, lengths=lengths, axis=0, unsafe=True)
@@ -139,12 +139,12 @@ def _segment(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tens
 
 def _cls(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
     del skip  # the first token precedes any prompt
-    return hidden[batch.cu_seqlens[:-1].to(hidden.device).long()]
+    return hidden[batch.cu_seqlens[:-1].long()]
 
 
 def _mean(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
     # A sum and a division instead of "mean": a text whose tokens are all skipped gives zeros, not NaN.
-    lengths = batch.cu_seqlens.to(hidden.device).diff().long()
+    lengths = batch.cu_seqlens.diff().long()
     return _segment(hidden, batch, skip, "sum") / (lengths - skip).clamp(min=1)[:, None]
 
 
@@ -154,7 +154,7 @@ def _max(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
 
 def _last(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
     del skip  # the last token follows any prompt
-    return hidden[batch.cu_seqlens[1:].to(hidden.device).long() - 1]
+    return hidden[batch.cu_seqlens[1:].long() - 1]
 
 
 POOLINGS: dict[str, Callable[[Tensor, PackedBatch, int], Tensor]] = {"cls": _cls, "mean": _mean, "max": _max, "lasttoken": _last}
@@ -184,7 +184,7 @@ def pool(hidden: Tensor, batch: PackedBatch, mode: str, *, skip: int = 0) -> Ten
     if mode not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {mode!r}")
     # In half precision a sum over thousands of tokens would saturate.
-    return POOLINGS[mode](hidden.float(), batch, skip)
+    return POOLINGS[mode](hidden.float(), batch.to(hidden.device), skip)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

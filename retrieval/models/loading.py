@@ -6,6 +6,7 @@ imported inside the functions that call them.
 
 from __future__ import annotations
 
+import copy
 import logging
 import platform
 import string
@@ -194,7 +195,7 @@ def default_device() -> str:
 def default_dtype(device: str) -> Dtype:
     """Default dtype of a model for inference on a device.
 
-    On a GPU that is half precision, which flash attention needs: bfloat16, or float16 below compute capability 8.0. On a CPU it is
+    On a GPU that is bfloat16, which flash attention needs; GPUs below compute capability 8.0 have neither and use float16. On a CPU it is
     float32.
 
     Example:
@@ -242,6 +243,21 @@ def _load_for_inference(source: str | Path, revision: str | None, dtype: Dtype |
     if device == "cpu":
         optimize_for_inference(parts.encoder, precision="int8" if name == "int8" else "float")
     return parts
+
+
+def with_dtype(model: BiEncoder | ColBERT, dtype: Dtype) -> BiEncoder | ColBERT:
+    """Return a model in another dtype, as `load_model` would load it on a CPU; the given one is not changed.
+
+    Args:
+        model: A model in float32, not prepacked.
+        dtype: Dtype of the copy.
+    """
+    if dtype == "float32":
+        return model
+    encoder = copy.deepcopy(model.encoder).to("cpu", torch.float32 if dtype == "int8" else getattr(torch, dtype))
+    if dtype == "int8":
+        optimize_for_inference(encoder, precision="int8")
+    return type(model)(encoder, model.tokenizer, model.settings, source=model.source)
 
 
 def dtype_of(encoder: Encoder) -> Dtype:

@@ -11,9 +11,10 @@ import pytest
 from typer.main import get_command
 
 from quiver.cli.main import COMMANDS, app
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.index import open_index
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder, load_model
 
 TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
 
@@ -66,6 +67,10 @@ def test_an_index_is_searched_in_the_dtype_it_was_built_in(quiver: Callable[...,
     found = quiver("search", index, "a text about birds", "--device", "cpu", "--json")
     assert found.code == 0, found.err
     assert json.loads(found.out)[0]["id"] == "d0"
+    with pytest.raises(InputError, match="in bfloat16, but the model given is in float32; load it with dtype='bfloat16'"):
+        open_index(index).check_model(load_model(model).card)
+    mined = quiver("mine", data, "--index", index, "--dtype", "int8", "--out", tmp_path / "mined")
+    assert (mined.code, "the model of an index runs in the dtype of the index" in mined.err) == (2, True)
     (tmp_path / "more.jsonl").write_text('{"_id": "more", "text": "a text about birds and more"}\n')
     assert quiver("index", "add", index, tmp_path / "more.jsonl", "--device", "cpu").code == 0
 
@@ -92,3 +97,29 @@ def test_mistakes_are_one_line(
     done = quiver("index", "build", data, "--model", model, "--out", tmp_path / "index", *options)
     assert (done.code, message in done.err) == (2, True), done.err
     assert not (tmp_path / "index").exists()
+
+
+def test_a_model_scored_in_another_dtype_can_be_exported_with_its_scores(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path
+) -> None:
+    for dtype in ("bfloat16", "int8"):
+        out = tmp_path / dtype
+        assert quiver("evaluate", "--model", model, "--data", data, "--out", out, "--dtype", dtype, "--no-bm25", "--no-cache").code == 0
+        done = quiver("export", model, "--layout", "sentence-transformers", "--results", out, "--out", tmp_path / f"exported-{dtype}")
+        assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("index", "build", "DATA", "--model", "MODEL", "--out", "OUT", "--device", "cpu", "--workers", "2"), "without workers"),
+        (("mine", "DATA", "--model", "bm25", "--dtype", "int8", "--out", "OUT"), "--dtype and --device are for models"),
+        (("estimate", "--model", "modernbert-base", "--docs", "1000", "--dtype", "int8"), "a preset is not loaded"),
+    ],
+)
+def test_options_without_an_effect_are_refused(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    places = {"DATA": data, "MODEL": model, "OUT": tmp_path / "out"}
+    done = quiver(*(places.get(word, word) for word in arguments))
+    assert (done.code, message in done.err) == (2, True), done.err

@@ -35,7 +35,17 @@ from quiver.retrieval.models.export.sentence_transformers import (
     write_multi_vector,
 )
 from quiver.retrieval.models.export.stanford import write_stanford
-from quiver.retrieval.models.loading import Kind, ModelFolder, build_model, is_stanford, load_parts, read_model_folder, warn_if_bare
+from quiver.retrieval.models.loading import (
+    Kind,
+    ModelFolder,
+    build_model,
+    is_stanford,
+    load_parts,
+    read_model_folder,
+    warn_if_bare,
+    with_dtype,
+)
+from quiver.retrieval.records import Dtype
 
 logger = logging.getLogger(__name__)
 
@@ -171,11 +181,13 @@ class ModelScores:
         where: Folder of the results, for errors.
         fingerprint: Fingerprint of the scored model; None if the results do not record it.
         entries: Entries of ``model-index``, each with ``task``, ``dataset`` and ``metrics``.
+        dtype: Dtype in which the model was scored; its fingerprint depends on it.
     """
 
     where: str
     fingerprint: str | None
     entries: Sequence[Mapping[str, Any]]
+    dtype: Dtype = "float32"
 
 
 @dataclass(frozen=True)
@@ -270,7 +282,7 @@ def export_model(
         raise InputError(f"{source} is a bi-encoder, but the layout {layout} is for ColBERT models; --layout must be one of {fitting}")
     fingerprint = model.card.fingerprint
     record = None if run is None else _record(run, fingerprint)
-    metadata = CardMetadata(out.resolve().name, record, _entries(scores, fingerprint), languages)
+    metadata = CardMetadata(out.resolve().name, record, _entries(scores, model), languages)
     missing = left_out(model.settings) if layout == "hf" else []
     if missing:
         logger.warning("%s: the layout hf stores only the encoder, without %s", source, ", ".join(missing))
@@ -320,9 +332,10 @@ def _record(run: Path, fingerprint: str) -> Mapping[str, Any]:
     return record
 
 
-def _entries(scores: Sequence[ModelScores], fingerprint: str) -> list[Mapping[str, Any]]:
+def _entries(scores: Sequence[ModelScores], model: BiEncoder | ColBERT) -> list[Mapping[str, Any]]:
     found: list[tuple[str, Mapping[str, Any]]] = []
     for each in scores:
+        fingerprint = with_dtype(model, each.dtype).card.fingerprint
         if each.fingerprint != fingerprint:
             theirs, ours = _short(each.fingerprint), _short(fingerprint)
             raise InputError(f"{each.where}: scores of another model (fingerprint {theirs}, the exported one has {ours})")

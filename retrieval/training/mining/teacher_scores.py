@@ -407,8 +407,8 @@ def load_teacher(source: str, *, dtype: Dtype | None = None, device: str | None 
 
     Args:
         source: Folder or Hub id of a cross-encoder, bi-encoder or ColBERT model.
-        dtype: Dtype of the weights of a bi-encoder or ColBERT model; None for the default of the device. A cross-encoder runs in the dtype
-            of its checkpoint.
+        dtype: Dtype of the weights of a bi-encoder or ColBERT model; None for the default of the device. sentence-transformers
+            chooses that of a cross-encoder.
         device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available.
         executor: Where documents are encoded, or a cross-encoder's pairs are scored.
 
@@ -419,7 +419,7 @@ def load_teacher(source: str, *, dtype: Dtype | None = None, device: str | None 
     if not _is_cross_encoder(folder):
         return VectorTeacher(load_model(source, dtype=dtype, device=device), executor)
     if dtype is not None:
-        raise InputError(f"{source}: a cross-encoder runs in the dtype of its checkpoint; leave out dtype {dtype}")
+        raise InputError(f"{source}: sentence-transformers chooses the dtype of a cross-encoder; leave out dtype {dtype}")
     return CrossEncoderTeacher(source, device=check_device(device or default_device()), executor=executor)
 
 

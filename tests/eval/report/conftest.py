@@ -138,12 +138,12 @@ def evaluated() -> Callable[..., list[Results]]:
 
 
 def evaluate_by_hand(*, approximate: bool = True, systems: int = 4, collections: int = 6, forums: bool = True) -> list[Results]:
-    minilm = System("sentence-transformers/all-MiniLM-L6-v2", "dense", "quiver", "a" * 64, 384, "cosine", 256, 256)
+    minilm = System("sentence-transformers/all-MiniLM-L6-v2", "dense", "quiver", "a" * 64, 384, "cosine", 256, 256, dtype="float32")
     long = "runs/colbert-distilled-from-bge-m3-at-step-100000-with-a-long-name"
     known = [
         minilm,
         replace(minilm, fingerprint="b" * 64, dtype="int8"),
-        System(long, "colbert", "pylate", "c" * 64, 128, "maxsim", 32, 300, "[Q] ", "[D] "),
+        System(long, "colbert", "pylate", "c" * 64, 128, "maxsim", 32, 300, "[Q] ", "[D] ", "float32"),
         System("bm25", "bm25", "bm25s"),
     ]
     known += [replace(minilm, source=f"lab/model-{place}", fingerprint=f"{place:064x}") for place in range(systems - len(known))]
@@ -161,7 +161,7 @@ def evaluate_by_hand(*, approximate: bool = True, systems: int = 4, collections:
 
 def _collection(system: System, name: str, group: str | None, *, approximate: bool) -> CollectionResult:
     documents, queries, about = COLLECTIONS.get(name, (30_000, 1_100, 0.34))
-    score = min(0.98, max(0.02, about * (0.8 + 0.4 * _fraction(system.source, system.dtype, name))))
+    score = min(0.98, max(0.02, about * (0.8 + 0.4 * _fraction(system.source, "int8" if system.dtype == "int8" else "float", name))))
     floor = min(0.98, max(0.02, about * (0.8 + 0.4 * _fraction("bm25", "float", name))))
     if system.kind == "bm25":
         seconds = {"search": 3.25, "other": 0.04}

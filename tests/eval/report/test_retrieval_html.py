@@ -111,7 +111,7 @@ def test_the_headline_table_has_the_expected_rows(evaluated: Evaluated) -> None:
     results = [_scored(result, {"scifact": 0.65704, "nfcorpus": 0.4}) for result in evaluated(systems=2, collections=2, forums=False)]
     page = parse(render_html(results_report([results[0], _scored(results[1], {"scifact": 0.5, "nfcorpus": 0.65704})])))
     first, second = (
-        f"sentence-transformers/all-MiniLM-L6-v2 ({each * 12}, precision {name})" for each, name in (("a", "float"), ("b", "int8"))
+        f"sentence-transformers/all-MiniLM-L6-v2 ({each * 12}, dtype {name})" for each, name in (("a", "float32"), ("b", "int8"))
     )
     assert cells(section(page, "scores").all("table")[0]) == [
         ["System", "Average | of data sets", "scifact | test", "nfcorpus | test"],

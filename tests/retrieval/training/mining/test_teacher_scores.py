@@ -578,7 +578,7 @@ def test_unsuitable_cross_encoders_are_refused(cross_encoder: Path, tmp_path: Pa
     pytest.importorskip("sentence_transformers")
     with pytest.raises(InputError, match="the cross-encoder has 3 classes"):
         load_teacher(str(make_cross_encoder(tmp_path / "three", labels=3)))
-    with pytest.raises(InputError, match="a cross-encoder runs in the dtype of its checkpoint; leave out dtype int8"):
+    with pytest.raises(InputError, match="sentence-transformers chooses the dtype of a cross-encoder; leave out dtype int8"):
         load_teacher(str(cross_encoder), dtype="int8")
     (cross_encoder / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(InputError, match="sentence-transformers cannot load this model"):
