@@ -189,8 +189,9 @@ def test_a_model_is_loaded_by_its_folder(
     asked: list[tuple[str, str | None, str | None]] = []
     module = importlib.import_module("quiver.eval.evaluation")  # ``from quiver.eval import evaluate`` would be the function
     monkeypatch.setattr(module, "load_model", lambda source, *, dtype, device: asked.append((source, dtype, device)) or model)
-    evaluate(tmp_path / "model", make_collection(), baselines=())
-    evaluate(tmp_path / "model", make_collection(), baselines=(), dtype="bfloat16", device="cpu")
+    collection = make_collection()
+    evaluate(tmp_path / "model", collection, baselines=())
+    evaluate(tmp_path / "model", collection, baselines=(), dtype="bfloat16", device="cpu")
     assert asked == [(str(tmp_path / "model"), None, None), (str(tmp_path / "model"), "bfloat16", "cpu")]
 
 

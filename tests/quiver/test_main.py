@@ -133,16 +133,22 @@ def test_doctor_shows_what_the_commands_use(quiver: Callable[..., Any]) -> None:
     assert used == {"device": "cpu", "dtype": "float32", "attention": "compiled" if kernels_available() else "packed"}
 
 
-def test_doctor_reports_that_flash_attention_does_not_run_in_float32(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The properties of an H100 that decide the attention backend are simulated; nothing runs on it."""
+@pytest.mark.parametrize(
+    ("capability", "used", "without_flash"),
+    [((9, 0), ("bfloat16", "aten_flash"), None), ((7, 5), ("float16", "packed"), "not used: compute capability 7.5")],
+)
+def test_doctor_tells_what_commands_use_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], used: tuple[str, str], without_flash: str | None
+) -> None:
+    """The properties of a GPU that decide the dtype and the attention backend are simulated; nothing runs on it."""
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "is_available", lambda: True)
         patched.setattr(torch.cuda, "device_count", lambda: 0)
-        patched.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+        patched.setattr(torch.cuda, "get_device_capability", lambda *device: capability)
         facts = doctor.gather(with_check=False)
-    used = facts["evaluate, index build, serve"]
-    assert (used["device"], used["dtype"], used["attention"]) == ("cuda", "float32", "packed")
-    assert used["flash attention"].startswith("not used: dtype float32")
+    told = facts["evaluate, index build, serve"]
+    assert (told["device"], told["dtype"], told["attention"]) == ("cuda", *used)
+    assert told.get("flash attention") == without_flash
     assert not any("bf16, inference" in name for name in facts["devices"])
 
 
@@ -162,6 +168,8 @@ def test_every_loader_uses_an_available_gpu(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(loading, "load_parts", recorded)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for loader in (BiEncoder.from_pretrained, load_model):
         loader(tmp_path / "model")
         loader(tmp_path / "model", device="cpu")

@@ -27,7 +27,7 @@ from quiver.retrieval.index import (
     repair_index,
 )
 from quiver.retrieval.index.files import RealDisk
-from quiver.retrieval.index.store.reading import Layout, format_line, manifest_bytes, read_manifest
+from quiver.retrieval.index.store.reading import VERSION, Layout, format_line, manifest_bytes, read_manifest
 from quiver.retrieval.index.store.writing import writing
 from quiver.retrieval.records import Document
 
@@ -140,7 +140,7 @@ def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_pat
             attempt()
     with pytest.raises(InputError, match="format version 9, which a newer Quiver wrote"):
         build_index(NEW, word_sum, built, overwrite=True)
-    (built / "FORMAT").write_bytes(format_line(4))
+    (built / "FORMAT").write_bytes(format_line(VERSION))
     legacy = tmp_path / "legacy"
     (legacy / "g-0123456789ab").mkdir(parents=True)
     (legacy / "g-0123456789ab" / "ids.json").write_text("[]")
@@ -294,7 +294,7 @@ def test_repair_goes_back_a_generation_where_both_copies_of_the_manifest_are_los
     assert (built / "quarantine" / "000000000003" / "s-000000000002-0000").is_dir()
 
 
-@pytest.mark.parametrize("content", [b"", b"quiver-index 4\n", b"quiver-index 4 8f6c1d8f3b9e5a11\n", None])
+@pytest.mark.parametrize("content", [b"", b"quiver-index 5\n", b"quiver-index 5 8f6c1d8f3b9e5a11\n", None])
 def test_a_damaged_format_file_is_damage_and_repaired(built: Path, content: bytes | None) -> None:
     (built / "FORMAT").unlink()
     if content is not None:
