@@ -149,7 +149,7 @@ def run(trace: Trace, layers: int, family: str, lengths: Sequence[int], key_leng
 
 
 @pytest.mark.parametrize(("family", "kernels"), [("modernbert", 9), ("bert", 8)])
-def test_a_layer_takes_nine_kernels(trace: Trace, family: str, kernels: int) -> None:
+def test_a_layer_takes_this_many_kernels(trace: Trace, family: str, kernels: int) -> None:
     lengths = [300, 20, 77]
     few, many = run(trace, 3, family, lengths), run(trace, 6, family, lengths)
     added = many - few

@@ -195,8 +195,8 @@ def default_device() -> str:
 def default_dtype(device: str) -> Dtype:
     """Default dtype of a model for inference on a device.
 
-    On a GPU that is bfloat16, which flash attention needs; GPUs below compute capability 8.0 have neither and use float16. On a CPU it is
-    float32.
+    On a GPU it is bfloat16, which flash attention needs; GPUs below compute capability 8.0 have neither of the two and use float16. On a
+    CPU it is float32.
 
     Example:
         >>> default_dtype("cpu")
@@ -225,7 +225,7 @@ def check_device(device: str) -> str:
         raise InputError(f"device must be cpu, cuda or cuda:NUMBER, got {device!r}")
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if int(number or 0) >= count:
-        raise InputError(f"device {device} is not available: {f'this machine has {count} GPUs' if count else 'PyTorch finds no GPU here'}")
+        raise InputError(f"device {device} is not available: PyTorch finds {count or 'no'} GPU{'s' * (count != 1)} here")
     return device
 
 

@@ -11,12 +11,9 @@ import pytest
 from typer.main import get_command
 
 from quiver.cli.main import COMMANDS, app
-from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder import InputError
 from quiver.retrieval.index import open_index
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder, load_model
-
-TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
+from quiver.retrieval.models.loading import load_model
 
 
 def leaves(words: list[str], command: Any) -> Iterator[tuple[str, set[str]]]:
@@ -35,27 +32,6 @@ def test_every_command_that_encodes_has_a_device() -> None:
     assert missing == {"bench index", "bench training", "qa evaluate"}  # these run on the default device
     # Where an index is there, its model runs in the dtype of the index.
     assert {name for name in encoding - missing if "--dtype" not in found[name]} == {"index add", "index calibrate", "search", "serve"}
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    folder = tmp_path / "birds"
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in TEXTS.items()))
-    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "birds"}\n{"_id": "q2", "text": "salt"}\n')
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td0\t1\nq2\td3\t1\n")
-    return folder
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    tokenizer = Tokenizer.train(list(TEXTS.values()), vocab_size=300, max_length=64)
-    config = EncoderConfig.modernbert(
-        vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
-    )
-    BiEncoder(init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
-    return folder
 
 
 def test_an_index_is_searched_in_the_dtype_it_was_built_in(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:

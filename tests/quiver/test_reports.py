@@ -10,33 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder
-
-TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    folder = tmp_path / "scifact"
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in TEXTS.items()))
-    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "birds"}\n{"_id": "q2", "text": "salt"}\n')
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td0\t1\nq2\td3\t1\n")
-    return folder
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    tokenizer = Tokenizer.train(list(TEXTS.values()), vocab_size=300, max_length=64)
-    config = EncoderConfig.modernbert(
-        vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
-    )
-    BiEncoder(init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
-    return folder
-
 
 @pytest.fixture
 def results(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> Path:
@@ -162,7 +135,7 @@ def test_vectors_are_cached_unless_no_cache_is_given(
     assert quiver(*command, tmp_path / "two").code == 0
     assert quiver(*command, tmp_path / "three").code == 0
     assert quiver(*command, tmp_path / "four", "--cache", tmp_path / "vectors").code == 0
-    assert [cached(name) for name in ("one", "two", "three", "four")] == [0, 0, len(TEXTS), 0]
+    assert [cached(name) for name in ("one", "two", "three", "four")] == [0, 0, len((data / "corpus.jsonl").read_text().splitlines()), 0]
     assert quiver(*command, tmp_path / "five", "--cache", tmp_path / "vectors", "--no-cache").code == 2
 
 

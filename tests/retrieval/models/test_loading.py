@@ -231,7 +231,7 @@ def test_int8_runs_on_the_cpu_of_a_machine_with_a_gpu(dense: Path, monkeypatch: 
         ("gpu", "device must be cpu, cuda or cuda:NUMBER, got 'gpu'"),
         ("cpu:1", "device must be"),
         ("cuda:x", "device must be"),
-        ("cuda:2", "device cuda:2 is not available: this machine has 2 GPUs"),
+        ("cuda:2", "device cuda:2 is not available: PyTorch finds 2 GPUs here"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(dense: Path, monkeypatch: pytest.MonkeyPatch, device: str, message: str) -> None:
