@@ -7,8 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +77,17 @@ def test_two_processes_exchange_sums_values_and_states(tmp_path: Path) -> None:
         assert gathered == [[0, [0, 7], None], [1, [1, 7], None]]
 
 
-def leave(port: str) -> list[bool]:
-    """Whether the group is still initialized after a block that ended normally, by a stop, and by an error."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+def leave(ports: str) -> list[bool]:
+    """Whether the group is still initialized after a block that ended normally, by a stop, and by an error.
+
+    Each block has its own port: the process that leaves first would otherwise connect to the store that the other is about to close.
+    """
     initialized = []
-    for error in (None, RunStoppedError(3), InputError("an error of one process")):
+    errors = (None, RunStoppedError(3), InputError("an error of one process"))
+    for port, error in zip(ports.split(","), errors, strict=True):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         with suppress(RunStoppedError, InputError), init_distributed("cpu") as processes:
             processes.barrier()
-            time.sleep(0.5)  # gloo: whoever leaves at once may reset the connection on which the other still waits in the barrier
             if error is not None:
                 raise error
         initialized.append(distributed.is_initialized())
@@ -96,10 +98,12 @@ def leave(port: str) -> list[bool]:
 @pytest.mark.slow
 def test_the_group_is_destroyed_except_after_an_error() -> None:
     """After an error in one process, the others may never call ``destroy_process_group``, and the call would wait for them."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    assert run_pair("leave", str(port)) == [[False, False, True]] * 2
+    with ExitStack() as free:  # all three at once, so that they differ
+        sockets = [free.enter_context(socket.socket()) for _ in range(3)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        ports = [str(each.getsockname()[1]) for each in sockets]
+    assert run_pair("leave", ",".join(ports)) == [[False, False, True]] * 2
 
 
 def test_one_process_of_torchrun_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
