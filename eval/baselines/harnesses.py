@@ -24,9 +24,9 @@ from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Policy, cut, depth
 from quiver.eval.evaluation import query_vectors
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
-from quiver.retrieval.index.exact import token_rows
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
+from quiver.retrieval.index.ranking import token_rows
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import DenseModel, DenseVectors, Document, ModelCard, Query, TokenModel

@@ -31,18 +31,11 @@ from quiver.retrieval.index.engines import (
     parse_engine,
     train_codec,
 )
-from quiver.retrieval.index.exact import (
-    LIMITS,
-    ROWS,
-    ExactDenseSegment,
-    ExactTokenSegment,
-    document_blocks,
-    largest_norm,
-    token_rows,
-)
+from quiver.retrieval.index.exact import ROWS, ExactDenseSegment, ExactTokenSegment, largest_norm
 from quiver.retrieval.index.files import CheckedArray, Files, MemoryDisk
 from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter, open_segment
 from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
+from quiver.retrieval.index.ranking import LIMITS, document_blocks, token_rows
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.index.strings import IdTable
 from quiver.retrieval.progress import progress_bar
