@@ -42,7 +42,7 @@ from quiver.retrieval.index.engines import (
     check_names,
 )
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, lengths_around, little_endian, rows_with, write_array, write_file
-from quiver.retrieval.index.on_device import DeviceScorer, Resident, Streamed, place
+from quiver.retrieval.index.on_device import CPU, DeviceScorer, Resident, Streamed, place
 from quiver.retrieval.index.ranking import (
     LIMITS,
     InParts,
@@ -362,14 +362,15 @@ class ExactDenseSegment:
         self._largest_norm = largest_norm
         self._damaged = damaged
         self._all_exact = all_exact
-        self._placed = _placement(rows, torch.device("cpu"))
+        self._device, self._placed = CPU, _placement(rows, CPU)
 
     def __len__(self) -> int:
         return self._rows.shape[0]
 
     def search_on(self, device: torch.device) -> None:
         """Search on a device from now on; the vectors are copied at the first search."""
-        self._placed = _placement(self._rows, device)
+        if device != self._device:
+            self._device, self._placed = device, _placement(self._rows, device)
 
     @property
     def size(self) -> Size:
@@ -430,14 +431,15 @@ class ExactTokenSegment:
     ) -> None:
         self.offsets = offsets
         self._rows, self._largest_norm, self._damaged, self._all_exact = rows, largest_norm, damaged, all_exact
-        self._placed = _placement(rows, torch.device("cpu"))
+        self._device, self._placed = CPU, _placement(rows, CPU)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def search_on(self, device: torch.device) -> None:
         """Search on a device from now on; the vectors are copied at the first search."""
-        self._placed = _placement(self._rows, device)
+        if device != self._device:
+            self._device, self._placed = device, _placement(self._rows, device)
 
     @property
     def size(self) -> Size:
@@ -490,7 +492,7 @@ def move_search(segments: Sequence[AnySegment], device: torch.device) -> torch.d
         if isinstance(segment, (ExactDenseSegment, ExactTokenSegment)):
             segment.search_on(device)
         else:
-            chosen = torch.device("cpu")
+            chosen = CPU
     return chosen
 
 

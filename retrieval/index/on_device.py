@@ -36,9 +36,12 @@ from torch import Tensor
 
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.ranking import LIMITS, MARGIN, SearchLimits, document_blocks, float32_error, token_pieces, token_rows
-from quiver.retrieval.records import DenseVectors, Rows, TokenVectors
+from quiver.retrieval.records import DenseModel, DenseVectors, Rows, TokenModel, TokenVectors
 
 logger = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+"""The CPU, where FAISS and NumPy search."""
 
 # Share of the free memory of a GPU that the vectors of a segment may take; queries, scores and the model need the rest.
 _SHARE = 0.7
@@ -46,6 +49,12 @@ _SHARE = 0.7
 _LARGEST_EXPONENT = 126
 # Documents retrieved in addition to k and the margin, as a share of k, because scores in half precision have larger errors.
 _MORE = 4
+
+
+def device_of(model: DenseModel | TokenModel) -> torch.device:
+    """Device of a model, on which its vectors are searched and clustered; the CPU for a model without one, such as a stored one."""
+    found: torch.device = getattr(model, "device", CPU)
+    return found
 
 
 class DeviceVectors(Protocol):
@@ -174,7 +183,7 @@ class _Group(NamedTuple):
     Attributes:
         queries: Their numbers, (Q',).
         vectors: Their vectors in the precision of the first pass, (sum of n_i, d).
-        offsets: First vector of each, and the sum of n_i, (Q' + 1,) int32.
+        offsets: First vector of each, and the sum of n_i, (Q' + 1,) int32, on the host.
     """
 
     queries: NDArray[np.int64]
@@ -319,10 +328,11 @@ class DeviceScorer:
         for start in range(0, len(queries), self._group):
             some = queries[start : start + self._group]
             if len(some) == len(self.errors):
-                groups.append(_Group(some, self._fast, _on(self._heads.astype(np.int32), device)))
+                groups.append(_Group(some, self._fast, torch.from_numpy(self._heads.astype(np.int32))))
                 continue
             heads = np.append(0, np.cumsum(self._heads[some + 1] - self._heads[some])).astype(np.int32)
-            groups.append(_Group(some, self._fast.index_select(0, _on(token_rows(self._heads, some), device)), _on(heads, device)))
+            vectors = self._fast.index_select(0, _on(token_rows(self._heads, some), device))
+            groups.append(_Group(some, vectors, torch.from_numpy(heads)))
         return groups
 
     def _parts(self) -> Iterator[tuple[tuple[int, int], Tensor]]:
@@ -392,7 +402,7 @@ def maxsim_ragged(queries: Tensor, query_offsets: Tensor, documents: Tensor, doc
     for first, last in document_blocks(np.array(ends), max(1, (4 << 20) // len(queries))):
         similarities = documents[ends[first] : ends[last]].float() @ queries.float().T
         best = torch.segment_reduce(similarities, "max", lengths=lengths[first:last].long(), unsafe=True)
-        scores.append(torch.segment_reduce(best.T.contiguous(), "sum", lengths=query_offsets.diff().long(), unsafe=True))
+        scores.append(torch.segment_reduce(best.T.contiguous(), "sum", lengths=query_offsets.diff().long().to(queries.device), unsafe=True))
     return torch.cat(scores, dim=1)
 
 

@@ -301,6 +301,11 @@ class PretrainedModel:
         self.source = source
         self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.encoder.device
+
     @classmethod
     def from_pretrained(
         cls,
