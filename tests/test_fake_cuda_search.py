@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from quiver.retrieval.index.on_device import DeviceScorer, Resident
 from quiver.retrieval.index.ranking import FirstPass, SearchLimits
@@ -19,23 +21,39 @@ __all__ = ["trace"]
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
-WIDTH, COUNT, HITS = 64, 3000, 100
+WIDTH, VECTORS, QUERIES, HITS = 64, 3000, 20, 100
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that an operator makes, views included."""
+
+    found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.found = max([self.found, *(each.numel() for each in tree_leaves(result) if isinstance(each, Tensor))])
+        return result
 
 
 @pytest.mark.parametrize("first_pass", ["float16", "bfloat16"])
-@pytest.mark.parametrize("tokens", [False], ids=["dense"])
-def test_an_exact_search_waits_only_for_its_results(trace: Trace, first_pass: FirstPass, tokens: bool) -> None:
-    """Ten blocks and two groups of queries."""
-    limits = SearchLimits(block_bytes=4 * WIDTH * COUNT // 10, device_scores=COUNT, first_pass=first_pass)
-    queries = [np.ones((32, WIDTH), np.float32)] * 20 if tokens else np.ones((20, WIDTH), np.float32)
-    offsets = np.arange(0, COUNT + 1, 3) if tokens else None
-    documents = COUNT // 3 if tokens else COUNT
+@pytest.mark.parametrize("tokens", [False, True], ids=["dense", "tokens"])
+def test_an_exact_search_waits_only_for_its_results_and_holds_no_similarities(trace: Trace, first_pass: FirstPass, tokens: bool) -> None:
+    """Ten blocks; the scores of all queries with a block are the largest tensor besides vectors, and products of tokens are never stored."""
+    limits = SearchLimits(block_bytes=4 * WIDTH * VECTORS // 10, first_pass=first_pass)
+    queries = [np.ones((32, WIDTH), np.float32)] * QUERIES if tokens else np.ones((QUERIES, WIDTH), np.float32)
+    offsets = np.arange(0, VECTORS + 1, 3) if tokens else None
+    documents = VECTORS // 3 if tokens else VECTORS
+    largest = Largest()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        vectors = Resident(torch.empty(COUNT, WIDTH, device="cuda"))
+        vectors = Resident(torch.empty(VECTORS, WIDTH, device="cuda"))
         scorer = DeviceScorer(vectors, queries, offsets, documents=documents, largest_norm=1.0, limits=limits)
-        with trace:
+        with trace, largest:
             scores, rows = scorer.candidates(HITS)
-            assert trace.waits == []
+        assert trace.waits == []
+        with trace:
             copied = scores.cpu(), rows.cpu()
     assert trace.waits == ["blocking copy"] * 2
-    assert [each.shape for each in copied] == [(20, HITS)] * 2
+    assert [each.shape for each in copied] == [(QUERIES, HITS)] * 2
+    assert largest.found <= WIDTH * max(VECTORS // 10, QUERIES * 32)  # a block, or the queries: far below 32 x QUERIES x VECTORS / 10
+    assert (trace.names.count("mm"), trace.names.count("ragged_kernel")) == ((0, 10) if tokens else (10, 0))
+    assert trace.names.count("topk") == 10 + 9

@@ -44,7 +44,7 @@ from quiver.retrieval.index.index import (
     open_segment,
 )
 from quiver.retrieval.index.memory import build_in_memory
-from quiver.retrieval.index.on_device import device_of
+from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.pieces import (
     DEFAULTS,
     BuildOptions,
@@ -72,7 +72,6 @@ from quiver.retrieval.index.pieces import (
     plan_pieces,
     survey,
 )
-from quiver.retrieval.index.quantization import clustering_on
 from quiver.retrieval.index.store.reading import (
     NOTHING_COMMITTED,
     CodecEntry,

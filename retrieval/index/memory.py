@@ -35,9 +35,8 @@ from quiver.retrieval.index.engines import (
 from quiver.retrieval.index.exact import ROWS, ExactDenseSegment, ExactTokenSegment, largest_norm
 from quiver.retrieval.index.files import CheckedArray, Files, MemoryDisk
 from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter, open_segment
-from quiver.retrieval.index.on_device import CPU, device_of
+from quiver.retrieval.index.on_device import CPU, clustering_on, device_of
 from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
-from quiver.retrieval.index.quantization import clustering_on
 from quiver.retrieval.index.ranking import LIMITS, document_blocks, token_rows
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.index.strings import IdTable

@@ -1,4 +1,4 @@
-"""Exact search on a device: products in half precision choose the candidates, and float64 orders them.
+"""Exact search on a device: products in half precision choose the candidates, and float64 orders them. And the device of an index build.
 
 The vectors stay in the device's memory if they fit; otherwise they are copied block by block from pinned memory, and the next block is
 copied while the products of the last one are computed. Each block takes one conversion to half precision, the products with all queries,
@@ -27,6 +27,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +38,7 @@ from torch import Tensor
 
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.ranking import LIMITS, MARGIN, SearchLimits, document_blocks, float32_error, token_pieces, token_rows
+from quiver.retrieval.models.maxsim import maxsim_ragged
 from quiver.retrieval.records import DenseModel, DenseVectors, Rows, TokenModel, TokenVectors
 
 logger = logging.getLogger(__name__)
@@ -55,6 +58,25 @@ def device_of(model: DenseModel | TokenModel) -> torch.device:
     """Device of a model, on which its vectors are searched and clustered; the CPU for a model without one, such as a stored one."""
     found: torch.device = getattr(model, "device", CPU)
     return found
+
+
+_clustering: ContextVar[torch.device] = ContextVar("device of clustering", default=CPU)
+
+
+@contextmanager
+def clustering_on(device: torch.device) -> Iterator[None]:
+    """Within the block, train centroids of indexes and assign vectors to them on a device, if it is a GPU; FAISS does it on the CPU."""
+    token = _clustering.set(device)
+    try:
+        yield
+    finally:
+        _clustering.reset(token)
+
+
+def clustering_device() -> torch.device | None:
+    """The device of `clustering_on`; None for the CPU."""
+    device = _clustering.get()
+    return None if device.type == "cpu" else device
 
 
 class DeviceVectors(Protocol):
@@ -392,18 +414,6 @@ def _inner_products(queries: Tensor, documents: Tensor) -> Tensor:
         # PyTorch before 2.8 has no other sums in float32. TF32 represents numbers of either half precision exactly.
         return queries.float() @ documents.float().T
     return torch.mm(queries, documents.T, out_dtype=torch.float32)
-
-
-def maxsim_ragged(queries: Tensor, query_offsets: Tensor, documents: Tensor, document_offsets: Tensor) -> Tensor:
-    """MaxSim."""
-    scores = []
-    ends = document_offsets.tolist()
-    lengths = document_offsets.diff()
-    for first, last in document_blocks(np.array(ends), max(1, (4 << 20) // len(queries))):
-        similarities = documents[ends[first] : ends[last]].float() @ queries.float().T
-        best = torch.segment_reduce(similarities, "max", lengths=lengths[first:last].long(), unsafe=True)
-        scores.append(torch.segment_reduce(best.T.contiguous(), "sum", lengths=query_offsets.diff().long().to(queries.device), unsafe=True))
-    return torch.cat(scores, dim=1)
 
 
 def _on(array: NDArray[np.generic], device: torch.device) -> Tensor:

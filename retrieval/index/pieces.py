@@ -53,8 +53,7 @@ from quiver.retrieval.index.files import (
     write_file,
 )
 from quiver.retrieval.index.index import Contents, SegmentFolderWriter
-from quiver.retrieval.index.on_device import device_of
-from quiver.retrieval.index.quantization import clustering_on
+from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.store.reading import FileEntry, FileName, Layout, verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.strings import id_hashes

@@ -1,6 +1,6 @@
 """K-means with inverted lists and 4-bit product quantization, shared by the dense and the token engines.
 
-On the CPU, FAISS trains centroids and a kernel assigns vectors to them. Within `clustering_on` a GPU does both, except where there is too
+On the CPU, FAISS trains centroids and a kernel assigns vectors to them. Within `quiver.retrieval.index.on_device.clustering_on` a GPU does both, except where there is too
 little to compute: the algorithm and the first centroids are FAISS's, products are float64, which TF32 does not concern, and sums are added
 in a fixed order, so that equal input and seed give equal centroids.
 
@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias
@@ -27,6 +24,7 @@ from torch import Tensor
 from quiver.retrieval.index import kernels
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.kernels.packing import lanes
+from quiver.retrieval.index.on_device import clustering_device
 
 logger = logging.getLogger(__name__)
 
@@ -47,22 +45,10 @@ _LEAST_WORK = 1 << 28
 # Number of products with centroids in the memory of a device at a time: 256 MiB of float64.
 _PRODUCTS = 32 << 20
 
-_device: ContextVar[torch.device | None] = ContextVar("device of clustering", default=None)
-
-
-@contextmanager
-def clustering_on(device: torch.device) -> Iterator[None]:
-    """Train centroids and assign vectors to them on a device within the block, if it is a GPU; on the CPU, FAISS trains them."""
-    token = _device.set(None if device.type == "cpu" else device)
-    try:
-        yield
-    finally:
-        _device.reset(token)
-
 
 def _worthwhile(work: int) -> torch.device | None:
     """The device of `clustering_on` for so many multiplications; None for the CPU."""
-    return _device.get() if work >= _LEAST_WORK else None
+    return clustering_device() if work >= _LEAST_WORK else None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.retrieval.index import index_vectors
-from quiver.retrieval.index.quantization import Clustering, cluster, clustering_on, kmeans, nearest_centroids
+from quiver.retrieval.index.on_device import clustering_on
+from quiver.retrieval.index.quantization import Clustering, cluster, kmeans, nearest_centroids
 from quiver.retrieval.records import ModelCard
 
 CPU, META = torch.device("cpu"), torch.device("meta")
