@@ -51,7 +51,9 @@ def test_a_gpu_with_bfloat16_trains_in_it(
 
 def test_a_gpu_without_bfloat16_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(InputError, match="training.dtype: bfloat16 needs a GPU of compute capability 8.0, this one has 7.5; use float32"):
+    with pytest.raises(
+        InputError, match=r"training\.dtype: bfloat16 needs a GPU of compute capability 8\.0, this one has 7\.5; use float32"
+    ):
         with_training_dtype(recipe("bfloat16"), "cuda")
     with caplog.at_level(logging.WARNING):
         with_training_dtype(recipe("auto"), "cuda")
@@ -76,7 +78,7 @@ def test_a_resumed_run_keeps_its_dtype_on_another_device(
 def test_a_run_in_bfloat16_is_not_resumed_on_a_gpu_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     write_json(tmp_path / RECIPE, recipe("bfloat16").model_dump())
-    with pytest.raises(InputError, match="this one has 7.5"):
+    with pytest.raises(InputError, match=r"this one has 7\.5"):
         with_training_dtype(recipe("auto"), "cuda", resumed=tmp_path)
 
 

@@ -643,7 +643,7 @@ def test_a_run_keeps_the_dtype_that_it_began_with(make_recipe: MakeRecipe, tmp_p
     whole = train(make_recipe("dense", *usual, "training.dtype=bfloat16"), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(make_recipe("dense", *usual, "training.dtype=bfloat16"), out, callbacks=[StopAt(3, KeyboardInterrupt)])
-    with pytest.raises(InputError, match='training.dtype was "bfloat16", is "float32"'):
+    with pytest.raises(InputError, match=r'training\.dtype was "bfloat16", is "float32"'):
         train(make_recipe("dense", *usual, "training.dtype=float32"), out, resume=True)
     resumed = train(make_recipe("dense", *usual, "training.dtype=auto"), out, resume=True)
     assert resumed["recipe"]["training"]["dtype"] == "bfloat16"
