@@ -204,7 +204,7 @@ def make_recipe(kind: str, workload: Workload, settings: Settings, initial: Init
             weight_decay=0.01,
             max_grad_norm=1.0,
             seed=settings.seed,
-            precision="fp32",
+            dtype="float32",
             scheduler="linear",
             no_duplicates=False,
             log_every=1,
