@@ -7,7 +7,7 @@ and a selection of the best; the host waits once, for the candidates of all bloc
 
 The first scores have a bounded error, so that `quiver.retrieval.index.ranking.rank` finds the same ranking as on a CPU: every returned
 score is computed on the device in float64 from the float32 vectors, and rounded once. float16 is the default on a GPU: products of either
-half precision take the same time, and those of float16 are four times as precise as those of bfloat16. Queries and documents are scaled
+half precision take the same time, and those of float16 are eight times as precise as those of bfloat16. Queries and documents are scaled
 by powers of two to lengths below 1, which float16 can hold. TF32 has no effect: it represents numbers of both half precisions exactly.
 
 The bound: a number x is stored as x (1 + e) + f with |e| <= u and |f| <= v, where u is the unit roundoff and v half the distance of
@@ -352,9 +352,9 @@ class DeviceScorer:
             if len(some) == len(self.errors):
                 groups.append(_Group(some, self._fast, torch.from_numpy(self._heads.astype(np.int32))))
                 continue
-            heads = np.append(0, np.cumsum(self._heads[some + 1] - self._heads[some])).astype(np.int32)
+            heads = np.append(0, np.cumsum(self._heads[some + 1] - self._heads[some]))
             vectors = self._fast.index_select(0, _on(token_rows(self._heads, some), device))
-            groups.append(_Group(some, vectors, torch.from_numpy(heads)))
+            groups.append(_Group(some, vectors, torch.from_numpy(heads.astype(np.int32))))
         return groups
 
     def _parts(self) -> Iterator[tuple[tuple[int, int], Tensor]]:

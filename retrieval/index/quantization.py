@@ -1,8 +1,8 @@
 """K-means with inverted lists and 4-bit product quantization, shared by the dense and the token engines.
 
-On the CPU, FAISS trains centroids and a kernel assigns vectors to them. Within `quiver.retrieval.index.on_device.clustering_on` a GPU does both, except where there is too
-little to compute: the algorithm and the first centroids are FAISS's, products are float64, which TF32 does not concern, and sums are added
-in a fixed order, so that equal input and seed give equal centroids.
+On the CPU, FAISS trains centroids and a kernel assigns vectors to them. Within `quiver.retrieval.index.on_device.clustering_on` a GPU does
+both, except where there is too little to compute: the algorithm and the first centroids are FAISS's, products are float64, which TF32 does
+not concern, and sums are added in a fixed order, so that equal input and seed give equal centroids.
 
 Shapes: n vectors, K centroids, M product codes per vector, d width.
 """

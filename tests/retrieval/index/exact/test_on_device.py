@@ -21,6 +21,7 @@ FIRST_PASSES: tuple[FirstPass, ...] = ("float32", "bfloat16", "float16")
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=GPU)]
 IN_MEMORY = 1 << 40
+CARD = ModelCard("vectors", "dense", "", 256, "dot", 0, 0)
 
 
 @dataclass
@@ -162,13 +163,44 @@ def test_the_first_scores_are_within_their_bound(device: torch.device, first_pas
         assert max(shares) > 0.02
 
 
-def test_few_queries_of_unit_vectors_need_a_second_pass() -> None:
-    """The candidates of the first pass in float16 almost always include all documents that may be among the k best."""
+def test_unit_vectors_need_no_second_pass() -> None:
+    """The candidates of the first pass in float16 include all documents that may be among the k best."""
     data = dense(4000, 384)
     scorer = data.scorer(SearchLimits(first_pass="float16"))
     for k in (10, 100, 1000):
         scores, _ = scorer.nearest(k + scorer.margin(k))
         assert all(is_complete(best, k, error) for best, error in zip(scores[:-1], scorer.errors[:-1], strict=True))  # the last is zero
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["dense", "tokens"])
+def test_a_search_of_vectors_that_do_not_fit_takes_little_memory(kind: str) -> None:
+    """Over 300 MiB of vectors in blocks of 8 MiB: two blocks, a copy in half precision, scores, and the candidates in float64."""
+    data = dense(400_000, 256) if kind == "dense" else tokens(27_000, 256)
+    limits = SearchLimits(block_bytes=8 << 20, device_scores=1 << 20, device_bytes=0, tokens_rescored=8192, queries_rescored=8)
+    dense(100, 256).search(5, limits, torch.device("cuda"))  # memory of cuBLAS, which stays
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = data.search(50, limits, torch.device("cuda"))
+    assert data.vectors.nbytes > 300 << 20
+    assert torch.cuda.max_memory_allocated() - before < 100 << 20
+    equal(found, data.search(50, SearchLimits()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_vectors_that_fit_stay_on_the_gpu_until_the_index_is_gone() -> None:
+    dense(100, 256).search(5, SearchLimits(), torch.device("cuda"))  # memory of cuBLAS, which stays
+    before, data = torch.cuda.memory_allocated(), dense(60_000, 256)
+    index = index_vectors([f"d{number}" for number in range(60_000)], data.vectors, CARD, device=torch.device("cuda"))
+    first = index.search(data.queries, 10)
+    held = torch.cuda.memory_allocated() - before
+    assert data.vectors.nbytes <= held < 1.1 * data.vectors.nbytes + (8 << 20)
+    assert index.search(data.queries, 10).ids == first.ids
+    assert torch.cuda.memory_allocated() - before == held
+    del index
+    assert torch.cuda.memory_allocated() - before < 8 << 20
 
 
 def test_vectors_that_fit_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
