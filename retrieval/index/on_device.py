@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
@@ -178,14 +178,16 @@ def place(rows: Rows, device: torch.device, limits: SearchLimits = LIMITS) -> Re
     """
     streamed, size = Streamed(rows, device), 4 * rows.shape[0] * rows.shape[1]
     budget = _budget(device) if limits.device_bytes is None else limits.device_bytes
-    fits = size <= budget
-    where = "stay in its memory" if fits else f"are copied for every search, since {budget / 2**20:,.0f} MiB are free for them"
-    logger.info("exact search on %s: %s vectors of width %s (%.0f MiB) %s", device, *rows.shape, size / 2**20, where)
-    if not fits:
+    vectors = None
+    if size <= budget:
+        with suppress(torch.OutOfMemoryError):  # the free memory may be in too many parts
+            vectors = torch.empty(rows.shape, device=device)
+    described = f"{rows.shape[0]:,} vectors of width {rows.shape[1]} ({size / 2**20:,.0f} MiB)"
+    if vectors is None:
+        logger.info("exact search on %s: %s are copied for every search, %.0f MiB would fit", device, described, max(0, budget) / 2**20)
         return streamed
-    vectors = torch.empty(rows.shape, device=device)
-    step = limits.block_rows(rows.shape[1])
-    ranges = [(start, min(start + step, rows.shape[0])) for start in range(0, rows.shape[0], step)]
+    logger.info("exact search on %s: %s stay in its memory", device, described)
+    ranges = _ranges(rows.shape[0], limits.block_rows(rows.shape[1]))
     for (first, last), block in zip(ranges, streamed.blocks(ranges), strict=True):
         vectors[first:last].copy_(block)
     return Resident(vectors)

@@ -38,11 +38,12 @@ class Data:
         return None if self.lengths is None else np.append(0, np.cumsum(self.lengths))
 
     def search(self, k: int, limits: SearchLimits, device: torch.device | None = None) -> list[exact.Ranked]:
-        """Search on a device, or on the host."""
+        """Search on a device, or on the host. After a first pass in half precision, all scores are float64 without being asked for."""
         rows = MatrixRows(self.vectors)
         count = len(self.vectors) if self.lengths is None else len(self.lengths)
         ids = np.random.default_rng(0).permutation(count).astype(np.uint32)
-        options: dict[str, Any] = {"largest_norm": exact.largest_norm(rows), "ids": ids, "allowed": self.allowed, "all_exact": True}
+        options: dict[str, Any] = {"largest_norm": exact.largest_norm(rows), "ids": ids, "allowed": self.allowed}
+        options["all_exact"] = limits.first_pass in (None, "float32")
         options |= {"limits": limits, "placed": None if device is None else place(rows, device, limits)}
         if self.offsets is None:
             return exact.search_dense(rows, self.queries, k, **options)
