@@ -8,7 +8,6 @@ Shapes: N tokens of a batch, Q queries, P documents, d vector width.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ import quiver
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, pack, save_encoder
 from quiver.encoder.config import global_every
 from quiver.encoder.errors import InputError
-from quiver.encoder.presets import preset
 from quiver.encoder.pretraining.task import training_flops
 from quiver.eval.bench import training
 from quiver.eval.bench.child import Answer, is_out_of_memory
@@ -235,8 +233,8 @@ def tiny_model(folder: Path, *, layers: int) -> Path:
             max_positions=8_192,
             **{f"{name}_token_id": tokenizer.special_id(name) for name in ("pad", "cls", "sep")},
         )
-        tokenizer.save(folder)
         save_encoder(init_weights(Encoder(config), seed=1), folder)
+        tokenizer.save(folder)
     return folder
 
 
@@ -291,7 +289,9 @@ def gpu_tests(context: Context, measured: Measured) -> None:
     with TemporaryDirectory(prefix="quiver-bench-") as temporary:
         options = ["-m", "gpu", "-q", "--continue-on-collection-errors", "--import-mode=importlib", "-p", "no:cacheprovider"]
         # addopts of pyproject.toml needs pytest-xdist.
-        pytest.main([*map(str, files), *options, "-o", "addopts=", f"--rootdir={root}", f"--basetemp={temporary}/tests"], plugins=[recorder])
+        pytest.main(
+            [*map(str, files), *options, "-o", "addopts=", f"--rootdir={root}", f"--basetemp={temporary}/tests"], plugins=[recorder]
+        )
     counts = {kind: sum(outcome == kind for outcome, _ in recorder.outcomes.values()) for kind in ("passed", "failed", "skipped")}
     rows = [
         Row(OWN, {}, {"outcome": outcome, "message": message}, variant=name)
@@ -624,14 +624,23 @@ def _void(value: object) -> None:
 
 def profiles(context: Context, measured: Measured) -> None:
     """Measure the device's rate of matrix products, and profile a forward pass and a training step."""
-    scale, device = context.scale, context.device
+    scale = context.scale
     rate = matmul_rate(context.device, DTYPES[context.dtype], scale.matmul)
     size = scale.matmul
     metadata: dict[str, Scalar] = {"flops_per_second": rate, "size": size, "dtype": context.dtype}
     measured.cases.append(Case("matrix product", f"matrix product: {size:,} x {size:,} x {size:,}, {context.dtype}", metadata, ()))
-    settings = EncoderSettings(device=device, dtype=context.dtype, seed=context.seed)
+    measured.cases.append(_profile_forward(context))
+    free_memory()
+    if context.is_over():
+        measured.not_run.append(NotRun("profile of a training step", "no time left in the stage"))
+        return
+    measured.cases.append(_profile_step(context))
+
+
+def _profile_forward(context: Context) -> Case:
+    settings = EncoderSettings(device=context.device, dtype=context.dtype, seed=context.seed)
     encoder = open_encoder(context.model("base"), settings)
-    lengths = [512] * scale.profiled
+    lengths = [512] * context.scale.profiled
     batch = BACKENDS[OWN].load(encoder).prepare(list(random_documents(lengths, encoder.config, seed=context.seed)))
 
     def forward() -> None:
@@ -640,13 +649,7 @@ def profiles(context: Context, measured: Measured) -> None:
 
     flops = training_flops(encoder.config, lengths, masked=0) // 3  # the backward pass has twice the products
     title = f"forward pass: base, {len(lengths)} documents of 512 tokens, {context.dtype}"
-    measured.cases.append(_profile(context, "forward pass", title, forward, flops))
-    del encoder, batch
-    free_memory()
-    if context.is_over():
-        measured.not_run.append(NotRun("profile of a training step", "no time left in the stage"))
-        return
-    measured.cases.append(_profile_step(context))
+    return _profile(context, "forward pass", title, forward, flops)
 
 
 def _profile_step(context: Context) -> Case:
@@ -778,7 +781,7 @@ STAGES: Mapping[str, tuple[str, int, Stage]] = {
 
 
 def open_stage(stage: str, device: str, until: float, folder: str, seed: int) -> tuple[Callable[[dict[str, Any]], Answer], Answer]:
-    """Target of child processes: runs a stage on any request and answers with the fields of `Measured`.
+    """Target of child processes: runs a stage.
 
     Args:
         stage: A key of `STAGES`.
@@ -786,23 +789,15 @@ def open_stage(stage: str, device: str, until: float, folder: str, seed: int) ->
         until: See `Context`.
         folder: See `Context`.
         seed: See `Context`.
+
+    Returns:
+        A function that gives every request the empty answer, and as first answer the fields of `Measured`.
     """
-    context = Context(device, until, Path(folder), seed)
-
-    def reply(request: dict[str, Any]) -> Answer:
-        del request
-        measured = Measured()
-        STAGES[stage][2](context, measured)
-        return asdict(measured)
-
-    return reply, {}
+    measured = Measured()
+    STAGES[stage][2](Context(device, until, Path(folder), seed), measured)
+    return lambda request: {}, asdict(measured)
 
 
 def _one_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-
-
-def is_finite(value: float | None) -> bool:
-    """Whether a value was measured."""
-    return value is not None and math.isfinite(value)

@@ -245,7 +245,7 @@ def bench_training(
         plans = [_plan(kind, workload, tokenizer, settings, source, compared) for workload in fitting for kind in settings.losses]
         with progress_bar("timing", sum(len(plan.backends) for plan in plans) * (settings.rounds + 1), enabled=progress) as advance:
             cases = [_time_case(plan, initial, settings, advance) for plan in plans]
-        if settings.memory:
+        if settings.memory and default_device() == "cpu":
             cases, failed = with_memory(cases, [_memory_run(plan, initial, settings) for plan in plans], progress=progress)
             not_run += failed
         metadata: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
@@ -292,6 +292,10 @@ def _time_case(plan: _Plan, initial: InitialModel, settings: Settings, advance: 
         advance(1)
     timings = time_rounds(passes, rounds=settings.rounds, seconds=settings.seconds, advance=advance)
     timed = plan.batches[1 : len(losses[OWN])]
+    memory: dict[str, Any] = dict.fromkeys(backends)
+    if settings.memory and default_device() == "cuda":
+        # The allocator counts exactly what a step adds, whatever else is in memory.
+        memory = {name: measure_memory(_repeated(each, timed[-1]), on_cuda=True)["above"] for name, each in backends.items()}
     lengths = [backends[OWN].lengths(batch) for batch in timed]
     tokens = [sum(each) for each in lengths]
     rows = []
@@ -306,7 +310,8 @@ def _time_case(plan: _Plan, initial: InitialModel, settings: Settings, advance: 
         if name != OWN:
             series["padded_tokens"] = Series.of([backends[name].padded_tokens(batch) for batch in timed])
         difference = max(abs(loss - own) for loss, own in zip(losses[name], losses[OWN], strict=True))
-        rows.append(ResultRow(name, series, {} if settings.dropout else {"max_loss_difference": difference}))
+        values = {"max_loss_difference": None if settings.dropout else difference, "memory_above": memory[name]}
+        rows.append(ResultRow(name, series, {quantity: value for quantity, value in values.items() if value is not None}))
     padded = [row.series["padded_tokens"].median for row in rows if row.backend != OWN]
     documents = "one document" if plan.workload.per_row == 1 else f"{plan.workload.per_row} documents"
     return Case(
@@ -323,6 +328,15 @@ def _time_case(plan: _Plan, initial: InitialModel, settings: Settings, advance: 
         },
         rows=with_ratios(rows, {"seconds": "time_ratio", "processor_seconds": "processor_ratio"}),
     )
+
+
+def _repeated(backend: Backend, batch: list[Row]) -> Pass:
+    """A pass that trains on the same batch each time."""
+
+    def step() -> None:
+        backend.step(batch)
+
+    return step
 
 
 def _pass(name: str, backend: Backend, plan: _Plan, losses: list[float]) -> Pass:

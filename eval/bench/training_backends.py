@@ -180,6 +180,10 @@ class Backend:
             return list(packed.key_lengths or packed.lengths)
         return [length for column in columns_of(batch) for length in column["attention_mask"].sum(dim=1).tolist()]
 
+    def masked_tokens(self, rows: Sequence[Row]) -> int:
+        """Number of tokens of a batch that a masked language model predicts."""
+        return int((self._collate(rows)["labels"] != IGNORE_INDEX).sum())
+
     def padded_tokens(self, rows: Sequence[Row]) -> int:
         """Number of tokens in the padded batch of a library, padding included."""
         return sum(column["input_ids"].numel() for column in columns_of(self._collate(rows)))
@@ -338,7 +342,9 @@ def _load_sentence_transformers(recipe: Recipe, initial: InitialModel, *, steps:
     first = Transformer(str(initial.encoder), max_seq_length=recipe.model.max_length, model_args={"attn_implementation": "sdpa"})
     pooling = Pooling(first.get_word_embedding_dimension(), pooling_mode="mean")
     model = SentenceTransformer(modules=[first, pooling, Normalize()], similarity_fn_name="cosine", device=default_device())
-    collator = SentenceTransformerDataCollator(tokenize_fn=model.tokenize)
+    # Version 6 calls tokenizing preprocessing.
+    name = "preprocess" if hasattr(model, "preprocess") else "tokenize"
+    collator = SentenceTransformerDataCollator(**{f"{name}_fn": getattr(model, name)})
     return Backend(model, library_loss(LIBRARY_LOSSES[recipe.loss.name](model, recipe.loss)), collator, recipe.training, steps=steps)
 
 

@@ -40,6 +40,7 @@ TEXT_BACKENDS = (
 )
 WORKLOADS = ("msmarco", "long")
 KINDS = ("dense", "colbert", "mlm")
+STAGES = ("tests", "encoder-base", "encoder-large", "texts", "training", "queries", "search", "profile")
 BASELINES = ("faiss", "hnswlib", "usearch", "fast-plaid", "warp", "voyager")
 
 RESULTS, REPORT, PAGE, PLOT = "results.json", "report.md", "report.html", "plot.png"
@@ -318,6 +319,54 @@ def index(
             if model is not None:
                 shutil.rmtree(work / _VECTORS, ignore_errors=True)
     _finish(subject, result, out, as_json=as_json)
+
+
+@app.command("gpu")
+def gpu(
+    out: Annotated[Path, typer.Option("--out", "-o", help=f"Folder to write: {RESULTS}, {REPORT}, charts, {PAGE}, stages.log.")],
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time for all stages, in minutes.")] = 8.5,
+    stages: Annotated[
+        list[str] | None, typer.Option("--stage", help=f"Stage to run: {', '.join(STAGES)}. Repeatable. Default: all.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device: cuda, or cpu for a small form that tests the benchmark. Default: cuda.")
+    ] = None,
+    seed: options.Seed = 42,
+    overwrite: options.Overwrite = False,
+    as_json: options.Json = False,
+) -> None:
+    """Measure a GPU in one command: gpu tests, encoders, text to vectors, training, queries, search and a profile.
+
+    The command writes results after each stage. Repeat it with the same --out to go on after an interruption.
+
+    Examples: quiver bench gpu --out bench-gpu
+
+    quiver bench gpu --out bench-profile --stage profile --minutes 2
+    """
+    from quiver.eval.bench.gpu import LOG, Settings, as_record, bench_gpu, report
+    from quiver.eval.bench.report import tables
+    from quiver.retrieval.models.loading import check_device, default_device
+
+    chosen = check_device(device or default_device())
+    if chosen not in ("cpu", "cuda"):
+        raise InputError(f"--device must be cuda or cpu, got {chosen}; choose a GPU by CUDA_VISIBLE_DEVICES")
+    if chosen == "cpu":
+        typer.echo("no GPU is used: tiny models and data; the figures say nothing about GPUs", err=True)
+    settings = Settings("cuda" if chosen == "cuda" else "cpu", minutes, seed)
+    result = bench_gpu(
+        out,
+        settings,
+        stages=stages,
+        overwrite=overwrite,
+        command=command_line(),
+        say=lambda line: typer.echo(line, err=True),
+    )
+    if as_json:
+        print_json(as_record(result))
+        return
+    for title, header, rows in tables(report(result)):
+        print_table(title, header, rows)
+    say(f"results: {out / RESULTS}\nreport: {out / REPORT}\nlog: {out / LOG}")
 
 
 def _check_out(out: Path | None, *, overwrite: bool) -> None:
