@@ -164,7 +164,8 @@ def run_in_child(name: str, settings: Settings, allowed: float, limit: float, ou
     }
     # A machine with a GPU may be asked for the small form.
     hidden = {} if settings.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
-    failure, answer = None, {"cases": [], "not_run": [], "notes": []}
+    failure: str | None = None
+    answer: Mapping[str, Any] = {"cases": [], "not_run": [], "notes": []}
     try:
         with Child(
             "quiver.eval.bench.gpu_stages:open_stage",

@@ -52,6 +52,7 @@ from quiver.eval.bench.harness import free_memory, quiet_libraries, time_rounds
 from quiver.eval.bench.results import OWN, Case, NotRun, Row, Scalar, Series, with_ratios
 from quiver.eval.bench.training_backends import (
     ENGLISH,
+    LIBRARIES,
     PRESET_VOCABULARY,
     Workload,
     load_backend,
@@ -224,6 +225,7 @@ def tiny_model(folder: Path, *, layers: int) -> Path:
     """Write a ModernBERT of a few thousand weights, with a tokenizer, into a folder unless it is there."""
     if not (folder / "config.json").is_file():
         tokenizer = Tokenizer.train([ENGLISH] * 2, vocab_size=PRESET_VOCABULARY, max_length=8_192)
+        ids: dict[str, Any] = {f"{name}_token_id": tokenizer.special_id(name) for name in ("pad", "cls", "sep")}
         config = EncoderConfig.modernbert(
             vocab_size=PRESET_VOCABULARY,
             hidden_size=64,
@@ -231,7 +233,7 @@ def tiny_model(folder: Path, *, layers: int) -> Path:
             intermediate_size=96,
             layer_types=global_every(layers, 3),
             max_positions=8_192,
-            **{f"{name}_token_id": tokenizer.special_id(name) for name in ("pad", "cls", "sep")},
+            **ids,
         )
         save_encoder(init_weights(Encoder(config), seed=1), folder)
         tokenizer.save(folder)
@@ -496,7 +498,7 @@ def training_steps(context: Context, measured: Measured) -> None:
             found = training.bench_training(context.model("base"), [workload], settings)
         except (InputError, RuntimeError, TypeError, AttributeError, ImportError) as error:
             # A library of another version may call its classes otherwise.
-            measured.not_run.append(NotRun(f"{training.LIBRARIES[kind]}, {workload.name}", _one_line(error)))
+            measured.not_run.append(NotRun(f"{LIBRARIES[kind]}, {workload.name}", _one_line(error)))
             free_memory()
             found = training.bench_training(context.model("base"), [workload], replace(settings, baselines=False))
         measured.not_run += [replace(each, what=f"{each.what}, {workload.name}") for each in found.not_run]
