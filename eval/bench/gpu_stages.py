@@ -26,9 +26,11 @@ from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, pack
 from quiver.encoder.config import global_every
 from quiver.encoder.errors import InputError
 from quiver.encoder.pretraining.task import training_flops
+from quiver.encoder.training.autocast import training_dtype
 from quiver.eval.bench import training
 from quiver.eval.bench.child import Answer, is_out_of_memory
 from quiver.eval.bench.encoder import (
+    BATCH_TOKENS,
     PAPER_SETS,
     bench_texts,
     bench_token_ids,
@@ -62,7 +64,6 @@ from quiver.eval.bench.training_backends import (
 from quiver.eval.bench.training_backends import Settings as TrainingSettings
 from quiver.retrieval.index import index_vectors
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.encoding import BATCH_TOKENS
 from quiver.retrieval.models.loading import default_dtype, load_model
 from quiver.retrieval.records import ModelCard
 
@@ -490,7 +491,7 @@ def training_steps(context: Context, measured: Measured) -> None:
             {kind: LOSSES[kind]},
             rounds=scale.rounds,
             seconds=context.left() * 0.5 / (len(kinds) - number),
-            precision="bf16" if context.device == "cuda" else "fp32",
+            dtype=training_dtype("auto", context.device),
             memory=context.device == "cuda",
             seed=context.seed,
         )
@@ -656,9 +657,10 @@ def _profile_forward(context: Context) -> Case:
 
 def _profile_step(context: Context) -> Case:
     workload = context.scale.training["mlm"]
-    precision: Any = "bf16" if context.device == "cuda" else "fp32"
     # Warm-up, timed and profiled steps: see `_profile`.
-    settings = TrainingSettings({"mlm": LOSSES["mlm"]}, rounds=_PROFILED_PASSES, precision=precision, seed=context.seed)
+    settings = TrainingSettings(
+        {"mlm": LOSSES["mlm"]}, rounds=_PROFILED_PASSES, dtype=training_dtype("auto", context.device), seed=context.seed
+    )
     with TemporaryDirectory(prefix="quiver-bench-") as temporary, quiet_libraries():
         encoder, tokenizer = open_model(context.model("base"), seed=context.seed)
         initial = write_initial_model(Path(temporary), encoder, tokenizer, settings, compared=False)
@@ -669,7 +671,7 @@ def _profile_step(context: Context) -> Case:
     lengths = backend.lengths(rows)
     masked = backend.masked_tokens(rows)
     flops = training_flops(encoder.config, lengths, masked=masked)
-    title = f"training step: base, masked language model, {len(lengths)} documents, {sum(lengths):,} tokens, {settings.precision}"
+    title = f"training step: base, masked language model, {len(lengths)} documents, {sum(lengths):,} tokens, {settings.dtype}"
     return _profile(context, "training step", title, lambda: _void(backend.step(rows)), flops)
 
 

@@ -422,7 +422,7 @@ def report(benchmark: Benchmark) -> Report:
 
 def draw(benchmark: Benchmark) -> Drawing:
     """Draw the chart of a training benchmark."""
-    work = f"{short_name(benchmark.name)}: training step, {benchmark.settings['precision']}"
+    work = f"{short_name(benchmark.name)}: training step, {benchmark.settings['dtype']}"
     title = f"{work}\n{benchmark.processor}, threads: {benchmark.provenance.threads}"
     return draw_speed(title, {case.name.replace(", ", "\n"): case.rows for case in benchmark.cases})
 
@@ -431,7 +431,7 @@ def _conditions(benchmark: Benchmark) -> str:
     dropout = "with the checkpoint's dropout, so that losses are not compared" if benchmark.settings["dropout"] else "without dropout"
     return (
         f"{benchmark.metadata['family']}, {float(benchmark.metadata['parameters'] or 0) / 1e6:,.1f} million "
-        f"parameters in the encoder, {benchmark.settings['precision']},"
+        f"parameters in the encoder, {benchmark.settings['dtype']},"
         f" {dropout}. {benchmark.settings['rounds']} steps of each backend in one process, in turns, every other round in reverse; a first"
         " step is not counted. A step is tokenizing, forward, backward, clipping and update. The baseline is the library's own"
         " model on transformers' encoder (sdpa), with the same initial weights, batches and optimizer. Padding and query expansion are not"

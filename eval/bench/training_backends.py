@@ -23,6 +23,7 @@ from quiver.encoder.config import DROPOUTS
 from quiver.encoder.heads import IGNORE_INDEX, MaskedLM, init_head
 from quiver.encoder.presets import preset
 from quiver.encoder.pretraining.stream import Masker
+from quiver.encoder.training.autocast import autocast
 from quiver.eval.bench.results import OWN
 from quiver.retrieval.models.loading import default_device, read_model_folder
 from quiver.retrieval.training.dataloader import TEXTS, Collator
@@ -106,7 +107,7 @@ class Settings:
         threads: Threads on a CPU; None for torch's default.
         rounds: Timed steps of each backend.
         seconds: Time for all rounds of a case, after which no further round begins; None for no limit.
-        precision: ``fp32``, or ``bf16`` for autocast to bfloat16.
+        dtype: ``float32``, or ``bfloat16`` for autocast to it.
         seed: Random seed of texts, rows, teacher scores and new weights.
         batch_size: Rows per batch; None for the workload's.
         dropout: Keep the checkpoint's dropout. Its random numbers differ between backends, so losses are not compared.
@@ -118,7 +119,7 @@ class Settings:
     threads: int | None = None
     rounds: int = 5
     seconds: float | None = None
-    precision: Literal["fp32", "bf16"] = "fp32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 42
     batch_size: int | None = None
     dropout: bool = False
@@ -133,7 +134,7 @@ class Backend:
         model: The module that is trained.
         loss: Loss of a batch.
         collate: Converts rows to a batch.
-        training: Settings of the optimizer, gradient clipping and precision.
+        training: Settings of the optimizer, gradient clipping and dtype.
         steps: Steps of the whole run, for the schedule.
         on_host: Tensors of a batch that stay on the host.
     """
@@ -164,7 +165,7 @@ class Backend:
             key: value.to(device) if isinstance(value, Tensor | PackedBatch) and key not in self._on_host else value
             for key, value in self._collate(rows).items()
         }
-        with torch.autocast(device.type, torch.bfloat16, enabled=self._training.precision == "bf16"):
+        with autocast(self._training.dtype, device):
             loss = self._loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._model.parameters(), self._training.max_grad_norm)
@@ -211,7 +212,7 @@ def columns_of(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def make_training(workload: Workload, settings: Settings) -> TrainingSection:
-    """Make the settings that all backends follow: batch size, precision, AdamW with linear decay."""
+    """Make the settings that all backends follow: batch size, dtype, AdamW with linear decay."""
     return TrainingSection(
         epochs=1,
         batch_size=settings.batch_size or workload.rows,
@@ -220,7 +221,7 @@ def make_training(workload: Workload, settings: Settings) -> TrainingSection:
         weight_decay=0.01,
         max_grad_norm=1.0,
         seed=settings.seed,
-        precision=settings.precision,
+        dtype=settings.dtype,
         scheduler="linear",
         no_duplicates=False,
         log_every=1,

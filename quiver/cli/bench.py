@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -91,7 +91,10 @@ def encoder(
     ] = None,
     no_baselines: NoBaselines = False,
     train: Annotated[bool, typer.Option("--train", help="Time forward and backward passes instead of inference.")] = False,
-    dtype: Annotated[str, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Dtype of the weights: float32, bfloat16 or float16. Default: bfloat16 on a GPU that has it, float32 on a CPU."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Device: cpu or cuda. Default: cuda if available.")] = None,
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed rounds.")] = 10,
@@ -124,11 +127,12 @@ def encoder(
     """
     from quiver.eval.bench import encoder as subject
     from quiver.eval.bench.encoder_backends import Settings
-    from quiver.retrieval.models.loading import default_device
+    from quiver.retrieval.models.loading import check_device, default_device, default_dtype
 
+    place = check_device(device or default_device())
     settings = Settings(
-        device=device or default_device(),
-        dtype=dtype,
+        device=place,
+        dtype=dtype or default_dtype(place),
         threads=threads,
         rounds=rounds,
         seed=seed,
@@ -183,6 +187,10 @@ def training(
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed steps per backend.")] = 5,
     seed: options.Seed = 42,
     batch_size: Annotated[int | None, typer.Option(min=2, help="Rows per batch. Default: 32, and 4 for long texts.")] = None,
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"],
+        typer.Option("--dtype", help="bfloat16 (autocast), float32, or auto: bfloat16 on a GPU that has it, otherwise float32."),
+    ] = "auto",
     dropout: Annotated[bool, typer.Option("--dropout", help="Use the checkpoint's dropout; losses are then not compared.")] = False,
     memory: PeakMemory = False,
     out: BenchOut = None,
@@ -196,11 +204,14 @@ def training(
 
     quiver bench training --model ettin-17m --workload long --data data/designdocs_long
     """
+    from quiver.encoder.training.autocast import training_dtype
     from quiver.eval.bench import training as subject
     from quiver.eval.bench.training_backends import Settings
+    from quiver.retrieval.models.loading import default_device
 
     settings = Settings(
         losses=_losses(kinds or list(KINDS[:2]), loss),
+        dtype=training_dtype(dtype, default_device()),
         threads=threads,
         rounds=rounds,
         seed=seed,

@@ -32,6 +32,14 @@ Dtype: TypeAlias = Annotated[
         " Default: bfloat16 on a GPU (float16 on a GPU without it), float32 on a CPU.",
     ),
 ]
+TrainingDtype: TypeAlias = Annotated[
+    Literal["float32", "bfloat16"] | None,
+    typer.Option(
+        "--dtype",
+        help="Dtype of the forward and backward pass (bfloat16: autocast); weights and optimizer state are float32. Default: training.dtype"
+        " of the recipe, by default bfloat16 on a GPU (float32 on a GPU without it), float32 on a CPU.",
+    ),
+]
 Device: TypeAlias = Annotated[
     str | None, typer.Option("--device", help="Device of the model: cpu, cuda or cuda:1. Default: cuda if there is a GPU.")
 ]

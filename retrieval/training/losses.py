@@ -32,6 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quiver.encoder import InputError, PackedBatch
+from quiver.encoder.training.autocast import autocast
+from quiver.encoder.training.recipe_file import TrainingDtype
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.training.dataloader import COLUMNS, LABEL, TEXTS
@@ -60,7 +62,7 @@ class LossModel(nn.Module):
 
     Args:
         model: The model to train; its encoder must not be prepacked.
-        bfloat16: Run the forward pass under bfloat16 autocast. Vectors are float32 in any case, so losses compare in float32.
+        dtype: Dtype of the forward pass. Vectors are float32 in any case, so losses compare in float32.
         max_length: Length to which texts are truncated in training, in tokens, if shorter than the model's own.
         pad_to_limit: Pad the documents of a ColBERT to their maximum length, so that processes can exchange them.
 
@@ -74,7 +76,12 @@ class LossModel(nn.Module):
     """
 
     def __init__(
-        self, model: BiEncoder | ColBERT, *, bfloat16: bool = False, max_length: int | None = None, pad_to_limit: bool = False
+        self,
+        model: BiEncoder | ColBERT,
+        *,
+        dtype: TrainingDtype = "float32",
+        max_length: int | None = None,
+        pad_to_limit: bool = False,
     ) -> None:
         super().__init__()
         if model.encoder.prepacked:
@@ -83,7 +90,7 @@ class LossModel(nn.Module):
         self.projections = model.projections
         self.similarity_fn_name = model.settings.similarity
         self._model = model
-        self._bfloat16 = bfloat16
+        self._dtype: TrainingDtype = dtype
         self._pad_to_limit = pad_to_limit
         if isinstance(model, BiEncoder):
             self._skip = {"query": model.skipped_tokens("query"), "document": model.skipped_tokens("document")}
@@ -117,8 +124,7 @@ class LossModel(nn.Module):
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         parts = [batch[first:last] for first, last in bounds]
         columns = [self._features(part, is_query=position == 0, width=self._width(parts, position)) for position, part in enumerate(parts)]
-        # On a GPU, tokens that are not attended to (query expansion) would exclude all columns from flash attention.
-        if one_pass and (batch.ids.device.type == "cpu" or batch.key_lengths is None):
+        if one_pass:
             shared = _SharedPass(batch, [part.num_tokens for part in parts])
             columns = [{**column, SHARED: partial(shared.hidden, position)} for position, column in enumerate(columns)]
         return columns
@@ -150,7 +156,7 @@ class LossModel(nn.Module):
             ``sentence_embedding`` (B, d) of a bi-encoder; ``token_embeddings`` (B, S, d) of a ColBERT, zeros in the padding. Float32.
         """
         batch: PackedBatch = features[PACKED]
-        with torch.autocast(self.encoder.device.type, torch.bfloat16, enabled=self._bfloat16):
+        with autocast(self._dtype, self.encoder.device):
             hidden = features[SHARED](self.encoder) if SHARED in features else self.encoder(batch)
             if isinstance(self._model, BiEncoder):
                 return {"sentence_embedding": self._model.pool(hidden, batch, skip=features[SKIP]).float()}
@@ -181,7 +187,7 @@ class RetrievalLoss(nn.Module):
     """The loss of a recipe around a model.
 
     Args:
-        recipe: Loss and precision.
+        recipe: Loss and dtype.
         model: Result of `quiver.retrieval.training.model.build_model`; trained in place.
         processes: Number of processes of the run.
 
@@ -202,7 +208,7 @@ class RetrievalLoss(nn.Module):
         model.encoder.gradient_checkpointing = training.gradient_checkpointing
         self.model = LossModel(
             model,
-            bfloat16=training.precision == "bf16",
+            dtype=training.dtype,
             max_length=training.max_length,
             pad_to_limit=section.gather_across_devices and processes > 1,
         )
