@@ -29,6 +29,7 @@ from quiver.eval.bench.child import ENVIRONMENT, Child, ChildError
 from quiver.eval.bench.gpu_stages import ONLY_MODEL, STAGES
 from quiver.eval.bench.harness import Recording
 from quiver.eval.bench.report import (
+    REPORT,
     Column,
     backend,
     draw_speed,
@@ -41,7 +42,7 @@ from quiver.eval.bench.report import (
 )
 from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Row
 from quiver.eval.report.charts import PALETTE, new_figure, style
-from quiver.eval.report.formats import Block, Figure, Paragraph, Report, Section, Table, table, write_folder
+from quiver.eval.report.formats import Block, Figure, Paragraph, Report, Section, Table, table, write, write_folder
 from quiver.eval.results import Provenance, read_versioned
 
 if TYPE_CHECKING:
@@ -251,12 +252,11 @@ def bench_gpu(
         others = [stage for stage in results.stages if stage.name != name]
         results = replace(results, stages=tuple(sorted([*others, found], key=lambda stage: list(STAGES).index(stage.name))))
         write_json(out / RESULTS, {"schema": SCHEMA, **asdict(results)})
-        write_report(results, out)
+        write(report(results), out / REPORT)
         say(f"{name}: {found.failure or 'done'}, {found.seconds:.0f} s")
         for line in (*found.notes, *(f"not run: {each.what}: {each.reason}" for each in found.not_run)):
             say(f"  {line}")
-    if not remaining:
-        write_report(results, out)
+    write_folder(report(results), out)
     return results
 
 
@@ -509,7 +509,7 @@ def _section(results: Results, stage: StageResult) -> Section:
 def _described(results: Results, case: Case) -> str:
     """Sentences about a case whose figures are not in its rows."""
     facts = case.metadata
-    if case.name == "MaxSim search" and (extrapolated := _maxsim_seconds(results)) is not None:
+    if case.name == "MaxSim search" and results.settings.device == "cuda" and (extrapolated := _maxsim_seconds(results)) is not None:
         return f"Extrapolated by queries and token vectors to 1,000 queries over 1 million documents of 110 tokens: {extrapolated:,.1f} s."
     if "flops_per_second" not in facts:
         return ""
@@ -570,11 +570,6 @@ def draw_shares(profiled: Mapping[str, Sequence[Row]]) -> Drawing:
             axes.set_title(title, fontsize=9, loc="left")
             axes.set_xlabel("% of the kernels' time")
         return figure
-
-
-def write_report(results: Results, out: Path) -> Path:
-    """Write the report into a folder that exists: Markdown, charts if matplotlib is installed, HTML if jinja2 is too."""
-    return write_folder(report(results), out)
 
 
 def as_record(results: Results) -> dict[str, Any]:

@@ -130,7 +130,7 @@ FULL = Scale(
 SMALL = Scale(
     models={},
     documents={"fixed-512": 2, "variable-256": 3, "fixed-8192": 1, "variable-4096": 1},
-    rounds=2,
+    rounds=1,
     texts={"variable-256": 4},
     training={
         "dense": Workload("MNRL", queries=(8, 12), documents=(12, 30), max_length=32, per_row=2, rows=4),
@@ -387,23 +387,25 @@ def largest_on_gpu(
     """
     probe = max(1, 65_536 // length)
 
-    def refusal(documents: int) -> str | None:
-        if stop():
-            return _NO_TIME
+    def added(documents: int) -> int | None:
+        """Bytes that a pass adds; None if they do not fit."""
         try:
-            measure({"batches": [[length] * documents]})
+            return int(measure({"batches": [[length] * documents]})["above"])
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        else:
-            return None
         free_memory()  # outside of the block above: the error holds the tensors of the pass
-        return "out of memory"
+        return None
 
-    above = measure({"batches": [[length] * probe]})["above"]
+    def refusal(documents: int) -> str | None:
+        if stop():
+            return _NO_TIME
+        return "out of memory" if added(documents) is None else None
+
+    above = added(probe)
     free_memory()
     free, _ = torch.cuda.mem_get_info()
-    guess = max(1, int(0.9 * probe * free / max(above, 1)))
+    guess = 1 if above is None else max(1, int(0.9 * probe * free / max(above, 1)))
     return search_largest(refusal, ceiling=1 << 20, tolerance=tolerance, first=guess, growth=1.25)
 
 
@@ -577,15 +579,14 @@ def searches(context: Context, measured: Measured) -> None:
     tokens = _unit_vectors(generator, scale.token_documents * length, width)
     token_queries = [_unit_vectors(generator, 32, width) for _ in range(scale.search_queries)]
     lengths = np.full(scale.token_documents, length)
-    token_case = _search(context, tokens, token_queries, lengths=lengths, kind="colbert")
-    measured.add(token_case, rounds=3)
+    _search(context, measured, tokens, token_queries, lengths=lengths, kind="colbert")
     del tokens
     if context.is_over():
         measured.not_run.append(NotRun("dense search", "no time left in the stage"))
         return
     width = 768 if context.device == "cuda" else scale.token_width
     vectors, dense_queries = _unit_vectors(generator, scale.dense_documents, width), _unit_vectors(generator, scale.search_queries, width)
-    measured.add(_search(context, vectors, dense_queries, lengths=None, kind="dense"), rounds=3)
+    _search(context, measured, vectors, dense_queries, lengths=None, kind="dense")
 
 
 def _unit_vectors(generator: np.random.Generator, rows: int, width: int) -> NDArray[np.float32]:
@@ -601,21 +602,56 @@ def _unit_vectors(generator: np.random.Generator, rows: int, width: int) -> NDAr
     return vectors
 
 
-def _search(context: Context, vectors: Any, queries: Any, *, lengths: NDArray[np.int64] | None, kind: Any) -> Case:
+def _search(context: Context, measured: Measured, vectors: Any, queries: Any, *, lengths: NDArray[np.int64] | None, kind: Any) -> None:
+    """Index random vectors in memory and time the exact search."""
     width, documents = vectors.shape[1], len(vectors) if lengths is None else len(lengths)
     similarity: Any = "maxsim" if kind == "colbert" else "dot"
     card = ModelCard("random vectors", kind, "0" * 64, width, similarity, 32, context.scale.document_tokens, dtype=context.dtype)  # type: ignore[arg-type]  # a name of a dtype
     index = index_vectors([f"{row:08d}" for row in range(documents)], vectors, card, lengths=lengths)
-    index.search(queries[:8], 10)
-    timing = time_rounds({OWN: lambda: _void(index.search(queries, 10))}, rounds=3, seconds=context.left() * 0.4)[OWN]
     name = "MaxSim search" if lengths is not None else "dense search"
+
+    def search(count: int) -> float:
+        return time_rounds({OWN: lambda: _void(index.search(queries[:count], 10))}, rounds=1)[OWN].seconds[0]
+
+    search(min(_FIRST_QUERIES, len(queries)))  # copies vectors and loads kernels
+    count = affordable(search, len(queries), seconds=context.left() * 0.2)
+    if count < len(queries):
+        measured.notes.append(f"{name}: {count:,} of {len(queries):,} queries, because the time of the stage does not suffice for all")
+    timing = time_rounds({OWN: lambda: _void(index.search(queries[:count], 10))}, rounds=_SEARCHES, seconds=context.left() * 0.5)[OWN]
     tokens = f" of {context.scale.document_tokens} tokens" if lengths is not None else ""
-    return Case(
+    case = Case(
         name,
-        f"{name}: {len(queries):,} queries over {documents:,} documents{tokens}, width {width}, exact",
-        {"queries": len(queries), "documents": documents, "width": width, "vectors": len(vectors)},
-        (Row(OWN, {"seconds": Series.of(timing.seconds)}, {"queries_per_second": len(queries) / Series.of(timing.seconds).median}),),
+        f"{name}: {count:,} queries over {documents:,} documents{tokens}, width {width}, exact",
+        {"queries": count, "documents": documents, "width": width, "vectors": len(vectors)},
+        (Row(OWN, {"seconds": Series.of(timing.seconds)}, {"queries_per_second": count / Series.of(timing.seconds).median}),),
     )
+    measured.add(case, rounds=_SEARCHES)
+
+
+_SEARCHES = 3
+_FIRST_QUERIES, _GROWTH = 8, 8
+
+
+def affordable(run: Callable[[int], float], most: int, *, seconds: float) -> int:
+    """Number of queries that can be searched in the given time: a few, eight times as many, and so on while the time suffices.
+
+    Args:
+        run: Searches with a number of queries and returns its time in seconds.
+        most: Number of queries that are wanted.
+        seconds: Time for one search of all.
+
+    Example:
+        >>> affordable(lambda count: 0.01 * count, 1000, seconds=60), affordable(lambda count: 0.01 * count, 1000, seconds=6)
+        (1000, 600)
+    """
+    count = min(_FIRST_QUERIES, most)
+    while count < most:
+        taken = run(count)
+        enlarged = min(_GROWTH * count, most)
+        if taken * enlarged / count > seconds:
+            return max(count, min(most, round(count * seconds / taken)))
+        count = enlarged
+    return count
 
 
 def _void(value: object) -> None:
@@ -651,7 +687,7 @@ def _profile_forward(context: Context) -> Case:
             batch.forward()
 
     flops = training_flops(encoder.config, lengths, masked=0) // 3  # the backward pass has twice the products
-    title = f"forward pass: base, {len(lengths)} documents of 512 tokens, {context.dtype}"
+    title = f"forward pass: base, {len(lengths)} x 512 tokens, {context.dtype}"
     return _profile(context, "forward pass", title, forward, flops)
 
 
