@@ -50,8 +50,9 @@ CPU = torch.device("cpu")
 _SHARE = 0.7
 # Exponents of scales: within the normal numbers of float32.
 _LARGEST_EXPONENT = 126
-# Documents retrieved in addition to k and the margin, as a share of k, because scores in half precision have larger errors.
-_MORE = 4
+# Documents retrieved in addition to k after scores in half precision, which have larger errors: a number and a share of k. Those that
+# turn out to be too far below the k best are not scored in float64.
+_MORE, _SHARE_OF_HITS = 128, 4
 
 
 def device_of(model: DenseModel | TokenModel) -> torch.device:
@@ -265,7 +266,7 @@ class DeviceScorer:
 
     def margin(self, k: int) -> int:
         """Number of documents to retrieve in addition to k."""
-        return MARGIN + (k // _MORE if self.all_exact else 0)
+        return _MORE + k // _SHARE_OF_HITS if self.all_exact else MARGIN
 
     def candidates(self, k: int) -> tuple[Tensor, Tensor]:
         """`nearest` in the memory of the device; the host does not wait for it."""
