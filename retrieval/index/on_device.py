@@ -247,7 +247,7 @@ class DeviceScorer:
         largest_norm: float,
         limits: SearchLimits = LIMITS,
     ) -> None:
-        self._vectors, self._limits, self._documents = vectors, limits, documents
+        self._vectors, self._limits = vectors, limits
         self._dtype = _first_pass(vectors.device, limits)
         self.all_exact = self._dtype != torch.float32
         self._tokens = offsets is not None
@@ -342,7 +342,7 @@ class DeviceScorer:
         limits = torch.finfo(self._dtype)
         scale, scales = _power(largest_norm), np.array([_power(float(norm)) for norm in longest])
         unit, lost = limits.eps / 2, limits.smallest_normal * limits.eps / 2 * math.sqrt(width)
-        documents, queries = scale * largest_norm, scales * sums
+        documents, queries = scale * largest_norm, scales * sums * (1 + width * 2.0**-23)  # the norms are rounded themselves
         rounded = (2 * unit + unit**2) * queries * documents + lost * (1 + unit) * (queries + counts * documents) + lost**2 * counts
         stored = (1 + unit) ** 2 * queries * documents + 2 * lost * (queries + counts * documents) + lost**2 * counts
         return scale, scales.astype(np.float32), rounded + 4 * (terms + 2) * 2.0**-24 * stored
