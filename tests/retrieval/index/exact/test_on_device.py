@@ -225,7 +225,7 @@ def test_vectors_that_fit_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_index_searches_on_the_device_that_it_is_given(caplog: pytest.LogCaptureFixture) -> None:
     """``meta`` stands for a GPU that is not there: what is searched on it fails, and FAISS searches where it did."""
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="quiver.retrieval.index.index")
     data, card = dense(), ModelCard("vectors", "dense", "", 64, "dot", 0, 0)
     ids = [f"d{number}" for number in range(700)]
     index = index_vectors(ids, data.vectors, card)
