@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from pydantic.dataclasses import dataclass
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import write_json
+from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.task import peak_flops
 from quiver.encoder.schema import RECORD, parse_record
 from quiver.eval.bench import encoder, training
 from quiver.eval.bench.child import ENVIRONMENT, Child, ChildError
-from quiver.eval.bench.gpu_stages import ONLY_MODEL, STAGES
+from quiver.eval.bench.gpu_stages import ONLY_MODEL, STAGES, partial_file
 from quiver.eval.bench.harness import Recording
 from quiver.eval.bench.report import (
     REPORT,
@@ -88,6 +88,8 @@ class StageResult:
         cases: Measurements.
         not_run: What was not measured, and why.
         notes: What was shortened.
+
+    A stage that failed has the cases that it had measured before.
     """
 
     name: str
@@ -167,6 +169,8 @@ def run_in_child(name: str, settings: Settings, allowed: float, limit: float, ou
     hidden = {} if settings.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
     failure: str | None = None
     answer: Mapping[str, Any] = {"cases": [], "not_run": [], "notes": []}
+    partial = partial_file(out / "work", name)
+    partial.unlink(missing_ok=True)
     try:
         with Child(
             "quiver.eval.bench.gpu_stages:open_stage",
@@ -179,6 +183,9 @@ def run_in_child(name: str, settings: Settings, allowed: float, limit: float, ou
             answer = child.info
     except ChildError as error:
         failure = f"{error} (see {LOG})"
+        if partial.is_file():
+            answer = read_json(partial)
+    partial.unlink(missing_ok=True)
     record = {
         "name": name,
         "failure": failure,
