@@ -44,6 +44,7 @@ from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Row
 from quiver.eval.report.charts import PALETTE, new_figure, style
 from quiver.eval.report.formats import Block, Figure, Paragraph, Report, Section, Table, table, write, write_folder
 from quiver.eval.results import Provenance, read_versioned
+from quiver.retrieval.models.loading import check_device
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -226,6 +227,7 @@ def bench_gpu(
     wanted = list(dict.fromkeys(stages or STAGES))
     if unknown := [name for name in wanted if name not in STAGES]:
         raise InputError(f"unknown stage {unknown[0]!r}; choose from {', '.join(STAGES)}")
+    check_device(settings.device)
     recording = Recording("gpu", settings.device, settings, command).benchmark(metadata={}, cases=[], not_run=[], device=settings.device)
     results = Results(
         settings,

@@ -466,6 +466,27 @@ def test_a_stage_that_hangs_is_stopped(tmp_path: Path) -> None:
     assert found.failure == "no answer within 0.5 seconds; stopped (see stages.log)"
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "cuda:1"), "--device must be cuda or cpu, got 'cuda:1'; choose a GPU by CUDA_VISIBLE_DEVICES"),
+        (("--device", "cpu", "--stage", "encoder"), "unknown stage 'encoder'; choose from tests, encoder-base"),
+        (("--device", "cpu", "--minutes", "0"), "--minutes"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, quiver: Callable[..., Any], options: tuple[str, ...], message: str) -> None:
+    done = quiver("bench", "gpu", "--out", tmp_path / "out", *options)
+    assert done.code == 2
+    assert message in done.err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_machine_without_a_gpu_says_so(tmp_path: Path, quiver: Callable[..., Any]) -> None:
+    done = quiver("bench", "gpu", "--out", tmp_path / "out", "--device", "cuda")
+    assert (done.code, done.err) == (2, "quiver: error: device cuda is not available: PyTorch finds no GPU here\n")
+
+
 @pytest.mark.slow
 @needs_extra
 def test_the_command_runs_from_a_checkout(tmp_path: Path, quiver: Callable[..., Any]) -> None:
