@@ -166,8 +166,8 @@ def run_in_child(name: str, settings: Settings, allowed: float, limit: float, ou
         "folder": str((out / "work").absolute()),
         "seed": settings.seed,
     }
-    # A machine with a GPU may be asked for the small form.
-    hidden = {} if settings.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+    # All models are local: nothing may wait for a network. A machine with a GPU may be asked for the small form.
+    environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1"} | ({} if settings.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""})
     failure: str | None = None
     answer: Mapping[str, Any] = {"cases": [], "not_run": [], "notes": []}
     partial = partial_file(out / "work", name)
@@ -177,7 +177,7 @@ def run_in_child(name: str, settings: Settings, allowed: float, limit: float, ou
             "quiver.eval.bench.gpu_stages:open_stage",
             arguments,
             label=name,
-            environment={**ENVIRONMENT, **hidden},
+            environment=environment,
             log=out / LOG,
             timeout=limit,
         ) as child:
@@ -575,6 +575,7 @@ def draw_shares(profiled: Mapping[str, Sequence[Row]]) -> Drawing:
                 axes.annotate(f"{share:.1%}", (100 * share, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
             axes.set_yticks(range(len(rows)), [row.variant for row in rows], fontsize=7)
             axes.invert_yaxis()
+            axes.grid(axis="y", visible=False)
             axes.margins(x=0.12)
             axes.set_title(title, fontsize=9, loc="left")
             axes.set_xlabel("% of the kernels' time")
