@@ -196,7 +196,7 @@ class Context:
         """A preset, or the folder of a tiny model."""
         if size in self.scale.models:
             return self.scale.models[size]
-        return str(tiny_model(self.folder / f"tiny-{size}", layers=2 if size == "base" else 4))
+        return str(tiny_model(self.folder / f"tiny-{size}", layers=2 if size == "base" else 3))
 
 
 @dataclass
@@ -527,7 +527,7 @@ def training_steps(context: Context, measured: Measured) -> None:
             try:
                 found = training.bench_training(context.model("base"), [workload], replace(settings, baselines=baselines))
                 break
-            except (InputError, RuntimeError, TypeError, AttributeError, ImportError) as error:
+            except (InputError, RuntimeError, TypeError, AttributeError, LookupError, ImportError) as error:
                 # A library of another version may name its classes otherwise, or run out of memory where Quiver does not.
                 traceback.print_exc()
                 measured.not_run.append(NotRun(f"{LIBRARIES[kind] if baselines else OWN}, {workload.name}", _one_line(error)))
