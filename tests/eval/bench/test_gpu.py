@@ -484,7 +484,7 @@ def test_mistakes_are_one_line(tmp_path: Path, quiver: Callable[..., Any], optio
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_machine_without_a_gpu_says_so(tmp_path: Path, quiver: Callable[..., Any]) -> None:
     done = quiver("bench", "gpu", "--out", tmp_path / "out", "--device", "cuda")
-    assert (done.code, done.err) == (2, "quiver: error: device cuda is not available: PyTorch finds no GPU here\n")
+    assert (done.code, done.err) == (2, "quiver: error: device cuda is not available: PyTorch finds no GPUs here\n")
 
 
 @pytest.mark.slow
