@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.packing import PackedBatch, copy_to
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def readable(k: Tensor, v: Tensor, batch: PackedBatch) -> Keys:
             starts = batch.offsets[:-1]
             places = torch.cat([torch.arange(start, start + keys) for start, keys in zip(starts, batch.key_lengths, strict=True)])
             borders = torch.tensor((0, *batch.key_lengths)).cumsum(0).to(torch.int32)
-            batch.memo["keys"] = tuple(x.to(k.device, non_blocking=True) for x in (places, borders))
+            batch.memo["keys"] = copy_to(k.device, places, borders)
     places, borders = batch.memo["keys"]
     return Keys(k[places], v[places], (batch.cu_seqlens, borders, batch.max_seqlen, max(batch.key_lengths)))
 

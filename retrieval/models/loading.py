@@ -21,6 +21,7 @@ from quiver.encoder import Encoder, Tokenizer, load_encoder, optimize_for_infere
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.retrieval.models.batches import BatchSize
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.records import Dtype, ModelCard
 
@@ -284,13 +285,18 @@ class PretrainedModel:
         tokenizer: The encoder's tokenizer.
         settings: Settings of the model folder.
         source: Folder or Hub id, for manifests and reports.
+        batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
 
     Raises:
-        InputError: The parts do not fit each other.
+        InputError: The parts do not fit each other, or ``batch_tokens`` is less than 1.
     """
 
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "") -> None:
+    def __init__(
+        self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "", batch_tokens: int | None = None
+    ) -> None:
         name = source or "this model"
+        if batch_tokens is not None and batch_tokens < 1:
+            raise InputError(f"batch_tokens must be >= 1, got {batch_tokens}")
         if len(tokenizer) > encoder.config.vocab_size:
             raise InputError(
                 f"{name}: the tokenizer has {len(tokenizer)} tokens, but the encoder's vocabulary only {encoder.config.vocab_size}"
@@ -299,7 +305,23 @@ class PretrainedModel:
         self.tokenizer = tokenizer
         self.settings = settings
         self.source = source
+        self.batch_tokens = batch_tokens
+        self._batch_size: BatchSize | None = None
         self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
+
+    @property
+    def dim(self) -> int:
+        """Vector width d."""
+        if self.settings.projections:
+            return self.settings.projections[-1].linear.out_features
+        return self.encoder.config.hidden_size
+
+    @property
+    def batch_size(self) -> BatchSize:
+        """Tokens per batch on the device where the encoder is; chosen at the first use, and less after memory ran out there."""
+        if self._batch_size is None or self._batch_size.device != self.encoder.device:
+            self._batch_size = BatchSize.choose(self.encoder, self.dim, self.batch_tokens)
+        return self._batch_size
 
     @classmethod
     def from_pretrained(
@@ -309,6 +331,7 @@ class PretrainedModel:
         revision: str | None = None,
         dtype: Dtype | torch.dtype | None = None,
         device: str | None = None,
+        batch_tokens: int | None = None,
     ) -> Self:
         """Load a model folder from disk or the Hub, in any layout that holds a model of this class.
 
@@ -320,12 +343,13 @@ class PretrainedModel:
             revision: Branch, tag or commit on the Hub.
             dtype: Dtype of the encoder's weights in memory; None for that of `default_dtype`. Vectors are float32 in every case.
             device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available. On a CPU the model is for inference only.
+            batch_tokens: Tokens per batch; None for 4,096 on a CPU, and by free memory on a GPU, up to 65,536.
 
         Raises:
             InputError: The folder is not a supported model of this class, or the device is not available.
         """
         parts = _load_for_inference(source, revision, dtype, device)
-        return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
+        return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source), batch_tokens=batch_tokens)
 
 
 def load_model(
@@ -334,6 +358,7 @@ def load_model(
     revision: str | None = None,
     dtype: Dtype | torch.dtype | None = None,
     device: str | None = None,
+    batch_tokens: int | None = None,
 ) -> BiEncoder | ColBERT:
     """Load a bi-encoder or a ColBERT model from a folder or the Hub; the checkpoint decides which.
 
@@ -342,35 +367,38 @@ def load_model(
     Raises:
         InputError: The folder is not a supported model.
     """
-    return build_model(_load_for_inference(source, revision, dtype, device), source)
+    return build_model(_load_for_inference(source, revision, dtype, device), source, batch_tokens=batch_tokens)
 
 
-def load_index_model(card: ModelCard, source: str | None = None, *, device: str | None = None) -> BiEncoder | ColBERT:
+def load_index_model(
+    card: ModelCard, source: str | None = None, *, device: str | None = None, batch_tokens: int | None = None
+) -> BiEncoder | ColBERT:
     """Load the model of an index in the dtype of the index.
 
     Args:
         card: Model that built the index.
         source: Folder or Hub id to load instead, such as the new location of a model.
         device: As in `load_model`.
+        batch_tokens: As in `load_model`.
 
     Raises:
         InputError: The model cannot be loaded.
     """
     try:
-        return load_model(source or card.source, dtype=card.dtype, device=device)
+        return load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens)
     except InputError as error:
         if source is not None:
             raise
         raise InputError(f"{error}; the index was built with that model: pass --model if it has moved") from error
 
 
-def build_model(parts: ModelParts, source: str | Path) -> BiEncoder | ColBERT:
+def build_model(parts: ModelParts, source: str | Path, *, batch_tokens: int | None = None) -> BiEncoder | ColBERT:
     """Make a bi-encoder or a ColBERT model of loaded parts."""
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
 
     model: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
-    return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
+    return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source), batch_tokens=batch_tokens)
 
 
 def with_absolute_source(card: ModelCard) -> ModelCard:
