@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import help_alone, open_executor, parse_memory, print_json, print_table, read_ids, say, show_progress
+from quiver.cli.output import help_alone, open_executor, parse_devices, parse_memory, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_duration
 
@@ -33,6 +33,8 @@ def build(
     memory: options.BuildMemory = "2GB",
     dtype: options.Dtype = None,
     device: options.Device = None,
+    devices: options.Devices = None,
+    batch_tokens: options.BatchTokens = None,
     title: options.Title = True,
     text: options.StoreText = True,
     field: Annotated[
@@ -51,8 +53,9 @@ def build(
 ) -> None:
     """Encode a corpus and index it. Repeat the command to resume an interrupted build.
 
-    Encoding can be distributed over processes (--workers 4) or a Ray cluster (--executor ray --address HOST:6379), whose nodes need
-    Quiver, the model and the index folder under the same paths. The index has the same bytes as one built by a single process.
+    Encoding can be distributed over GPUs (--devices 0,1), processes (--workers 4) or a Ray cluster (--executor ray --address HOST:6379),
+    whose nodes need Quiver, the model and the index folder under the same paths. The index has the same bytes as one built by a
+    single process.
 
     Example: quiver index build data/scifact --model MODEL --out indexes/scifact
     """
@@ -62,8 +65,9 @@ def build(
 
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
-    waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address, device=device)
-    loaded = load_model(model, dtype=dtype, device=device)
+    waiting, where = parse_duration(wait), parse_devices(devices)
+    encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
+    loaded = load_model(model, dtype=dtype, device=where[0] if where else device, batch_tokens=batch_tokens)
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
     _describe(index, as_json)
@@ -75,6 +79,7 @@ def add(
     corpus: options.CorpusPath,
     model: options.IndexModel = None,
     device: options.Device = None,
+    batch_tokens: options.BatchTokens = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace documents that have the same id.")] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
@@ -88,7 +93,7 @@ def add(
     from quiver.retrieval.index import add_documents, open_index
     from quiver.retrieval.models.loading import load_index_model
 
-    loaded = load_index_model(open_index(folder).manifest.model, model, device=device)
+    loaded = load_index_model(open_index(folder).manifest.model, model, device=device, batch_tokens=batch_tokens)
     index = add_documents(
         folder,
         corpus,

@@ -23,7 +23,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.models.batches import BatchSize
 from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.records import Dtype, ModelCard
+from quiver.retrieval.records import DenseModel, Dtype, ModelCard, TokenModel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -407,21 +407,40 @@ def with_absolute_source(card: ModelCard) -> ModelCard:
     return replace(card, source=str(source.resolve())) if card.source and source.is_dir() else card
 
 
-def load_from_card(card: ModelCard) -> BiEncoder | ColBERT:
-    """Load the model of a card in another process or on another machine.
+@dataclass(frozen=True)
+class WorkerModel:
+    """How another process, possibly on another machine, loads the same model; its device is the worker's own.
 
-    Raises:
-        InputError: The model cannot be loaded there, or has another fingerprint.
+    Attributes:
+        card: Card of the model.
+        batch_tokens: Tokens per batch; None to choose by the worker's device.
     """
-    if card.library != "quiver":
-        raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
-    model = load_model(card.source, dtype=card.dtype)
-    if model.card.fingerprint != card.fingerprint:
-        raise InputError(
-            f"{card.source}: the model on {platform.node()} has the fingerprint {model.card.fingerprint[:12]}, expected "
-            f"{card.fingerprint[:12]}; all machines need the same model files"
-        )
-    return model
+
+    card: ModelCard
+    batch_tokens: int | None = None
+
+    @classmethod
+    def of(cls, model: DenseModel | TokenModel) -> WorkerModel:
+        """Describe a loaded model."""
+        batch_tokens = model.batch_tokens if isinstance(model, PretrainedModel) else None
+        return cls(with_absolute_source(model.card), batch_tokens)
+
+    def load(self) -> BiEncoder | ColBERT:
+        """Load the model.
+
+        Raises:
+            InputError: The model cannot be loaded there, or has another fingerprint.
+        """
+        card = self.card
+        if card.library != "quiver":
+            raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
+        model = load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens)
+        if model.card.fingerprint != card.fingerprint:
+            raise InputError(
+                f"{card.source}: the model on {platform.node()} has the fingerprint {model.card.fingerprint[:12]}, expected "
+                f"{card.fingerprint[:12]}; all machines need the same model files"
+            )
+        return model
 
 
 def projection_stack(settings: ModelFolder, width: int, *, where: str) -> nn.Sequential:

@@ -108,8 +108,8 @@ MUTATIONS = [
     (
         "a batch exceeds its budget by the tokens before it",
         "encoder/packing.py",
-        "np.searchsorted(ends, filled + max_tokens, side=\"right\")",
-        "np.searchsorted(ends, filled + max_tokens + 1, side=\"right\")",
+        'np.searchsorted(ends, filled + max_tokens, side="right")',
+        'np.searchsorted(ends, filled + max_tokens + 1, side="right")',
         ["tests/encoder/test_packing.py"],
     ),
     (
