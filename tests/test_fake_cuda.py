@@ -1,6 +1,6 @@
 """The CUDA path without a GPU: FakeTensorMode traces shapes, so that operators, dtypes and waits are seen and no number is computed.
 
-Triton kernels cannot be launched on such tensors, so their names are recorded; `tests/encoder/test_triton.py` compiles and runs them.
+Triton kernels cannot be launched on such tensors, so their names are recorded; `tests/test_triton.py` compiles and runs them.
 """
 
 from __future__ import annotations
@@ -182,11 +182,75 @@ def test_inference_uses_flash_attention_and_never_waits(trace: Trace, family: st
     assert trace.names.count("download") == 0, trace.names
 
 
-@pytest.mark.parametrize("lengths", [[32, 32, 32], [65, 64]])
-def test_unattended_query_expansion_uses_flash_attention(trace: Trace, lengths: list[int]) -> None:
-    run(trace, 4, "modernbert", lengths, [length - 20 for length in lengths])
+# Queries shorter and longer than half a window, alone and beside documents, as in training; how many calls a layer makes for them.
+EXPANDED = [
+    ([32] * 3, [9, 32, 20], 1),
+    ([64] * 3, [9, 20, 5], 1),
+    ([128, 128], [20, 100], 1),
+    ([128, 128, 300, 77], [20, 100, 300, 77], 2),
+    ([300, 128, 77], [300, 9, 77], 3),
+]
+
+
+@pytest.mark.parametrize(("lengths", "key_lengths", "calls"), EXPANDED)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("head_width", [24, 32, 64, 96, 128])
+def test_unattended_query_expansion_uses_flash_attention(
+    trace: Trace, lengths: list[int], key_lengths: list[int], calls: int, training: bool, head_width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    packed = pack_ids([[7] * length for length in lengths], key_lengths=key_lengths)
+    with FakeTensorMode() as mode:
+        with torch.device("cuda"):
+            encoder = Encoder(config(4, num_heads=768 // head_width, attention_dropout=0.1)).train(training)
+        batch = fake_batch(mode, packed)
+        with trace, torch.autocast("cuda", torch.bfloat16), torch.inference_mode(not training):
+            states = encoder(batch)
+    assert states.shape == (sum(lengths), 768)
+    assert states.requires_grad == training
     assert trace.attention == {"_flash_attention_forward"}
+    assert trace.names.count("_flash_attention_forward") == 4 * calls
     assert trace.waits == []
+
+
+@dataclass
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that an operator returns."""
+
+    elements: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.elements = max(self.elements, *(each.numel() for each in tree_leaves(result) if isinstance(each, Tensor)), 0)
+        return result
+
+
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "head_width", "alibi"),
+    [(torch.float64, 64, False), (torch.float32, 26, False), (torch.float32, 64, True), (torch.bfloat16, 64, True)],
+)
+def test_attention_without_a_fitting_kernel_never_writes_all_weights(
+    trace: Trace, dtype: torch.dtype, head_width: int, alibi: bool, gradients: bool, window: int | None
+) -> None:
+    lengths, heads = [8192, 8192, 300], 4
+    packed = pack_ids([[7] * length for length in lengths])
+    with FakeTensorMode() as mode:
+        batch = fake_batch(mode, packed).to("cuda")
+        q, k, v = torch.empty(sum(lengths), 3, heads, head_width, dtype=dtype, device="cuda").requires_grad_(gradients).unbind(1)
+        slopes = torch.empty(heads, device="cuda") if alibi else None
+        assert dispatch.choose_backend(dispatch.describe(q, batch, window=window, slopes=slopes, gradients=gradients)) == "packed"
+        with Largest() as largest, torch.set_grad_enabled(gradients):
+            mixed = dispatch.attend(q, k, v, batch, window, slopes=slopes)
+    assert mixed.shape == q.shape
+    # A block of 32 queries in a local layer sees 160 keys: 160 weights, and five keys per query.
+    local = sum(lengths) * heads * max(160, 5 * head_width) * 1.01
+    assert sum(lengths) * heads * head_width <= largest.elements <= (2**24 if window is None else local) < heads * 8192**2
 
 
 def test_no_tensor_of_the_blocks_is_converted_to_float32(trace: Trace) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from quiver.encoder.schema import Field, NonBlank, Positive, Rule, SchemaError, TextSchema
-from quiver.encoder.training.recipe_file import load_sections
+from quiver.encoder.training.recipe_file import TrainingDtype, load_sections
 
 
 class VocabularySection(TextSchema):
@@ -164,8 +164,9 @@ class TrainingSection(TextSchema):
     """Decay rate of StableAdamW's running mean of squared gradients."""
     eps: float = Field(default=1e-6, gt=0)
     """Added to the root of the mean of squares."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: autocast on CUDA, weights stay in float32."""
+    dtype: TrainingDtype = "auto"
+    """Dtype of the forward and backward pass (``bfloat16``: autocast); weights, gradients and optimizer state are float32. ``auto``:
+    bfloat16 on a GPU of compute capability 8.0 and above, otherwise float32; a resumed run keeps the dtype that it began with."""
     compiled: bool = False
     """Compile the token-wise parts of the model (`quiver.encoder.model.compile_encoder`): faster on a GPU, after a compilation at the start
     of each phase."""

@@ -35,6 +35,7 @@ from quiver.encoder.pretraining.phases import first_model, make_tokenizer
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.task import COUNTS, HELD_OUT, OPTIMIZER, PretrainingTask, Session, peak_flops, read_checkpoint, save_model
 from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.autocast import exact_float32, with_training_dtype
 from quiver.encoder.training.averaging import average_weights
 from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
 from quiver.encoder.training.log import LOG, RunLog, curve, read_log
@@ -105,7 +106,8 @@ def pretrain(
     """
     require_optimizer(OPTIMIZER)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with init_distributed(device) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
+    with init_distributed(device) as processes, preserve_rng_state(), keep_freed_memory(), exact_float32(), _folder(out, processes):
+        recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
         _check_folder(recipe, out, resume=resume, writes=processes.is_main_process)
         processes.barrier()  # all have read what is written now
         if processes.is_main_process:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from quiver.encoder.pretraining.phases import first_model, in_form, learning_rat
 from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
 from quiver.encoder.pretraining.stream import MaskedRow, Masker, PhaseStream, RowMaker, UpdateBatch, held_out_rows
 from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.averaging import MovingAverage
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, restore_optimizer, set_learning_rate
 from quiver.encoder.training.processes import Processes
@@ -203,7 +204,7 @@ class PretrainingTask:
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         """Mean cross entropy over the masked tokens of a row."""
-        with self._autocast():
+        with autocast(self._session.recipe.training.dtype, self.device):
             loss: Tensor = self.model(inputs["packed"], inputs["labels"]).loss
         return loss
 
@@ -256,7 +257,7 @@ class PretrainingTask:
         """The held-out loss."""
         if self._held_out is None:
             return {}
-        with self._autocast():
+        with autocast(self._session.recipe.training.dtype, self.device):
             return {HELD_OUT: self._held_out.loss(self.model)}
 
     def save_due(self, progress: Progress) -> bool:
@@ -310,12 +311,6 @@ class PretrainingTask:
             self._average.restore(average)
         held_out = session.corpus.held_out
         self._held_out = HeldOut(session.recipe, phase, held_out, session.tokenizer, session.processes) if len(held_out) else None
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        """Autocast to bfloat16, if the recipe asks for it and the device is a GPU."""
-        enabled = self._session.recipe.training.precision == "bf16" and self.device.type == "cuda"
-        context: AbstractContextManager[None] = torch.autocast("cuda", torch.bfloat16, enabled=enabled)
-        return context
 
 
 class HeldOut:

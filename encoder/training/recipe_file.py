@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import yaml
 
@@ -20,6 +20,12 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.schema import Rule, SchemaError, TextSchema, validate
 
 Section = TypeVar("Section", bound=TextSchema)
+
+AUTO = "auto"
+"""Value of a setting that a run chooses when it begins; the recipe in its folder has the choice."""
+
+TrainingDtype: TypeAlias = Literal["auto", "float32", "bfloat16"]
+"""Values of ``training.dtype``, see `quiver.encoder.training.autocast`."""
 
 _SHIPPED_KIND = re.compile(r"^kind: *([\w-]+)", re.MULTILINE)
 

@@ -34,6 +34,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, sync_folder, write_json
 from quiver.encoder.schema import Schema, validate
 from quiver.encoder.training.log import LOG, NONFINITE
+from quiver.encoder.training.recipe_file import AUTO
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.versions import installed_version
 
@@ -242,11 +243,12 @@ def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any], schema: type[
         schema: Schema whose defaults stand for settings that ``was`` lacks; None for no defaults.
 
     Returns:
-        For each setting that differs, its dotted path, the value in ``was`` and the value in ``now``.
+        For each setting that differs, its dotted path, the value in ``was`` and the value in ``now``. `AUTO` differs from no
+        value: it stands for what the run chose, or will choose.
     """
     known = None if schema is None else validate(schema, was)[0]
     then, since = json.loads(json.dumps([was if known is None else known.model_dump(), now]))
-    return list(_differences(then, since))
+    return [change for change in _differences(then, since) if AUTO not in change[1:]]
 
 
 def _differences(was: object, now: object, path: str = "") -> Iterator[tuple[str, object, object]]:

@@ -31,6 +31,7 @@ from quiver.encoder.heads import SequenceClassifier, SpanQA
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training import optimization
+from quiver.encoder.training.autocast import autocast, exact_float32
 from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
 from quiver.encoder.training.log import LOG, RunLog, read_log, training_curves
 from quiver.encoder.training.optimization import OptimizerSettings
@@ -260,7 +261,7 @@ class _TrainerTask(Generic[Model, Example]):
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         batch = TaskBatch(inputs[_PACKED], {name: value for name, value in inputs.items() if name != _PACKED})
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._session.schedule.training.precision == "bf16"):
+        with autocast(self._session.schedule.training.dtype, self.device):
             return self._session.task.loss(self.model, batch)
 
     def learning_rate(self, step: int) -> float:
@@ -287,7 +288,8 @@ class _TrainerTask(Generic[Model, Example]):
         return self._session.schedule.evaluation_due(progress.step)
 
     def evaluate(self) -> Mapping[str, float]:
-        measures = self._session.task.score(self.model)
+        with autocast(self._session.schedule.training.dtype, self.device):
+            measures = self._session.task.score(self.model)
         return {SCORE: next(iter(measures.values())), **measures} if measures else {}
 
     def save_due(self, progress: Progress) -> bool:
@@ -407,7 +409,7 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
     if request.resume and request.overwrite:
         raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     out = request.out
-    with preserve_rng_state(), keep_freed_memory(), exclusive_lock(out):
+    with preserve_rng_state(), keep_freed_memory(), exact_float32(), exclusive_lock(out):
         if request.resume:
             refuse_nothing_to_resume(out)
             refuse_other_run(out, _identity(request, {}))
@@ -444,7 +446,8 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Ru
     model = last if progress.best_step in (None, progress.step) else _best(session, progress)
     shutil.rmtree(unfinished_model(out), ignore_errors=True)
     prepared.task.save(model, unfinished_model(out))
-    scores = prepared.finish(model)
+    with autocast(prepared.schedule.training.dtype, torch.device(session.device)):
+        scores = prepared.finish(model)
     parts = {
         "counts": prepared.counts,
         "model": {"parameters": sum(weight.numel() for weight in model.parameters())},

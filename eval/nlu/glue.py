@@ -19,6 +19,7 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
+from quiver.encoder.training.autocast import with_training_dtype
 from quiver.encoder.training.run_folder import BEGUN, MODEL, RECORD, WITHOUT_WEIGHT, recipe_changes, refuse_existing
 from quiver.eval.metrics import Average, average
 from quiver.eval.nlu.fine_tuning import RUN_SCHEMA, Request, finished
@@ -28,6 +29,7 @@ from quiver.eval.nlu.recipes import MNLI, GlueRecipe
 from quiver.eval.published import GLUE_COLUMNS, GLUE_SOURCE, TABLE_5
 from quiver.eval.report.formats import Column, Report, Section, table, write_folder
 from quiver.eval.report.paper import Layout, Line, layout_section
+from quiver.retrieval.models.loading import default_device
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +75,12 @@ def train_glue(
         if resume and finished(out / task):
             continue
         logger.info("%s, %d of %d", task, number, len(chosen))
-        begun = (out / task / BEGUN).is_file()
+        goes_on = resume and (out / task / BEGUN).is_file()
+        settled = with_training_dtype(recipe, default_device(), resumed=out / task if goes_on else None)
         request = Request(
-            run_recipe(recipe, task), out / task, (RESULTS, PREDICTIONS), resume and begun, overwrite, progress=progress, command=command
+            run_recipe(settled, task), out / task, (RESULTS, PREDICTIONS), goes_on, overwrite, progress=progress, command=command
         )
-        train_glue_task(recipe, task, _start(recipe, out, task), request)
+        train_glue_task(settled, task, _start(recipe, out, task), request)
         write_results(out, gather_results(out))
     results = gather_results(out)
     write_results(out, results)  # again, because a concurrent session may have written results without this session's runs

@@ -29,11 +29,13 @@ from quiver.encoder.model import Encoder
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.position_extension import extend_positions
 from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.autocast import with_training_dtype
 from quiver.encoder.training.run_folder import MODEL
 from quiver.eval.nlu.answers import PREDICTIONS, RESULTS, QaResults, answer_questions, answer_texts, score_predictions, write_qa_results
 from quiver.eval.nlu.fine_tuning import TYPES, Prepared, Request, Schedule, TaskBatch, encoder_folder, run_fine_tuning, save_tokenizer
 from quiver.eval.nlu.questions import NOWHERE, LabelledWindow, Question, check_settings, labelled_windows, read_questions, read_split
 from quiver.eval.nlu.recipes import QaDataSection, QaRecipe
+from quiver.retrieval.models.loading import default_device
 
 logger = logging.getLogger(__name__)
 
@@ -189,6 +191,7 @@ def train_qa(
         InputError: Data or model cannot be read, or do not fit the recipe or each other; or see `run_fine_tuning`.
         RunStoppedError: See `run_fine_tuning`.
     """
+    recipe = with_training_dtype(recipe, default_device(), resumed=out if resume else None)
     request = Request(recipe.model_dump(), out, (RESULTS, PREDICTIONS), resume, overwrite, progress, command)
     return run_fine_tuning(request, lambda: _prepared(recipe, request))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from quiver.encoder.schema import Field, NonBlank, Rule, SchemaError, TextSchema
-from quiver.encoder.training.recipe_file import load_sections
+from quiver.encoder.training.recipe_file import TrainingDtype, load_sections
 from quiver.eval.nlu.answers import Official
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 from quiver.eval.nlu.questions import WindowSettings
@@ -33,7 +33,7 @@ class UpdatesSection(TextSchema):
 
 
 class FineTuningSection(TextSchema):
-    """Optimiser, schedule, precision, logging and checkpoints."""
+    """Optimiser, schedule, dtype, logging and checkpoints."""
 
     warmup_ratio: float = Field(default=0.1, ge=0, le=1)
     """Share of the updates in which the learning rate rises from zero; it then falls linearly to zero."""
@@ -52,8 +52,9 @@ class FineTuningSection(TextSchema):
     """Stop after this many evaluations in a row without improvement; null to run to the end. Does not change the schedule."""
     seed: int = Field(default=12, ge=0, le=2**32 - 1)
     """Random seed of the head's weights, the order of the examples and dropout."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Data type of the forward and backward pass; weights and optimiser state stay float32."""
+    dtype: TrainingDtype = "auto"
+    """Dtype of the forward and backward pass (``bfloat16``: autocast); weights, gradients and optimizer state are float32. ``auto``:
+    bfloat16 on a GPU of compute capability 8.0 and above, otherwise float32; a resumed run keeps the dtype that it began with."""
     log_every: int = Field(default=10, ge=1)
     """Updates between lines of the log."""
     save_every: int | None = Field(default=None, ge=1)
@@ -134,7 +135,7 @@ class GlueRecipe(TextSchema):
     tasks: GlueTasksSection
     """Epochs, batch size, learning rate and other settings per task."""
     training: FineTuningSection
-    """Optimiser, schedule, precision, logging and checkpoints."""
+    """Optimiser, schedule, dtype, logging and checkpoints."""
 
     def updates(self, task: TaskName) -> UpdatesSection | None:
         """Settings of a task; None if the recipe does not train it."""
@@ -230,7 +231,7 @@ class QaRecipe(TextSchema):
     updates: UpdatesSection
     """Epochs, batch size (in windows), learning rate and evaluation."""
     training: FineTuningSection
-    """Optimiser, schedule, precision, logging and checkpoints."""
+    """Optimiser, schedule, dtype, logging and checkpoints."""
 
 
 QA_RULES = (

@@ -83,6 +83,7 @@ def gather(*, with_check: bool = True) -> dict[str, dict[str, Any]]:
         },
         "devices": _devices(),
         "evaluate, index build, serve": _commands(),
+        "train, pretrain, glue, qa train": _training(),
     }
     for extra, names in PACKAGES.items():
         report[extra] = {name: installed_version(name) or "not installed" for name in names}
@@ -104,9 +105,6 @@ def _devices() -> dict[str, Any]:
         devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     # For batches of some hundred tokens; a single query uses torch's kernels.
     devices["attention (cpu, fp32)"] = choose_backend(_call("cpu", torch.float32), os.environ.get(VARIABLE))
-    if torch.cuda.is_available():
-        call = _call("cuda", torch.bfloat16, gradients=True)
-        devices["attention (cuda, training with precision bf16)"] = choose_backend(call, os.environ.get(VARIABLE))
     return devices
 
 
@@ -127,18 +125,34 @@ def _commands() -> dict[str, Any]:
     return used
 
 
+def _training() -> dict[str, Any]:
+    """What ``training.dtype: auto`` stands for on this machine."""
+    import torch
+
+    from quiver.encoder.attention import choose_backend
+    from quiver.encoder.attention.dispatch import VARIABLE
+    from quiver.encoder.training.autocast import training_dtype
+    from quiver.retrieval.models.loading import default_device
+
+    device = default_device()
+    dtype = training_dtype("auto", device)
+    products = "float32 weights, bfloat16 autocast" if dtype == "bfloat16" else "float32, without TF32" if device == "cuda" else "float32"
+    call = _call(device, getattr(torch, dtype), gradients=True)
+    return {"device": device, "dtype": dtype, "products": products, "attention": choose_backend(call, os.environ.get(VARIABLE))}
+
+
 def _call(device: str, dtype: torch.dtype, *, gradients: bool = False) -> AttentionCall:
     """Describe a call of attention in a local layer of ModernBERT."""
     import torch
 
     from quiver.encoder.attention import AttentionCall
-    from quiver.encoder.attention.flash import installed
+    from quiver.encoder.attention.flash import installed, missing
     from quiver.encoder.cpu.support import kernels_available
 
     if device == "cpu":
         return AttentionCall("cpu", dtype, gradients=gradients, installed=frozenset({"compiled"} if kernels_available() else ()))
     capability = torch.cuda.get_device_capability()
-    return AttentionCall("cuda", dtype, capability=capability, gradients=gradients, local=True, installed=installed())
+    return AttentionCall("cuda", dtype, capability=capability, gradients=gradients, local=True, installed=installed(), missing=missing())
 
 
 def _check() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 
 from quiver.cli import options
 from quiver.cli.output import command_line, help_alone, print_json, print_table, say, show_progress
-from quiver.cli.train import report_stopped
+from quiver.cli.train import report_stopped, with_dtype
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def glue(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: glue_base, glue_large.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: a folder per task, results.json, report.md, report.html.")],
     overrides: options.Overrides = None,
+    dtype: options.TrainingDtype = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     task: Annotated[list[Task] | None, typer.Option("--task", help="Task to train. Repeatable. Default: all tasks.")] = None,
@@ -58,7 +59,7 @@ def glue(
     from quiver.eval.nlu.glue_training import RESULTS
     from quiver.eval.nlu.recipes import load_glue_recipe
 
-    resolved, bars = load_glue_recipe(recipe, overrides or []), show_progress(progress)
+    resolved, bars = load_glue_recipe(recipe, with_dtype(overrides, dtype)), show_progress(progress)
     requested = {each.value for each in task or []}
     chosen = [name for name in TASKS if name in requested]
     try:
@@ -92,6 +93,7 @@ def qa_train(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: qa_korquad_512, qa_korquad_1024.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: model/, run.json, results.json, predictions.json, ...")],
     overrides: options.Overrides = None,
+    dtype: options.TrainingDtype = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
@@ -108,7 +110,7 @@ def qa_train(
     from quiver.eval.nlu.qa_training import train_qa
     from quiver.eval.nlu.recipes import load_qa_recipe
 
-    resolved, bars = load_qa_recipe(recipe, overrides or []), show_progress(progress)
+    resolved, bars = load_qa_recipe(recipe, with_dtype(overrides, dtype)), show_progress(progress)
     try:
         results = train_qa(resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line())
     except RunStoppedError as stopped:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,10 +55,16 @@ def report_stopped(stopped: Exception, *, resume: bool, overwrite: bool = False)
     raise typer.Exit(1) from stopped
 
 
+def with_dtype(overrides: Sequence[str] | None, dtype: str | None) -> list[str]:
+    """Overrides of a recipe, and the dtype of the option."""
+    return [*(overrides or []), *([] if dtype is None else [f"training.dtype={dtype}"])]
+
+
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe file (.yaml, .json), or the name of a shipped recipe.")],
     out: options.RunOut,
     overrides: options.Overrides = None,
+    dtype: options.TrainingDtype = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
@@ -78,7 +84,7 @@ def train(
     from quiver.retrieval.training.recipe import load_recipe
     from quiver.retrieval.training.run import RunStoppedError
 
-    resolved = load_recipe(recipe, overrides or [])
+    resolved = load_recipe(recipe, with_dtype(overrides, dtype))
     bars = show_progress(progress)
     section = resolved.development
     # Only the process that scores holds the development collection in memory.
@@ -117,6 +123,7 @@ def pretrain(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: pretrain_small, pretrain_base, ...")],
     out: options.RunOut,
     overrides: options.Overrides = None,
+    dtype: options.TrainingDtype = None,
     resume: options.Resume = False,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Only train the tokenizer and tokenize the corpus, in one process; --resume then trains.")
@@ -139,7 +146,7 @@ def pretrain(
     from quiver.encoder.training.processes import RunStoppedError
     from quiver.eval.report.training import write_training_report
 
-    resolved = load_pretraining_recipe(recipe, overrides or [])
+    resolved = load_pretraining_recipe(recipe, with_dtype(overrides, dtype))
     if prepare:
         prepare_recipe(resolved, out, resume=resume)
         say(f"prepared: {out}; repeat the command with --resume instead of --prepare to train")
@@ -178,6 +185,7 @@ def sweep(
             help="section.setting=value,value to sweep over; section.setting=value for all runs. Default: the paper's learning rates."
         ),
     ] = None,
+    dtype: options.TrainingDtype = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     as_json: options.Json = False,
@@ -197,7 +205,7 @@ def sweep(
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("quiver sweep runs in one process: start it without torchrun, or train each run with torchrun and quiver train")
-    grid = make_grid(recipe, settings or [])
+    grid = make_grid(recipe, with_dtype(settings, dtype))
     development = grid.runs[0].recipe.development
     if development is None:  # make_grid requires one
         raise ValueError("the runs of a sweep have a development section")

@@ -5,7 +5,7 @@ and reads vectors from the dictionary that it returns. Batches stay packed: `Los
 one pass where the loss permits, and makes what a loss needs besides (padded token vectors, token ids and masks of a ColBERT) in one
 place.
 
-Importing this module imports sentence-transformers and PyLate (extra ``train``).
+Importing this module imports sentence-transformers (extra ``train``); the losses of a ColBERT import PyLate when they are made.
 
 Shapes: B rows, C columns, N packed tokens, S padded length, D width of the encoder, d width of a vector.
 Source: ``losses`` of sentence-transformers 5.3 and of PyLate 1.6.
@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from pylate.losses import CachedContrastive, Contrastive, Distillation
-from pylate.utils import get_world_size
 from sentence_transformers.losses import (
     CachedMultipleNegativesRankingLoss,
     DistillKLDivLoss,
@@ -33,6 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quiver.encoder import InputError, PackedBatch
+from quiver.encoder.training.autocast import autocast
+from quiver.encoder.training.recipe_file import TrainingDtype
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.training.dataloader import COLUMNS, LABEL, TEXTS
@@ -61,7 +62,7 @@ class LossModel(nn.Module):
 
     Args:
         model: The model to train; its encoder must not be prepacked.
-        bfloat16: Run the forward pass under bfloat16 autocast. Vectors are float32 in any case, so losses compare in float32.
+        dtype: Dtype of the forward pass. Vectors are float32 in any case, so losses compare in float32.
         max_length: Length to which texts are truncated in training, in tokens, if shorter than the model's own.
         pad_to_limit: Pad the documents of a ColBERT to their maximum length, so that processes can exchange them.
 
@@ -75,7 +76,12 @@ class LossModel(nn.Module):
     """
 
     def __init__(
-        self, model: BiEncoder | ColBERT, *, bfloat16: bool = False, max_length: int | None = None, pad_to_limit: bool = False
+        self,
+        model: BiEncoder | ColBERT,
+        *,
+        dtype: TrainingDtype = "float32",
+        max_length: int | None = None,
+        pad_to_limit: bool = False,
     ) -> None:
         super().__init__()
         if model.encoder.prepacked:
@@ -84,7 +90,7 @@ class LossModel(nn.Module):
         self.projections = model.projections
         self.similarity_fn_name = model.settings.similarity
         self._model = model
-        self._bfloat16 = bfloat16
+        self._dtype: TrainingDtype = dtype
         self._pad_to_limit = pad_to_limit
         if isinstance(model, BiEncoder):
             self._skip = {"query": model.skipped_tokens("query"), "document": model.skipped_tokens("document")}
@@ -118,8 +124,7 @@ class LossModel(nn.Module):
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         parts = [batch[first:last] for first, last in bounds]
         columns = [self._features(part, is_query=position == 0, width=self._width(parts, position)) for position, part in enumerate(parts)]
-        # On a GPU, tokens that are not attended to (query expansion) would exclude all columns from flash attention.
-        if one_pass and (batch.ids.device.type == "cpu" or batch.key_lengths is None):
+        if one_pass:
             shared = _SharedPass(batch, [part.num_tokens for part in parts])
             columns = [{**column, SHARED: partial(shared.hidden, position)} for position, column in enumerate(columns)]
         return columns
@@ -151,7 +156,7 @@ class LossModel(nn.Module):
             ``sentence_embedding`` (B, d) of a bi-encoder; ``token_embeddings`` (B, S, d) of a ColBERT, zeros in the padding. Float32.
         """
         batch: PackedBatch = features[PACKED]
-        with torch.autocast(self.encoder.device.type, torch.bfloat16, enabled=self._bfloat16):
+        with autocast(self._dtype, self.encoder.device):
             hidden = features[SHARED](self.encoder) if SHARED in features else self.encoder(batch)
             if isinstance(self._model, BiEncoder):
                 return {"sentence_embedding": self._model.pool(hidden, batch, skip=features[SKIP]).float()}
@@ -182,7 +187,7 @@ class RetrievalLoss(nn.Module):
     """The loss of a recipe around a model.
 
     Args:
-        recipe: Loss and precision.
+        recipe: Loss and dtype.
         model: Result of `quiver.retrieval.training.model.build_model`; trained in place.
         processes: Number of processes of the run.
 
@@ -203,7 +208,7 @@ class RetrievalLoss(nn.Module):
         model.encoder.gradient_checkpointing = training.gradient_checkpointing
         self.model = LossModel(
             model,
-            bfloat16=training.precision == "bf16",
+            dtype=training.dtype,
             max_length=training.max_length,
             pad_to_limit=section.gather_across_devices and processes > 1,
         )
@@ -226,37 +231,6 @@ def _check_matryoshka(dims: tuple[int, ...], model: BiEncoder | ColBERT) -> None
         raise InputError("loss.matryoshka_dims: requires model.normalize: true, because the loss compares vectors scaled to length 1")
 
 
-class GatheredContrastive(Contrastive):  # type: ignore[misc]  # the library is untyped
-    """PyLate's contrastive loss as a mean over the queries of all processes.
-
-    PyLate multiplies gathered losses by the number of processes, and the trainer then averages over the processes, so that losses and
-    gradients are too large by that factor.
-    """
-
-    def forward(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Return the mean loss of this process's queries."""
-        loss: Tensor = super().forward(sentence_features, labels)
-        return loss / get_world_size() if self.gather_across_devices else loss
-
-
-class MeanCachedContrastive(CachedContrastive):  # type: ignore[misc]  # the library is untyped
-    """PyLate's cached contrastive loss with the gradients of the value that it returns.
-
-    Losses and gradients are those of `GatheredContrastive`, with less memory (GradCache). PyLate 1.6 returns the mean over a batch but
-    caches the gradients of the sum, which are B times larger; with gathered documents both are too large by the number of processes.
-    """
-
-    cache: list[list[Tensor]]
-
-    def calculate_loss_and_cache_gradients(self, reps: list[list[Tensor]], masks: list[Tensor]) -> Tensor:
-        """Return the mean loss of this process's queries, and cache its gradients with respect to the vectors."""
-        processes = get_world_size() if self.gather_across_devices else 1
-        rows = sum(map(len, reps[0]))
-        loss: Tensor = super().calculate_loss_and_cache_gradients(reps, masks)
-        self.cache = [[gradient / (rows * processes) for gradient in column] for column in self.cache]
-        return (loss.detach() / processes).requires_grad_()
-
-
 class PackedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc]  # the library is untyped
     """The library's cached loss; its mini-batches are also cut from packed batches (the library cuts only tensors)."""
 
@@ -272,6 +246,12 @@ class PackedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc
         """Encode the texts ``begin`` to ``end``; arguments and result are the library's."""
         features = {key: value[begin:end] if isinstance(value, PackedBatch) else value for key, value in sentence_feature.items()}
         return super().embed_minibatch(features, begin, end, with_grad, copy_random_state, random_state)
+
+
+def _pylate(name: str) -> Callable[..., nn.Module]:
+    """A loss of `quiver.retrieval.training.pylate_losses`, which imports PyLate: bi-encoders train without it."""
+    loss: Callable[..., nn.Module] = getattr(import_module("quiver.retrieval.training.pylate_losses"), name)
+    return loss
 
 
 LOSSES: dict[str, Callable[[Any, LossSection], nn.Module]] = {
@@ -292,16 +272,16 @@ LOSSES: dict[str, Callable[[Any, LossSection], nn.Module]] = {
     "kl": lambda model, section: DistillKLDivLoss(
         model, similarity_fct=PAIRWISE[model.similarity_fn_name], temperature=section.temperature
     ),
-    "contrastive": lambda model, section: GatheredContrastive(
+    "contrastive": lambda model, section: _pylate("GatheredContrastive")(
         model, gather_across_devices=section.gather_across_devices, temperature=section.temperature
     ),
-    "cached_contrastive": lambda model, section: MeanCachedContrastive(
+    "cached_contrastive": lambda model, section: _pylate("MeanCachedContrastive")(
         model,
         mini_batch_size=section.mini_batch_size,
         gather_across_devices=section.gather_across_devices,
         temperature=section.temperature,
     ),
-    "distillation": lambda model, section: Distillation(model, normalize_scores=section.student_scores == "minmax"),
+    "distillation": lambda model, section: _pylate("Distillation")(model, normalize_scores=section.student_scores == "minmax"),
 }
 """Name in a recipe -> the loss around a `LossModel`, or around a model of the library. `LOSSES_BY_KIND` of
 `quiver.retrieval.training.recipe` says which kind of model each trains."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from quiver.encoder.schema import Field, NonBlank, Positive, Rule, TextSchema
-from quiver.encoder.training.recipe_file import load_sections
+from quiver.encoder.training.recipe_file import TrainingDtype, load_sections
 
 STDLIB_DOCSTRINGS = "docstrings:stdlib"
 """Value of ``data.train`` for docstring and code pairs of the running Python's standard library."""
@@ -206,14 +206,15 @@ class TrainingSection(TextSchema):
     """L2 norm to which the gradient is clipped."""
     seed: int = Field(ge=0, le=2**32 - 1)
     """Random seed of new weights, the order of the rows and dropout."""
-    precision: Literal["fp32", "bf16"]
-    """Type of the forward and backward pass (bf16: autocast); weights and optimizer state are float32."""
     scheduler: Literal["linear", "cosine", "constant"]
     """Learning rate after the warm-up: falling to zero, linearly or as a cosine, or constant."""
     no_duplicates: bool
     """Allow no text twice in a batch, where it would be a negative of itself."""
     log_every: Positive
     """Steps per log line."""
+    dtype: TrainingDtype = "auto"
+    """Dtype of the forward and backward pass (``bfloat16``: autocast); weights, gradients and optimizer state are float32. ``auto``:
+    bfloat16 on a GPU of compute capability 8.0 and above, otherwise float32; a resumed run keeps the dtype that it began with."""
     max_steps: int | None = Field(default=None, ge=1)
     """Maximum number of steps, whatever ``epochs`` says; null for no limit."""
     accumulation: int = Field(default=1, ge=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.lora import add_lora
 from quiver.encoder.training import run_folder
+from quiver.encoder.training.autocast import autocast, exact_float32, with_training_dtype
 from quiver.encoder.training.callbacks import FORMS, BarCallback, tensorboard, training_bar
 from quiver.encoder.training.log import LOG, Line, RunLog, read_log, training_curves
 from quiver.encoder.training.optimization import require_optimizer
@@ -115,7 +116,8 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
     require_optimizer(recipe.training.optimizer)
-    with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _locked(out, processes):
+    with _environment(out) as processes:
+        recipe = with_training_dtype(recipe, default_device(), resumed=out if resume else None)
         session = _Session(Run(recipe, out, processes, scorer, progress, callbacks), command, data_folder or out / DATA)
         return session.resume() if resume else session.start(overwrite=overwrite)
 
@@ -140,7 +142,8 @@ def train_and_save(
         InputError: The rows do not fill a batch, the loss is not finite, or ``out`` cannot be written or holds a run.
         RunStoppedError: See `train`.
     """
-    with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _locked(out, processes):
+    with _environment(out) as processes:
+        recipe = with_training_dtype(recipe, default_device())
         return _Session(Run(recipe, out, processes, progress=progress), command, out / DATA).start(given=(rows, model))
 
 
@@ -179,9 +182,17 @@ class Run:
         return Checkpoints(self.out / CHECKPOINTS)
 
 
-def _locked(out: Path, processes: Processes) -> AbstractContextManager[None]:
-    """Lock the run folder, in the main process."""
-    return run_folder.exclusive_lock(out) if processes.is_main_process else nullcontext()
+@contextmanager
+def _environment(out: Path) -> Iterator[Processes]:
+    """Processes, random generators, memory and products of a session; the main process locks the run folder."""
+    with (
+        init_distributed(default_device()) as processes,
+        preserve_rng_state(),
+        keep_freed_memory(),
+        exact_float32(),
+        run_folder.exclusive_lock(out) if processes.is_main_process else nullcontext(),
+    ):
+        yield processes
 
 
 @dataclass(frozen=True)
@@ -458,7 +469,7 @@ class RetrievalTask:
     def evaluate(self) -> Mapping[str, float]:
         """Return nDCG@10 on the development collection, computed by the main process."""
         processes, score = self.run.processes, 0.0
-        with self.state.model_for_use() as model:
+        with self.state.model_for_use() as model, autocast(self.run.recipe.training.dtype, self.device):
             self.module.eval()
             if processes.is_main_process and model is not None and self.run.scorer is not None:
                 score = self.run.scorer(model)

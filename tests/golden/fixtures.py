@@ -377,7 +377,7 @@ def retriever_recipe(work: Path, loss: str) -> Path:
             "weight_decay": 0.01,
             "max_grad_norm": 1.0,
             "seed": 7,
-            "precision": "fp32",
+            "dtype": "float32",
             "no_duplicates": False,
             "log_every": 1,
         }

@@ -81,7 +81,7 @@ def make_recipe(
         "weight_decay": 0.01,
         "max_grad_norm": 1,
         "seed": 1,
-        "precision": "fp32",
+        "dtype": "float32",
         "no_duplicates": False,
         "log_every": 1,
     }

@@ -28,7 +28,7 @@ def section(scheduler: str, warmup: float) -> TrainingSection:
         weight_decay=0.01,
         max_grad_norm=1,
         seed=1,
-        precision="fp32",
+        dtype="float32",
         scheduler=scheduler,  # type: ignore[arg-type]
         no_duplicates=False,
         log_every=1,

@@ -129,16 +129,25 @@ def test_doctor(quiver: Callable[..., Any]) -> None:
 
 
 def test_doctor_shows_what_the_commands_use(quiver: Callable[..., Any]) -> None:
-    used = json.loads(quiver("doctor", "--json").out)["evaluate, index build, serve"]
-    assert used == {"device": "cpu", "dtype": "float32", "attention": "compiled" if kernels_available() else "packed"}
+    facts = json.loads(quiver("doctor", "--json").out)
+    used = {"device": "cpu", "dtype": "float32", "attention": "compiled" if kernels_available() else "packed"}
+    assert facts["evaluate, index build, serve"] == used
+    assert facts["train, pretrain, glue, qa train"] == {**used, "products": "float32"}
 
 
 @pytest.mark.parametrize(
-    ("capability", "used", "without_flash"),
-    [((9, 0), ("bfloat16", "aten_flash"), None), ((7, 5), ("float16", "packed"), "not used: compute capability 7.5")],
+    ("capability", "used", "trained", "without_flash"),
+    [
+        ((9, 0), ("bfloat16", "aten_flash"), ("bfloat16", "aten_flash"), None),
+        ((7, 5), ("float16", "packed"), ("float32", "packed"), "not used: compute capability 7.5"),
+    ],
 )
 def test_doctor_tells_what_commands_use_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], used: tuple[str, str], without_flash: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    used: tuple[str, str],
+    trained: tuple[str, str],
+    without_flash: str | None,
 ) -> None:
     """The properties of a GPU that decide the dtype and the attention backend are simulated; nothing runs on it."""
     with monkeypatch.context() as patched:
@@ -149,7 +158,9 @@ def test_doctor_tells_what_commands_use_on_a_gpu(
     told = facts["evaluate, index build, serve"]
     assert (told["device"], told["dtype"], told["attention"]) == ("cuda", *used)
     assert told.get("flash attention") == without_flash
-    assert not any("bf16, inference" in name for name in facts["devices"])
+    training = facts["train, pretrain, glue, qa train"]
+    assert (training["device"], training["dtype"], training["attention"]) == ("cuda", *trained)
+    assert training["products"] == ("float32 weights, bfloat16 autocast" if trained[0] == "bfloat16" else "float32, without TF32")
 
 
 def test_every_loader_uses_an_available_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

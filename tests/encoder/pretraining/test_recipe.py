@@ -165,6 +165,6 @@ def test_the_base_recipe_has_the_settings_of_the_paper(
     assert (last.decay, last.decay_tokens) == ("one_minus_sqrt", last.tokens)
     assert (training.averaging.best, training.averaging.with_last) == best
     assert (training.beta1, training.beta2, training.eps) == (0.9, 0.98, 1e-6)
-    assert (training.mask_probability, training.precision, model.dropout) == (0.3, "bf16", 0.1)
+    assert (training.mask_probability, training.dtype, model.dropout) == (0.3, "auto", 0.1)
     assert (model.vocabulary.size, model.vocabulary.unused) == (50_368, 83)
     assert model.tokenizer != "train" or model.vocabulary.share <= 0.001, "merges of all two trillion tokens are counted by nobody"

@@ -94,7 +94,7 @@ def make_recipe(tmp_path: Path, rows_file: Path, start_folder: Path) -> MakeReci
                 "weight_decay": 0.01,
                 "max_grad_norm": 1.0,
                 "seed": 7,
-                "precision": "fp32",
+                "dtype": "float32",
                 "no_duplicates": False,
                 "log_every": 2,
             },

@@ -44,7 +44,7 @@ RANDOM = {"init": "random", "tokenizer": "train", "architecture": SHAPE}
 def make_recipe(kind: str, model: dict[str, Any], *, seed: int = 1) -> Recipe:
     described = dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test")
     training = {"epochs": 1, "batch_size": 2, "learning_rate": 1e-3, "warmup_ratio": 0, "scheduler": "linear", "weight_decay": 0}
-    training |= {"max_grad_norm": 1, "seed": seed, "precision": "fp32", "no_duplicates": False, "log_every": 1}
+    training |= {"max_grad_norm": 1, "seed": seed, "dtype": "float32", "no_duplicates": False, "log_every": 1}
     loss = {"name": "mnrl" if kind == "dense" else "contrastive"}
     raw = described | {"kind": kind, "model": model, "data": {"train": "rows.jsonl"}, "loss": loss, "training": training}
     recipe, problems = validate(Recipe, raw, RULES)

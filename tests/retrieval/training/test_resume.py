@@ -55,7 +55,7 @@ SLOW_CASES = {
     "Matryoshka, teacher": ("dense", "loss.name=margin_mse", *SCORED, "loss.matryoshka_dims=[16, 8]"),
     "schedule-free": ("dense", "training.optimizer=schedule_free_adamw", "training.scheduler=constant"),
     "LoRA": ("dense", "training.lora.rank=2", "training.lora.alpha=4", "training.lora.dropout=0.1"),
-    "bf16, gradient checkpointing": ("dense", "training.precision=bf16", "training.gradient_checkpointing=true"),
+    "bfloat16, gradient checkpointing": ("dense", "training.dtype=bfloat16", "training.gradient_checkpointing=true"),
     "ColBERT, GradCache": ("colbert", "loss.name=cached_contrastive", "loss.mini_batch_size=3"),
     "ColBERT, distilled, random negatives": ("colbert", "loss.name=distillation", *SCORED, "data.negatives=random"),
 }

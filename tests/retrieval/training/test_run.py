@@ -630,15 +630,35 @@ def test_a_second_ctrl_c_keeps_the_last_checkpoint(make_recipe: MakeRecipe, tmp_
     assert train(recipe, out, resume=True)["result"]["resumed_at"] == [4]
 
 
-def test_the_precision_is_that_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_the_dtype_that_it_began_with(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    usual, out, seen = ("training.max_steps=4", "training.save_every=2", "training.log_every=1"), tmp_path / "out", []
+
+    class Products(Callback):
+        def on_step(self, step: int) -> None:
+            seen.append(torch.get_float32_matmul_precision())
+
+    auto = train(make_recipe("dense", *usual, "training.dtype=auto"), tmp_path / "auto", callbacks=[Products()])
+    assert auto["recipe"]["training"]["dtype"] == "float32"
+    assert seen == ["highest"] * 4
+    whole = train(make_recipe("dense", *usual, "training.dtype=bfloat16"), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(make_recipe("dense", *usual, "training.dtype=bfloat16"), out, callbacks=[StopAt(3, KeyboardInterrupt)])
+    with pytest.raises(InputError, match=r'training\.dtype was "bfloat16", is "float32"'):
+        train(make_recipe("dense", *usual, "training.dtype=float32"), out, resume=True)
+    resumed = train(make_recipe("dense", *usual, "training.dtype=auto"), out, resume=True)
+    assert resumed["recipe"]["training"]["dtype"] == "bfloat16"
+    assert resumed["result"]["losses"] == whole["result"]["losses"] != auto["result"]["losses"]
+
+
+def test_the_dtype_is_that_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment variables of ``accelerate launch`` have no effect."""
     usual = ("training.max_steps=3", "training.log_every=1")
     losses = {}
     for named in ("no", "bf16"):
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", named)
-        for precision in ("fp32", "bf16"):
-            recipe = make_recipe("dense", *usual, f"training.precision={precision}")
-            losses[named, precision] = train(recipe, tmp_path / f"{named}-{precision}")["result"]["losses"]
-    assert losses["no", "fp32"] == losses["bf16", "fp32"]
-    assert losses["no", "bf16"] == losses["bf16", "bf16"]
-    assert losses["no", "fp32"] != losses["no", "bf16"]
+        for dtype in ("float32", "bfloat16"):
+            recipe = make_recipe("dense", *usual, f"training.dtype={dtype}")
+            losses[named, dtype] = train(recipe, tmp_path / f"{named}-{dtype}")["result"]["losses"]
+    assert losses["no", "float32"] == losses["bf16", "float32"]
+    assert losses["no", "bfloat16"] == losses["bf16", "bfloat16"]
+    assert losses["no", "float32"] != losses["no", "bfloat16"]

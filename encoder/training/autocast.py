@@ -1,0 +1,107 @@
+"""Dtype of training: bfloat16 autocast or float32. Weights, gradients and optimizer state are float32 in both.
+
+A recipe says ``auto``, and a run records what that stands for, so that a resumed run keeps it on another machine. There is no float16: its
+gradients need a scaler, which only GPUs below compute capability 8.0 would use.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.training.recipe_file import AUTO, TrainingDtype
+from quiver.encoder.training.run_folder import recipe_of
+
+logger = logging.getLogger(__name__)
+
+BFLOAT16_SINCE = (8, 0)
+"""Compute capability of the first GPUs that multiply bfloat16 matrices."""
+
+
+class _Recipe(Protocol):
+    """A recipe with a section ``training`` that has a ``dtype``."""
+
+    @property
+    def training(self) -> Any: ...
+
+    def replace(self, **changes: Any) -> Any: ...
+
+
+Recipe = TypeVar("Recipe", bound=_Recipe)
+
+
+def training_dtype(dtype: TrainingDtype, device: torch.device | str) -> Literal["float32", "bfloat16"]:
+    """Dtype in which the forward and backward pass run on a device.
+
+    Args:
+        dtype: As in a recipe. ``auto``: bfloat16 on a GPU of compute capability 8.0 and above, otherwise float32.
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+
+    Raises:
+        InputError: The GPU cannot multiply bfloat16.
+
+    Example:
+        >>> training_dtype("auto", "cpu"), training_dtype("bfloat16", "cpu")
+        ('float32', 'bfloat16')
+    """
+    if dtype == "float32" or torch.device(device).type != "cuda":
+        return "bfloat16" if dtype == "bfloat16" else "float32"
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= BFLOAT16_SINCE:
+        return "bfloat16"
+    if dtype == "bfloat16":
+        major, minor = capability
+        raise InputError(f"training.dtype: bfloat16 needs a GPU of compute capability 8.0, this one has {major}.{minor}; use float32")
+    return "float32"
+
+
+def with_training_dtype(recipe: Recipe, device: torch.device | str, *, resumed: Path | None = None) -> Recipe:
+    """Return the recipe with ``training.dtype: auto`` replaced by the dtype that the run has or gets.
+
+    Args:
+        recipe: A recipe of any kind.
+        device: Device to train on.
+        resumed: Folder of the run that is resumed, whose dtype is kept on any device; None for a new run.
+
+    Raises:
+        InputError: The GPU cannot multiply bfloat16.
+    """
+    dtype: TrainingDtype = recipe.training.dtype
+    begun = None if resumed is None or dtype != AUTO else recipe_of(resumed)
+    found = training_dtype(begun["training"]["dtype"] if begun is not None else dtype, device)
+    if dtype == AUTO and found == "float32" and torch.device(device).type == "cuda" and begun is None:
+        logger.warning("training in float32: bfloat16 needs a GPU of compute capability 8.0")
+    if dtype == found:
+        return recipe
+    changed: Recipe = recipe.replace(training=recipe.training.replace(dtype=found))
+    return changed
+
+
+def autocast(dtype: TrainingDtype, device: torch.device) -> AbstractContextManager[None]:
+    """Run the block in the dtype of training on a device, see `training_dtype`."""
+    context: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16, enabled=training_dtype(dtype, device) == "bfloat16")
+    return context
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Multiply float32 matrices in float32 within the block, never in TF32, whatever the process has set."""
+    before = _float32_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _float32_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses to say it if ``torch.backends.cuda.matmul.fp32_precision`` alone was set to TF32
+        return "high"
