@@ -218,12 +218,18 @@ class RetrievalLoss(nn.Module):
         if section.matryoshka_dims:
             self.loss = MatryoshkaLoss(self.model, self.loss, matryoshka_dims=list(section.matryoshka_dims))
         self._one_pass = section.name not in CACHED
+        self._mini_batch = None if self._one_pass else section.mini_batch_size
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the loss of a batch of the `Collator`, a scalar; its tensors are on the model's device."""
         columns = self.model.columns(inputs[TEXTS], inputs[COLUMNS], one_pass=self._one_pass)
         loss: Tensor = self.loss(columns, inputs.get(LABEL))
         return loss
+
+    def backward_passes(self, inputs: Mapping[str, Any]) -> int:
+        """Return the number of backward passes through the model that the loss of a batch runs: one per mini-batch of a cached loss."""
+        size = self._mini_batch
+        return 1 if size is None else sum(-(-texts // size) for texts in inputs[COLUMNS])
 
 
 def _check_matryoshka(dims: tuple[int, ...], model: BiEncoder | ColBERT) -> None:
