@@ -203,20 +203,21 @@ def test_a_packed_batch_with_a_non_finite_loss_can_be_built_again(train: Train, 
 
 
 class OnCuda(Line):
-    """Two linear layers on a GPU, wide enough that their activations are seen."""
+    """Sixteen layers on a GPU, in four parts, wide enough that their activations are seen beside the gradients."""
 
     device = torch.device("cuda")
 
     def __init__(self, steps: int, *, recomputes: bool = False) -> None:
         super().__init__([[batch(1, 2)] for _ in range(steps)])
-        self.module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))).to(self.device)
+        parts = (nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(4))) for _ in range(4))
+        self.module = nn.Sequential(*parts).to(self.device)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3, fused=True)
         self._recomputes = recomputes
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         hidden = torch.ones(4096, 512, device=self.device, requires_grad=True) * inputs["x"].sum()
-        for layer in self.module:
-            hidden = checkpoint(layer, hidden, use_reentrant=False) if self._recomputes else torch.tanh(layer(hidden))
+        for part in self.module:
+            hidden = checkpoint(part, hidden, use_reentrant=False) if self._recomputes else part(hidden)
         return hidden.square().mean()
 
 
@@ -240,7 +241,7 @@ def test_the_log_has_the_memory_of_activations(train: Train, tmp_path: Path) -> 
     kept, recomputed = train(OnCuda(3)), train(OnCuda(3, recomputes=True))
     lines = read_log(tmp_path / "log.jsonl")
     assert [line["activation_bytes"] > 0 for line in lines] == [True] * 6
-    assert kept.totals()["activation_bytes"] == max(line["activation_bytes"] for line in lines[:3]) >= 8 * 4096 * 512 * 4
+    assert kept.totals()["activation_bytes"] == max(line["activation_bytes"] for line in lines[:3]) >= 16 * 4096 * 512 * 4
     assert recomputed.activation_bytes < 0.8 * kept.activation_bytes
     assert kept.totals()["peak_memory_bytes"] >= kept.activation_bytes
 
