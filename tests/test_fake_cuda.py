@@ -167,10 +167,35 @@ def test_inference_uses_flash_attention_and_never_waits(trace: Trace, family: st
     assert trace.names.count("to") == 3, trace.names
 
 
-@pytest.mark.parametrize("lengths", [[32, 32, 32], [65, 64]])
-def test_unattended_query_expansion_uses_flash_attention(trace: Trace, lengths: list[int]) -> None:
-    run(trace, 4, "modernbert", lengths, [length - 20 for length in lengths])
+# Queries shorter and longer than half a window, alone and beside documents, as in training; how many calls a layer makes for them.
+EXPANDED = [
+    ([32] * 3, [9, 32, 20], 1),
+    ([64] * 3, [9, 20, 5], 1),
+    ([128, 128], [20, 100], 1),
+    ([128, 128, 300, 77], [20, 100, 300, 77], 2),
+    ([300, 128, 77], [300, 9, 77], 3),
+]
+
+
+@pytest.mark.parametrize(("lengths", "key_lengths", "calls"), EXPANDED)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("head_width", [24, 32, 64, 96, 128])
+def test_unattended_query_expansion_uses_flash_attention(
+    trace: Trace, lengths: list[int], key_lengths: list[int], calls: int, training: bool, head_width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    packed = pack_ids([[7] * length for length in lengths], key_lengths=key_lengths)
+    with FakeTensorMode() as mode:
+        with torch.device("cuda"):
+            encoder = Encoder(config(4, num_heads=768 // head_width, attention_dropout=0.1)).train(training)
+        batch = fake_batch(mode, packed)
+        with trace, torch.autocast("cuda", torch.bfloat16), torch.inference_mode(not training):
+            states = encoder(batch)
+    assert states.shape == (sum(lengths), 768)
+    assert states.requires_grad == training
     assert trace.attention == {"_flash_attention_forward"}
+    assert trace.names.count("_flash_attention_forward") == 4 * calls
     assert trace.waits == []
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -32,10 +32,7 @@ VARIABLE = "QUIVER_ATTENTION"
 Backend = Callable[[Tensor, Tensor, Tensor, PackedBatch, "int | None", "Tensor | None", float], Tensor]
 
 BACKENDS: dict[str, Backend] = {
-    "aten_flash": flash.attend_aten_flash,
-    "flash_attn_2": flash.attend_flash_attn_2,
-    "flash_attn_3": flash.attend_flash_attn_3,
-    "flash_attn_4": flash.attend_flash_attn_4,
+    **{name: partial(flash.attend_flash, name) for name in flash.KERNELS},
     "compiled": attend_compiled,
     "packed": attend_packed,
     "reference": attend_reference,
@@ -43,8 +40,7 @@ BACKENDS: dict[str, Backend] = {
 
 # The first backend that supports a call is taken; packed if none does. PyTorch's own flash kernel needs no package and is flash-attn 2
 # itself; 3 and 4 are faster on the GPUs they are made for, and the package of 2 has ALiBi.
-TRAINING = ("flash_attn_4", "aten_flash", "flash_attn_2", "compiled")
-INFERENCE = ("flash_attn_4", "flash_attn_3", "aten_flash", "flash_attn_2", "compiled")
+ORDER = ("flash_attn_4", "flash_attn_3", "aten_flash", "flash_attn_2", "compiled")
 
 
 class AttentionCall(NamedTuple):
@@ -59,12 +55,14 @@ class AttentionCall(NamedTuple):
     dropout: bool = False
     slopes: bool = False
     """Whether the call has ALiBi."""
-    key_lengths: bool = False
-    """Whether some tokens attend to others but are not attended to."""
     local: bool = False
     """Whether there is a window shorter than a sequence."""
+    deterministic: bool = False
+    """Whether gradients must be equal in every run."""
     installed: frozenset[str] = frozenset()
     """The keys of `LIMITS` that are installed and worth using here: `flash.installed` on CUDA, ``compiled`` on a CPU."""
+    missing: frozenset[tuple[str, str]] = frozenset()
+    """What their releases and builds lack: `flash.missing` on CUDA."""
 
 
 @dataclass(frozen=True)
@@ -83,25 +81,19 @@ class BackendLimits:
     beyond: tuple[int, int] = (99, 0)
     """First CUDA compute capability that is no longer supported."""
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
-    multiple: int = 16
-    """The width of a head must be a multiple of this many bytes."""
+    multiple: int | None = None
+    """The width of a head must be a multiple of this many bytes; None for any width."""
     widest: int = 256
-    gradients: bool = True
     widest_gradient: int = 192
     """Widest head in training: with wider ones some GPUs lack the memory for the backward pass."""
     dropout: bool = False
     slopes: bool = False
-    local: bool = True
-    key_lengths: bool = True
-    placed_key_lengths: bool = False
-    """Whether windows and ALiBi work where there are fewer keys than queries; flash attention then aligns distances to the last key."""
 
 
 LIMITS = {
     "aten_flash": BackendLimits(dropout=True),
     "flash_attn_2": BackendLimits(dropout=True, slopes=True),
-    # The features that all builds share: those on PyPI lack the backward pass, windows or float16.
-    "flash_attn_3": BackendLimits(capability=(9, 0), beyond=(10, 0), dtypes=(torch.bfloat16,), gradients=False, local=False),
+    "flash_attn_3": BackendLimits(capability=(9, 0), beyond=(10, 0)),
     "flash_attn_4": BackendLimits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128),
     "compiled": BackendLimits(
         device="cpu",
@@ -110,7 +102,6 @@ LIMITS = {
         dtypes=(torch.float32, torch.bfloat16),
         multiple=WIDTH_MULTIPLE * torch.float32.itemsize,
         widest_gradient=256,
-        placed_key_lengths=True,
     ),
 }
 
@@ -121,21 +112,27 @@ def unsupported_reason(name: str, call: AttentionCall) -> str | None:
     if limits is None:  # packed and reference support every call
         return None
     widest = limits.widest_gradient if call.gradients else limits.widest
-    width, multiple = call.head_width, limits.multiple // call.dtype.itemsize
+    width, multiple = call.head_width, (limits.multiple or call.dtype.itemsize) // call.dtype.itemsize
+    widths = f"multiples of {multiple} to {widest}" if limits.multiple else f"up to {widest}"
     reasons = {
         f"it needs a {limits.device.upper()} device": call.device_type != limits.device,
         limits.absent: name not in call.installed,
         f"compute capability {'.'.join(map(str, call.capability))}": not limits.capability <= call.capability < limits.beyond,
         f"dtype {str(call.dtype).removeprefix('torch.')}": call.dtype not in limits.dtypes,
-        f"head width {width} (multiples of {multiple} to {widest})": width % multiple != 0 or width > widest,
-        "gradients": call.gradients and not limits.gradients,
+        f"head width {width} ({widths})": width % multiple != 0 or width > widest,
         "dropout": call.dropout and not limits.dropout,
         "ALiBi": call.slopes and not limits.slopes,
-        "windows": call.local and not limits.local,
-        "key lengths": call.key_lengths and not limits.key_lengths,
-        "windows or ALiBi with key lengths": call.key_lengths and (call.local or call.slopes) and not limits.placed_key_lengths,
     }
-    return next((reason for reason, applies in reasons.items() if applies), None)
+    if reason := next((reason for reason, applies in reasons.items() if applies), None):
+        return reason
+    needed = {
+        "gradients": call.gradients,
+        flash.DETERMINISTIC: call.gradients and call.deterministic,
+        "windows": call.local,
+        f"dtype {str(call.dtype).removeprefix('torch.')}": True,
+        "sequences of different lengths": True,
+    }
+    return next((f"this build has no {feature}" for feature, needs in needed.items() if needs and (name, feature) in call.missing), None)
 
 
 @cache
@@ -157,8 +154,7 @@ def choose_backend(call: AttentionCall, override: str | None = None) -> str:
     """
     if override is not None and override not in BACKENDS:
         raise InputError(f"{VARIABLE} must be one of {', '.join(BACKENDS)}, got {override!r}")
-    order = TRAINING if call.gradients else INFERENCE
-    names: list[str] = [*([override] if override else []), *order, "packed"]
+    names: list[str] = [*([override] if override else []), *ORDER, "packed"]
     name = next(candidate for candidate in names if unsupported_reason(candidate, call) is None)
     if override and name != override:
         logger.warning("%s=%s does not support this attention (%s); using %s", VARIABLE, override, unsupported_reason(override, call), name)
@@ -170,7 +166,7 @@ def choose_backend(call: AttentionCall, override: str | None = None) -> str:
 
 
 def _words(call: AttentionCall) -> str:
-    words = [name.replace("_", " ") for name in ("gradients", "dropout", "slopes", "key_lengths", "local") if getattr(call, name)]
+    words = [name.replace("_", " ") for name in ("gradients", "dropout", "slopes", "local", "deterministic") if getattr(call, name)]
     kind = f"attention on {call.device_type} in {str(call.dtype).removeprefix('torch.')}, head width {call.head_width}"
     return ", ".join((kind, *words))
 
@@ -193,9 +189,10 @@ def describe(
         gradients=gradients,
         dropout=dropout > 0,
         slopes=slopes is not None,
-        key_lengths=batch.key_lengths is not None,
         local=window is not None,
+        deterministic=gradients and flash.deterministic_is_requested(),
         installed=flash.installed() if cuda else _installed(q, batch, gradients=gradients),
+        missing=flash.missing() if cuda else frozenset(),
     )
 
 

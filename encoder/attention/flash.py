@@ -1,11 +1,12 @@
 """FlashAttention over packed batches: PyTorch's own kernel and the flash-attn packages, behind one contract.
 
 All of them take cu_seqlens and a window as (left, right) distances, both ends included, and never hold an n x n tensor. Where a sequence
-has fewer keys than queries, they align windows and ALiBi's distances to the last key, not the first; so batches with
-`PackedBatch.key_lengths` can use flash attention in global layers only.
+has fewer keys than queries (`PackedBatch.key_lengths`), they align windows and ALiBi's distances to the last key. The attended tokens come
+first, so their distances count from the first key. Such sequences are therefore reversed: the last key is then the first token, and as
+windows and ALiBi are symmetric, every distance is right. Global layers without ALiBi have no distances and keep their order.
 
 Shapes: N packed tokens, H heads, K head width, B sequences.
-Source: FlashAttention-2, arXiv:2307.08691; FlashAttention-3, arXiv:2407.08608.
+Source: FlashAttention-2, arXiv:2307.08691; FlashAttention-3, arXiv:2407.08608; the alignment: flash_attn_varlen_func of flash-attn 2.8.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from quiver.encoder.packing import PackedBatch
 
@@ -31,14 +37,17 @@ PACKAGES = {
     "flash_attn_4": "flash_attn.cute.interface",
 }
 
-
-# Keyword arguments that each function is called with.
+# Keyword arguments that each function is called with; without "deterministic" there is no deterministic backward pass.
 _NEEDED = {
-    "flash_attn_2": ("dropout_p", "window_size", "alibi_slopes"),
-    "flash_attn_3": ("window_size",),
+    "flash_attn_2": ("softmax_scale", "window_size", "dropout_p", "alibi_slopes"),
+    "flash_attn_3": ("softmax_scale", "window_size"),
     # flash-attn 2.8 contains an early flash_attn.cute without max_seqlen_*, and without a backward pass for sequences of different lengths.
-    "flash_attn_4": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "window_size"),
+    "flash_attn_4": ("softmax_scale", "window_size", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
 }
+
+DETERMINISTIC = "deterministic gradients"
+# What a build of flash-attn 3 leaves out, by the flags that its setup.py writes into the module flash_attn_config.
+_BUILD_FLAGS = {"BACKWARD": "gradients", "LOCAL": "windows", "FP16": "dtype float16", "VARLEN": "sequences of different lengths"}
 
 
 @cache
@@ -57,21 +66,19 @@ def package_function(name: str) -> Callable[..., Any] | None:
     except (ImportError, AttributeError) as error:  # built for another PyTorch, or another package of that name
         logger.warning("%s is installed, but cannot be used: %s", module, error)
         return None
-    if lacking := _lacking(function, _NEEDED[name]):
+    if lacking := [argument for argument in _NEEDED[name] if not _accepts(function, argument)]:
         logger.warning("%s is installed, but this release does not accept %s; another attention kernel is used", module, ", ".join(lacking))
         return None
     return function
 
 
-def _lacking(function: Callable[..., Any], needed: Sequence[str]) -> list[str]:
-    """Return the arguments that a function does not accept by name; empty if its signature cannot be read."""
+def _accepts(function: Callable[..., Any], argument: str) -> bool:
+    """Return whether a function accepts an argument by name; true if its signature cannot be read."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return []
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        return []
-    return [name for name in needed if name not in parameters]
+        return True
+    return argument in parameters or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
 
 
 @cache
@@ -83,55 +90,62 @@ def installed() -> frozenset[str]:
     return frozenset(names)
 
 
-class Keys(NamedTuple):
-    """Packed keys and values, and the borders of queries and keys."""
+@cache
+def missing() -> frozenset[tuple[str, str]]:
+    """Return what the installed releases and builds lack, as (backend, feature): older releases, and builds for inference only."""
+    found = set()
+    for name in installed() & PACKAGES.keys():
+        function = package_function(name)
+        if function is not None and not _accepts(function, "deterministic"):
+            found.add((name, DETERMINISTIC))
+    if "flash_attn_3" in installed():
+        flags = _build_flags()
+        found |= {("flash_attn_3", feature) for flag, feature in _BUILD_FLAGS.items() if flags.get(f"FLASHATTENTION_DISABLE_{flag}")}
+    return frozenset(found)
 
-    k: Tensor
-    v: Tensor
+
+def _build_flags() -> dict[str, bool]:
+    """Return how flash-attn 3 was built; empty for releases before its setup.py wrote that down, whose default is to leave nothing out."""
+    try:
+        flags: dict[str, bool] = importlib.import_module("flash_attn_config").CONFIG["build_flags"]
+    except (ImportError, AttributeError, KeyError):
+        return {}
+    return flags
+
+
+class KernelCall(NamedTuple):
+    """The arguments of a kernel beside queries, keys and values."""
+
     borders: tuple[Tensor, Tensor, int, int]
-    """Borders of the sequences of queries and of keys, (B + 1,) each, and the length of the longest of both."""
+    """Borders of the sequences of queries and of keys, (B + 1,) int32 each, and the length of the longest of both."""
+    scale: float
+    """Factor of the scores."""
+    window: int | None = None
+    slopes: Tensor | None = None
+    """ALiBi's slope of each head, (H,) float32."""
+    dropout: float = 0.0
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The window as flash attention counts it: distances to the left and right, -1 for no limit."""
+        return (-1, -1) if self.window is None else (self.window // 2, self.window // 2)
 
 
-def readable(k: Tensor, v: Tensor, batch: PackedBatch) -> Keys:
-    """Return the leading tokens of each sequence that can be attended to.
+def _aten_flash(q: Tensor, k: Tensor, v: Tensor, call: KernelCall) -> Tensor:
+    """PyTorch's kernel, which is flash-attn 2 without ALiBi, called without the Python layer of varlen_attn.
 
-    Does not synchronize with the device: indices and borders are built on the host once per batch.
+    Its backward pass is deterministic if `torch.use_deterministic_algorithms` is on.
     """
-    if batch.key_lengths is None:
-        return Keys(k, v, (batch.cu_seqlens, batch.cu_seqlens, batch.max_seqlen, batch.max_seqlen))
-    if "keys" not in batch.memo:
-        with torch.inference_mode(False):  # tensors made in inference mode could not be used in training
-            starts = batch.offsets[:-1]
-            places = torch.cat([torch.arange(start, start + keys) for start, keys in zip(starts, batch.key_lengths, strict=True)])
-            borders = torch.tensor((0, *batch.key_lengths)).cumsum(0).to(torch.int32)
-            batch.memo["keys"] = tuple(x.to(k.device, non_blocking=True) for x in (places, borders))
-    places, borders = batch.memo["keys"]
-    return Keys(k[places], v[places], (batch.cu_seqlens, borders, batch.max_seqlen, max(batch.key_lengths)))
-
-
-def _sides(window: int | None) -> tuple[int, int]:
-    """Return a window as flash attention counts it: distances to the left and right, -1 for no limit."""
-    return (-1, -1) if window is None else (window // 2, window // 2)
-
-
-def attend_aten_flash(
-    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
-) -> Tensor:
-    """PyTorch's flash kernel, called without the Python layer of varlen_attn; see `quiver.encoder.attention.attend`.
-
-    PyTorch builds it without ALiBi, although the operator has an argument for it.
-    """
-    del slopes
-    keys = readable(k, v, batch)
-    left, right = _sides(window)
+    left, right = call.sides
     output: Tensor = torch.ops.aten._flash_attention_forward(
         q,
-        keys.k,
-        keys.v,
-        *keys.borders,
-        dropout,
+        k,
+        v,
+        *call.borders,
+        call.dropout,
         False,  # causal
         False,  # return the dropout mask
+        scale=call.scale,
         window_size_left=left,
         window_size_right=right,
     )[0]
@@ -145,44 +159,164 @@ def _package(name: str) -> Callable[..., Any]:
     return function
 
 
-def attend_flash_attn_2(
-    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
-) -> Tensor:
-    """flash-attn 2, the one with ALiBi; see `quiver.encoder.attention.attend`."""
-    keys = readable(k, v, batch)
+def deterministic_is_requested() -> bool:
+    """Return whether torch's deterministic mode demands deterministic gradients (with ``warn_only`` it does not)."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _deterministic() -> dict[str, bool]:
+    """Return the argument of the packages that asks for a deterministic backward pass, if it is to be asked for."""
+    return {"deterministic": True} if deterministic_is_requested() else {}
+
+
+def _flash_attn_2(q: Tensor, k: Tensor, v: Tensor, call: KernelCall) -> Tensor:
+    """flash-attn 2, the one with ALiBi."""
     output: Tensor = _package("flash_attn_2")(
         q,
-        keys.k,
-        keys.v,
-        *keys.borders,
-        dropout_p=dropout,
-        window_size=_sides(window),
-        alibi_slopes=None if slopes is None else slopes.float(),
+        k,
+        v,
+        *call.borders,
+        dropout_p=call.dropout,
+        softmax_scale=call.scale,
+        window_size=call.sides,
+        alibi_slopes=call.slopes,
+        **_deterministic(),
     )
     return output
 
 
-def attend_flash_attn_3(
-    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
-) -> Tensor:
-    """flash-attn 3, for Hopper; see `quiver.encoder.attention.attend`."""
-    del slopes, dropout
-    keys = readable(k, v, batch)
-    return _first(_package("flash_attn_3")(q, keys.k, keys.v, *keys.borders, window_size=_sides(window)))
+def _flash_attn_3(q: Tensor, k: Tensor, v: Tensor, call: KernelCall) -> Tensor:
+    """flash-attn 3, for Hopper."""
+    output = _package("flash_attn_3")(q, k, v, *call.borders, softmax_scale=call.scale, window_size=call.sides, **_deterministic())
+    return _first(output)
 
 
-def attend_flash_attn_4(
-    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
-) -> Tensor:
-    """flash-attn 4, for Hopper and Blackwell, compiled at its first call; see `quiver.encoder.attention.attend`."""
-    del slopes, dropout
-    keys = readable(k, v, batch)
+def _flash_attn_4(q: Tensor, k: Tensor, v: Tensor, call: KernelCall) -> Tensor:
+    """flash-attn 4, for Hopper and Blackwell, compiled at its first call."""
     # By keyword: their order changed between releases.
-    borders = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), keys.borders, strict=True))
-    output = _package("flash_attn_4")(q, keys.k, keys.v, **borders, window_size=(None, None) if window is None else _sides(window))
+    borders = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), call.borders, strict=True))
+    sides = (None, None) if call.window is None else call.sides
+    output = _package("flash_attn_4")(q, k, v, **borders, softmax_scale=call.scale, window_size=sides, **_deterministic())
     return _first(output)
 
 
 def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Return the output alone: some releases return log-sum-exps beside it."""
     return output[0] if isinstance(output, tuple) else output
+
+
+KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, KernelCall], Tensor]] = {
+    "aten_flash": _aten_flash,
+    "flash_attn_2": _flash_attn_2,
+    "flash_attn_3": _flash_attn_3,
+    "flash_attn_4": _flash_attn_4,
+}
+
+# The kernels copy 16 bytes at a time: heads of other widths, of some small BERTs, are padded.
+WIDTH_MULTIPLE = 8
+
+
+def attend_flash(
+    name: str, q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """Flash attention by one of `KERNELS`; see `quiver.encoder.attention.attend` for the contract."""
+    width = q.shape[-1]
+    if width % WIDTH_MULTIPLE:
+        q, k, v = (F.pad(x, (0, -width % WIDTH_MULTIPLE)) for x in (q, k, v))
+    slopes = None if slopes is None else slopes.float()
+    borders = (batch.cu_seqlens, batch.cu_seqlens, batch.max_seqlen, batch.max_seqlen)
+    call = KernelCall(borders, width**-0.5, window, slopes, dropout)
+    mixed = KERNELS[name](q, k, v, call) if batch.key_lengths is None else _attend_parts(KERNELS[name], q, k, v, _parts(batch), call)
+    return mixed[..., :width] if width % WIDTH_MULTIPLE else mixed
+
+
+@dataclass(frozen=True)
+class Part:
+    """Neighbouring sequences of a batch with `PackedBatch.key_lengths`.
+
+    Attributes:
+        tokens: Number of their tokens, n.
+        borders: Borders and greatest lengths, as in `KernelCall`.
+        reverse: Permutation that reverses the tokens of each sequence, and so its own inverse, (n,); None if all tokens are attended to.
+        keys: The attended tokens of each reversed sequence, indices of tokens; None if all are.
+    """
+
+    tokens: int
+    borders: tuple[Tensor, Tensor, int, int]
+    reverse: Tensor | None = None
+    keys: Tensor | None = None
+
+
+def _parts(batch: PackedBatch) -> list[Part]:
+    """Return the sequences before, from and after those with unattended tokens; built on the host once per batch."""
+    if "flash_parts" not in batch.memo:
+        with torch.inference_mode(False):  # tensors made in inference mode could not be used in training
+            batch.memo["flash_parts"] = _build_parts(batch)
+    parts: list[Part] = batch.memo["flash_parts"]
+    return parts
+
+
+def _build_parts(batch: PackedBatch) -> list[Part]:
+    lengths, attended = np.asarray(batch.lengths), np.asarray(batch.key_lengths or batch.lengths)
+    [shorter] = np.nonzero(attended < lengths)
+    bounds = (0, int(shorter[0]), int(shorter[-1]) + 1, len(batch))
+
+    def tensor(numbers: Any) -> Tensor:
+        return torch.from_numpy(numbers).to(batch.ids.device, non_blocking=True)
+
+    parts = []
+    for number, (first, last) in enumerate(pairwise(bounds)):
+        if first == last:
+            continue
+        offsets = np.asarray(batch.offsets[first : last + 1]) - batch.offsets[first]
+        tokens, longest = int(offsets[-1]), int(lengths[first:last].max())
+        borders = tensor(offsets.astype(np.int32))
+        if number != 1:
+            parts.append(Part(tokens, (borders, borders, longest, longest)))
+            continue
+        counts = attended[first:last]
+        # Token i of a sequence from a to b moves to a + b - 1 - i. The keys are the last of each reversed sequence, the first of the given.
+        reverse = np.repeat(offsets[:-1] + offsets[1:] - 1, lengths[first:last]) - np.arange(tokens)
+        key_offsets = np.concatenate(([0], counts.cumsum()))
+        keys = np.repeat(offsets[:-1] + counts - 1 + key_offsets[:-1], counts) - np.arange(key_offsets[-1])
+        key_borders = tensor(key_offsets.astype(np.int32))
+        parts.append(Part(tokens, (borders, key_borders, longest, int(counts.max())), tensor(reverse), tensor(keys)))
+    return parts
+
+
+def _attend_parts(kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, parts: list[Part], call: KernelCall) -> Tensor:
+    outputs = []
+    # One split instead of a slice per part: the backward of a slice is a full tensor of zeros, that of the split one concatenation.
+    pieces = zip(*(torch.split(x, [part.tokens for part in parts]) for x in (q, k, v)), strict=True)
+    for part, (query, key, value) in zip(parts, pieces, strict=True):
+        window = None if call.window is None or part.borders[2] - 1 <= call.window // 2 else call.window
+        own = call._replace(borders=part.borders, window=window)
+        if part.keys is None or part.reverse is None:
+            outputs.append(kernel(query, key, value, own))
+            continue
+        key, value = _take(key, part.keys), _take(value, part.keys)
+        if window is None and call.slopes is None:
+            outputs.append(kernel(query, key, value, own))
+        else:
+            outputs.append(_take(kernel(_take(query, part.reverse), key, value, own), part.reverse))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _take(x: Tensor, rows: Tensor) -> Tensor:
+    """Return the given rows, each at most once."""
+    taken: Tensor = _Take.apply(x, rows)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return taken
+
+
+class _Take(torch.autograd.Function):
+    """Rows that are taken at most once: their gradients are copied. Indexing would sort the rows to add gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
+        ctx.rows, ctx.size = rows, len(x)
+        return x.index_select(0, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.new_zeros(ctx.size, *gradient.shape[1:]).index_copy_(0, ctx.rows, gradient), None

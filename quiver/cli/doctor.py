@@ -146,13 +146,13 @@ def _call(device: str, dtype: torch.dtype, *, gradients: bool = False) -> Attent
     import torch
 
     from quiver.encoder.attention import AttentionCall
-    from quiver.encoder.attention.flash import installed
+    from quiver.encoder.attention.flash import installed, missing
     from quiver.encoder.cpu.support import kernels_available
 
     if device == "cpu":
         return AttentionCall("cpu", dtype, gradients=gradients, installed=frozenset({"compiled"} if kernels_available() else ()))
     capability = torch.cuda.get_device_capability()
-    return AttentionCall("cuda", dtype, capability=capability, gradients=gradients, local=True, installed=installed())
+    return AttentionCall("cuda", dtype, capability=capability, gradients=gradients, local=True, installed=installed(), missing=missing())
 
 
 def _check() -> dict[str, Any]:

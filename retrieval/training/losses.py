@@ -125,8 +125,7 @@ class LossModel(nn.Module):
         bounds = list(pairwise(accumulate(sizes, initial=0)))
         parts = [batch[first:last] for first, last in bounds]
         columns = [self._features(part, is_query=position == 0, width=self._width(parts, position)) for position, part in enumerate(parts)]
-        # On a GPU, tokens that are not attended to (query expansion) would exclude all columns from flash attention.
-        if one_pass and (batch.ids.device.type == "cpu" or batch.key_lengths is None):
+        if one_pass:
             shared = _SharedPass(batch, [part.num_tokens for part in parts])
             columns = [{**column, SHARED: partial(shared.hidden, position)} for position, column in enumerate(columns)]
         return columns

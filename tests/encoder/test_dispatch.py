@@ -16,6 +16,7 @@ from quiver.encoder.attention.dispatch import LIMITS, describe, unsupported_reas
 TORCH = frozenset({"aten_flash"})
 ALL = TORCH | {"flash_attn_2", "flash_attn_3", "flash_attn_4"}
 HERE = frozenset({"compiled"})
+STRIPPED = frozenset(("flash_attn_3", feature) for feature in ("gradients", "windows", "dtype float16"))
 AMPERE, HOPPER, BLACKWELL = (8, 0), (9, 0), (10, 0)
 
 
@@ -33,14 +34,13 @@ def call(**changes: Any) -> AttentionCall:
         ({"gradients": True}, "aten_flash"),
         ({"gradients": True, "local": True}, "aten_flash"),
         ({"gradients": True, "dropout": True}, "aten_flash"),
-        ({"key_lengths": True}, "aten_flash"),
         ({"capability": (7, 5)}, "packed"),
         ({"dtype": torch.float32}, "packed"),
         ({"dtype": torch.float64, "gradients": True}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32}, "packed"),
         ({"device_type": "cpu"}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE}, "compiled"),
-        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "local": True, "key_lengths": True}, "compiled"),
+        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "local": True}, "compiled"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "gradients": True}, "compiled"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "dropout": True}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "slopes": True}, "packed"),
@@ -58,12 +58,12 @@ def call(**changes: Any) -> AttentionCall:
         ({"head_width": 256, "gradients": True}, "packed"),
         ({"head_width": 192, "gradients": True}, "aten_flash"),
         ({"head_width": 264}, "packed"),
-        ({"head_width": 60}, "packed"),
-        ({"key_lengths": True, "local": True}, "packed"),
+        ({"head_width": 26}, "aten_flash"),
+        ({"deterministic": True, "gradients": True}, "aten_flash"),
         ({"slopes": True}, "packed"),
         ({"slopes": True, "installed": ALL}, "flash_attn_2"),
         ({"slopes": True, "gradients": True, "dropout": True, "installed": ALL}, "flash_attn_2"),
-        ({"slopes": True, "key_lengths": True, "installed": ALL}, "packed"),
+        ({"slopes": True, "local": True, "installed": ALL}, "flash_attn_2"),
         ({"installed": ALL}, "flash_attn_4"),
         ({"installed": ALL, "gradients": True, "local": True}, "flash_attn_4"),
         ({"installed": ALL, "capability": BLACKWELL}, "flash_attn_4"),
@@ -73,10 +73,14 @@ def call(**changes: Any) -> AttentionCall:
         ({"installed": ALL, "dropout": True}, "aten_flash"),
         ({"installed": TORCH | {"flash_attn_2"}}, "aten_flash"),
         ({"installed": TORCH | {"flash_attn_3"}}, "flash_attn_3"),
-        ({"installed": TORCH | {"flash_attn_3"}, "local": True}, "aten_flash"),
-        ({"installed": TORCH | {"flash_attn_3"}, "gradients": True}, "aten_flash"),
-        ({"installed": TORCH | {"flash_attn_3"}, "dtype": torch.float16}, "aten_flash"),
+        ({"installed": TORCH | {"flash_attn_3"}, "local": True, "gradients": True}, "flash_attn_3"),
+        ({"installed": TORCH | {"flash_attn_3"}, "dtype": torch.float16}, "flash_attn_3"),
         ({"installed": TORCH | {"flash_attn_3"}, "capability": BLACKWELL}, "aten_flash"),
+        ({"installed": TORCH | {"flash_attn_3"}, "missing": STRIPPED}, "flash_attn_3"),
+        ({"installed": TORCH | {"flash_attn_3"}, "missing": STRIPPED, "local": True}, "aten_flash"),
+        ({"installed": TORCH | {"flash_attn_3"}, "missing": STRIPPED, "gradients": True}, "aten_flash"),
+        ({"installed": TORCH | {"flash_attn_3"}, "missing": STRIPPED, "dtype": torch.float16}, "aten_flash"),
+        ({"installed": ALL, "missing": STRIPPED, "local": True}, "flash_attn_4"),
     ],
     # Not str: sets print in another order in each process, and the processes of one run must agree on names.
     ids=lambda value: value if isinstance(value, str) else ",".join(sorted(value)),
@@ -93,13 +97,15 @@ def test_the_choice(changes: dict[str, Any], name: str) -> None:
         ("flash_attn_2", {}, "it is not installed"),
         ("aten_flash", {"capability": (7, 5)}, "compute capability 7.5"),
         ("aten_flash", {"dtype": torch.float32}, "dtype float32"),
-        ("aten_flash", {"head_width": 300}, "head width 300 (multiples of 8 to 256)"),
-        ("aten_flash", {"head_width": 200, "gradients": True}, "head width 200 (multiples of 8 to 192)"),
+        ("aten_flash", {"head_width": 300}, "head width 300 (up to 256)"),
+        ("aten_flash", {"head_width": 200, "gradients": True}, "head width 200 (up to 192)"),
+        ("compiled", {"device_type": "cpu", "installed": HERE, "head_width": 24}, "head width 24 (multiples of 32 to 256)"),
         ("flash_attn_4", {"installed": ALL, "dropout": True}, "dropout"),
         ("aten_flash", {"slopes": True}, "ALiBi"),
-        ("flash_attn_3", {"installed": ALL, "gradients": True}, "gradients"),
-        ("flash_attn_3", {"installed": ALL, "local": True}, "windows"),
-        ("flash_attn_2", {"installed": ALL, "local": True, "key_lengths": True}, "windows or ALiBi with key lengths"),
+        ("flash_attn_3", {"installed": ALL, "missing": STRIPPED}, None),
+        ("flash_attn_3", {"installed": ALL, "missing": STRIPPED, "gradients": True}, "this build has no gradients"),
+        ("flash_attn_3", {"installed": ALL, "missing": STRIPPED, "local": True}, "this build has no windows"),
+        ("flash_attn_3", {"installed": ALL, "missing": STRIPPED, "dtype": torch.float16}, "this build has no dtype float16"),
         ("packed", {"dtype": torch.float64}, None),
         ("reference", {"device_type": "cpu"}, None),
     ],
@@ -117,11 +123,11 @@ def test_each_choice_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFix
     choose_backend.cache_clear()
     with caplog.at_level(logging.INFO, logger="quiver.encoder.attention.dispatch"):
         for _ in range(3):
-            choose_backend(call(head_width=60, local=True))
+            choose_backend(call(head_width=260, local=True))
             choose_backend(call(gradients=True))
     assert [record.getMessage() for record in caplog.records] == [
-        "attention on cuda in bfloat16, head width 60, local: using packed, because flash attention is not usable "
-        "(head width 60 (multiples of 8 to 256))",
+        "attention on cuda in bfloat16, head width 260, local: using packed, because flash attention is not usable "
+        "(head width 260 (up to 256))",
         "attention on cuda in bfloat16, head width 64, gradients: using aten_flash",
     ]
 
@@ -178,11 +184,9 @@ def test_a_backend_given_by_name_must_support_the_call() -> None:
 
 def test_a_call_is_described_by_its_tensors() -> None:
     q = torch.ones(6, 2, 16, dtype=torch.bfloat16)
-    batch = pack_ids([[1, 2, 3], [4, 5, 6]], key_lengths=[1, 3])
+    batch = pack_ids([[1, 2, 3], [4, 5, 6]])
     found = describe(q, batch, window=2, slopes=torch.ones(2), dropout=0.1, gradients=True)
-    assert found == AttentionCall(
-        "cpu", torch.bfloat16, head_width=16, gradients=True, dropout=True, slopes=True, key_lengths=True, local=True
-    )
+    assert found == AttentionCall("cpu", torch.bfloat16, head_width=16, gradients=True, dropout=True, slopes=True, local=True)
     assert describe(torch.ones(3, 1, 8), pack_ids([[1, 2], [3]])) == AttentionCall("cpu", torch.float32, head_width=8)
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import json
 import logging
+import os
+import subprocess
 import sys
+import tarfile
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +40,7 @@ class Borders:
     cu_seqlens_k: Tensor
     max_seqlen_q: int
     max_seqlen_k: int
+    scale: float
 
 
 def pieces(
@@ -48,17 +56,19 @@ def pieces(
         assert cu_seqlens[-1] == tokens
         assert cu_seqlens.diff().max() <= most
     assert len(k) == len(v)
+    assert q.shape[-1] % 8 == 0
     q_borders, k_borders = borders.cu_seqlens_q.tolist(), borders.cu_seqlens_k.tolist()
     for q_start, q_end, k_start, k_end in zip(q_borders, q_borders[1:], k_borders, k_borders[1:], strict=False):
         queries, keys = slice(q_start, q_end), slice(k_start, k_end)
         shift = (k_end - k_start) - (q_end - q_start)
         distance = torch.arange(k_end - k_start)[None] - torch.arange(q_end - q_start)[:, None] - shift  # (n_q, n_k)
-        scores = torch.einsum("ihk,jhk->hij", q[queries], k[keys]) * q.shape[-1] ** -0.5
+        scores = torch.einsum("ihk,jhk->hij", q[queries], k[keys]) * borders.scale
         if slopes is not None:
             assert slopes.dtype == torch.float32
             scores = scores - slopes.to(scores.dtype)[:, None, None] * distance.abs()
         hidden = ((distance < -left) & (left >= 0)) | ((distance > right) & (right >= 0))
-        yield queries, keys, scores.masked_fill(hidden, float("-inf")).softmax(-1).nan_to_num(0.0)
+        weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+        yield queries, keys, weights * ~hidden.all(-1, keepdim=True)  # a row of the mask that is all zero gives zeros
 
 
 def attention(
@@ -73,7 +83,7 @@ def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, borders: Borders, *
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
     for queries, keys, weights in pieces(q, k, v, borders, left=left, right=right):
         received = torch.einsum("ihk,jhk->hij", grad[queries], v[keys])
-        slope = weights * (received - (received * weights).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        slope = weights * (received - (received * weights).sum(-1, keepdim=True)) * borders.scale
         dq[queries] = torch.einsum("hij,jhk->ihk", slope, k[keys])
         dk[keys] = torch.einsum("hij,ihk->jhk", slope, q[queries])
         dv[keys] = torch.einsum("hij,ihk->jhk", weights, grad[queries])
@@ -86,6 +96,8 @@ class Calls:
 
     forward: list[dict[str, Any]] = field(default_factory=list)
     backward: list[dict[str, Any]] = field(default_factory=list)
+    tensors: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    """Queries, keys and values of each forward pass."""
 
 
 @contextmanager
@@ -107,7 +119,10 @@ def flash_operator_on_cpu() -> Iterator[Calls]:
         **rest: Any,
     ) -> tuple[Tensor, ...]:
         calls.forward.append({"dropout": dropout, "causal": causal, "mask": mask, **rest})
-        output = attention(q, k, v, Borders(cu_q, cu_k, max_q, max_k), left=rest["window_size_left"], right=rest["window_size_right"])
+        calls.tensors.append((q, k, v))
+        output = attention(
+            q, k, v, Borders(cu_q, cu_k, max_q, max_k, rest["scale"]), left=rest["window_size_left"], right=rest["window_size_right"]
+        )
         sums = q.new_empty(q.shape[1], len(q), dtype=torch.float32)
         return output, sums, torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64), q.new_empty(0)
 
@@ -118,7 +133,7 @@ def flash_operator_on_cpu() -> Iterator[Calls]:
         del out, sums, seed, unused
         calls.backward.append({"dropout": dropout, "causal": causal, **rest})
         left, right = rest["window_size_left"], rest["window_size_right"]
-        return gradients(grad, q, k, v, Borders(cu_q, cu_k, max_q, max_k), left=left, right=right)
+        return gradients(grad, q, k, v, Borders(cu_q, cu_k, max_q, max_k, rest["scale"]), left=left, right=right)
 
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_flash_attention_forward", forward, "CPU")
@@ -127,7 +142,6 @@ def flash_operator_on_cpu() -> Iterator[Calls]:
 
 
 LENGTHS = [(1,), (64, 65), (5, 40, 1, 129, 12), (30, 30, 30)]
-KEY_LENGTHS = {(1,): (1,), (64, 65): (64, 3), (5, 40, 1, 129, 12): (2, 40, 1, 7, 11), (30, 30, 30): (1, 2, 30)}
 
 
 def batch_of(lengths: tuple[int, ...], key_lengths: tuple[int, ...] | None = None) -> PackedBatch:
@@ -141,29 +155,24 @@ def heads(batch: PackedBatch, *, width: int = 8, dtype: torch.dtype = torch.floa
     return [qkv, *qkv.unbind(1)]
 
 
-def compare(name: str, batch: PackedBatch, window: int | None, slopes: Tensor | None = None) -> None:
+def compare(name: str, batch: PackedBatch, window: int | None, slopes: Tensor | None = None, *, width: int = 8) -> None:
     """A backend's output and gradients are the definition's."""
-    weight = torch.randn(batch.num_tokens, 2, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    weight = torch.randn(batch.num_tokens, 2, width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     results = []
     for backend in (name, "reference"):
-        qkv, q, k, v = heads(batch)
+        qkv, q, k, v = heads(batch, width=width)
         mixed = BACKENDS[backend](q, k, v, batch, window, slopes, 0.0)
         results.append((mixed.detach(), *torch.autograd.grad((mixed * weight).sum(), qkv)))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
-TORCHS = [
-    "aten_flash",
-]
-
-
-@pytest.mark.parametrize("name", TORCHS)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("window", [None, 2, 64])
-def test_torchs_kernels_are_called_right(name: str, lengths: tuple[int, ...], window: int | None) -> None:
+@pytest.mark.parametrize("width", [8, 6, 13])
+def test_torchs_kernel_is_called_right(lengths: tuple[int, ...], window: int | None, width: int) -> None:
     with flash_operator_on_cpu() as calls:
-        compare(name, batch_of(lengths), window)
+        compare("aten_flash", batch_of(lengths), window, width=width)
     assert len(calls.forward) == len(calls.backward) == 1
     assert calls.forward[0]["causal"] is calls.forward[0]["mask"] is calls.backward[0]["causal"] is False
     side = -1 if window is None else window // 2
@@ -171,94 +180,244 @@ def test_torchs_kernels_are_called_right(name: str, lengths: tuple[int, ...], wi
         assert (call["window_size_left"], call["window_size_right"], call["dropout"]) == (side, side, 0.0)
 
 
-@pytest.mark.parametrize("name", TORCHS)
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_tokens_that_only_read(name: str, lengths: tuple[int, ...]) -> None:
-    batch = batch_of(lengths, KEY_LENGTHS[lengths])
+# Expansions before, between and after plain sequences, shorter and longer than a window, and texts of one token.
+EXPANDED = [
+    ((1,), (1,)),
+    ((2,), (1,)),
+    ((64, 65), (64, 3)),
+    ((5, 40, 1, 129, 12), (2, 40, 1, 7, 12)),
+    ((30, 30, 30), (1, 2, 30)),
+    ((32, 128, 160, 300), (9, 31, 1, 300)),
+    ((300, 32, 7, 128, 200), (300, 5, 7, 100, 200)),
+]
+
+
+@pytest.mark.parametrize("lengths", EXPANDED, ids=str)
+@pytest.mark.parametrize("window", [None, 2, 16, 64])
+def test_tokens_that_only_read(lengths: tuple[tuple[int, ...], tuple[int, ...]], window: int | None) -> None:
+    batch = batch_of(*lengths)
     with flash_operator_on_cpu():
-        compare(name, batch, None)
-        places = batch.memo.get("keys")
-        compare(name, batch, None)
-    assert batch.memo.get("keys") is places  # made once a batch
+        compare("aten_flash", batch, window)
+        parts = batch.memo.get("flash_parts")
+        compare("aten_flash", batch, window)
+    assert batch.memo.get("flash_parts") is parts  # made once a batch
+
+
+def test_what_no_expansion_needs_is_not_copied() -> None:
+    """Documents beside expanded queries go to the kernel as views; so do queries where no distance matters."""
+    batch = batch_of((32, 32, 200, 100), (9, 31, 200, 100))
+    with flash_operator_on_cpu() as calls:
+        _, q, k, v = heads(batch)
+        for window in (None, 128, 16):
+            calls.tensors.clear()
+            BACKENDS["aten_flash"](q, k, v, batch, window, None, 0.0)
+            (query, key, _), documents = calls.tensors
+            assert (query.data_ptr() == q.data_ptr()) == (window != 16)
+            assert key.shape[0] == 40
+            assert [x.data_ptr() for x in documents] == [x[64:].data_ptr() for x in (q, k, v)]
 
 
 def test_dropout_reaches_the_kernel_and_its_backward_pass() -> None:
     batch = batch_of((5, 9))
     with flash_operator_on_cpu() as calls:
         _, q, k, v = heads(batch)
-        flash.attend_aten_flash(q, k, v, batch, None, None, 0.25).sum().backward()
+        BACKENDS["aten_flash"](q, k, v, batch, None, None, 0.25).sum().backward()
     assert calls.forward[0]["dropout"] == calls.backward[0]["dropout"] == 0.25
 
 
-Recorded = list[dict[str, object]]
+FACTS = json.loads(Path(__file__).with_name("flash_attn_signatures.json").read_text())
+"""Arguments of flash_attn_varlen_func in releases of flash-attn, taken from their sources."""
 
 
-def flash_attn_2(recorded: Recorded) -> Callable[..., Tensor]:
-    def flash_attn_varlen_func(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-        dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
-    ) -> Tensor:  # fmt: skip
-        recorded.append({"dropout_p": dropout_p, "causal": causal})
-        borders = Borders(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return attention(q, k, v, borders, left=window_size[0], right=window_size[1], slopes=alibi_slopes)
+@dataclass(frozen=True)
+class Release:
+    """One release of flash-attn: the backend that calls it, and the signature of its function."""
 
-    return flash_attn_varlen_func
+    backend: str
+    release: str
+    file: str
+    parameters: list[list[Any]]
+    build_flags: dict[str, bool] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.backend} of {self.release}"
+
+    @property
+    def signature(self) -> inspect.Signature:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        defaults = {name: tuple(value) if isinstance(value, list) else value for name, *values in self.parameters for value in values}
+        return inspect.Signature(
+            [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name, *_ in self.parameters]
+        )
+
+    def function(self, calls: list[dict[str, Any]]) -> Callable[..., Any]:
+        """The function with the release's signature and the contract of all of them; records its arguments."""
+        signature = self.signature
+
+        def flash_attn_varlen_func(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)  # what the release would not accept raises
+            bound.apply_defaults()
+            given = bound.arguments
+            calls.append(given)
+            if self.backend == "flash_attn_4":  # None stands for no limit
+                assert -1 not in given["window_size"]
+            left, right = (-1 if side is None else side for side in given["window_size"])
+            assert not given["causal"]
+            borders = Borders(*(given[name] for name in BORDERS), given["softmax_scale"])
+            q, k, v = (given[name] for name in "qkv")
+            output = attention(q, k, v, borders, left=left, right=right, slopes=given.get("alibi_slopes"))
+            # Releases that cannot be asked for log-sum-exps always return them.
+            return output if "return_attn_probs" in given else (output, q.new_empty(0))
+
+        flash_attn_varlen_func.__signature__ = signature  # type: ignore[attr-defined]
+        return flash_attn_varlen_func
 
 
-def flash_attn_3(recorded: Recorded) -> Callable[..., tuple[Tensor, Tensor]]:
-    def flash_attn_varlen_func(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-        seqused_q: Tensor | None = None, seqused_k: Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
-        qv: Tensor | None = None, window_size: tuple[int, int] = (-1, -1),
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        recorded.append({"causal": causal})
-        borders = Borders(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return attention(q, k, v, borders, left=window_size[0], right=window_size[1]), q.new_empty(0)
-
-    return flash_attn_varlen_func
+BORDERS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+RELEASES = [Release(**each) for each in FACTS["releases"]]
+USABLE = [each for each in RELEASES if {*BORDERS} <= {name for name, *_ in each.parameters}]
 
 
-def flash_attn_4(recorded: Recorded) -> Callable[..., tuple[Tensor, Tensor]]:
-    def flash_attn_varlen_func(
-        q: Tensor, k: Tensor, v: Tensor, qv: Tensor | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
-        max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, softmax_scale: float | None = None, causal: bool = False,
-        window_size: tuple[int | None, int | None] = (None, None),
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        recorded.append({"causal": causal})
-        assert qv is None
-        assert -1 not in window_size  # None stands for no limit
-        borders = Borders(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        left, right = (-1 if side is None else side for side in window_size)
-        return attention(q, k, v, borders, left=left, right=right), q.new_empty(0)
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """Function that makes releases importable; returns the calls of all of them."""
+    caches = (flash.package_function, flash.installed, flash.missing)
 
-    return flash_attn_varlen_func
+    def make(*releases: Release) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = []
+        for each in releases:
+            parts = flash.PACKAGES[each.backend].split(".")
+            modules = [ModuleType(".".join(parts[: end + 1])) for end in range(len(parts))]
+            modules[-1].flash_attn_varlen_func = each.function(calls)  # type: ignore[attr-defined]
+            for module in modules:
+                monkeypatch.setitem(sys.modules, module.__name__, module)
+            if each.build_flags:
+                config = ModuleType("flash_attn_config")
+                config.CONFIG = {"build_flags": each.build_flags}  # type: ignore[attr-defined]
+                monkeypatch.setitem(sys.modules, "flash_attn_config", config)
+        for cache in caches:
+            cache.cache_clear()
+        return calls
+
+    yield make
+    monkeypatch.undo()
+    for cache in caches:
+        cache.cache_clear()
 
 
-PACKAGES = {"flash_attn_2": flash_attn_2, "flash_attn_3": flash_attn_3, "flash_attn_4": flash_attn_4}
+Install = Callable[..., list[dict[str, Any]]]
 
 
-@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize("release", USABLE, ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("window", [None, 8])
-def test_packages_are_called_right(name: str, lengths: tuple[int, ...], window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: Recorded = []
-    monkeypatch.setattr(flash, "package_function", {name: PACKAGES[name](recorded)}.__getitem__)
-    compare(name, batch_of(lengths), window)
-    compare(name, batch_of(lengths, KEY_LENGTHS[lengths]), None)
-    assert [call["causal"] for call in recorded] == [False, False]
+def test_packages_are_called_right(release: Release, lengths: tuple[int, ...], window: int | None, install: Install) -> None:
+    calls = install(release)
+    assert release.backend in flash.installed()
+    compare(release.backend, batch_of(lengths), window)
+    compare(release.backend, batch_of(lengths), window, width=6)
+    for expanded in EXPANDED[:4]:
+        compare(release.backend, batch_of(*expanded), window)
+    assert not any(call["deterministic"] for call in calls)
 
 
-def test_flash_attn_2_has_alibi_and_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: Recorded = []
-    monkeypatch.setattr(flash, "package_function", {"flash_attn_2": flash_attn_2(recorded)}.__getitem__)
+@pytest.mark.parametrize("release", USABLE, ids=str)
+def test_a_deterministic_backward_pass_is_asked_for(release: Release, install: Install) -> None:
+    calls, batch = install(release), batch_of((5, 40))
+    _, q, k, v = heads(batch)
+    for mode, warn_only in ((True, False), (True, True), (False, False)):
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+        try:
+            BACKENDS[release.backend](q, k, v, batch, None, None, 0.0)
+            assert describe(q, batch, gradients=True).deterministic is calls[-1]["deterministic"] is (mode and not warn_only)
+            assert not describe(q, batch).deterministic  # inference is deterministic anyway
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+def test_a_release_without_deterministic_gradients_is_not_asked_for_them(install: Install) -> None:
+    [release] = [each for each in USABLE if each.backend == "flash_attn_2"]
+    install(replace(release, parameters=[each for each in release.parameters if each[0] != "deterministic"]))
+    assert flash.missing() == {("flash_attn_2", "deterministic gradients")}
+    call = AttentionCall("cuda", torch.bfloat16, capability=(9, 0), slopes=True, installed=flash.installed(), missing=flash.missing())
+    assert choose_backend(call._replace(gradients=True)) == "flash_attn_2"
+    assert (
+        unsupported_reason("flash_attn_2", call._replace(gradients=True, deterministic=True)) == "this build has no deterministic gradients"
+    )
+
+
+def test_a_build_of_flash_attn_3_says_what_it_lacks(install: Install) -> None:
+    official, stripped = [each for each in USABLE if each.backend == "flash_attn_3"]
+    install(official)
+    assert flash.missing() == frozenset()
+    install(stripped)
+    assert flash.missing() == {("flash_attn_3", "gradients")}
+    flags = dict.fromkeys(stripped.build_flags, True)
+    install(replace(stripped, build_flags=flags))
+    lacks = {"gradients", "windows", "dtype float16", "sequences of different lengths"}
+    assert flash.missing() == {("flash_attn_3", feature) for feature in lacks}
+
+
+def test_flash_attn_2_has_alibi_and_dropout(install: Install) -> None:
+    [release] = [each for each in USABLE if each.backend == "flash_attn_2"]
+    calls = install(release)
     slopes = torch.tensor([0.5, 0.25], dtype=torch.float64)  # as a model in double precision would have them
     for window in (None, 8):
         compare("flash_attn_2", batch_of((5, 40)), window, slopes)
+        for expanded in EXPANDED:
+            compare("flash_attn_2", batch_of(*expanded), window, slopes)
+    calls.clear()
     batch = batch_of((5, 40))
     _, q, k, v = heads(batch)
-    flash.attend_flash_attn_2(q, k, v, batch, None, slopes, 0.1)
-    assert [call["dropout_p"] for call in recorded] == [0.0, 0.0, 0.1]
+    BACKENDS["flash_attn_2"](q, k, v, batch, None, slopes, 0.1)
+    assert [call["dropout_p"] for call in calls] == [0.1]
+
+
+def pip_download(release: str, folder: Path) -> Path:
+    """A release from the package index; skips where there is none."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--pre", "--no-build-isolation", "--dest", str(folder), release]
+    # The source of flash-attn is asked for its name alone, without a compiler.
+    result = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}, timeout=300, check=False
+    )
+    if result.returncode:
+        pytest.skip(f"{release} cannot be downloaded: {result.stderr.strip().splitlines()[-1:]}")
+    [archive] = folder.iterdir()
+    return archive
+
+
+def source(archive: Path, file: str) -> str:
+    """A file of a wheel or of a source archive."""
+    if archive.suffix == ".whl":
+        return zipfile.ZipFile(archive).read(file).decode()
+    with tarfile.open(archive) as files:
+        [member] = [each for each in files.getmembers() if each.name.partition("/")[2] == file]
+        content = files.extractfile(member)
+        assert content is not None
+        return content.read().decode()
+
+
+@pytest.mark.network
+@pytest.mark.skipif(os.environ.get("HF_HUB_OFFLINE") == "1", reason="offline (HF_HUB_OFFLINE=1)")
+@pytest.mark.parametrize("name", sorted({each.release for each in RELEASES}))
+def test_signatures_are_those_of_the_sources(name: str, tmp_path: Path) -> None:
+    archive = pip_download(name, tmp_path)
+    for release in (each for each in RELEASES if each.release == name):
+        [function] = [
+            each
+            for each in ast.parse(source(archive, release.file)).body
+            if isinstance(each, ast.FunctionDef) and each.name == FACTS["function"]
+        ]
+        arguments = function.args
+        assert not any((arguments.posonlyargs, arguments.kwonlyargs, arguments.vararg, arguments.kwarg))
+        required = len(arguments.args) - len(arguments.defaults)
+        defaults = [[]] * required + [[ast.literal_eval(value)] for value in arguments.defaults]
+        found = [[argument.arg, *default] for argument, default in zip(arguments.args, defaults, strict=True)]
+        assert json.loads(json.dumps(found)) == release.parameters
+        if release.build_flags:
+            [config] = [each for each in ast.parse(source(archive, "flash_attn_config.py")).body if isinstance(each, ast.Assign)]
+            flags = ast.literal_eval(config.value)["build_flags"]
+            assert {flag: flags[flag] for flag in release.build_flags} == release.build_flags
 
 
 @pytest.mark.parametrize(
@@ -286,7 +445,7 @@ def test_a_package_that_cannot_be_loaded_is_named(
 
 
 def test_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "flash_attn_interface.py").write_text("def flash_attn_varlen_func(window_size=None): return 3")
+    (tmp_path / "flash_attn_interface.py").write_text("def flash_attn_varlen_func(**options): return 3")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(flash.PACKAGES, "flash_attn_2", "no_such_package.interface")
     for cache in (flash.package_function, flash.installed):
@@ -325,8 +484,8 @@ def within_bfloat16(found: list[Tensor], batch: PackedBatch, width: int, window:
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("backend", ["aten_flash", "flash_attn_2", "flash_attn_4", "packed"])
-@pytest.mark.parametrize("width", [32, 64, 128])
+@pytest.mark.parametrize("backend", [*flash.KERNELS, "packed"])
+@pytest.mark.parametrize("width", [26, 32, 64, 96, 128])
 @pytest.mark.parametrize("window", [None, 2, 128])
 def test_kernels_are_the_definition(backend: str, width: int, window: int | None) -> None:
     batch = batch_of((1, 63, 64, 65, 129, 700)).to("cuda")
@@ -335,32 +494,52 @@ def test_kernels_are_the_definition(backend: str, width: int, window: int | None
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("backend", ["aten_flash", "flash_attn_2", "flash_attn_4", "packed"])
-def test_kernels_with_tokens_that_only_read(backend: str) -> None:
-    batch = batch_of((40, 7, 129), (5, 7, 100)).to("cuda")
-    within_bfloat16(half_precision(batch, 64, None, backend), batch, 64, None)
+@pytest.mark.parametrize("backend", [*flash.KERNELS, "packed"])
+@pytest.mark.parametrize("width", [64, 96, 128])
+@pytest.mark.parametrize("window", [None, 16, 128])
+def test_kernels_with_tokens_that_only_read(backend: str, width: int, window: int | None) -> None:
+    batch = batch_of((40, 7, 129, 300, 32, 200), (5, 7, 100, 1, 31, 200)).to("cuda")
+    within_bfloat16(half_precision(batch, width, window, backend), batch, width, window)
 
 
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("backend", ["flash_attn_2", "packed"])
-def test_kernels_with_alibi(backend: str) -> None:
-    batch = batch_of((64, 5, 200)).to("cuda")
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("key_lengths", [None, (20, 5, 7)])
+def test_kernels_with_alibi(backend: str, window: int | None, key_lengths: tuple[int, ...] | None) -> None:
+    batch = batch_of((64, 5, 200), key_lengths).to("cuda")
     slopes = torch.tensor([0.5, 0.25], device="cuda")
-    within_bfloat16(half_precision(batch, 64, None, backend, slopes=slopes), batch, 64, None, slopes=slopes)
+    within_bfloat16(half_precision(batch, 64, window, backend, slopes=slopes), batch, 64, window, slopes=slopes)
 
 
 @pytest.mark.gpu
 @needs_cuda
-def test_inference_kernels_of_flash_attn_3() -> None:
+@pytest.mark.parametrize("backend", flash.KERNELS)
+@pytest.mark.parametrize("window", [None, 128])
+def test_deterministic_gradients_are_equal_in_every_run(backend: str, window: int | None) -> None:
+    batch = batch_of((1000, 3000, 40, 900), (1000, 3000, 9, 900)).to("cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, *others = [half_precision(batch, 64, window, backend) for _ in range(5)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("backend", flash.KERNELS)
+def test_kernels_without_a_backward_pass(backend: str) -> None:
     batch = batch_of((64, 5, 700)).to("cuda")
     with torch.no_grad():
         _, q, k, v = heads(batch, width=64, dtype=torch.bfloat16, device="cuda")
-        if reason := unsupported_reason("flash_attn_3", describe(q, batch)):
-            pytest.skip(f"flash_attn_3: {reason}")
-        torch.testing.assert_close(
-            attend(q, k, v, batch, None, backend="flash_attn_3"), attend(q, k, v, batch, None, backend="aten_flash"), atol=2e-2, rtol=2e-2
-        )
+        for window in (None, 128):
+            if reason := unsupported_reason(backend, describe(q, batch, window=window)):
+                pytest.skip(f"{backend}: {reason}")
+            found, expected = (attend(q, k, v, batch, window, backend=name) for name in (backend, "packed"))
+            torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.gpu
@@ -382,33 +561,19 @@ def test_a_forward_pass_never_waits_for_the_device(key_lengths: tuple[int, ...] 
     assert states.isfinite().all()
 
 
-def test_a_release_that_takes_other_arguments_is_passed_over_and_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_release_that_takes_other_arguments_is_passed_over_and_said_once(install: Install, caplog: pytest.LogCaptureFixture) -> None:
     """flash-attn 2.8.3 has a flash_attn.cute whose function takes no max_seqlen_*; on a Hopper torch's own kernel is chosen then."""
-
-    def early(q: Any, k: Any, v: Any, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, window_size: Any = (None, None)) -> Any:
-        raise AssertionError("called without what it needs")
-
-    def present(q: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any, window_size: Any) -> Any:
-        return q
-
-    for function, usable in ((early, False), (present, True)):
-        module = ModuleType("flash_attn.cute.interface")
-        module.flash_attn_varlen_func = function  # type: ignore[attr-defined]
-        with monkeypatch.context() as patched, caplog.at_level("WARNING"):
-            for name in ("flash_attn", "flash_attn.cute"):
-                patched.setitem(sys.modules, name, ModuleType(name))
-            patched.setitem(sys.modules, "flash_attn.cute.interface", module)
-            for cache in (flash.package_function, flash.installed):
-                cache.cache_clear()
-            caplog.clear()
+    [early] = [each for each in RELEASES if each not in USABLE]
+    [present] = [each for each in USABLE if each.backend == "flash_attn_4"]
+    for release in (early, present):
+        usable = release is present
+        install(release)
+        caplog.clear()
+        with caplog.at_level("WARNING"):
             names = flash.installed() | flash.installed()
-            warned = [record for record in caplog.records if "does not accept max_seqlen_q, max_seqlen_k" in record.message]
-            assert ("flash_attn_4" in names) == usable
-            assert len(warned) == (not usable)
-            hopper = AttentionCall("cuda", torch.bfloat16, capability=(9, 0), gradients=True, installed=names | {"aten_flash"})
-            assert choose_backend(hopper, "flash_attn_4") == ("flash_attn_4" if usable else choose_backend(hopper))
-            assert usable or choose_backend(hopper) != "flash_attn_4"
-    for cache in (flash.package_function, flash.installed):
-        cache.cache_clear()
+        warned = [record for record in caplog.records if "does not accept max_seqlen_q, max_seqlen_k" in record.message]
+        assert ("flash_attn_4" in names) == usable
+        assert len(warned) == (not usable)
+        hopper = AttentionCall("cuda", torch.bfloat16, capability=(9, 0), gradients=True, installed=names | {"aten_flash"})
+        assert choose_backend(hopper, "flash_attn_4") == ("flash_attn_4" if usable else choose_backend(hopper))
+        assert usable or choose_backend(hopper) != "flash_attn_4"

@@ -22,6 +22,20 @@ MUTATIONS = [
         [FORMULAS],
     ),
     (
+        "unattended tokens keep their order in local layers of flash attention",
+        "encoder/attention/flash.py",
+        "if window is None and call.slopes is None:",
+        "if part.keys is not None:",
+        ["tests/encoder/test_flash.py::test_tokens_that_only_read"],
+    ),
+    (
+        "heads padded for flash attention change the scale of scores",
+        "encoder/attention/flash.py",
+        "KernelCall(borders, width**-0.5,",
+        "KernelCall(borders, q.shape[-1] ** -0.5,",
+        ["tests/encoder/test_flash.py::test_torchs_kernel_is_called_right"],
+    ),
+    (
         "window of the compiled attention is one token narrower",
         "encoder/cpu/tiles.py",
         'b.icmp_unsigned("<=", b.add(b.sub(at, lane), reach), twice)',
