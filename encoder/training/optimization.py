@@ -51,7 +51,6 @@ class OptimizerSettings:
         beta2: Decay rate of the mean of squared gradients.
         eps: Added to the root of the mean of squares.
         warmup_steps: Warm-up of the schedule-free form, which has a schedule of its own.
-        fused: Use torch's fused AdamW.
     """
 
     name: OptimizerName
@@ -61,7 +60,6 @@ class OptimizerSettings:
     beta2: float = 0.999
     eps: float = 1e-8
     warmup_steps: int = 0
-    fused: bool = False
 
 
 def require_optimizer(name: str) -> None:
@@ -94,8 +92,7 @@ def make_optimizer(settings: OptimizerSettings, parameters: Iterable[nn.Paramete
     betas = (settings.beta1, settings.beta2)
     optimizer: Optimizer
     if settings.name == "adamw":
-        fused = True if settings.fused else None
-        return AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.eps, fused=fused)
+        return AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.eps, fused=True)
     library = importlib.import_module(PACKAGES[settings.name][0])
     if settings.name == "schedule_free_adamw":
         optimizer = library.AdamWScheduleFree(

@@ -88,7 +88,7 @@ def make_optimizer(training: TrainingSection, parameters: Iterable[tuple[str, nn
         InputError: The package of the optimizer is missing.
     """
     settings = OptimizerSettings(
-        training.optimizer, training.learning_rate, training.weight_decay, warmup_steps=warmup_steps(training, steps), fused=True
+        training.optimizer, training.learning_rate, training.weight_decay, warmup_steps=warmup_steps(training, steps)
     )
     optimizer = optimization.make_optimizer(settings, (parameter for _, parameter in parameters))
     if training.optimizer == SCHEDULE_FREE:
