@@ -183,7 +183,7 @@ class _SharedPass:
 
     def states(self, column: int, encode: Callable[[PackedBatch], Tensor]) -> Tensor:
         if not self._states:
-            self._states = encode(self._batch).split(self._tokens)
+            self._states = torch.split(encode(self._batch), self._tokens)
         return self._states[column]
 
 
