@@ -1,6 +1,6 @@
 """The CUDA path without a GPU: FakeTensorMode traces shapes, so that operators, dtypes and waits are seen and no number is computed.
 
-Triton kernels cannot be launched on such tensors, so their names are recorded; `tests/encoder/test_triton.py` compiles and runs them.
+Triton kernels cannot be launched on such tensors, so their names are recorded; `tests/test_triton.py` compiles and runs them.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import quiver
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = {"encoder": "quiver.encoder", "retrieval": "quiver.retrieval", "eval": "quiver.eval", "quiver": "quiver"}
-# Kernels import Triton, which CPU builds of torch do not bring; tests/encoder/test_triton.py runs them.
-NEEDS_TRITON = re.compile(r"quiver\.encoder\.gpu\.triton_\w+")
+# Kernels import Triton, which CPU builds of torch do not bring; tests/test_triton.py runs them.
+NEEDS_TRITON = re.compile(r"quiver\.(encoder\.gpu|retrieval\.models)\.triton_\w+")
 
 
 def packages() -> set[str]:

@@ -619,4 +619,18 @@ MUTATIONS = [
         "return found[:count].copy(), (totals[:count])",
         [f"{KERNELS}::test_estimates_of_many", f"{KERNELS}::test_estimates_by_hand"],
     ),
+    (
+        "MaxSim of ragged texts adds a document's tokens to its neighbour",
+        "retrieval/models/maxsim.py",
+        'torch.segment_reduce(similarities, "max", lengths=lengths[first:last]',
+        'torch.segment_reduce(similarities, "max", lengths=lengths[first:last].roll(1)',
+        ["tests/retrieval/models/test_maxsim.py"],
+    ),
+    (
+        "the MaxSim kernel counts the padding of a tile as tokens",
+        "retrieval/models/triton_maxsim.py",
+        'tl.where((token < bound)[None, :], similarity, float("-inf"))\n                best',
+        'tl.where((token <= bound)[None, :], similarity, float("-inf"))\n                best',
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-23]"],
+    ),
 ]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from quiver.retrieval.models.maxsim import maxsim_packed, maxsim_padded
+from quiver.retrieval.models import maxsim
+from quiver.retrieval.models.maxsim import maxsim_packed, maxsim_padded, maxsim_ragged
 
 Tokens = NDArray[np.float32]
 
@@ -107,3 +108,42 @@ def test_pylate_gives_the_same_scores_for_documents_without_padding() -> None:
     ours = maxsim_padded(torch.from_numpy(queries), torch.from_numpy(documents), torch.ones(4, 8), torch.ones(6, 20))
     torch.testing.assert_close(ours, theirs)
     np.testing.assert_allclose(maxsim_packed(list(queries), *pack(list(documents))), theirs.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("similarities", [1, 1000, 2**24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_ragged_maxsim_is_the_packed_one_whatever_the_blocks(
+    dtype: torch.dtype, similarities: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maxsim, "RAGGED_SIMILARITIES", similarities)
+    queries, documents = random_texts(0, [5, 1, 32]), random_texts(1, LENGTHS)
+    inputs = []
+    for texts in (queries, documents):
+        tokens, offsets = pack(texts)
+        inputs += [torch.from_numpy(tokens).to(dtype), torch.from_numpy(offsets).int()]
+    rounded = [text.numpy() for text in inputs[0].float().tensor_split(inputs[1][1:-1].long())]
+    expected = maxsim_packed(rounded, inputs[2].float().numpy(), inputs[3].numpy().astype(np.int64))
+    expected[expected == -np.inf] = np.finfo(np.float32).min
+    scores = maxsim_ragged(*inputs)
+    assert scores.dtype == torch.float32
+    np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_ragged_maxsim_without_tokens_or_texts() -> None:
+    tokens, none = torch.ones(2, 4), torch.ones(0, 4)
+    lowest = torch.finfo(torch.float32).min
+    offsets = torch.tensor([0, 2], dtype=torch.int32)
+    nobody = torch.tensor([0], dtype=torch.int32)
+    empty = torch.tensor([0, 0], dtype=torch.int32)
+    assert maxsim_ragged(none, nobody, tokens, offsets).shape == (0, 1)
+    assert maxsim_ragged(tokens, offsets, none, nobody).shape == (1, 0)
+    assert maxsim_ragged(none, empty, tokens, offsets).tolist() == [[0.0]]
+    assert maxsim_ragged(tokens, offsets, none, empty).tolist() == [[lowest]]
+    assert maxsim_ragged(none, empty, none, empty).tolist() == [[lowest]]
+
+
+def test_ragged_maxsim_refuses_vectors_that_differ() -> None:
+    offsets = torch.tensor([0, 1], dtype=torch.int32)
+    for documents in (torch.ones(1, 5), torch.ones(1, 4, dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match="one width and dtype"):
+            maxsim_ragged(torch.ones(1, 4), offsets, documents, offsets)

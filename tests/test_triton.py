@@ -16,13 +16,14 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 @pytest.mark.slow
-def test_kernels_do_what_torchs_code_does() -> None:
+@pytest.mark.parametrize(("file", "count"), [("encoder/triton_kernels.py", 76), ("retrieval/models/triton_maxsim.py", 23)])
+def test_kernels_do_what_torchs_code_does(file: str, count: int) -> None:
     """In a process of its own: the interpreter must be switched on before Triton is imported."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).with_name("triton_kernels.py"))]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent / file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "76 passed" in done.stdout
+    assert f"{count} passed" in done.stdout
 
 
 def resources(cubin: bytes, folder: Path) -> dict[str, int]:

@@ -1,0 +1,37 @@
+"""The MaxSim kernels compile for GPUs that are not there, exactly as they would be launched."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.triton_tools import compile_launch, launches
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("query_tokens", "width"), [(32, 128), (10, 24), (200, 96), (32, 768)])
+def test_search_compiles_to_code_without_spills(
+    query_tokens: int, width: int, dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from quiver.retrieval.models import triton_maxsim
+
+    def search() -> None:
+        queries, documents = (torch.empty(size, width, dtype=dtype, device="cuda") for size in (8 * query_tokens, 4000))
+        query_offsets, document_offsets = (torch.empty(size, dtype=torch.int32, device="cuda") for size in (9, 41))
+        triton_maxsim.maxsim_ragged(queries, query_offsets, documents, document_offsets, query_tokens)
+
+    (launch,) = launches(monkeypatch, search)
+    code = compile_launch(launch, capability, tmp_path)
+    assert code.spilled == 0
+    assert code.registers <= 255
+    assert code.vectors == 16
+    # Programs fit beside each other on the smallest of these GPUs (an A100 has 164 KiB).
+    assert code.shared <= 96 * 1024 if capability < 100 else code.shared <= 160 * 1024
+    if dtype != torch.float32 and query_tokens > 16:
+        assert code.instructions >= {{80: "mma", 90: "wgmma", 100: "tcgen05"}[capability]}
