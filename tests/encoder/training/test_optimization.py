@@ -135,6 +135,7 @@ def test_adamw_is_fused_and_stable_adamw_has_kernels_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["adamw", "stable_adamw"])
 def test_an_optimizer_step_does_not_wait_for_the_device(name: OptimizerName) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).cuda()

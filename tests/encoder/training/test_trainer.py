@@ -222,6 +222,7 @@ class OnCuda(Line):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_step_waits_for_the_device_once(train: Train) -> None:
     steps = 4
     torch.cuda.set_sync_debug_mode("warn")
@@ -237,6 +238,7 @@ def test_a_step_waits_for_the_device_once(train: Train) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_log_has_the_memory_of_activations(train: Train, tmp_path: Path) -> None:
     kept, recomputed = train(OnCuda(3)), train(OnCuda(3, recomputes=True))
     lines = read_log(tmp_path / "log.jsonl")

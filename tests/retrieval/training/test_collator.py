@@ -16,7 +16,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 
-pylate_models = pytest.importorskip("pylate.models")
+pytest.importorskip("pylate.models")
 
 from quiver.retrieval.training.dataloader import Collator, teacher_scores  # noqa: E402
 from quiver.retrieval.training.losses import LossModel  # noqa: E402
