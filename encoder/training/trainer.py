@@ -23,7 +23,6 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
@@ -33,6 +32,7 @@ from quiver.encoder.training.gradients import GradientReducer
 from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
 from quiver.encoder.training.processes import Processes, RunStoppedError, StepMemory, StopRequest, peak_memory
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.sharding import whole_tensor
 from quiver.encoder.training.state import preserve_rng_state, random_state, read_state, seed_random, set_random_state, write_state
 
 logger = logging.getLogger(__name__)
@@ -527,12 +527,13 @@ class Trainer:
         progress, checkpoints = self.progress, self._output.checkpoints
         states = self._processes.gather(random_state())
         progress.seconds = self._earlier + time.perf_counter() - self._start
-        if not self._processes.is_main_process:
-            self._task.save(None, progress, states)
-            return
-        self._output.log.sync()
-        with checkpoints.writing(progress.step) as folder:
-            self._task.save(folder, progress, states)
+        with preserve_rng_state():  # a task may make a model to save
+            if not self._processes.is_main_process:
+                self._task.save(None, progress, states)
+                return
+            self._output.log.sync()
+            with checkpoints.writing(progress.step) as folder:
+                self._task.save(folder, progress, states)
         checkpoints.keep(self._task.kept_steps(checkpoints.steps(), progress))
         logger.info("checkpoint of step %d saved", progress.step)
 
@@ -592,11 +593,3 @@ def _tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
     packed = [value for value in inputs.values() if isinstance(value, PackedBatch)]
     found = {**inputs, **{name: getattr(batch, name) for batch in packed for name in ("ids", "cu_seqlens", "key_lengths")}}
     return {name: torch.tensor(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """Gather a tensor that is sharded over the processes, all of which must call this; return any other tensor unchanged."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    full: Tensor = tensor.full_tensor()
-    return full

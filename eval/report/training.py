@@ -103,8 +103,11 @@ SHARES = ("packing",)
 LINES = 20
 """Maximum number of log lines in the table, evenly spread."""
 
-TOTALS = ("epochs", "kept_steps", "texts", "texts_truncated", "tokens", "seconds", "peak_memory_bytes", "activation_bytes")
-"""Keys of ``result`` that are totals of the whole run; the last is there only if it was on a GPU."""
+TOTALS = ("epochs", "kept_steps", "texts", "texts_truncated", "tokens", "seconds", "peak_memory_bytes")
+"""Keys of ``result`` that are totals of the whole run."""
+
+ON_GPU = ("activation_bytes",)
+"""Those of a run on a GPU."""
 
 _SHOWN_ELSEWHERE = ("recipe", "result", "command", "date", "schema")
 
@@ -217,7 +220,7 @@ def _finished(record: Mapping[str, Any]) -> TrainingRun:
         titles=CURVES,
         curves={key: [(int(step), float(value)) for step, value in result[name]] for key, name in RECORDED.items()},
         development=tuple((int(each["step"]), float(each[HEADLINE]), float(each["seconds"])) for each in result["development"]),
-        totals={name: result[name] for name in TOTALS if name in result},
+        totals={name: result[name] for name in (*TOTALS, *(name for name in ON_GPU if name in result))},
         origin=_origin(record),
         resumed=tuple(map(int, result["resumed_at"])),
         command=record["command"],

@@ -102,7 +102,7 @@ class LossModel(nn.Module):
             self.skiplist: list[int] = []
             counts = torch.ones(model.encoder.config.vocab_size, dtype=torch.bool)
             counts[model.skipped_ids] = False
-            self._counts = counts.to(model.encoder.device)  # (V,), whether the vector of a token counts in a document
+            self._counts = counts.to(model.encoder.device)  # (V,): whether the vectors of a token id count in documents
 
     def __getitem__(self, number: int) -> nn.Module:
         """Return a submodule; cached losses check the type of the first."""
@@ -149,7 +149,7 @@ class LossModel(nn.Module):
         attended = torch.tensor(batch.key_lengths or batch.lengths).to(batch.ids.device, non_blocking=True)
         mask = torch.arange(width, device=batch.ids.device) < attended[:, None]  # (B, S)
         ids = _pad(batch.ids[:, None], batch, width)[..., 0]
-        return {PACKED: batch, "input_ids": ids, "attention_mask": mask if is_query else mask & self._counts[ids]}
+        return {PACKED: batch, "input_ids": ids, "attention_mask": mask if is_query else mask & self._counts.to(ids.device)[ids]}
 
     def forward(self, features: Mapping[str, Any]) -> dict[str, Tensor]:
         """Encode a column.

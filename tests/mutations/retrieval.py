@@ -181,7 +181,7 @@ MUTATIONS = [
     (
         "tokens of the skiplist count in documents",
         "retrieval/training/losses.py",
-        "mask if is_query else mask & self._counts[ids]",
+        "mask if is_query else mask & self._counts.to(ids.device)[ids]",
         "mask",
         ["tests/retrieval/training/test_collator.py"],
     ),

@@ -18,8 +18,8 @@ from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 
 pytest.importorskip("pylate.models")
 
-from quiver.retrieval.training.dataloader import Collator, teacher_scores  # noqa: E402
-from quiver.retrieval.training.losses import LossModel  # noqa: E402
+from quiver.retrieval.training.dataloader import Collator, teacher_scores
+from quiver.retrieval.training.losses import LossModel
 
 QUERIES = ["How wide is the Window?", "", "wings, feathers and a beak! " * 9, " padded "]
 DOCUMENTS = ["A bird has wings, feathers and a beak!", "?!", "the window of a local layer is wide: " * 9, ""]
