@@ -199,6 +199,45 @@ def test_unattended_query_expansion_uses_flash_attention(
     assert trace.waits == []
 
 
+@dataclass
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that an operator returns."""
+
+    elements: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.elements = max(self.elements, *(each.numel() for each in tree_leaves(result) if isinstance(each, Tensor)), 0)
+        return result
+
+
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "head_width", "alibi"),
+    [(torch.float64, 64, False), (torch.float32, 26, False), (torch.float32, 64, True), (torch.bfloat16, 64, True)],
+)
+def test_attention_without_a_fitting_kernel_never_writes_all_weights(
+    trace: Trace, dtype: torch.dtype, head_width: int, alibi: bool, gradients: bool, window: int | None
+) -> None:
+    lengths, heads = [8192, 8192, 300], 4
+    packed = pack_ids([[7] * length for length in lengths])
+    with FakeTensorMode() as mode:
+        batch = fake_batch(mode, packed).to("cuda")
+        q, k, v = torch.empty(sum(lengths), 3, heads, head_width, dtype=dtype, device="cuda").requires_grad_(gradients).unbind(1)
+        slopes = torch.empty(heads, device="cuda") if alibi else None
+        assert dispatch.choose_backend(dispatch.describe(q, batch, window=window, slopes=slopes, gradients=gradients)) == "packed"
+        with Largest() as largest, torch.set_grad_enabled(gradients):
+            mixed = dispatch.attend(q, k, v, batch, window, slopes=slopes)
+    assert mixed.shape == q.shape
+    # A block of 32 queries in a local layer sees 160 keys: 160 weights, and five keys per query.
+    local = sum(lengths) * heads * max(160, 5 * head_width) * 1.01
+    assert sum(lengths) * heads * head_width <= largest.elements <= (2**24 if window is None else local) < heads * 8192**2
+
+
 def test_no_tensor_of_the_blocks_is_converted_to_float32(trace: Trace) -> None:
     run(trace, 4, "modernbert", [300, 20, 77])
     # The rotary table is float32, and its rows are selected once for the batch; flash attention returns the logarithms of its sums.
