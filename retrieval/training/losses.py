@@ -5,7 +5,7 @@ and reads vectors from the dictionary that it returns. Batches stay packed: `Los
 one pass where the loss permits, and makes what a loss needs besides (padded token vectors, token ids and masks of a ColBERT) in one
 place.
 
-Importing this module imports sentence-transformers and PyLate (extra ``train``).
+Importing this module imports sentence-transformers (extra ``train``); the losses of a ColBERT import PyLate when they are made.
 
 Shapes: B rows, C columns, N packed tokens, S padded length, D width of the encoder, d width of a vector.
 Source: ``losses`` of sentence-transformers 5.3 and of PyLate 1.6.
@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from pylate.losses import CachedContrastive, Contrastive, Distillation
-from pylate.utils import get_world_size
 from sentence_transformers.losses import (
     CachedMultipleNegativesRankingLoss,
     DistillKLDivLoss,
@@ -246,37 +245,6 @@ def _check_matryoshka(dims: tuple[int, ...], model: BiEncoder | ColBERT) -> None
         raise InputError("loss.matryoshka_dims: requires model.normalize: true, because the loss compares vectors scaled to length 1")
 
 
-class GatheredContrastive(Contrastive):  # type: ignore[misc]  # the library is untyped
-    """PyLate's contrastive loss as a mean over the queries of all processes.
-
-    PyLate multiplies gathered losses by the number of processes, and the trainer then averages over the processes, so that losses and
-    gradients are too large by that factor.
-    """
-
-    def forward(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Return the mean loss of this process's queries."""
-        loss: Tensor = super().forward(sentence_features, labels)
-        return loss / get_world_size() if self.gather_across_devices else loss
-
-
-class MeanCachedContrastive(CachedContrastive):  # type: ignore[misc]  # the library is untyped
-    """PyLate's cached contrastive loss with the gradients of the value that it returns.
-
-    Losses and gradients are those of `GatheredContrastive`, with less memory (GradCache). PyLate 1.6 returns the mean over a batch but
-    caches the gradients of the sum, which are B times larger; with gathered documents both are too large by the number of processes.
-    """
-
-    cache: list[list[Tensor]]
-
-    def calculate_loss_and_cache_gradients(self, reps: list[list[Tensor]], masks: list[Tensor]) -> Tensor:
-        """Return the mean loss of this process's queries, and cache its gradients with respect to the vectors."""
-        processes = get_world_size() if self.gather_across_devices else 1
-        rows = sum(map(len, reps[0]))
-        loss: Tensor = super().calculate_loss_and_cache_gradients(reps, masks)
-        self.cache = [[gradient / (rows * processes) for gradient in column] for column in self.cache]
-        return (loss.detach() / processes).requires_grad_()
-
-
 class PackedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc]  # the library is untyped
     """The library's cached loss; its mini-batches are also cut from packed batches (the library cuts only tensors)."""
 
@@ -292,6 +260,12 @@ class PackedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc
         """Encode the texts ``begin`` to ``end``; arguments and result are the library's."""
         features = {key: value[begin:end] if isinstance(value, PackedBatch) else value for key, value in sentence_feature.items()}
         return super().embed_minibatch(features, begin, end, with_grad, copy_random_state, random_state)
+
+
+def _pylate(name: str) -> Callable[..., nn.Module]:
+    """A loss of `quiver.retrieval.training.pylate_losses`, which imports PyLate: bi-encoders train without it."""
+    loss: Callable[..., nn.Module] = getattr(import_module("quiver.retrieval.training.pylate_losses"), name)
+    return loss
 
 
 LOSSES: dict[str, Callable[[Any, LossSection], nn.Module]] = {
@@ -312,16 +286,16 @@ LOSSES: dict[str, Callable[[Any, LossSection], nn.Module]] = {
     "kl": lambda model, section: DistillKLDivLoss(
         model, similarity_fct=PAIRWISE[model.similarity_fn_name], temperature=section.temperature
     ),
-    "contrastive": lambda model, section: GatheredContrastive(
+    "contrastive": lambda model, section: _pylate("GatheredContrastive")(
         model, gather_across_devices=section.gather_across_devices, temperature=section.temperature
     ),
-    "cached_contrastive": lambda model, section: MeanCachedContrastive(
+    "cached_contrastive": lambda model, section: _pylate("MeanCachedContrastive")(
         model,
         mini_batch_size=section.mini_batch_size,
         gather_across_devices=section.gather_across_devices,
         temperature=section.temperature,
     ),
-    "distillation": lambda model, section: Distillation(model, normalize_scores=section.student_scores == "minmax"),
+    "distillation": lambda model, section: _pylate("Distillation")(model, normalize_scores=section.student_scores == "minmax"),
 }
 """Name in a recipe -> the loss around a `LossModel`, or around a model of the library. `LOSSES_BY_KIND` of
 `quiver.retrieval.training.recipe` says which kind of model each trains."""
