@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from quiver.encoder import Encoder, EncoderConfig, PackedBatch, Tokenizer, pack_ids
+from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, Tokenizer, pack_ids
 from quiver.encoder.attention import dispatch
 from quiver.encoder.heads import IGNORE_INDEX, MaskedLM, linear_cross_entropy
 from quiver.encoder.training.autocast import autocast
+from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, require_optimizer
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -329,3 +330,33 @@ def test_the_walk_of_the_graph_gives_the_gradients_of_autograd() -> None:
     found = run_backward(loss())
     for name, weight in model.named_parameters():
         torch.testing.assert_close(found[weight], weight.grad, msg=name)
+
+
+@pytest.mark.parametrize("name", ["adamw", "stable_adamw", "schedule_free_adamw"])
+def test_clipping_and_the_optimizer_step_do_not_wait(trace: Trace, tokenizer: Tokenizer, name: OptimizerName) -> None:
+    try:
+        require_optimizer(name)
+    except InputError as missing:
+        pytest.skip(str(missing))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.device("cuda"):
+            model = MaskedLM(Encoder(config(tokenizer)))
+        optimizer = make_optimizer(OptimizerSettings(name, 1e-3, 0.01), model.parameters())
+        if callable(train := getattr(optimizer, "train", None)):
+            train()
+        for _ in range(2):
+            for weight in model.parameters():
+                weight.grad = torch.empty_like(weight)
+            trace.forward.clear()
+            with trace:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+    assert trace.waits() == []
+    launched = Counter(one.name for one in trace.forward)
+    weights = len(list(model.parameters()))
+    if name == "adamw":
+        assert launched["_fused_adamw"] == 2  # matrices decay, vectors do not
+    elif name == "stable_adamw":
+        assert launched["_stableadamw_update_kernel"] == weights
+    else:
+        assert 0 < sum(count for each, count in launched.items() if each.startswith("_foreach")) < weights
