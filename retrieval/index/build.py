@@ -398,8 +398,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     """Encode a corpus into a new index and open it. An interrupted build of the same corpus resumes.
 
     Args:
-        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents. It is read several times; an iterator is written
-            to the index's folder first.
+        corpus: A source of `quiver.retrieval.data.source.open_corpus`, such as a folder or a CSV file, or documents. It is read several
+            times; an iterator is written to the index's folder first.
         model: Encodes the documents.
         out: Folder to write. Until the new index is committed, readers open the previous index, if any. None keeps the index in memory.
         options: Engine, settings and limits.

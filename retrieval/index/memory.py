@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import checked_document, read_documents
+from quiver.retrieval.data.corpus import checked_document
+from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.index.documents import DocumentTable, MetadataTable
 from quiver.retrieval.index.engines import (
     EXACT_DENSE,
@@ -112,8 +113,8 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     Raises:
         InputError: As `build_index`.
     """
-    given = read_documents(Path(corpus)) if isinstance(corpus, str | Path) else map(checked_document, corpus)
-    documents, disk, card = list(given), MemoryDisk(), model.card
+    given = open_corpus(corpus) if isinstance(corpus, str | Path) else corpus
+    documents, disk, card = list(map(checked_document, given)), MemoryDisk(), model.card
     source = survey(documents, MEMORY / "spool", disk=disk)
     options.check_fields(source.fields)
     name = engine_name(options.engine, card, source.count)

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -37,8 +37,9 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Count, Field, SchemaError, parse_record, with_config
-from quiver.retrieval.data.corpus import checked_document, read_documents
+from quiver.retrieval.data.corpus import checked_document
 from quiver.retrieval.data.embedding_store import stack_vectors
+from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
 from quiver.retrieval.index.engines import AnyCodec, Setting, open_codec
 from quiver.retrieval.index.files import (
@@ -173,8 +174,8 @@ def survey(
     """Read all documents once and check them.
 
     Args:
-        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents. An iterator is written to ``spool``, because it
-            can be read only once.
+        corpus: A source of `quiver.retrieval.data.source.open_corpus`, or documents. An iterator is written to ``spool``, because it can
+            be read only once.
         spool: Path of a file to create; it must exist as long as the source is used.
         disk: Writes the spool.
         spooled: Whether to write any corpus to ``spool``, for workers that need random access to it.
@@ -183,13 +184,9 @@ def survey(
     Raises:
         InputError: The corpus is malformed (names file:line) or empty, an id is empty or repeated, or a document cannot be written as JSON.
     """
-    path = Path(corpus) if isinstance(corpus, str | Path) else None
-    if spooled or isinstance(corpus, Iterator):
-        documents = read_documents(path) if path is not None else map(checked_document, cast(Iterable[Document], corpus))
-        return _surveyed(_write(documents, spool, disk), look)
-    if path is not None:
-        return _surveyed(lambda first: islice(read_documents(path), first, None), look)
-    given = cast(Iterable[Document], corpus)
+    given = open_corpus(corpus) if isinstance(corpus, str | Path) else corpus
+    if spooled or isinstance(given, Iterator):
+        return _surveyed(_write(map(checked_document, given), spool, disk), look)
     return _surveyed(lambda first: map(checked_document, islice(given, first, None)), look)
 
 
