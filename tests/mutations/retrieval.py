@@ -5,6 +5,7 @@ DENSE_LOSSES = f"{LOSSES}::test_dense_losses_by_hand"
 COLBERT_LOSSES = f"{LOSSES}::test_colbert_losses_by_hand"
 GATHERED = f"{LOSSES}::test_two_processes_with_gathered_documents_equal_one_process"
 TRAINER = "tests/encoder/training/test_trainer.py"
+GRADIENTS = "tests/encoder/training/test_gradients.py"
 PROCESSES = "tests/retrieval/training/test_distributed.py::test_two_processes_equal_one_with_a_batch_of_twice_the_size"
 RATES = "tests/encoder/training/test_optimization.py"
 SCHEDULES = "tests/retrieval/training/test_optimization.py"
@@ -189,8 +190,8 @@ MUTATIONS = [
     (
         "weights of batches are ignored",
         "encoder/training/trainer.py",
-        "return [weight * self._processes.size / max(1.0, total) for weight in weights]",
-        "return [self._processes.size / len(weights) for _ in weights]",
+        "return [weight / max(1.0, sum(weights)) for weight in weights]",
+        "return [1 / len(weights) for _ in weights]",
         [f"{TRAINER}::test_batches_of_a_step_count_equally_unless_they_have_weights"],
     ),
     (
@@ -203,16 +204,51 @@ MUTATIONS = [
     (
         "gradients are clipped by their greatest element",
         "encoder/training/trainer.py",
-        "return whole_tensor(clip_grad_norm_(weights, highest))",
-        "return whole_tensor(clip_grad_norm_(weights, highest, norm_type=math.inf))",
+        "return whole_tensor(clip_grad_norm_(self._weights, highest))",
+        "return whole_tensor(clip_grad_norm_(self._weights, highest, norm_type=math.inf))",
         [f"{TRAINER}::test_a_gradient_is_scaled_to_the_maximum_norm_and_its_own_norm_is_logged"],
     ),
     (
         "gradients are the sum over the processes",
+        "encoder/training/gradients.py",
+        "distributed.all_reduce(bucket.flat.div_(self._processes.size), async_op=True)",
+        "distributed.all_reduce(bucket.flat, async_op=True)",
+        [f"{GRADIENTS}::test_the_last_batch_reduces_the_sum_of_all"],
+    ),
+    (
+        "gradients are reduced after the backward pass",
+        "encoder/training/gradients.py",
+        "        bucket.left -= 1\n",
+        "        bucket.left -= 0\n",
+        [f"{GRADIENTS}::test_buckets_are_reduced_while_the_backward_pass_runs"],
+    ),
+    (
+        "gradients are reduced after the first backward pass of several",
+        "encoder/training/gradients.py",
+        "bucket.left = passes * len(bucket.weights)",
+        "bucket.left = len(bucket.weights)",
+        [f"{GRADIENTS}::test_a_loss_of_several_backward_passes_is_reduced_once"],
+    ),
+    (
+        "a weight that no process has used decays",
+        "encoder/training/gradients.py",
+        "            if not mark:\n",
+        "            if mark < 0:\n",
+        [f"{GRADIENTS}::test_a_weight_that_no_process_has_used_keeps_no_gradient"],
+    ),
+    (
+        "weights of batches are those of one process",
         "encoder/training/trainer.py",
-        "for one in bucket]).div_(processes.size)",
-        "for one in bucket])",
-        [PROCESSES],
+        "        distributed.all_reduce(total)  # the host does not need it\n",
+        "",
+        ["tests/encoder/pretraining/test_distributed.py::test_two_processes_train_like_one"],
+    ),
+    (
+        "tokens of the skiplist count in documents",
+        "retrieval/training/losses.py",
+        "mask if is_query else mask & self._counts.to(ids.device)[ids]",
+        "mask",
+        ["tests/retrieval/training/test_collator.py"],
     ),
     (
         "the logged loss is the sum over the processes",
