@@ -169,13 +169,12 @@ def _read_html(path: Path, text: str) -> FileText:
         marked = MarkdownConverter(heading_style="ATX", strip=["img"], escape_asterisks=False, escape_underscores=False).convert_soup(soup)
     except RecursionError as error:
         raise UnreadableFileError(f"{path}: the HTML is nested too deeply") from error
-    parts, places, length, last = list[str](), [(0, 1)], 0, 0
-    for mark in _LINE_MARK.finditer(marked):
-        parts.append(marked[last : mark.start()])
-        length += mark.start() - last
-        places.append((length, int(mark[1])))
-        last = mark.end()
-    return FileText("".join([*parts, marked[last:]]), "line", places, title)
+    places, length = [(0, 1)], 0
+    for line in marked.splitlines(keepends=True):
+        if marks := _LINE_MARK.findall(line):  # a heading's or a list's sign is before the mark, so the place is that of the whole line
+            places.append((length, int(marks[0])))
+        length += len(_LINE_MARK.sub("", line))
+    return FileText(_LINE_MARK.sub("", marked), "line", places, title)
 
 
 def _read_pdf(path: Path, content: bytes) -> FileText:

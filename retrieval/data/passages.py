@@ -149,7 +149,8 @@ def cut(text: str, kind: Kind, rules: PassageRules, token_spans: TokenSpans, *, 
     sections = _without_blanks(text, sections)
     if rules.tokens is None:
         return sections
-    return [part for section in sections for part in _by_tokens(text, section, rules, token_spans, title)]
+    # White space can be tokens, so that a part may be blank.
+    return _without_blanks(text, [part for section in sections for part in _by_tokens(text, section, rules, token_spans, title)])
 
 
 def title_of(base: str, path: Sequence[str]) -> str:
@@ -362,16 +363,23 @@ def _by_tokens(text: str, section: Span, rules: PassageRules, token_spans: Token
     budget = rules.tokens or len(tokens)
     used = len(token_spans(title_of(title, section.path)))
     limit = max(_LEAST, budget // 2, budget - used)
-    first, start = 0, section.start  # the first token of the passage, and its first character
+    first, start, end = 0, section.start, section.start  # the first token of the passage, its first character, the end of the one before
     while len(tokens) - first > limit:
-        end = _break(text, tokens[first + limit // 2][0], tokens[first + limit][0])
+        end = _break(text, max(tokens[first + limit // 2][0], end), tokens[first + limit][0])
         yield Span(start, end, section.path)
-        after, start = bisect_left(tokens, (end, end)), end
-        back = max(first + 1, after - min(rules.overlap, limit // 2 - 1))
-        while first + 1 < back < after and tokens[back - 1][1] >= tokens[back][0]:  # do not begin inside a word
-            back -= 1
-        first, start = (back, tokens[back][0]) if back < after else (after, end)
+        after = bisect_left(tokens, (end, end))
+        first = _overlapping(tokens, first + 1, after, min(rules.overlap, limit // 2 - 1))
+        start = tokens[first][0] if first < after else end
     yield Span(start, section.end, section.path)
+
+
+def _overlapping(tokens: Sequence[tuple[int, int]], least: int, after: int, overlap: int) -> int:
+    """The first token of a passage that repeats tokens before ``after``: if possible the beginning of a word."""
+    wanted = max(least, after - overlap)
+    for first in range(wanted, max(least, wanted - _LEAST // 4) - 1, -1):
+        if first >= after or tokens[first - 1][1] < tokens[first][0]:
+            return first
+    return wanted
 
 
 def _break(text: str, first: int, last: int) -> int:

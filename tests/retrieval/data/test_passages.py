@@ -139,7 +139,7 @@ def test_python_is_cut_at_functions_classes_and_methods_and_keeps_the_rest() -> 
 
 def test_python_with_a_syntax_error_is_cut_at_blocks() -> None:
     text = "print 'two'\n\n" + "def f():\n" + "    a = b\n" * 40 + "\ndef g():\n" + "    a = b\n" * 40
-    assert [part.split("(")[0] for part, _ in paths(text, "python")] == ["print 'two'\n\ndef f", "def g"]
+    assert [part.split("(")[0] for part, _ in paths(text, "python")] == ["print 'two'\n\n", "def f", "def g"]
 
 
 def test_other_code_is_cut_at_blocks_of_the_left_margin_and_small_ones_are_joined() -> None:
