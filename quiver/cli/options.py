@@ -17,7 +17,8 @@ CorpusSource: TypeAlias = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="Corpus: a folder of files (Markdown, text, reStructuredText, HTML, PDF, notebooks, source code); a table (.jsonl, .json,"
-        " .csv, .tsv, .parquet, .arrow) or a folder of tables; a BEIR folder (corpus.jsonl); or - for JSON lines from standard input.",
+        " .csv, .tsv, .parquet, .arrow) or a folder of tables; a BEIR folder (corpus.jsonl);"
+        " hub://OWNER/NAME/CONFIG:SPLIT; ir:NAME (ir_datasets); or - for JSON lines from standard input.",
     ),
 ]
 ResultsFolder: TypeAlias = Annotated[Path, typer.Argument(help="Results folder of quiver evaluate.")]

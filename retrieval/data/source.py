@@ -23,6 +23,7 @@ from quiver.encoder.schema import RECORD
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.retrieval.data.corpus import EntryPosition, find_jsonl, unique
 from quiver.retrieval.data.files import FileChoice, FolderFiles, type_of
+from quiver.retrieval.data.hub import HUB, IR, HubSource, hub_documents, ir_documents
 from quiver.retrieval.data.passages import WORDS, PassageRules, PassageTokens, Span, TokenSpans, cut, parse_passages
 from quiver.retrieval.data.tables import Columns, is_table, read_tables
 from quiver.retrieval.records import DenseModel, Document, Metadata, TokenModel
@@ -107,6 +108,7 @@ def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS, tokens: P
             - a table with the suffix ``.jsonl``, ``.ndjson``, ``.json``, ``.csv`` or ``.tsv`` (each also with ``.gz``), ``.parquet`` or
               ``.arrow``, or a folder of such tables, which are read in the order of their names;
             - a folder of Markdown, text, reStructuredText, HTML, PDF, notebooks and source code, or one such file, cut into passages;
+            - ``hub://OWNER/NAME[@REVISION][/CONFIG][:SPLIT]``, a data set of the Hugging Face Hub, or ``ir:NAME``, one of ir_datasets;
             - ``-``: JSON lines from standard input, which are kept in a temporary file.
         options: Fields of the documents, files and passages.
         tokens: The tokens that passages are measured in, see `tokens_of`.
@@ -118,6 +120,11 @@ def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS, tokens: P
     rules = _rules(options, tokens)
     if str(source) == STANDARD_INPUT:
         return _standard_input(options, rules, tokens)
+    if isinstance(source, str) and source.startswith((HUB, IR)):
+        if source.startswith(HUB):
+            HubSource.parse(source)
+        rows = partial(hub_documents if source.startswith(HUB) else ir_documents, source, _columns(options))
+        return Corpus(source, options, partial(_cut_documents, rows, rules, tokens.spans) if options.passages else rows)
     path = expand_home(source)
     files = FolderFiles(path, FileChoice(options.include, options.exclude), rules, tokens.spans)
     if _is_files(path, files, options):
