@@ -56,9 +56,14 @@ Revision: TypeAlias = Annotated[
 ]
 
 # Documents and vectors.
-Title: TypeAlias = Annotated[bool, typer.Option(" /--no-title", help="Do not prepend the title to the text of each document.")]
+Title: TypeAlias = Annotated[
+    bool, typer.Option(" /--no-title", help="Do not prepend the title to the text of each document.", show_default=False)
+]
 StoreText: TypeAlias = Annotated[
-    bool, typer.Option(" /--no-text", help="Do not store the texts in the index; search cannot show them, nor BM25 search them.")
+    bool,
+    typer.Option(
+        " /--no-text", help="Do not store the texts in the index; search cannot show them, nor BM25 search them.", show_default=False
+    ),
 ]
 IdField: TypeAlias = Annotated[
     str | None,

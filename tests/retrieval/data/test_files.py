@@ -259,7 +259,7 @@ def test_an_encrypted_pdf_is_left_out_by_name(tmp_path: Path, caplog: pytest.Log
     writer = pypdf.PdfWriter(clone_from=tmp_path / "plain.pdf")
     writer.encrypt("secret", algorithm="RC4-128")
     writer.write(tmp_path / "locked.pdf")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="quiver.retrieval.data.files"):
         assert [document.id for document in documents(tmp_path)] == ["plain.pdf#1"]
     assert "locked.pdf: the PDF needs a password" in caplog.text
 
