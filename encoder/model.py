@@ -112,7 +112,8 @@ class Encoder(nn.Module):
             else:
                 for layer, rope in zip(self._blocks, ropes, strict=True):
                     hidden, update = self._run_block(layer, hidden, update, batch, rope)
-            output = add_norm(hidden, update, self.final_norm)[1].to(self.embeddings.tokens.weight.dtype)
+            dropout, dtype = self._blocks[-1].update_dropout, self.embeddings.tokens.weight.dtype
+            output = add_norm(hidden, update, self.final_norm, dropout=dropout, dtype=dtype)[1]
             return output if order is None else output[order]
 
     def _run_block(
