@@ -46,7 +46,8 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(N,) ids to (N, D) hidden states of the given dtype, or as `quiver.encoder.ops.embed` writes them under autocast."""
-        positions = None if self.positions is None else (self.positions.weight, batch.positions + self.position_offset)
+        places = batch.positions + self.position_offset if self.position_offset else batch.positions
+        positions = None if self.positions is None else (self.positions.weight, places)
         types = None if self.token_types is None else self.token_types.weight  # a single text: every token has the first type
         hidden = embed(batch.ids, self.tokens.weight, self.norm, positions=positions, types=types, dtype=dtype)
         output: Tensor = self.dropout(hidden)

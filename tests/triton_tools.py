@@ -81,6 +81,8 @@ def launches(monkeypatch: pytest.MonkeyPatch, function: Callable[[], object]) ->
         patch.setattr("triton.runtime.jit.JITFunction.run", run)
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
         patch.setattr(torch.cuda, "device_of", lambda tensor: contextlib.nullcontext())
+        patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        patch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
         function()
     return found
 

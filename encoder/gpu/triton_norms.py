@@ -307,9 +307,7 @@ class _AddNorm(torch.autograd.Function):
     ) -> Tensor | tuple[Tensor, Tensor]:
         norm = _Norm(weight, bias, epsilon, centred)
         total = None if update is None else torch.empty_like(hidden, dtype=_sum_dtype(hidden, update, norm))
-        normed, means, scales = _forward(
-            _Source(hidden, update), norm, drop, tokens=len(hidden), total=total, dtype=dtype, keep=True
-        )
+        normed, means, scales = _forward(_Source(hidden, update), norm, drop, tokens=len(hidden), total=total, dtype=dtype, keep=True)
         ctx.save_for_backward(hidden if total is None else total, weight, bias, means, scales)
         ctx.settings = epsilon, centred, drop
         ctx.dtypes = hidden.dtype, None if update is None else update.dtype

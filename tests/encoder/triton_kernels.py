@@ -225,7 +225,9 @@ def test_dropout_keeps_the_mean_and_depends_on_the_seed_alone(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["layernorm", "biased", "rmsnorm"])
 @pytest.mark.parametrize(("tokens", "width"), [(1, 5), (33, 48), (3, 1792)])
-def test_dropout_sum_and_norm_with_gradients(tokens: int, width: int, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_sum_and_norm_with_gradients(
+    tokens: int, width: int, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against PyTorch's operators with the same mask, in double precision too."""
     monkeypatch.setenv("QUIVER_OPS", "triton")
     parameters = [1 + normal(width, dtype=dtype, seed=seed) for seed in range(2 if kind == "biased" else 1)]
