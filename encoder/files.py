@@ -196,7 +196,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         InputError: The file is missing, is not UTF-8 (names the line), is damaged gzip, or contains only blank lines.
     """
     found = False
-    for number, text in _decoded(path):
+    for number, text in decoded_lines(path):
         line = text.rstrip("\r\n")
         if line.strip():
             found = True
@@ -211,12 +211,16 @@ def read_whole(path: Path) -> str:
     Raises:
         InputError: The file is missing, is not UTF-8 (names the line), or is damaged gzip.
     """
-    return "".join(text for _, text in _decoded(path))
+    return "".join(text for _, text in decoded_lines(path))
 
 
-def _decoded(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield lines with their ends; decoded one by one, so that an error can name the line."""
-    number = 0
+def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield lines with their numbers and ends; a byte order mark at the start is dropped.
+
+    Raises:
+        InputError: The file is missing, is not UTF-8 (names the line), or is damaged gzip.
+    """
+    number = 0  # lines are decoded one by one, so that an error can name the line
     try:
         with open_binary(path) as file:
             for number, raw in enumerate(file, start=1):

@@ -198,8 +198,7 @@ def add_norm(
         update: Output of a sub-layer, (N, D); None for nothing.
         norm: Norm over D; nn.Identity for none.
         dropout: Probability with which a number of the update is dropped.
-        dtype: Dtype of the norm. Default: under autocast a kernel writes the dtype of the product that reads the norm; otherwise that of the
-            sum.
+        dtype: Dtype of the norm. Default: that of the sum; under autocast a kernel writes the dtype of the product that reads it.
 
     Returns:
         The sum and its norm, (N, D) each; the same tensor twice for nn.Identity.

@@ -1,5 +1,5 @@
 """Evaluation of retrievers: collections, measures, baselines, results and reports."""
 
-import lazy_loader
+from quiver.encoder.exports import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -8,9 +8,9 @@ Example:
     (True, True)
 """
 
-import lazy_loader
+from quiver.encoder.exports import attach_stub
 
-_import, __dir__, _names = lazy_loader.attach_stub(__name__, __file__)
+_import, __dir__, _names = attach_stub(__name__, __file__)
 __all__ = [*_names, "__version__"]
 
 

@@ -39,7 +39,7 @@ EXTRAS = {
     "uvicorn",
     "prometheus_client",
 }
-TRAINING_MODULES = ("losses",)
+TRAINING_MODULES = ("losses", "pylate_losses")
 SERVING_MODULES = ("application", "metrics", "schemas", "server")
 SERVING = {Path(f"retrieval/serving/{name}.py") for name in SERVING_MODULES}
 TRAINING = {Path(f"retrieval/training/{name}.py") for name in TRAINING_MODULES}

@@ -50,7 +50,7 @@ def mend_interpreter() -> None:
 
 
 def sample_programs(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Let the interpreter, which takes half a millisecond per program, run about ``size`` programs of a larger grid, the last among them."""
+    """Let the interpreter run about ``size`` programs of a larger grid, the last among them; each takes half a millisecond."""
     from triton.runtime import interpreter
 
     def some(*bounds: int) -> Iterable[int]:

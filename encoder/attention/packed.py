@@ -5,6 +5,8 @@ do the same with a band mask. Other local layers cut the tokens into blocks of q
 // 2 on either side, so the cost is N x window. Document borders and the window are one additive mask, built once per batch for all local
 layers.
 
+Where PyTorch would write all weights out (ALiBi; some dtypes and head widths on a GPU), a chunk of queries is processed at a time.
+
 Global attention with dropout on the attention weights has its own form on CPUs, because PyTorch's fused CPU kernel has no dropout and its
 plain operators write scores, softmax, random mask and dropped weights in full, heads x n x n each, keeping three of them. Here a chunk of
 queries and heads is processed at a time, and the backward pass recomputes weights and masks (arXiv:2205.14135, section 3.1 and appendix B).
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from quiver.encoder.ops import DROPOUT_CHUNK, DropoutMask, empty_qkv, new_seed
 from quiver.encoder.packing import PackedBatch, places_by_length, token_order
@@ -228,8 +231,8 @@ def _product(weights: Tensor, values: Tensor) -> Tensor:
     return torch.bmm(weights, values, out=weights.new_empty(*weights.shape[:2], values.shape[2]))
 
 
-# Queries per call with ALiBi, whose penalty is as wide as the sequence and differs between heads.
-SLOPING_BLOCK = 128
+# Attention weights in memory at a time where PyTorch would write them out: 64 MiB in float32.
+WEIGHTS = 2**24
 # Sequence length from which dropout in chunks is faster than PyTorch operators: shorter sequences have fewer weights than values.
 DROPPING_LENGTH = 64
 
@@ -266,10 +269,10 @@ def _attend_groups(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes
     for group, *pieces in zip(groups.groups, *parts, strict=True):
         query, key, value = (piece.view(group.sequences, group.length, *piece.shape[1:]).transpose(1, 2) for piece in pieces)
         query, key, value = query[:, :, : group.rows], key[:, :, : group.keys], value[:, :, : group.keys]
-        if slopes is None:
+        if slopes is None and _is_bounded(query):
             mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=group.mask, dropout_p=dropout)
         else:
-            mixed = _attend_sloping(query, key, value, slopes, dropout)
+            mixed = _attend_in_chunks(query, key, value, slopes, dropout)
         if group.rows < group.length:
             mixed = F.pad(mixed, (0, 0, 0, group.length - group.rows))
         outputs.append(mixed.transpose(1, 2).flatten(0, 1))  # (G * n, H, K)
@@ -312,15 +315,48 @@ class _GroupedAttention(torch.autograd.Function):
         return of_q, of_k, of_v, None
 
 
-def _attend_sloping(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, dropout: float) -> Tensor:
-    """ALiBi over whole sequences, a block of queries at a time: the penalty is (H, SLOPING_BLOCK, n), never n x n."""
-    outputs = []
-    place = torch.arange(key.shape[2], device=key.device)
-    for start, rows in zip(range(0, query.shape[2], SLOPING_BLOCK), torch.split(query, SLOPING_BLOCK, dim=2), strict=True):
-        distance = (torch.arange(start, start + rows.shape[2], device=key.device)[:, None] - place).abs()
-        penalty = (-slopes.view(-1, 1, 1) * distance).to(query.dtype)
-        outputs.append(F.scaled_dot_product_attention(rows, key, value, attn_mask=penalty[None], dropout_p=dropout))
+def _is_bounded(query: Tensor) -> bool:
+    """Return whether PyTorch computes attention without a mask and without writing all weights out.
+
+    Its CPU kernel does, and on CUDA the memory-efficient one, under the conditions of can_use_mem_efficient_attention in its sdp_utils.cpp.
+    """
+    if query.device.type != "cuda":
+        return query.device.type == "cpu"
+    multiples = {torch.float32: 4, torch.float16: 8, torch.bfloat16: 8}
+    fits = query.dtype in multiples and query.shape[-1] % multiples[query.dtype] == 0
+    old = query.dtype == torch.bfloat16 and torch.cuda.get_device_capability(query.device) < (8, 0)
+    return fits and not old and bool(torch.backends.cuda.mem_efficient_sdp_enabled())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _attend_in_chunks(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None, dropout: float) -> Tensor:
+    """Attention over whole sequences, (G, H, rows, K), a chunk of queries at a time: at most `WEIGHTS` weights, or those of one query each.
+
+    With gradients the chunks are computed again in the backward pass. ALiBi's penalty is as wide as the sequence and differs between heads,
+    so it is never written out for all queries either.
+    """
+    sequences, heads, rows, _ = query.shape
+    chunk = max(1, WEIGHTS // (sequences * heads * key.shape[2]))
+    if chunk >= rows:
+        return _attend_chunk(query, key, value, slopes, 0, dropout)
+    outputs: list[Tensor] = []
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    for start, some in zip(range(0, rows, chunk), torch.split(query, chunk, dim=2), strict=True):
+        inputs = some, key, value, slopes, start, dropout
+        if differentiated:
+            outputs.append(checkpoint(_attend_chunk, *inputs, use_reentrant=False, preserve_rng_state=dropout > 0))
+        else:
+            outputs.append(_attend_chunk(*inputs))
     return torch.cat(outputs, dim=2)
+
+
+def _attend_chunk(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None, start: int, dropout: float) -> Tensor:
+    """Attention of the queries from position ``start``, (G, H, chunk, K), over all keys."""
+    penalty = None
+    if slopes is not None:
+        place = torch.arange(key.shape[2], device=key.device)
+        distance = (torch.arange(start, start + query.shape[2], device=key.device)[:, None] - place).abs()
+        penalty = (-slopes.view(-1, 1, 1) * distance).to(query.dtype)[None]  # (1, H, chunk, keys)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=penalty, dropout_p=dropout)
 
 
 # Queries per block of a local layer: of 32, 64 and 128 the fastest on a CPU (19.5, 21.6 and 27.2 ms for 2,048 tokens with 12 heads of 64).

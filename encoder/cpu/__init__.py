@@ -8,6 +8,6 @@ The kernels know nothing of modules or batches: tensors are passed as addresses.
 seconds to compile once, so import kernel modules where they are used; `support`, `linear` and `blocks` load none of them.
 """
 
-import lazy_loader
+from quiver.encoder.exports import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

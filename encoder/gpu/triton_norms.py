@@ -48,7 +48,7 @@ def _kept(seed, row, dropped, block: tl.constexpr):
 
 
 @triton.jit
-def _sum_row(
+def _sum_row(  # noqa: PLR0913 (pointers and sizes; a kernel has no other way to get them)
     hidden, update, types, rows, update_rows, row, seed, dropped, kept_scale, width: tl.constexpr, drops: tl.constexpr, block: tl.constexpr
 ):
     """One row of what a norm is computed of, float32: hidden states and update, or rows of tables and one row for all."""
@@ -250,7 +250,7 @@ def _forward(
     return normed, means, scales
 
 
-def _backward(  # noqa: PLR0913 (everything that the forward pass knew)
+def _backward(
     source: _Source,
     norm: _Norm,
     drop: _Drop,
@@ -294,7 +294,7 @@ class _AddNorm(torch.autograd.Function):
     """(hidden, update) to (sum, norm of the sum); without an update, hidden to its norm."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913 (autograd sees tensors only as arguments)
         ctx: Any,
         hidden: Tensor,
         update: Tensor | None,
@@ -376,7 +376,7 @@ class _Embed(torch.autograd.Function):
     """Rows of tables to the norm of their sum; the sum is computed again in the backward pass, from the tables."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913 (autograd sees tensors only as arguments)
         ctx: Any,
         tokens: Tensor,
         positions: Tensor | None,

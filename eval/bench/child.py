@@ -62,6 +62,7 @@ class Child:
         arguments: Keyword arguments of the function, as JSON. Paths must be absolute.
         label: Names the backend in errors.
         environment: Variables to set beside those of this process.
+        log: File to which the child's standard error is appended; None for a temporary file.
         timeout: Time to answer one line, in seconds; then the child and its own children are killed. None waits without limit.
 
     Attributes:
@@ -78,18 +79,25 @@ class Child:
         *,
         label: str,
         environment: Mapping[str, str] = ENVIRONMENT,
+        log: Path | None = None,
         timeout: float | None = None,
     ) -> None:
         self._timeout = timeout
         self._expired = False
-        self._stderr: IO[str] = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with the child
+        # Closed with the child.
+        self._stderr: IO[str] = (
+            TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+            if log is None
+            else log.open("a+", encoding="utf-8", errors="replace")
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "quiver.eval.bench.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            # Use the parent of this package as working folder: "-m" looks there first, and another folder may hold another "quiver".
-            cwd=Path(quiver.__file__).resolve().parents[1],
+            # Use the parent of this package as working folder: "-m" looks there first, and another folder may hold another "quiver". Links
+            # are not followed: .ci/link-types makes a package of links.
+            cwd=Path(quiver.__file__).absolute().parents[1],
             env={**os.environ, **environment},
             text=True,
             encoding="utf-8",

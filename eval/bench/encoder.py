@@ -302,7 +302,7 @@ def bench_token_ids(
         with progress_bar("timing", passes, enabled=progress) as advance:
             cases = [_time_case(loaded, config, workload, settings, advance) for workload in chosen]
         del encoder, loaded
-        if settings.memory:
+        if settings.memory and settings.device == "cpu":
             runs = [
                 MemoryRun(
                     "quiver.eval.bench.encoder:open_token_ids",
@@ -401,7 +401,10 @@ def _time_case(
         for warm_up in passes.values():
             warm_up()
             advance(1)
-    timings = time_rounds(passes, rounds=settings.rounds, advance=advance)
+    timings = time_rounds(passes, rounds=settings.rounds, seconds=settings.seconds, advance=advance)
+    if settings.memory and settings.device == "cuda":
+        # The allocator counts exactly what a pass adds, whatever else is in memory.
+        differences["memory_above"] = {name: float(measure_memory(each, on_cuda=True)["above"] or 0) for name, each in passes.items()}
     return _case(workload.name, workload.lengths, size, timings, differences)
 
 
@@ -418,7 +421,7 @@ def _case(
     lengths: Sequence[int],
     batch_size: int | None,
     timings: Mapping[str, Timing],
-    differences: Mapping[str, Mapping[str, float]],
+    measured: Mapping[str, Mapping[str, float]],
 ) -> Case:
     tokens, documents, shortest, longest = sum(lengths), len(lengths), min(lengths), max(lengths)
     rows = [
@@ -429,7 +432,7 @@ def _case(
                 "tokens_per_second": Series.of([tokens / each for each in timing.seconds]),
                 "documents_per_second": Series.of([documents / each for each in timing.seconds]),
             },
-            values={quantity: each[backend] for quantity, each in differences.items()},
+            values={quantity: each[backend] for quantity, each in measured.items()},
         )
         for backend, timing in timings.items()
     ]
@@ -563,7 +566,7 @@ def _time_texts(
                 vectors[each] = backend.encode(documents)
             advance(1)
         passes = {each: _text_pass(backend.encode, documents) for each, backend in loaded.items()}
-        timings = time_rounds(passes, rounds=settings.rounds, advance=advance)
+        timings = time_rounds(passes, rounds=settings.rounds, seconds=settings.seconds, advance=advance)
     differences = {each: float(np.abs(found - vectors[OWN]).max()) for each, found in vectors.items()}
     return _case(name, lengths, None, timings, {"max_difference": differences})
 
@@ -636,13 +639,17 @@ def _child_settings(settings: dict[str, Any]) -> Settings:
     return chosen
 
 
-def search_largest(refusal: Callable[[int], str | None], *, ceiling: int, tolerance: float = 0.0) -> tuple[int, int | None, str | None]:
-    """Find the largest batch that fits: double the size until one does not fit, then bisect.
+def search_largest(
+    refusal: Callable[[int], str | None], *, ceiling: int, tolerance: float = 0.0, first: int = 1, growth: float = 2.0
+) -> tuple[int, int | None, str | None]:
+    """Find the largest batch that fits: enlarge the size until one does not fit, then bisect.
 
     Args:
         refusal: Maps a number of documents to the reason why they do not fit; None if they do. If a number does not fit, no larger one may.
         ceiling: Largest number to try.
         tolerance: Stop when the bounds differ by this share of the lower one; 0 for the exact limit.
+        first: Number to try first, such as a guess.
+        growth: Factor by which the number grows until it does not fit, > 1.
 
     Returns:
         The largest number that fits (0 for none), the smallest that does not (None if the ceiling fits), and the reason.
@@ -652,11 +659,11 @@ def search_largest(refusal: Callable[[int], str | None], *, ceiling: int, tolera
         (37, 38, 'too many')
     """
     fits, fails, reason = 0, None, None
-    probe = 1
+    probe = min(first, ceiling)
     while fails is None and fits < ceiling:
         found = refusal(probe)
         if found is None:
-            fits, probe = probe, min(2 * probe, ceiling)
+            fits, probe = probe, min(max(probe + 1, int(growth * probe)), ceiling)
         else:
             fails, reason = probe, found
     while fails is not None and fails - fits > max(1, int(tolerance * fits)):

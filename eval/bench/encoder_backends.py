@@ -59,11 +59,12 @@ class Settings:
         dtype: Dtype of the weights: ``float32``, ``bfloat16`` or ``float16``.
         threads: Threads on a CPU; None for torch's default.
         rounds: Timed passes of each backend over each case.
+        seconds: Time for all rounds of a case, after which no further round begins; None for no limit.
         seed: Random seed of weights and token ids.
         train: Time forward and backward passes instead of inference.
         batch_size: Documents per batch; None for ``batch_tokens``.
         batch_tokens: Average tokens per batch; None for the device's default.
-        memory: Measure peak memory too, in a fresh process per backend and case.
+        memory: Measure peak memory too: on a CPU in a fresh process per backend and case, on a GPU by torch's allocator.
         largest_batch: Search for the largest batch of fixed length that fits.
         memory_gib: Memory that the largest batch must fit into, in GiB; None for the whole GPU.
     """
@@ -72,6 +73,7 @@ class Settings:
     dtype: str = "float32"
     threads: int | None = None
     rounds: int = 10
+    seconds: float | None = None
     seed: int = 42
     train: bool = False
     batch_size: int | None = None

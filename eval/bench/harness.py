@@ -106,6 +106,7 @@ def time_rounds(
     passes: Mapping[str, Pass],
     *,
     rounds: int,
+    seconds: float | None = None,
     advance: Advance = lambda steps: None,
     clock: Callable[[], float] = perf_counter,
     processor_clock: Callable[[], float] = process_time,
@@ -115,6 +116,7 @@ def time_rounds(
     Args:
         passes: Backend -> its pass, warmed up.
         rounds: Number of rounds, >= 1.
+        seconds: Time for all rounds: none begins that would probably end later. The first always runs. None for no limit.
         advance: Called after every pass.
         clock: Wall clock, in seconds.
         processor_clock: Processor time of this process, in seconds.
@@ -124,15 +126,20 @@ def time_rounds(
     """
     if rounds < 1:
         raise ValueError(f"rounds must be >= 1, got {rounds}")
-    seconds: dict[str, list[float]] = {name: [] for name in passes}
+    taken: dict[str, list[float]] = {name: [] for name in passes}
     processor: dict[str, list[float]] = {name: [] for name in passes}
-    for _, name in interleave(list(passes), rounds):
+    spent, begun = 0.0, 0
+    for number, name in interleave(list(passes), rounds):
+        if number > begun and seconds is not None and spent * (number + 1) / number > seconds:
+            break
+        begun = number
         started, processor_started = clock(), processor_clock()
         passes[name]()
-        seconds[name].append(clock() - started)
+        taken[name].append(clock() - started)
         processor[name].append(processor_clock() - processor_started)
+        spent += taken[name][-1]
         advance(1)
-    return {name: Timing(tuple(seconds[name]), tuple(processor[name])) for name in passes}
+    return {name: Timing(tuple(taken[name]), tuple(processor[name])) for name in passes}
 
 
 @contextmanager
@@ -164,6 +171,9 @@ def torch_threads(threads: int | None) -> Iterator[None]:
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Hide the libraries' progress bars, warnings and info messages while they load and export models; errors are still shown."""
+    if installed_version("transformers") is None:
+        yield
+        return
     logging_of = import_module("transformers.utils.logging")
     bars = logging_of.is_progress_bar_enabled()
     levels = {name: logging.getLogger(name).level for name in _VERBOSE}

@@ -156,12 +156,14 @@ def write_report(report: Report, folder: Path, *, draw: Callable[[], Drawing]) -
 
 def tables(report: Report) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Yield all tables of a report as title, header and rows, for printing in a terminal."""
-    for block in report.blocks:
-        if isinstance(block, Section):
-            for inner in block.blocks:
-                if isinstance(inner, Table):
-                    rows = [[cell.text for cell in row.cells] for row in inner.rows]
-                    yield inner.name or block.title, [column.label for column in inner.columns], rows
+    sections = [block for block in report.blocks if isinstance(block, Section)]
+    while sections:
+        section = sections.pop(0)
+        sections[:0] = [inner for inner in section.blocks if isinstance(inner, Section)]
+        for inner in section.blocks:
+            if isinstance(inner, Table):
+                rows = [[cell.text for cell in row.cells] for row in inner.rows]
+                yield inner.name or section.title, [column.label for column in inner.columns], rows
 
 
 def short_name(model: str) -> str:

@@ -27,7 +27,7 @@ FINISHED_SCHEMA = "quiver-benchmark-finished/1"
 OWN = "quiver"
 """Name of the backend that all others are compared with."""
 
-Subject: TypeAlias = Literal["encoder", "training", "index"]
+Subject: TypeAlias = Literal["encoder", "training", "index", "gpu"]
 
 Scalar: TypeAlias = str | int | float | bool | None
 

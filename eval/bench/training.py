@@ -1,4 +1,4 @@
-"""Training benchmark: training steps of Quiver, compared with sentence-transformers and PyLate on the transformers encoder.
+"""Training benchmark: training steps of Quiver, compared with sentence-transformers, PyLate and transformers on the transformers encoder.
 
 All backends start from the same weights and run the same batches, in turns in one process. The differences between their losses are part
 of the result.
@@ -10,6 +10,7 @@ on them.
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -53,6 +54,7 @@ from quiver.eval.bench.results import Row as ResultRow
 from quiver.eval.bench.training_backends import (
     ENGLISH,
     LIBRARIES,
+    LOSSES,
     SCORED,
     Backend,
     InitialModel,
@@ -60,7 +62,6 @@ from quiver.eval.bench.training_backends import (
     Settings,
     Workload,
     load_backend,
-    make_recipe,
     open_model,
     write_initial_model,
 )
@@ -68,8 +69,6 @@ from quiver.eval.report.formats import Report, Section
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.training.model import require_extra
-from quiver.retrieval.training.recipe import LOSSES_BY_KIND
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -97,14 +96,18 @@ def synthetic_source(workload: Workload, tokenizer: Tokenizer, generator: random
     Raises:
         InputError: Too few of the words are single tokens of the tokenizer.
     """
-    write = _writer(tokenizer, generator)
+    write = text_writer(tokenizer, generator)
     while True:
         documents = [write(generator.randint(*workload.documents)) for _ in range(workload.per_row)]
         yield write(generator.randint(*workload.queries)), documents
 
 
-def _writer(tokenizer: Tokenizer, generator: random.Random) -> Callable[[int], str]:
-    """A function that makes a text with a given number of tokens, but at least those of one word."""
+def text_writer(tokenizer: Tokenizer, generator: random.Random) -> Callable[[int], str]:
+    """Return a function that makes a text with a given number of tokens, but at least those of one word.
+
+    Raises:
+        InputError: Too few words of `ENGLISH` are single tokens of the tokenizer.
+    """
     first, *others = ENGLISH.split()
     alone, *pairs = tokenizer.encode([first, *(f"{first} {word}" for word in others)], max_length=64).ids
     words = [word for word, ids in zip(others, pairs, strict=True) if len(ids) == len(alone) + 1]
@@ -201,7 +204,7 @@ def bench_training(
     command: str | None = None,
     progress: bool = False,
 ) -> Benchmark:
-    """Time training steps of Quiver and of sentence-transformers or PyLate.
+    """Time training steps of Quiver and of sentence-transformers, PyLate or transformers.
 
     Args:
         model: Preset, folder or Hugging Face Hub id of the encoder that all backends start from.
@@ -215,10 +218,10 @@ def bench_training(
         One case per workload and kind of model, with Quiver as the first row.
 
     Raises:
-        InputError: The train extra is not installed, a loss does not suit its kind of model, or no workload fits the model.
+        InputError: A library that the losses are from is not installed, a loss does not suit its kind of model, or no workload fits the
+            model.
         ValueError: rounds < 1.
     """
-    require_extra()
     _check_settings(settings)
     recording = Recording("training", model, settings, command)
     with torch_threads(settings.threads), TemporaryDirectory(prefix="quiver-bench-") as folder:
@@ -242,7 +245,7 @@ def bench_training(
         plans = [_plan(kind, workload, tokenizer, settings, source, compared) for workload in fitting for kind in settings.losses]
         with progress_bar("timing", sum(len(plan.backends) for plan in plans) * (settings.rounds + 1), enabled=progress) as advance:
             cases = [_time_case(plan, initial, settings, advance) for plan in plans]
-        if settings.memory:
+        if settings.memory and default_device() == "cpu":
             cases, failed = with_memory(cases, [_memory_run(plan, initial, settings) for plan in plans], progress=progress)
             not_run += failed
         metadata: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
@@ -253,10 +256,22 @@ def _check_settings(settings: Settings) -> None:
     if settings.rounds < 1:
         raise ValueError(f"rounds must be >= 1, got {settings.rounds}")
     for kind, loss in settings.losses.items():
-        if kind not in LOSSES_BY_KIND:
-            raise InputError(f"kind must be one of {', '.join(LOSSES_BY_KIND)}, got {kind!r}")
-        if loss not in LOSSES_BY_KIND[kind]:
-            raise InputError(f"the loss of a {kind} model must be one of {', '.join(LOSSES_BY_KIND[kind])}, got {loss!r}")
+        if kind not in LOSSES:
+            raise InputError(f"kind must be one of {', '.join(LOSSES)}, got {kind!r}")
+        if loss not in LOSSES[kind]:
+            raise InputError(f"the loss of a {kind} model must be one of {', '.join(LOSSES[kind])}, got {loss!r}")
+        if reason := unsupported_reason(kind):
+            raise InputError(f"training needs {reason}")
+
+
+def unsupported_reason(kind: str) -> str | None:
+    """Why a kind of model cannot be trained here: the missing library and how to install it; None if it can.
+
+    Its loss is that of the library it is compared with, but for a masked language model's.
+    """
+    needed = {"dense": ("sentence_transformers",), "colbert": ("sentence_transformers", "pylate")}.get(kind, ())
+    missing = next((name for name in needed if importlib.util.find_spec(name) is None), None)
+    return None if missing is None else f"{missing}: pip install 'quiver-retrieval[train]'"
 
 
 def _plan(kind: str, workload: Workload, tokenizer: Tokenizer, settings: Settings, source: Source, compared: bool) -> _Plan:
@@ -267,16 +282,20 @@ def _plan(kind: str, workload: Workload, tokenizer: Tokenizer, settings: Setting
 
 
 def _time_case(plan: _Plan, initial: InitialModel, settings: Settings, advance: Advance) -> Case:
-    recipe = make_recipe(plan.kind, plan.workload, settings, initial)
+    loss = settings.losses[plan.kind]
     with quiet_libraries():
-        backends = {name: load_backend(name, recipe, initial, steps=len(plan.batches)) for name in plan.backends}
+        backends = {name: load_backend(name, plan.kind, plan.workload, settings, initial) for name in plan.backends}
     losses: dict[str, list[float]] = {name: [] for name in backends}
     passes = {name: _pass(name, backend, plan, losses[name]) for name, backend in backends.items()}
     for warm_up in passes.values():
         warm_up()
         advance(1)
-    timings = time_rounds(passes, rounds=settings.rounds, advance=advance)
-    timed = plan.batches[1:]
+    timings = time_rounds(passes, rounds=settings.rounds, seconds=settings.seconds, advance=advance)
+    timed = plan.batches[1 : len(losses[OWN])]
+    memory: dict[str, Any] = dict.fromkeys(backends)
+    if settings.memory and default_device() == "cuda":
+        # The allocator counts exactly what a step adds, whatever else is in memory.
+        memory = {name: measure_memory(_repeated(each, timed[-1]), on_cuda=True)["above"] for name, each in backends.items()}
     lengths = [backends[OWN].lengths(batch) for batch in timed]
     tokens = [sum(each) for each in lengths]
     rows = []
@@ -291,23 +310,33 @@ def _time_case(plan: _Plan, initial: InitialModel, settings: Settings, advance: 
         if name != OWN:
             series["padded_tokens"] = Series.of([backends[name].padded_tokens(batch) for batch in timed])
         difference = max(abs(loss - own) for loss, own in zip(losses[name], losses[OWN], strict=True))
-        rows.append(ResultRow(name, series, {} if settings.dropout else {"max_loss_difference": difference}))
+        values = {"max_loss_difference": None if settings.dropout else difference, "memory_above": memory[name]}
+        rows.append(ResultRow(name, series, {quantity: value for quantity, value in values.items() if value is not None}))
     padded = [row.series["padded_tokens"].median for row in rows if row.backend != OWN]
     documents = "one document" if plan.workload.per_row == 1 else f"{plan.workload.per_row} documents"
     return Case(
         name=plan.name,
-        title=f"{plan.name} ({recipe.loss.name}): {len(timed[0])} rows of a query and {documents},"
+        title=f"{plan.name} ({loss}): {len(timed[0])} rows of {'' if plan.kind == 'mlm' else 'a query and '}{documents},"
         f" {median(tokens):,.0f} tokens per step{f', {padded[0]:,.0f} with padding' if padded else ''}",
         metadata={
             "workload": plan.workload.name,
             "kind": plan.kind,
-            "loss": recipe.loss.name,
+            "loss": loss,
             "rows": len(timed[0]),
             "documents": plan.workload.per_row,
             "longest": max(map(max, lengths)),
         },
         rows=with_ratios(rows, {"seconds": "time_ratio", "processor_seconds": "processor_ratio"}),
     )
+
+
+def _repeated(backend: Backend, batch: list[Row]) -> Pass:
+    """A pass that trains on the same batch each time."""
+
+    def step() -> None:
+        backend.step(batch)
+
+    return step
 
 
 def _pass(name: str, backend: Backend, plan: _Plan, losses: list[float]) -> Pass:
@@ -324,7 +353,7 @@ def _pass(name: str, backend: Backend, plan: _Plan, losses: list[float]) -> Pass
 def _memory_run(plan: _Plan, initial: InitialModel, settings: Settings) -> MemoryRun:
     common = {
         "encoder": str(initial.encoder),
-        "colbert": None if initial.colbert is None else str(initial.colbert),
+        "folders": {kind: str(folder) for kind in ("colbert", "mlm") if (folder := getattr(initial, kind)) is not None},
         "kind": plan.kind,
         "workload": asdict(plan.workload),
         "settings": asdict(settings),
@@ -334,14 +363,14 @@ def _memory_run(plan: _Plan, initial: InitialModel, settings: Settings) -> Memor
 
 
 def open_training(
-    backend: str, encoder: str, colbert: str | None, kind: str, workload: dict[str, Any], settings: dict[str, Any]
+    backend: str, encoder: str, folders: dict[str, str], kind: str, workload: dict[str, Any], settings: dict[str, Any]
 ) -> tuple[Callable[[dict[str, Any]], Answer], Answer]:
     """Target of child processes: measures the memory of training steps.
 
     Args:
         backend: ``quiver`` or the library of the kind.
         encoder: See `InitialModel`.
-        colbert: See `InitialModel`.
+        folders: The other fields of `InitialModel`.
         kind: Kind of model.
         workload: The fields of `Workload`.
         settings: The fields of `Settings`.
@@ -352,9 +381,8 @@ def open_training(
     chosen = Settings(**settings)
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
-    initial = InitialModel(Path(encoder), None if colbert is None else Path(colbert))
-    recipe = make_recipe(kind, Workload(**workload), chosen, initial)
-    trained = load_backend(backend, recipe, initial, steps=chosen.rounds + 1)
+    initial = InitialModel(Path(encoder), **{name: Path(folder) for name, folder in folders.items()})
+    trained = load_backend(backend, kind, Workload(**workload), chosen, initial)
 
     def reply(request: dict[str, Any]) -> Answer:
         first, *others = request["batches"]
@@ -394,7 +422,8 @@ def report(benchmark: Benchmark) -> Report:
 
 def draw(benchmark: Benchmark) -> Drawing:
     """Draw the chart of a training benchmark."""
-    title = f"{short_name(benchmark.name)}: training step, float32\n{benchmark.processor}, threads: {benchmark.provenance.threads}"
+    work = f"{short_name(benchmark.name)}: training step, {benchmark.settings['dtype']}"
+    title = f"{work}\n{benchmark.processor}, threads: {benchmark.provenance.threads}"
     return draw_speed(title, {case.name.replace(", ", "\n"): case.rows for case in benchmark.cases})
 
 
@@ -402,7 +431,7 @@ def _conditions(benchmark: Benchmark) -> str:
     dropout = "with the checkpoint's dropout, so that losses are not compared" if benchmark.settings["dropout"] else "without dropout"
     return (
         f"{benchmark.metadata['family']}, {float(benchmark.metadata['parameters'] or 0) / 1e6:,.1f} million "
-        f"parameters in the encoder, float32,"
+        f"parameters in the encoder, {benchmark.settings['dtype']},"
         f" {dropout}. {benchmark.settings['rounds']} steps of each backend in one process, in turns, every other round in reverse; a first"
         " step is not counted. A step is tokenizing, forward, backward, clipping and update. The baseline is the library's own"
         " model on transformers' encoder (sdpa), with the same initial weights, batches and optimizer. Padding and query expansion are not"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -39,7 +39,8 @@ TEXT_BACKENDS = (
     "sentence-transformers-openvino-int8",
 )
 WORKLOADS = ("msmarco", "long")
-KINDS = ("dense", "colbert")
+KINDS = ("dense", "colbert", "mlm")
+STAGES = ("tests", "encoder-base", "encoder-large", "texts", "training", "queries", "search", "profile")
 BASELINES = ("faiss", "hnswlib", "usearch", "fast-plaid", "warp", "voyager")
 
 RESULTS, REPORT, PAGE, PLOT = "results.json", "report.md", "report.html", "plot.png"
@@ -90,7 +91,10 @@ def encoder(
     ] = None,
     no_baselines: NoBaselines = False,
     train: Annotated[bool, typer.Option("--train", help="Time forward and backward passes instead of inference.")] = False,
-    dtype: Annotated[str, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Dtype of the weights: float32, bfloat16 or float16. Default: bfloat16 on a GPU that has it, float32 on a CPU."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Device: cpu or cuda. Default: cuda if available.")] = None,
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed rounds.")] = 10,
@@ -123,11 +127,12 @@ def encoder(
     """
     from quiver.eval.bench import encoder as subject
     from quiver.eval.bench.encoder_backends import Settings
-    from quiver.retrieval.models.loading import default_device
+    from quiver.retrieval.models.loading import check_device, default_device, default_dtype
 
+    place = check_device(device or default_device())
     settings = Settings(
-        device=device or default_device(),
-        dtype=dtype,
+        device=place,
+        dtype=dtype or default_dtype(place),
         threads=threads,
         rounds=rounds,
         seed=seed,
@@ -170,10 +175,10 @@ def training(
         typer.Option("--workload", help=f"Lengths of the training texts: {', '.join(WORKLOADS)}. Repeatable. Default: msmarco."),
     ] = None,
     kinds: Annotated[
-        list[str] | None, typer.Option("--kind", help=f"Kind of model: {', '.join(KINDS)}. Repeatable. Default: both.")
+        list[str] | None, typer.Option("--kind", help=f"Kind of model: {', '.join(KINDS)}. Repeatable. Default: dense and colbert.")
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(help="Loss of a single --kind, as in recipes. Default: mnrl, and contrastive for a ColBERT.")
+        str | None, typer.Option(help="Loss of a single --kind, as in recipes. Default: mnrl; contrastive for a ColBERT.")
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", "-d", help="BEIR folder whose texts are used instead of synthetic ones.")] = None,
     split: options.Split = "train",
@@ -182,6 +187,10 @@ def training(
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed steps per backend.")] = 5,
     seed: options.Seed = 42,
     batch_size: Annotated[int | None, typer.Option(min=2, help="Rows per batch. Default: 32, and 4 for long texts.")] = None,
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"],
+        typer.Option("--dtype", help="bfloat16 (autocast), float32, or auto: bfloat16 on a GPU that has it, otherwise float32."),
+    ] = "auto",
     dropout: Annotated[bool, typer.Option("--dropout", help="Use the checkpoint's dropout; losses are then not compared.")] = False,
     memory: PeakMemory = False,
     out: BenchOut = None,
@@ -189,17 +198,20 @@ def training(
     progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time training steps beside plain sentence-transformers and PyLate, with the same weights and batches, and compare losses.
+    """Time training steps beside sentence-transformers, PyLate and transformers, with the same weights and batches, and compare losses.
 
     Examples: quiver bench training --model sentence-transformers/all-MiniLM-L6-v2 --threads 2 --peak-memory --out bench-training
 
     quiver bench training --model ettin-17m --workload long --data data/designdocs_long
     """
+    from quiver.encoder.training.autocast import training_dtype
     from quiver.eval.bench import training as subject
     from quiver.eval.bench.training_backends import Settings
+    from quiver.retrieval.models.loading import default_device
 
     settings = Settings(
-        losses=_losses(kinds or list(KINDS), loss),
+        losses=_losses(kinds or list(KINDS[:2]), loss),
+        dtype=training_dtype(dtype, default_device()),
         threads=threads,
         rounds=rounds,
         seed=seed,
@@ -320,6 +332,54 @@ def index(
     _finish(subject, result, out, as_json=as_json)
 
 
+@app.command("gpu")
+def gpu(
+    out: Annotated[Path, typer.Option("--out", "-o", help=f"Folder to write: {RESULTS}, {REPORT}, charts, {PAGE}, stages.log.")],
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time for all stages, in minutes.")] = 8.5,
+    stages: Annotated[
+        list[str] | None, typer.Option("--stage", help=f"Stage to run: {', '.join(STAGES)}. Repeatable. Default: all.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device: cuda, or cpu for a small form that tests the benchmark. Default: cuda.")
+    ] = None,
+    seed: options.Seed = 42,
+    overwrite: options.Overwrite = False,
+    as_json: options.Json = False,
+) -> None:
+    """Measure a GPU in one command: gpu tests, encoders, text to vectors, training, queries, search and a profile.
+
+    The command writes results after each stage. Repeat it with the same --out to go on after an interruption.
+
+    Examples: quiver bench gpu --out bench-gpu
+
+    quiver bench gpu --out bench-profile --stage profile --minutes 2
+    """
+    from quiver.eval.bench.gpu import LOG, Settings, as_record, bench_gpu, report
+    from quiver.eval.bench.report import tables
+    from quiver.retrieval.models.loading import check_device, default_device
+
+    chosen = check_device(device or default_device())
+    if chosen not in ("cpu", "cuda"):
+        raise InputError(f"--device must be cuda or cpu, got {chosen}; choose a GPU by CUDA_VISIBLE_DEVICES")
+    if chosen == "cpu":
+        typer.echo("no GPU is used: tiny models and data; the figures say nothing about GPUs", err=True)
+    settings = Settings("cuda" if chosen == "cuda" else "cpu", minutes, seed)
+    result = bench_gpu(
+        out,
+        settings,
+        stages=stages,
+        overwrite=overwrite,
+        command=command_line(),
+        say=lambda line: typer.echo(line, err=True),
+    )
+    if as_json:
+        print_json(as_record(result))
+        return
+    for title, header, rows in tables(report(result)):
+        print_table(title, header, rows)
+    say(f"results: {out / RESULTS}\nreport: {out / REPORT}\nlog: {out / LOG}")
+
+
 def _check_out(out: Path | None, *, overwrite: bool) -> None:
     """Check before the benchmark that results and plots can be written."""
     if out is not None:
@@ -378,14 +438,14 @@ def _workloads(sets: list[str], lengths: list[str], table: str, docs: int | None
 
 def _losses(kinds: list[str], loss: str | None) -> dict[str, str]:
     """Kind -> loss: the first of each kind unless one is named."""
-    from quiver.retrieval.training.recipe import LOSSES_BY_KIND
+    from quiver.eval.bench.training_backends import LOSSES
 
-    if unknown := [kind for kind in kinds if kind not in LOSSES_BY_KIND]:
-        raise InputError(f"--kind must be one of {', '.join(LOSSES_BY_KIND)}, got {unknown[0]!r}")
+    if unknown := [kind for kind in kinds if kind not in LOSSES]:
+        raise InputError(f"--kind must be one of {', '.join(LOSSES)}, got {unknown[0]!r}")
     if loss is None:
-        return {kind: LOSSES_BY_KIND[kind][0] for kind in kinds}
+        return {kind: LOSSES[kind][0] for kind in kinds}
     if len(set(kinds)) > 1:
-        raise InputError("--loss needs a single kind of model; add --kind dense or --kind colbert")
+        raise InputError("--loss needs a single kind of model; add one --kind")
     return {kinds[0]: loss}
 
 

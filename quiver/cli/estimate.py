@@ -147,11 +147,12 @@ def _load(name: str, kind: str, dim: int | None, length: int | None, dtype: Dtyp
 
 
 def _sampled(path: Path, size: int = 512) -> tuple[list[Document], int]:
-    from quiver.retrieval.data.corpus import read_documents
+    from quiver.retrieval.data.source import open_corpus
     from quiver.retrieval.planning import spread_over
 
-    count = sum(1 for _ in read_documents(path))
-    return spread_over(read_documents(path), count, size), count
+    corpus = open_corpus(path)
+    count = sum(1 for _ in corpus)
+    return spread_over(corpus, count, size), count
 
 
 def _corpora(

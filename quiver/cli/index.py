@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import help_alone, open_executor, parse_memory, print_json, print_table, read_ids, say, show_progress
+from quiver.cli.output import help_alone, open_executor, parse_devices, parse_memory, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_duration
 
 if TYPE_CHECKING:
+    from quiver.retrieval.data.source import SourceOptions
     from quiver.retrieval.index import Index
     from quiver.retrieval.index.engines import Setting
     from quiver.retrieval.index.recall_table import GridPoint
@@ -25,7 +26,7 @@ app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build,
 
 @app.command("build")
 def build(
-    corpus: options.CorpusPath,
+    source: options.CorpusSource,
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT model.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Index folder to write.")],
     engine: options.Engine = "auto",
@@ -33,6 +34,12 @@ def build(
     memory: options.BuildMemory = "2GB",
     dtype: options.Dtype = None,
     device: options.Device = None,
+    devices: options.Devices = None,
+    batch_tokens: options.BatchTokens = None,
+    id_field: options.IdField = None,
+    title_field: options.TitleField = None,
+    text_fields: options.TextFields = None,
+    columns: options.ColumnNames = None,
     title: options.Title = True,
     text: options.StoreText = True,
     field: Annotated[
@@ -51,19 +58,25 @@ def build(
 ) -> None:
     """Encode a corpus and index it. Repeat the command to resume an interrupted build.
 
-    Encoding can be distributed over processes (--workers 4) or a Ray cluster (--executor ray --address HOST:6379), whose nodes need
-    Quiver, the model and the index folder under the same paths. The index has the same bytes as one built by a single process.
+    Encoding can be distributed over GPUs (--devices 0,1), processes (--workers 4) or a Ray cluster (--executor ray --address HOST:6379),
+    whose nodes need Quiver, the model and the index folder under the same paths. The index has the same bytes as one built by a
+    single process.
 
-    Example: quiver index build data/scifact --model MODEL --out indexes/scifact
+    Examples: quiver index build data/scifact --model MODEL --out indexes/scifact
+
+    quiver index build products.csv --id sku --title name --text description --field price --model MODEL --out indexes/products
     """
+    from quiver.retrieval.data.source import open_corpus
     from quiver.retrieval.index import BuildOptions, build_index
     from quiver.retrieval.index.engines import parse_engine
     from quiver.retrieval.models.loading import load_model
 
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
-    waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address, device=device)
-    loaded = load_model(model, dtype=dtype, device=device)
+    waiting, where = parse_duration(wait), parse_devices(devices)
+    encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
+    corpus = open_corpus(source, _source_options(id_field, title_field, text_fields, columns))
+    loaded = load_model(model, dtype=dtype, device=where[0] if where else device, batch_tokens=batch_tokens)
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
     _describe(index, as_json)
@@ -72,9 +85,14 @@ def build(
 @app.command("add")
 def add(
     folder: options.IndexFolder,
-    corpus: options.CorpusPath,
+    source: options.CorpusSource,
     model: options.IndexModel = None,
     device: options.Device = None,
+    batch_tokens: options.BatchTokens = None,
+    id_field: options.IdField = None,
+    title_field: options.TitleField = None,
+    text_fields: options.TextFields = None,
+    columns: options.ColumnNames = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace documents that have the same id.")] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
@@ -85,9 +103,12 @@ def add(
 
     Example: quiver index add indexes/scifact more.jsonl
     """
+    from quiver.retrieval.data.source import open_corpus
     from quiver.retrieval.index import add_documents, open_index
     from quiver.retrieval.models.loading import load_index_model
 
+    loaded = load_index_model(open_index(folder).manifest.model, model, device=device, batch_tokens=batch_tokens)
+    corpus = open_corpus(source, _source_options(id_field, title_field, text_fields, columns))
     loaded = load_index_model(open_index(folder).manifest.model, model, device=device)
     index = add_documents(
         folder,
@@ -99,6 +120,13 @@ def add(
         progress=show_progress(progress),
     )
     _describe(index, as_json)
+
+
+def _source_options(id_field: str | None, title_field: str | None, text_fields: list[str] | None, columns: str | None) -> SourceOptions:
+    from quiver.retrieval.data.source import SourceOptions
+
+    names = tuple(name.strip() for name in columns.split(",")) if columns else ()
+    return SourceOptions(id_field, title_field, tuple(text_fields or ()), names)
 
 
 @app.command("delete")

@@ -12,7 +12,14 @@ import typer
 
 # Arguments.
 IndexFolder: TypeAlias = Annotated[Path, typer.Argument(help="Index folder.")]
-CorpusPath: TypeAlias = Annotated[Path, typer.Argument(help="Corpus: a folder with corpus.jsonl[.gz], or such a file.")]
+CorpusSource: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Corpus: a BEIR folder (corpus.jsonl), a table (.jsonl, .json, .csv, .tsv, .parquet, .arrow), a folder of tables, or - for"
+        " JSON lines from standard input.",
+    ),
+]
 ResultsFolder: TypeAlias = Annotated[Path, typer.Argument(help="Results folder of quiver evaluate.")]
 ResultsFolders: TypeAlias = Annotated[list[Path], typer.Argument(help="Results folders of quiver evaluate.")]
 CollectionNames: TypeAlias = Annotated[
@@ -43,13 +50,46 @@ TrainingDtype: TypeAlias = Annotated[
 Device: TypeAlias = Annotated[
     str | None, typer.Option("--device", help="Device of the model: cpu, cuda or cuda:1. Default: cuda if there is a GPU.")
 ]
+BatchTokens: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-tokens",
+        min=1,
+        help="Tokens that the model encodes at once. Default: 4,096 on a CPU; on a GPU what half of its free memory holds, up to 65,536.",
+    ),
+]
+Devices: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        help="Devices to encode on, with one worker process each: numbers of GPUs such as 0,1, or cpu. Queries are encoded on the first.",
+    ),
+]
 Revision: TypeAlias = Annotated[
     str | None, typer.Option("--revision", help="Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")
 ]
 
 # Documents and vectors.
-Title: TypeAlias = Annotated[bool, typer.Option("--title/--no-title", help="Prepend the title to the text of each document.")]
-StoreText: TypeAlias = Annotated[bool, typer.Option("--text/--no-text", help="Store the texts in the index, so that search can show them.")]
+Title: TypeAlias = Annotated[bool, typer.Option(" /--no-title", help="Do not prepend the title to the text of each document.")]
+StoreText: TypeAlias = Annotated[
+    bool, typer.Option(" /--no-text", help="Do not store the texts in the index; search cannot show them, nor BM25 search them.")
+]
+IdField: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--id", help="Field of a table that holds the id. Default: _id, id, doc_id, docid or document_id, or a running number."),
+]
+TitleField: TypeAlias = Annotated[str | None, typer.Option("--title", help="Field of a table that holds the title. Default: title.")]
+TextFields: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="Field of a table that holds the text. Repeatable: the texts are joined. Default: text, contents, content, body, passage or"
+        " document.",
+    ),
+]
+ColumnNames: TypeAlias = Annotated[
+    str | None, typer.Option("--columns", help="Column names of a CSV or TSV file without a header, such as id,text.")
+]
 DocumentIds: TypeAlias = Annotated[
     Path | None, typer.Option("--ids", help="File of document ids, one per line: delete or search these documents.")
 ]

@@ -55,7 +55,7 @@ class EntryPosition(NamedTuple):
         """
         if self.file != other.file:
             return f"in {self}"
-        return f"{'in row' if self.file.suffix == '.parquet' else 'on line'} {self.number}"
+        return f"{'in row' if self.file.suffix in ('.parquet', '.arrow') else 'on line'} {self.number}"
 
 
 class Judgement(NamedTuple):

@@ -81,7 +81,7 @@ from quiver.retrieval.index.store.reading import (
 )
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.models.encoding import comparable
-from quiver.retrieval.models.loading import with_absolute_source
+from quiver.retrieval.models.loading import WorkerModel, with_absolute_source
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseEncoding, Document, Executor, ModelCard
 
@@ -316,7 +316,7 @@ class Pieces:
             spool=self._source.spool,
             count=self._source.count,
             options=self._options,
-            card=with_absolute_source(self._card),
+            model=WorkerModel.of(self._model),
             threads=self._threads,
             codec=None if place is None else (place.engine, place.folder),
             sampled=self._sampled,
@@ -398,8 +398,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     """Encode a corpus into a new index and open it. An interrupted build of the same corpus resumes.
 
     Args:
-        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents. It is read several times; an iterator is written
-            to the index's folder first.
+        corpus: A source of `quiver.retrieval.data.source.open_corpus`, such as a folder or a CSV file, or documents. It is read several
+            times; an iterator is written to the index's folder first.
         model: Encodes the documents.
         out: Folder to write. Until the new index is committed, readers open the previous index, if any. None keeps the index in memory.
         options: Engine, settings and limits.

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import checked_document, read_documents
+from quiver.retrieval.data.corpus import checked_document
+from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.index.documents import DocumentTable, MetadataTable
 from quiver.retrieval.index.engines import (
     EXACT_DENSE,
@@ -112,17 +113,18 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     Raises:
         InputError: As `build_index`.
     """
-    given = read_documents(Path(corpus)) if isinstance(corpus, str | Path) else map(checked_document, corpus)
-    documents, disk, card = list(given), MemoryDisk(), model.card
+    given = open_corpus(corpus) if isinstance(corpus, str | Path) else corpus
+    documents, disk, card = list(map(checked_document, given)), MemoryDisk(), model.card
     source = survey(documents, MEMORY / "spool", disk=disk)
     options.check_fields(source.fields)
     name = engine_name(options.engine, card, source.count)
     engine(name, card).check(options.settings, card)
-    parts: list[tuple[list[Document], Encoded]] = []
+    parts: list[tuple[Sequence[Document], Encoded]] = []
     stream = iter(documents)
+    chunks = iter(lambda: list(islice(stream, options.pieces.chunk_documents)), [])
     with progress_bar("documents", source.count, enabled=progress) as advance:
-        while chunk := list(islice(stream, options.pieces.chunk_documents)):
-            parts.append((chunk, encode(model, chunk, use_title=options.use_title)))
+        for chunk, encoded in encode(model, chunks, use_title=options.use_title):
+            parts.append((chunk, encoded))
             advance(len(chunk))
     logger.info("%d documents encoded", source.count)
     lengths = np.concatenate([encoded.lengths for _, encoded in parts])

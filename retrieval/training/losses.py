@@ -5,7 +5,7 @@ and reads vectors from the dictionary that it returns. Batches stay packed: `Los
 one pass where the loss permits, and makes what a loss needs besides (padded token vectors, token ids and masks of a ColBERT) in one
 place.
 
-Importing this module imports sentence-transformers and PyLate (extra ``train``).
+Importing this module imports sentence-transformers (extra ``train``); the losses of a ColBERT import PyLate when they are made.
 
 Shapes: B rows, C columns, N packed tokens, S padded length, D width of the encoder, d width of a vector.
 Source: ``losses`` of sentence-transformers 5.3 and of PyLate 1.6.
@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from pylate.losses import CachedContrastive, Contrastive, Distillation
-from pylate.utils import get_world_size
 from sentence_transformers.losses import (
     CachedMultipleNegativesRankingLoss,
     DistillKLDivLoss,
@@ -50,7 +49,7 @@ PACKED = "packed"
 """Feature of a column: its `PackedBatch`."""
 
 SHARED = "shared_pass"
-"""Feature of a column: a function that returns its hidden states (N, D), from one pass over all columns."""
+"""Feature of a column: a function that returns its states, from one pass over all columns, see `LossModel._states`."""
 
 SKIP = "skipped_tokens"
 """Feature of a column of a bi-encoder: leading tokens that pooling skips."""
@@ -70,7 +69,7 @@ class LossModel(nn.Module):
     Attributes:
         similarity_fn_name: Similarity of a bi-encoder's vectors: cosine or dot.
         do_query_expansion: Whether the vectors of all query tokens count (PyLate).
-        skiplist: Ids of the tokens whose document vectors do not count (PyLate).
+        skiplist: Empty, because the masks of documents exclude the tokens already: PyLate copies each id to the device, and waits for it.
 
     Raises:
         ValueError: The encoder is prepacked and has no gradients.
@@ -99,7 +98,10 @@ class LossModel(nn.Module):
             own = model.settings.colbert.document_length
             self._document_limit = min(own, max_length or own)
             self.do_query_expansion = model.settings.colbert.query_expansion
-            self.skiplist = model.skipped_ids
+            self.skiplist: list[int] = []
+            counts = torch.ones(model.encoder.config.vocab_size, dtype=torch.bool)
+            counts[model.skipped_ids] = False
+            self._counts = counts.to(model.encoder.device)  # (V,): whether the vectors of a token id count in documents
 
     def __getitem__(self, number: int) -> nn.Module:
         """Return a submodule; cached losses check the type of the first."""
@@ -127,7 +129,7 @@ class LossModel(nn.Module):
         columns = [self._features(part, is_query=position == 0, width=self._width(parts, position)) for position, part in enumerate(parts)]
         if one_pass:
             shared = _SharedPass(batch, [part.num_tokens for part in parts])
-            columns = [{**column, SHARED: partial(shared.hidden, position)} for position, column in enumerate(columns)]
+            columns = [{**column, SHARED: partial(shared.states, position)} for position, column in enumerate(columns)]
         return columns
 
     def _width(self, parts: Sequence[PackedBatch], position: int) -> int:
@@ -145,7 +147,8 @@ class LossModel(nn.Module):
             return {PACKED: batch, "input_ids": batch.ids.new_empty(len(batch), 0), SKIP: self._skip["query" if is_query else "document"]}
         attended = torch.tensor(batch.key_lengths or batch.lengths).to(batch.ids.device, non_blocking=True)
         mask = torch.arange(width, device=batch.ids.device) < attended[:, None]  # (B, S)
-        return {PACKED: batch, "input_ids": _pad(batch.ids[:, None], batch, width)[..., 0], "attention_mask": mask}
+        ids = _pad(batch.ids[:, None], batch, width)[..., 0]
+        return {PACKED: batch, "input_ids": ids, "attention_mask": mask if is_query else mask & self._counts.to(ids.device)[ids]}
 
     def forward(self, features: Mapping[str, Any]) -> dict[str, Tensor]:
         """Encode a column.
@@ -158,25 +161,29 @@ class LossModel(nn.Module):
         """
         batch: PackedBatch = features[PACKED]
         with autocast(self._dtype, self.encoder.device):
-            hidden = features[SHARED](self.encoder) if SHARED in features else self.encoder(batch)
+            states = features[SHARED](self._states) if SHARED in features else self._states(batch)
             if isinstance(self._model, BiEncoder):
-                return {"sentence_embedding": self._model.pool(hidden, batch, skip=features[SKIP]).float()}
-            vectors = self.projections(hidden)
-        return {"token_embeddings": _pad(vectors, batch, features["input_ids"].shape[1]).float()}
+                return {"sentence_embedding": self._model.pool(states, batch, skip=features[SKIP]).float()}
+        return {"token_embeddings": _pad(states, batch, features["input_ids"].shape[1]).float()}
+
+    def _states(self, batch: PackedBatch) -> Tensor:
+        """Hidden states (N, D) of a bi-encoder; vectors (N, d) of a ColBERT."""
+        hidden: Tensor = self.encoder(batch)
+        return hidden if isinstance(self._model, BiEncoder) else self.projections(hidden)
 
 
 class _SharedPass:
-    """Encodes a whole batch when the hidden states of one of its columns are first needed."""
+    """Encodes a whole batch when the states of one of its columns are first needed."""
 
     def __init__(self, batch: PackedBatch, tokens: list[int]) -> None:
         self._batch = batch
         self._tokens = tokens
-        self._hidden: Sequence[Tensor] = ()
+        self._states: Sequence[Tensor] = ()
 
-    def hidden(self, column: int, encoder: nn.Module) -> Tensor:
-        if not self._hidden:
-            self._hidden = encoder(self._batch).split(self._tokens)
-        return self._hidden[column]
+    def states(self, column: int, encode: Callable[[PackedBatch], Tensor]) -> Tensor:
+        if not self._states:
+            self._states = torch.split(encode(self._batch), self._tokens)
+        return self._states[column]
 
 
 def _pad(values: Tensor, batch: PackedBatch, width: int) -> Tensor:
@@ -217,6 +224,7 @@ class RetrievalLoss(nn.Module):
         if section.matryoshka_dims:
             self.loss = MatryoshkaLoss(self.model, self.loss, matryoshka_dims=list(section.matryoshka_dims))
         self._one_pass = section.name not in CACHED
+        self._mini_batch = None if self._one_pass else section.mini_batch_size
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the loss of a batch of the `Collator`, a scalar; its tensors are on the model's device."""
@@ -224,43 +232,17 @@ class RetrievalLoss(nn.Module):
         loss: Tensor = self.loss(columns, inputs.get(LABEL))
         return loss
 
+    def backward_passes(self, inputs: Mapping[str, Any]) -> int:
+        """Return the number of backward passes through the model that the loss of a batch runs: one per mini-batch of a cached loss."""
+        size = self._mini_batch
+        return 1 if size is None else sum(-(-texts // size) for texts in inputs[COLUMNS])
+
 
 def _check_matryoshka(dims: tuple[int, ...], model: BiEncoder | ColBERT) -> None:
     if dims[0] != model.dim:
         raise InputError(f"loss.matryoshka_dims: the first must be {model.dim}, the width of the model's vectors, got {dims[0]}")
     if isinstance(model, BiEncoder) and not model.settings.normalize:
         raise InputError("loss.matryoshka_dims: requires model.normalize: true, because the loss compares vectors scaled to length 1")
-
-
-class GatheredContrastive(Contrastive):  # type: ignore[misc]  # the library is untyped
-    """PyLate's contrastive loss as a mean over the queries of all processes.
-
-    PyLate multiplies gathered losses by the number of processes, and the trainer then averages over the processes, so that losses and
-    gradients are too large by that factor.
-    """
-
-    def forward(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Return the mean loss of this process's queries."""
-        loss: Tensor = super().forward(sentence_features, labels)
-        return loss / get_world_size() if self.gather_across_devices else loss
-
-
-class MeanCachedContrastive(CachedContrastive):  # type: ignore[misc]  # the library is untyped
-    """PyLate's cached contrastive loss with the gradients of the value that it returns.
-
-    Losses and gradients are those of `GatheredContrastive`, with less memory (GradCache). PyLate 1.6 returns the mean over a batch but
-    caches the gradients of the sum, which are B times larger; with gathered documents both are too large by the number of processes.
-    """
-
-    cache: list[list[Tensor]]
-
-    def calculate_loss_and_cache_gradients(self, reps: list[list[Tensor]], masks: list[Tensor]) -> Tensor:
-        """Return the mean loss of this process's queries, and cache its gradients with respect to the vectors."""
-        processes = get_world_size() if self.gather_across_devices else 1
-        rows = sum(map(len, reps[0]))
-        loss: Tensor = super().calculate_loss_and_cache_gradients(reps, masks)
-        self.cache = [[gradient / (rows * processes) for gradient in column] for column in self.cache]
-        return (loss.detach() / processes).requires_grad_()
 
 
 class PackedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc]  # the library is untyped
@@ -278,6 +260,12 @@ class PackedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc
         """Encode the texts ``begin`` to ``end``; arguments and result are the library's."""
         features = {key: value[begin:end] if isinstance(value, PackedBatch) else value for key, value in sentence_feature.items()}
         return super().embed_minibatch(features, begin, end, with_grad, copy_random_state, random_state)
+
+
+def _pylate(name: str) -> Callable[..., nn.Module]:
+    """A loss of `quiver.retrieval.training.pylate_losses`, which imports PyLate: bi-encoders train without it."""
+    loss: Callable[..., nn.Module] = getattr(import_module("quiver.retrieval.training.pylate_losses"), name)
+    return loss
 
 
 LOSSES: dict[str, Callable[[Any, LossSection], nn.Module]] = {
@@ -298,16 +286,16 @@ LOSSES: dict[str, Callable[[Any, LossSection], nn.Module]] = {
     "kl": lambda model, section: DistillKLDivLoss(
         model, similarity_fct=PAIRWISE[model.similarity_fn_name], temperature=section.temperature
     ),
-    "contrastive": lambda model, section: GatheredContrastive(
+    "contrastive": lambda model, section: _pylate("GatheredContrastive")(
         model, gather_across_devices=section.gather_across_devices, temperature=section.temperature
     ),
-    "cached_contrastive": lambda model, section: MeanCachedContrastive(
+    "cached_contrastive": lambda model, section: _pylate("MeanCachedContrastive")(
         model,
         mini_batch_size=section.mini_batch_size,
         gather_across_devices=section.gather_across_devices,
         temperature=section.temperature,
     ),
-    "distillation": lambda model, section: Distillation(model, normalize_scores=section.student_scores == "minmax"),
+    "distillation": lambda model, section: _pylate("Distillation")(model, normalize_scores=section.student_scores == "minmax"),
 }
 """Name in a recipe -> the loss around a `LossModel`, or around a model of the library. `LOSSES_BY_KIND` of
 `quiver.retrieval.training.recipe` says which kind of model each trains."""

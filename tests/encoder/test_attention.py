@@ -153,3 +153,59 @@ def test_long_batches_in_slices_are_the_definition(slopes: torch.Tensor | None) 
         mixed = attend(q, k, v, batch, 128, slopes=slopes, backend="packed")
         expected = attend(q, k, v, batch, 128, slopes=slopes, backend="reference")
     torch.testing.assert_close(mixed, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_alibi_in_training_keeps_no_weight_of_a_long_text(dropout: float) -> None:
+    """The weights of both heads would be 18 million numbers, and so would ALiBi's penalty."""
+    batch = batch_of((3000,))
+    q, k, v = inputs(batch, dtype=torch.float32, grad=True)
+    slopes = torch.tensor([0.5, 0.02])
+    kept: dict[int, int] = {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        torch.manual_seed(3)
+        mixed = attend(q, k, v, batch, None, slopes=slopes, dropout=dropout, backend="packed")
+    assert sum(kept.values()) < 20 * q.nbytes
+    found = torch.autograd.grad(mixed.square().sum(), (q, k, v))
+    if not dropout:
+        expected = attend(q, k, v, batch, None, slopes=slopes, backend="reference")
+        torch.testing.assert_close(mixed, expected, atol=1e-5, rtol=0)
+        for one, other in zip(found, torch.autograd.grad(expected.square().sum(), (q, k, v)), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    else:  # the same weights are dropped when they are computed again: the output is linear in the values
+        torch.testing.assert_close((found[2] * v).sum(), 2 * mixed.square().sum(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize(
+    ("dtype", "width", "alibi"),
+    [
+        (torch.float32, 64, False),
+        (torch.float32, 26, False),
+        (torch.float64, 64, False),
+        (torch.float32, 64, True),
+        (torch.bfloat16, 64, True),
+    ],
+)
+def test_memory_on_a_gpu_does_not_grow_with_the_square_of_the_length(
+    dtype: torch.dtype, width: int, alibi: bool, window: int | None
+) -> None:
+    peaks = []
+    for length in (4096, 8192):
+        batch = batch_of((length,) * 2).to("cuda")
+        qkv = torch.randn(batch.num_tokens, 3, 12, width, dtype=dtype, device="cuda", requires_grad=True)
+        slopes = torch.rand(12, device="cuda") if alibi else None
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        attend(*qkv.unbind(1), batch, window, slopes=slopes, backend="packed").square().sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        weights = 2 * 12 * length**2 * dtype.itemsize
+    assert peaks[1] < 2.5 * peaks[0]
+    assert peaks[1] < weights / 2

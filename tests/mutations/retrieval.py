@@ -5,6 +5,7 @@ DENSE_LOSSES = f"{LOSSES}::test_dense_losses_by_hand"
 COLBERT_LOSSES = f"{LOSSES}::test_colbert_losses_by_hand"
 GATHERED = f"{LOSSES}::test_two_processes_with_gathered_documents_equal_one_process"
 TRAINER = "tests/encoder/training/test_trainer.py"
+GRADIENTS = "tests/encoder/training/test_gradients.py"
 PROCESSES = "tests/retrieval/training/test_distributed.py::test_two_processes_equal_one_with_a_batch_of_twice_the_size"
 RATES = "tests/encoder/training/test_optimization.py"
 SCHEDULES = "tests/retrieval/training/test_optimization.py"
@@ -20,8 +21,73 @@ STRINGS = "tests/retrieval/index/documents/test_strings_and_ids.py"
 FILTERS = "tests/retrieval/index/documents/test_table_and_filters.py::test_conditions_find_the_documents_that_match"
 KERNELS = "tests/retrieval/index/kernels/test_kernels.py"
 SCALAR = "tests/retrieval/index/dense/test_scalar.py"
+BATCHES = "tests/retrieval/models/test_batches.py"
 
 MUTATIONS = [
+    # The encode loop.
+    (
+        "vectors are put where the batch lies and not where their texts are",
+        "retrieval/models/batches.py",
+        "np.repeat(group.starts[rows] - (np.cumsum(counts) - counts), counts) + np.arange(len(vectors))",
+        "group.starts[rows[0]] + np.arange(len(vectors))",
+        [BATCHES],
+    ),
+    (
+        "vectors are read before their copy to the host has ended",
+        "retrieval/models/batches.py",
+        "vectors, counts = self._copies.finished(done.transfer), group.inputs.vectors[rows]",
+        "vectors, counts = done.transfer.host, group.inputs.vectors[rows]",
+        [BATCHES],
+    ),
+    (
+        "a copy to the host is waited for before the next batch is queued",
+        "retrieval/models/batches.py",
+        "while len(under_way) > self._copies.behind:",
+        "while under_way:",
+        [BATCHES],
+    ),
+    (
+        "a batch that did not fit is skipped",
+        "retrieval/models/batches.py",
+        "                    waiting.appendleft(following)\n",
+        "                    group.left -= 1\n",
+        [BATCHES],
+    ),
+    (
+        "batches packed before memory ran out are not divided",
+        "retrieval/models/batches.py",
+        "if following.tokens > self._size.limit(following.longest):",
+        "if False:",
+        [BATCHES],
+    ),
+    (
+        "tokens of the skiplist have vectors",
+        "retrieval/models/batches.py",
+        "vectors if kept is None else vectors[kept]",
+        "vectors if kept is None else vectors[: len(kept)]",
+        [BATCHES],
+    ),
+    (
+        "vectors reach the host through pageable memory",
+        "retrieval/models/batches.py",
+        "host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)",
+        "host = torch.empty(vectors.shape, dtype=vectors.dtype)",
+        ["tests/test_fake_cuda.py"],
+    ),
+    (
+        "the thread goes on after its consumer has gone",
+        "retrieval/models/batches.py",
+        "thread.shutdown(cancel_futures=True)",
+        "thread.shutdown(wait=False)",
+        [BATCHES],
+    ),
+    (
+        "chunks whose vectors are all in the sample are taken for encoded ones",
+        "retrieval/index/pieces.py",
+        "                yield from from_sample()\n                chunk",
+        "                chunk",
+        ["tests/retrieval/index/test_workers.py", "tests/retrieval/index/test_build.py"],
+    ),
     # Training.
     (
         "temperature of the contrastive loss is inverted",
@@ -88,21 +154,21 @@ MUTATIONS = [
     ),
     (
         "gathered contrastive loss is the sum over the processes",
-        "retrieval/training/losses.py",
+        "retrieval/training/pylate_losses.py",
         "return loss / get_world_size() if self.gather_across_devices else loss",
         "return loss",
         [GATHERED],
     ),
     (
         "cached gradients are those of the sum over the batch",
-        "retrieval/training/losses.py",
+        "retrieval/training/pylate_losses.py",
         "gradient / (rows * processes) for gradient",
         "gradient / processes for gradient",
         [f"{LOSSES}::test_a_cached_loss_equals_the_plain_loss"],
     ),
     (
         "cached gradients are the sum over the processes",
-        "retrieval/training/losses.py",
+        "retrieval/training/pylate_losses.py",
         "gradient / (rows * processes) for gradient",
         "gradient / rows for gradient",
         [GATHERED],
@@ -124,8 +190,8 @@ MUTATIONS = [
     (
         "weights of batches are ignored",
         "encoder/training/trainer.py",
-        "return [weight * self._processes.size / max(1.0, total) for weight in weights]",
-        "return [self._processes.size / len(weights) for _ in weights]",
+        "return [weight / max(1.0, sum(weights)) for weight in weights]",
+        "return [1 / len(weights) for _ in weights]",
         [f"{TRAINER}::test_batches_of_a_step_count_equally_unless_they_have_weights"],
     ),
     (
@@ -138,16 +204,51 @@ MUTATIONS = [
     (
         "gradients are clipped by their greatest element",
         "encoder/training/trainer.py",
-        "return whole_tensor(clip_grad_norm_(weights, highest))",
-        "return whole_tensor(clip_grad_norm_(weights, highest, norm_type=math.inf))",
+        "return whole_tensor(clip_grad_norm_(self._weights, highest))",
+        "return whole_tensor(clip_grad_norm_(self._weights, highest, norm_type=math.inf))",
         [f"{TRAINER}::test_a_gradient_is_scaled_to_the_maximum_norm_and_its_own_norm_is_logged"],
     ),
     (
         "gradients are the sum over the processes",
+        "encoder/training/gradients.py",
+        "distributed.all_reduce(bucket.flat.div_(self._processes.size), async_op=True)",
+        "distributed.all_reduce(bucket.flat, async_op=True)",
+        [f"{GRADIENTS}::test_the_last_batch_reduces_the_sum_of_all"],
+    ),
+    (
+        "gradients are reduced after the backward pass",
+        "encoder/training/gradients.py",
+        "        bucket.left -= 1\n",
+        "        bucket.left -= 0\n",
+        [f"{GRADIENTS}::test_buckets_are_reduced_while_the_backward_pass_runs"],
+    ),
+    (
+        "gradients are reduced after the first backward pass of several",
+        "encoder/training/gradients.py",
+        "bucket.left = passes * len(bucket.weights)",
+        "bucket.left = len(bucket.weights)",
+        [f"{GRADIENTS}::test_a_loss_of_several_backward_passes_is_reduced_once"],
+    ),
+    (
+        "a weight that no process has used decays",
+        "encoder/training/gradients.py",
+        "            if not mark:\n",
+        "            if mark < 0:\n",
+        [f"{GRADIENTS}::test_a_weight_that_no_process_has_used_keeps_no_gradient"],
+    ),
+    (
+        "weights of batches are those of one process",
         "encoder/training/trainer.py",
-        "for one in bucket]).div_(processes.size)",
-        "for one in bucket])",
-        [PROCESSES],
+        "        distributed.all_reduce(total)  # the host does not need it\n",
+        "",
+        ["tests/encoder/pretraining/test_distributed.py::test_two_processes_train_like_one"],
+    ),
+    (
+        "tokens of the skiplist count in documents",
+        "retrieval/training/losses.py",
+        "mask if is_query else mask & self._counts.to(ids.device)[ids]",
+        "mask",
+        ["tests/retrieval/training/test_collator.py"],
     ),
     (
         "the logged loss is the sum over the processes",

@@ -83,7 +83,7 @@ def test_texts_of_a_collection_as_json(bench: Callable[..., Any], tiny: Path, tm
     [
         (["--workload", "short"], "unknown workload 'short'; choose from msmarco, long"),
         (["--workload", "long"], "long has texts of 2,048 tokens, the model has 256 positions"),
-        (["--kind", "sparse"], "--kind must be one of dense, colbert, got 'sparse'"),
+        (["--kind", "sparse"], "--kind must be one of dense, colbert, mlm, got 'sparse'"),
         (["--loss", "kl"], "--loss needs a single kind of model"),
         (["--kind", "colbert", "--loss", "kl"], "the loss of a colbert model must be one of contrastive"),
         (["--data", "nowhere"], "nowhere"),

@@ -4,6 +4,6 @@ Where compiled code cannot be cached on disk, numba compiles it again in every p
 that names the remedy).
 """
 
-import lazy_loader
+from quiver.encoder.exports import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -13,10 +13,11 @@ from quiver.encoder import InputError
 from quiver.eval.bench import encoder, index_backends, training
 from quiver.eval.bench import report as reports
 from quiver.eval.bench.encoder_backends import BACKENDS, TEXT_BACKENDS
+from quiver.eval.bench.gpu_stages import STAGES
 from quiver.eval.bench.harness import Pass, Timing, check_out, choose, naming_out_of_memory, time_rounds, torch_threads
 from quiver.eval.bench.results import Benchmark, Case, FinishedRows, NotRun, Row, Series, read_benchmark, with_ratios, write_benchmark
+from quiver.eval.bench.training_backends import LOSSES
 from quiver.eval.results import provenance
-from quiver.retrieval.training.recipe import LOSSES_BY_KIND
 
 
 def test_every_other_round_runs_in_reverse() -> None:
@@ -180,7 +181,8 @@ def test_names_in_help_texts_are_those_that_exist() -> None:
     assert ("quiver", *bench.BACKENDS) == tuple(BACKENDS)
     assert ("quiver", *bench.TEXT_BACKENDS) == tuple(TEXT_BACKENDS)
     assert tuple(training.WORKLOADS) == bench.WORKLOADS
-    assert tuple(LOSSES_BY_KIND) == bench.KINDS
+    assert tuple(LOSSES) == bench.KINDS
     assert bench.BASELINES == index_backends.BASELINES
+    assert tuple(STAGES) == bench.STAGES
     assert (bench.REPORT, bench.PAGE, bench.PLOT) == (reports.REPORT, reports.PAGE, reports.PLOT)
     assert (encoder.PAPER_DOCUMENTS, encoder.BATCH_TOKENS["cpu"], encoder.BATCH_TOKENS["cuda"]) == (8192, 8192, 131072)

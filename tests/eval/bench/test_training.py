@@ -190,7 +190,7 @@ def test_invalid_settings_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatc
         bench_training(str(tiny), [TINY], Settings(BOTH, rounds=0))
     with pytest.raises(InputError, match="the loss of a dense model must be one of mnrl, cached_mnrl, margin_mse, kl, got 'contrastive'"):
         bench_training(str(tiny), [TINY], settings({"dense": "contrastive"}))
-    with pytest.raises(InputError, match="kind must be one of dense, colbert, got 'sparse'"):
+    with pytest.raises(InputError, match="kind must be one of dense, colbert, mlm, got 'sparse'"):
         bench_training(str(tiny), [TINY], settings({"sparse": "mnrl"}))
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pylate" else find(name))

@@ -1,0 +1,384 @@
+"""Documents of tables: CSV, TSV, Parquet, Arrow, JSON and JSON Lines with fields of any name.
+
+The first row decides which fields are id, title and text, unless they are named. Without a field for the id, documents are numbered from 1.
+All other fields become metadata. Every error names file and line (Parquet and Arrow: row).
+
+CSV is read by Python's csv module, not by pyarrow: pyarrow's streaming reader fixes the type of a column by the first block, fails at a
+later value of another type, and does not know the line of an error. Here each value has its own type, as in JSON Lines.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import difflib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from decimal import Decimal
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import decoded_lines, read_json_lines, read_whole
+from quiver.retrieval.data.corpus import BEIR_FIELDS, EntryPosition, FieldNames, to_document, to_metadata
+from quiver.retrieval.records import Document
+
+logger = logging.getLogger(__name__)
+
+Row: TypeAlias = Mapping[str, object]
+
+ID_FIELDS = ("_id", "id", "doc_id", "docid", "document_id")
+"""Fields that hold the id if none is named, in order of preference."""
+
+TEXT_FIELDS = ("text", "contents", "content", "body", "passage", "document")
+"""Fields that hold the text if none is named, in order of preference."""
+
+TITLE_FIELD = "title"
+"""Field that holds the title if none is named."""
+
+_ROWS = 256  # of a Parquet or Arrow file in memory at a time
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][+-]?[0-9]+)?")
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+
+
+class Columns(NamedTuple):
+    """The fields of a table that make a document.
+
+    Attributes:
+        id: Field of the id; None for the first of `ID_FIELDS`, or running numbers.
+        title: Field of the title; None for ``title``, if there is one.
+        text: Fields of the text, joined by line feeds; empty for the first of `TEXT_FIELDS`.
+        names: Names of the columns of a CSV or TSV file without a header; empty if the first line is the header.
+    """
+
+    id: str | None = None
+    title: str | None = None
+    text: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+BY_NAME = Columns()
+"""The fields are found by their usual names."""
+
+
+class _Chosen(NamedTuple):
+    """The fields found in a table: names of the id (none: numbers), the texts, the title; whether all values are cells of text."""
+
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    title: str
+    cells: bool = False
+
+
+def read_tables(files: Iterable[Path], columns: Columns = BY_NAME) -> Iterator[tuple[EntryPosition, Document]]:
+    """Stream the documents of tables; running numbers count over all of them.
+
+    Args:
+        files: Files with one of the suffixes that `is_table` accepts.
+        columns: The fields that make a document.
+
+    Raises:
+        InputError: While iterating, at the first malformed row. Names file and line; if a field is missing, also the fields that exist.
+    """
+    number, has_title = 0, columns.title is None
+    position: EntryPosition | None = None
+    row: Row = {}
+    for file in files:
+        chosen, suffix = None, _suffix(file)
+        for position, row in _READERS[suffix](file, columns.names):
+            number += 1
+            chosen = chosen or _choose(position, row, columns)._replace(cells=suffix in _CELLS)
+            has_title = has_title or columns.title in row
+            yield position, _document(position, row, chosen, number)
+    if position is not None and not has_title:
+        raise InputError(f"{position.file}: no field '{columns.title}' (--title); {_known(columns.title or '', row)}")
+
+
+def is_table(path: Path) -> bool:
+    """Whether the suffix of a file is that of a table, such as ``.csv`` or ``.jsonl.gz``."""
+    return _suffix(path) in _READERS
+
+
+def table_of(rows: Iterable[Row], source: str, columns: Columns = BY_NAME) -> Iterator[tuple[EntryPosition, Document]]:
+    """Make documents of rows from another library, such as those of a data set.
+
+    Args:
+        rows: Field -> value.
+        source: Name for errors.
+        columns: The fields that make a document.
+
+    Raises:
+        InputError: As `read_tables`.
+    """
+    chosen = None
+    for position, row in _plain_rows(Path(source), rows):
+        chosen = chosen or _choose(position, row, columns)
+        yield position, _document(position, row, chosen, position.number)
+
+
+def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
+    """Find the fields of a document in the first row.
+
+    Raises:
+        InputError: A named field is missing, or there is no field that could be the text.
+    """
+    for option, name in (("--id", columns.id), *(("--text", name) for name in columns.text)):
+        if name is not None and name not in row:
+            raise InputError(f"{position}: no field '{name}' ({option}); {_known(name, row)}")
+    texts = columns.text or tuple(name for name in TEXT_FIELDS if name in row)[:1]
+    if not texts:
+        raise InputError(f"{position}: no field 'text'; {_known('text', row)}; name the field of the text with --text")
+    if columns.id is not None:
+        ids: tuple[str, ...] = (columns.id,)
+    else:
+        found = tuple(name for name in ID_FIELDS if name in row and name not in texts)[:1]
+        ids = BEIR_FIELDS.id if found and found[0] in BEIR_FIELDS.id else found
+    title = columns.title or TITLE_FIELD
+    return _Chosen(ids, texts, "" if title in texts else title)
+
+
+def _known(name: str, row: Row) -> str:
+    """The fields of a row, the closest to a missing one first."""
+    close = difflib.get_close_matches(name, list(row), n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}the fields are {', '.join(row) or 'none'}"
+
+
+def _document(position: EntryPosition, row: Row, chosen: _Chosen, number: int) -> Document:
+    names = FieldNames(chosen.ids, chosen.texts[0], chosen.title)
+    if not chosen.ids and (late := next((name for name in ID_FIELDS if name in row and name not in chosen.texts), None)):
+        raise InputError(f"{position}: has an id in the field '{late}', but the first row has none; give every row an id")
+    given = row if chosen.ids else {**row, "": number}
+    if not chosen.ids:
+        names = names._replace(id=("",))
+    if len(chosen.texts) > 1 or isinstance(row.get(chosen.texts[0]), list):
+        given = {**given, chosen.texts[0]: _joined(position, row, chosen.texts)}
+    document = to_document(position, given, names)
+    rest = {name: _typed(value) if chosen.cells else value for name, value in row.items() if name not in chosen.texts[1:]}
+    return document._replace(metadata=to_metadata(position, rest, names))
+
+
+def _joined(position: EntryPosition, row: Row, texts: Sequence[str]) -> str | None:
+    """Join the texts of several fields, and of lists of texts, by line feeds; None if all are missing."""
+    parts: list[str] = []
+    for name in texts:
+        value = row.get(name)
+        several: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(each, str) for each in several):
+            raise InputError(f"{position}: '{name}' must be a string or a list of strings")
+        parts += several
+    present = any(row.get(name) is not None for name in texts)
+    return "\n".join(part for part in parts if part) if present else None
+
+
+def _suffix(path: Path) -> str:
+    """The suffix of a table without ``.gz``; Parquet and Arrow are not read through gzip."""
+    name = path.name.lower()
+    if not name.endswith(".gz"):
+        return path.suffix.lower()
+    inner = Path(name.removesuffix(".gz")).suffix
+    return "" if inner in (".parquet", ".arrow") else inner
+
+
+def _json_line_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
+    del names
+    return ((EntryPosition(file, number), row) for number, row in read_json_lines(file))
+
+
+def _json_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
+    """Read an array of objects, or an object whose only list holds them; each object's line is that of its first character.
+
+    Raises:
+        InputError: The file is not JSON or has another form.
+    """
+    del names
+    text = read_whole(file)
+    start = _array_start(file, text)
+    decoder, line, counted = json.JSONDecoder(), 1, 0
+    place = _past_space(text, start + 1)
+    while text[place : place + 1] != "]":
+        line, counted = line + text.count("\n", counted, place), place
+        position = EntryPosition(file, line)
+        try:
+            row, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{position}: malformed JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{position}: expected a JSON object, got {type(row).__name__}")
+        yield position, row
+        place = _past_space(text, place)
+        if text[place : place + 1] == ",":
+            place = _past_space(text, place + 1)
+        elif text[place : place + 1] != "]":
+            raise InputError(f"{position}: malformed JSON (expected ',' or ']' after this object)")
+
+
+def _array_start(file: Path, text: str) -> int:
+    """The place of the bracket that opens the array of documents."""
+    place = _past_space(text, 0)
+    if text[place : place + 1] == "[":
+        return place
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: malformed JSON ({error}); a file with one object per line must be named .jsonl") from error
+    lists = [name for name, value in whole.items() if isinstance(value, list)] if isinstance(whole, dict) else []
+    if len(lists) != 1:
+        raise InputError(
+            f"{file}: expected an array of objects, or an object with one such array; a file of JSON lines must be named .jsonl"
+        )
+    key = re.compile(re.escape(json.dumps(lists[0], ensure_ascii=False)) + r"\s*:\s*\[")
+    found = key.search(text)
+    if found is None:
+        raise InputError(f"{file}: expected an array of objects; write the array '{lists[0]}' to a file of its own")
+    return found.end() - 1
+
+
+def _past_space(text: str, place: int) -> int:
+    while place < len(text) and text[place] in " \t\r\n":
+        place += 1
+    return place
+
+
+def _delimited_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
+    """Read CSV, quoted as RFC 4180 says, or TSV, which has no quoting.
+
+    Raises:
+        InputError: A row has another number of columns than the header, a column's name is repeated, or the file is not UTF-8 or empty.
+    """
+    tabs = _suffix(file) == ".tsv"
+    csv.field_size_limit((1 << 31) - 1)  # the default, 128 KiB, is less than a long article; the limit belongs to the process
+    lines = (line for _, line in decoded_lines(file))
+    first = next(lines, "")
+    delimiter = ";" if ";" in first and "," not in first else ","
+    whole = chain([first] if first else [], lines)
+    reader = csv.reader(whole, csv.excel_tab, quoting=csv.QUOTE_NONE) if tabs else csv.reader(whole, delimiter=delimiter, strict=True)
+    header, number = list(names), 0
+    try:
+        for row in reader:
+            position, number = EntryPosition(file, number + 1), reader.line_num
+            if not row:
+                continue
+            if not header:
+                header = _checked_header(position, row)
+            elif len(row) != len(header):
+                raise InputError(f"{position}: expected {len(header)} columns ({', '.join(header)}), got {len(row)}")
+            else:
+                yield position, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise InputError(f"{file}:{number + 1}: malformed CSV ({error})") from error
+    if not number:
+        raise InputError(f"{file}: the file is empty")
+
+
+def _checked_header(position: EntryPosition, row: Sequence[str]) -> list[str]:
+    header = [name.strip() or f"column_{number}" for number, name in enumerate(row, start=1)]
+    for name in header:
+        if header.count(name) > 1:
+            raise InputError(f"{position}: the column '{name}' is there twice; columns need different names")
+    return header
+
+
+def _typed(value: object) -> object:
+    """The value of a cell: missing, an integer, a number, a boolean or a string; leading zeros make a string.
+
+    Example:
+        >>> [_typed(cell) for cell in ("", "12", "-0.5", "true", "007", "1e5", "x")]
+        [None, 12, -0.5, True, '007', '1e5', 'x']
+    """
+    if not isinstance(value, str) or not value:
+        return None
+    if value in _BOOLEANS:
+        return _BOOLEANS[value]
+    if _INTEGER.fullmatch(value):
+        return int(value)
+    return float(value) if _NUMBER.fullmatch(value) else value
+
+
+def _parquet_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
+    del names
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as opened:
+            yield from _plain_rows(file, (row for batch in opened.iter_batches(batch_size=_ROWS) for row in batch.to_pylist()))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{file}: cannot be read as Parquet ({_one_line(error)})") from error
+
+
+def _arrow_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryPosition, Row]]:
+    """Read an Arrow stream, as ``save_to_disk`` of the datasets library writes it, or an Arrow file."""
+    del names
+    import pyarrow
+
+    try:
+        with closing(pyarrow.memory_map(str(file))) as mapped:
+            yield from _plain_rows(file, (row for batch in _arrow_batches(mapped) for row in _rows_of(batch)))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{file}: cannot be read as Arrow ({_one_line(error)})") from error
+
+
+def _rows_of(batch: Any) -> Iterator[Row]:
+    for first in range(0, batch.num_rows, _ROWS):
+        yield from batch.slice(first, _ROWS).to_pylist()
+
+
+def _arrow_batches(mapped: Any) -> Iterator[Any]:
+    from pyarrow import ipc
+
+    if mapped.read(6) == b"ARROW1":
+        opened = ipc.open_file(mapped)
+        yield from (opened.get_batch(number) for number in range(opened.num_record_batches))
+    else:
+        mapped.seek(0)
+        yield from ipc.open_stream(mapped)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _plain_rows(file: Path, rows: Iterable[Row]) -> Iterator[tuple[EntryPosition, Row]]:
+    """Rows with values as JSON has them; bytes are left out, because an index cannot hold them."""
+    left_out: set[str] = set()
+    for number, row in enumerate(rows, start=1):
+        yield EntryPosition(file, number), {name: _plain(value, name, left_out) for name, value in row.items()}
+        if number == 1 and left_out:
+            logger.warning("%s: the bytes in %s are left out", file, ", ".join(sorted(left_out)))
+
+
+def _plain(value: object, field: str, left_out: set[str]) -> object:
+    """A value as JSON has it: times become ISO 8601 text, decimals numbers."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner, f"{field}.{name}", left_out) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, field, left_out) for inner in value]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, bytes):
+        left_out.add(field)
+        return None
+    return value
+
+
+_READERS: Mapping[str, Callable[[Path, tuple[str, ...]], Iterator[tuple[EntryPosition, Row]]]] = {
+    ".jsonl": _json_line_rows,
+    ".ndjson": _json_line_rows,
+    ".json": _json_rows,
+    ".csv": _delimited_rows,
+    ".tsv": _delimited_rows,
+    ".parquet": _parquet_rows,
+    ".arrow": _arrow_rows,
+}
+
+_CELLS = frozenset({".csv", ".tsv"})  # tables without types

@@ -1,0 +1,225 @@
+"""Tables of every format: the documents they give, and errors that name file, line and the fields that exist."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import io
+import json
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import read_documents
+from quiver.retrieval.data.source import SourceOptions, open_corpus
+from quiver.retrieval.records import Document
+
+ROWS: list[dict[str, Any]] = [
+    {"sku": "007", "name": "Lamp", "about": "gives light", "price": 12.5, "year": 2019},
+    {"sku": "8", "name": "", "about": 'multi\nline, "quoted" text', "price": 3.0, "year": 2020},
+]
+OPTIONS = SourceOptions(id="sku", title="name", text=("about",))
+EXPECTED = [
+    Document("007", "gives light", "Lamp", {"price": 12.5, "year": 2019}),
+    Document("8", 'multi\nline, "quoted" text', "", {"price": 3.0, "year": 2020}),
+]
+
+
+def as_csv(rows: list[dict[str, Any]], delimiter: str = ",") -> str:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def write(folder: Path, name: str) -> Path:
+    path = folder / name
+    kind = name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    elif kind == "arrow":
+        with pa.ipc.new_stream(path, pa.Table.from_pylist(ROWS).schema) as sink:
+            sink.write_table(pa.Table.from_pylist(ROWS))
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+        text = {"csv": as_csv(ROWS), "jsonl": lines, "ndjson": lines, "json": json.dumps(ROWS, indent=2)}[kind]
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.csv.gz", "a.jsonl", "a.jsonl.gz", "a.ndjson", "a.json", "a.json.gz", "a.parquet", "a.arrow", "A.CSV"]
+)
+def test_every_format_gives_the_same_documents_in_every_pass(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, name if name != "A.CSV" else "a.csv").rename(tmp_path / name)
+    corpus = open_corpus(path, OPTIONS)
+    assert list(corpus) == list(corpus) == EXPECTED
+
+
+def test_an_arrow_file_is_read_like_a_stream(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as sink:
+        sink.write_table(table)
+    assert list(open_corpus(tmp_path / "a.arrow", OPTIONS)) == EXPECTED
+
+
+def test_tsv_has_no_quoting(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\t"so" he said, "\n2\ta"b\n')
+    assert [document.text for document in open_corpus(tmp_path / "a.tsv")] == ['"so" he said, "', 'a"b']
+
+
+def test_a_table_without_header_gets_its_column_names(tmp_path: Path) -> None:
+    (tmp_path / "collection.tsv").write_text("0\tfirst passage\n1\tsecond\n")
+    options = SourceOptions(columns=("id", "text"))
+    assert list(open_corpus(tmp_path / "collection.tsv", options)) == [Document("0", "first passage"), Document("1", "second")]
+
+
+def test_semicolons_separate_columns_where_the_header_has_no_comma(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id;text\n1;a, b\n")
+    assert list(open_corpus(tmp_path / "a.csv")) == [Document("1", "a, b")]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_content(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfid,text\r\n1,"a\r\nb"\r\n')
+    assert list(open_corpus(tmp_path / "a.csv")) == [Document("1", "a\r\nb")]
+
+
+@pytest.mark.parametrize(("field", "found"), [("_id", "x7"), ("id", "x7"), ("doc_id", "x7"), ("docid", "x7"), ("sku", "1")])
+def test_without_a_named_id_a_known_field_or_the_row_number_is_taken(tmp_path: Path, field: str, found: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({field: "x7", "body": "t"}) + "\n")
+    (document,) = open_corpus(tmp_path / "a.jsonl")
+    assert (document.id, document.text) == (found, "t")
+    assert document.metadata == ({"sku": "x7"} if field == "sku" else None)
+
+
+def test_row_numbers_count_over_the_tables_of_a_folder(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.csv").write_text(f"text\n{name}1\n{name}2\n")
+    assert [(document.id, document.text) for document in open_corpus(tmp_path)] == [("1", "a1"), ("2", "a2"), ("3", "b1"), ("4", "b2")]
+
+
+def test_several_texts_and_lists_of_texts_are_joined_by_line_feeds(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": ["x", "y"], "b": null, "c": "z"}\n{"a": [], "b": "w", "c": ""}\n')
+    documents = list(open_corpus(tmp_path / "a.jsonl", SourceOptions(text=("a", "b", "c"))))
+    assert [document.text for document in documents] == ["x\ny\nz", "w"]
+    assert [document.metadata for document in documents] == [None, None]
+
+
+def test_parquet_values_that_json_lacks_become_text_and_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    row = {
+        "text": "t",
+        "day": datetime.date(2020, 1, 2),
+        "at": datetime.datetime(2020, 1, 2, 3, 4, tzinfo=datetime.timezone.utc),
+        "price": Decimal("1.50"),
+        "whole": Decimal("7"),
+        "image": b"\x00",
+        "inner": {"name": "n"},
+    }
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    (document,) = open_corpus(tmp_path / "a.parquet")
+    assert document.metadata == {"day": "2020-01-02", "at": "2020-01-02T03:04:00+00:00", "price": 1.5, "whole": 7, "inner.name": "n"}
+    assert "the bytes in image are left out" in caplog.text
+
+
+def test_an_object_with_one_array_is_read_as_that_array(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"version": 2, "data": [\n{"id": 1, "text": "x"}\n]}')
+    assert list(open_corpus(tmp_path / "a.json")) == [Document("1", "x")]
+
+
+def test_beir_files_are_read_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"_id": "a", "text": "x", "title": "t", "metadata": {"y": 1}}\n{"id": 7, "text": "", "z": [1, 2]}\n')
+    assert list(open_corpus(path)) == list(open_corpus(tmp_path)) == list(read_documents(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        (
+            "a.csv",
+            "id,body\n1,x\n",
+            SourceOptions(text=("bdy",)),
+            "a.csv:2: no field 'bdy' (--text); did you mean 'body'? the fields are id, body",
+        ),
+        (
+            "a.csv",
+            "id,words\n1,x\n",
+            SourceOptions(),
+            "a.csv:2: no field 'text'; the fields are id, words; name the field of the text with --text",
+        ),
+        ("a.csv", "id,text\n1,x\n", SourceOptions(id="key"), "a.csv:2: no field 'key' (--id); the fields are id, text"),
+        ("a.csv", "id,text\n1,x\n", SourceOptions(title="titel"), "a.csv: no field 'titel' (--title); the fields are id, text"),
+        ("a.csv", 'id,text\n1,"a\nb"\n2,x,y\n', SourceOptions(), "a.csv:4: expected 2 columns (id, text), got 3"),
+        ("a.csv", "id,text\n1,x\n1,y\n", SourceOptions(), "a.csv:3: id '1' is already used on line 2; ids must be unique"),
+        ("a.csv", 'id,text\n1,"x\n', SourceOptions(), "a.csv:2: malformed CSV (unexpected end of data)"),
+        ("a.csv", "id,id\n1,x\n", SourceOptions(), "a.csv:1: the column 'id' is there twice; columns need different names"),
+        ("a.csv", "id,text\n,x\n", SourceOptions(), "a.csv:2: the id is blank"),
+        ("a.csv", "", SourceOptions(), "a.csv: the file is empty"),
+        ("a.csv", b"id,text\n1,\xe9\n", SourceOptions(), "a.csv:2: not UTF-8"),
+        (
+            "a.jsonl",
+            '{"text": "x"}\n{"id": 3, "text": "y"}\n',
+            SourceOptions(),
+            "a.jsonl:2: has an id in the field 'id', but the first row has none",
+        ),
+        ("a.jsonl", '{"text": 3}\n', SourceOptions(), "a.jsonl:1: 'text' must be a string, got 3"),
+        ("a.jsonl", '{"a": 3}\n', SourceOptions(text=("a", "a")), "a.jsonl:1: 'a' must be a string or a list of strings"),
+        ("a.json", '[{"text": "x"},\n{"text": }]', SourceOptions(), "a.json:2: malformed JSON"),
+        ("a.json", '[{"text": "x"},\n\n7]', SourceOptions(), "a.json:3: expected a JSON object, got int"),
+        ("a.json", '{"a": 1}', SourceOptions(), "a.json: expected an array of objects"),
+        ("a.json", '{"text": "x"}\n{"text": "y"}\n', SourceOptions(), "a file with one object per line must be named .jsonl"),
+        ("a.parquet", "no parquet", SourceOptions(), "a.parquet: cannot be read as Parquet"),
+        ("a.arrow", "no arrow at all", SourceOptions(), "a.arrow: cannot be read as Arrow"),
+        ("a.csv.gz", b"no gzip", SourceOptions(), "a.csv.gz: damaged gzip"),
+        ("a.xlsx", "x", SourceOptions(), "a.xlsx: unsupported type; documents are read from .jsonl"),
+    ],
+)
+def test_errors_name_file_line_and_fields_in_one_line(
+    tmp_path: Path, name: str, content: str | bytes, options: SourceOptions, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        list(open_corpus(tmp_path / name, options))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_source_and_an_empty_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere: no such file or folder"):
+        open_corpus(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"in this folder"):
+        open_corpus(tmp_path)
+
+
+def read_cell(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and re.fullmatch("-?(0|[1-9][0-9]{0,17})", value) else value
+
+
+cells = st.text(st.characters(exclude_categories=("Cs", "Cc")) | st.sampled_from(' ,;"\n'), max_size=12)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(cells, cells, st.integers(-(10**17), 10**17) | st.booleans() | st.sampled_from(["007", "1.5.2", ""]) | cells),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_what_csv_writers_write_is_read_back(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, Any]]) -> None:
+    given_rows = [{"text": text, "title": title, "extra": extra} for text, title, extra in rows]
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    path.write_text(as_csv(given_rows), encoding="utf-8", newline="")
+    found = list(open_corpus(path))
+    assert [(document.id, document.text, document.title) for document in found] == [
+        (str(number), text, title) for number, (text, title, _) in enumerate(rows, start=1)
+    ]
+    assert [(document.metadata or {}).get("extra", "") for document in found] == [read_cell(extra) for _, _, extra in rows]
