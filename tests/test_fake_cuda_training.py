@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, Tokenizer, pack_ids
 from quiver.encoder.attention import dispatch
-from quiver.encoder.heads import IGNORE_INDEX, MaskedLM, linear_cross_entropy
+from quiver.encoder.heads import IGNORE_INDEX, ClassifierPooling, MaskedLM, SequenceClassifier, SpanQA, linear_cross_entropy
 from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, require_optimizer
 
@@ -128,6 +128,8 @@ def run_backward(loss: Tensor) -> dict[Tensor, Tensor]:
                 continue
             for (below, place), gradient in zip(*_applied(node, gradients), strict=True):
                 if gradient is not None:
+                    shape = below._input_metadata[place].shape
+                    gradient = gradient if gradient.shape == shape else gradient.sum_to_size(shape)  # of a bias
                     earlier = received[below].get(place)
                     received[below][place] = gradient if earlier is None else earlier + gradient
                 waiting[below] -= 1
@@ -212,6 +214,39 @@ def masked_lm(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple
     return model, 397
 
 
+def classifier(pooling: ClassifierPooling) -> Step:
+    def step(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
+        with unset_fake_temporarily():
+            packed = pack_ids([[7] * length for length in (300, 20, 77)])
+        with torch.device("cuda"):
+            model = SequenceClassifier(Encoder(config(tokenizer)), 5, pooling=pooling)
+
+        def loss() -> Tensor:
+            batch, labels = faked(mode, packed).to("cuda"), torch.zeros(3, dtype=torch.int64).to("cuda", non_blocking=True)
+            with autocast("bfloat16", torch.device("cuda")):
+                return model.loss(model(batch), labels)
+
+        traced(trace, model, loss)
+        return model, 397
+
+    return step
+
+
+def span_qa(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
+    with unset_fake_temporarily():
+        packed = pack_ids([[7] * length for length in (300, 20, 77)])
+    with torch.device("cuda"):
+        model = SpanQA(Encoder(config(tokenizer)))
+
+    def loss() -> Tensor:
+        batch, places = faked(mode, packed).to("cuda"), torch.zeros(3, dtype=torch.int64).to("cuda", non_blocking=True)
+        with autocast("bfloat16", torch.device("cuda")):
+            return model.loss(model(batch), batch, places, places)
+
+    traced(trace, model, loss)
+    return model, 397
+
+
 def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) -> Step:
     def step(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
         from quiver.retrieval.models.biencoder import BiEncoder
@@ -249,6 +284,9 @@ def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) ->
 
 STEPS: dict[str, Step] = {
     "mlm": masked_lm,
+    "classifier": classifier("cls"),
+    "classifier, mean": classifier("mean"),
+    "span_qa": span_qa,
     "mnrl": retrieval("dense", ("loss.name=mnrl",), (8, 8, 8)),
     "distillation": retrieval("colbert", ("loss.name=distillation", "data.score_fields=scores"), (5, 20)),
 }
@@ -256,7 +294,7 @@ STEPS: dict[str, Step] = {
 
 @pytest.fixture(params=STEPS)
 def step(request: pytest.FixtureRequest, trace: Trace, tokenizer: Tokenizer) -> tuple[nn.Module, int]:
-    if request.param != "mlm":
+    if request.param in ("mnrl", "distillation"):
         pytest.importorskip("sentence_transformers")
     if request.param == "distillation":
         pytest.importorskip("pylate.losses")
@@ -308,11 +346,13 @@ def test_hidden_states_are_converted_for_products_only(trace: Trace, step: tuple
     """The residual stream is float32. What a norm gives to a product is converted, and its gradient back; nothing else is."""
     module, tokens = step
     states = (tokens, WIDTH)
-    last = int(any(one.out_features == 128 for one in module.modules() if isinstance(one, nn.Linear)))  # the projection
+    # Products of the head that read all tokens: transform and scores of answers, the projection of a ColBERT.
+    last = 2 if isinstance(module, SpanQA) else sum(one.out_features == 128 for one in module.modules() if isinstance(one, nn.Linear))
     assert trace.conversions(trace.forward, torch.bfloat16)[states] <= 2 * LAYERS + last
-    assert trace.conversions(trace.forward, torch.float32)[states] == 0
+    norm = int(isinstance(module, SpanQA))  # of its transform: autocast computes it in float32
+    assert trace.conversions(trace.forward, torch.float32)[states] == norm
     assert trace.conversions(trace.backward, torch.float32)[states] <= 2 * LAYERS + last
-    assert trace.conversions(trace.backward, torch.bfloat16)[states] <= 2 * LAYERS
+    assert trace.conversions(trace.backward, torch.bfloat16)[states] <= 2 * LAYERS + norm
 
 
 def test_the_walk_of_the_graph_gives_the_gradients_of_autograd() -> None:
