@@ -30,7 +30,7 @@ from quiver.encoder.cpu.linear import compute_dtype
 from quiver.encoder.layers import make_norm
 from quiver.encoder.model import INIT_CUTOFF, Encoder
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.packing import PackedBatch, copy_to
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATION_FUNCTIONS, "tanh": torch.tanh}
 # Families in which every task puts its last matrix on the transform of the masked language model.
@@ -182,8 +182,7 @@ class MaskedLM(nn.Module):
         vocabulary = self.encoder.config.vocab_size
         if words.device.type == "cpu" and len(words) and not 0 <= words.min() <= words.max() < vocabulary:
             raise ValueError(f"a label must be {IGNORE_INDEX} or 0..{vocabulary - 1}, got {words.min()}..{words.max()}")
-        # Before the encoder is queued: the host would wait for it in a copy.
-        positions, words = (each.to(self.encoder.device, non_blocking=True) for each in (positions, words))
+        positions, words = copy_to(self.encoder.device, positions, words)
         loss = linear_cross_entropy(self._states(batch, positions), self.decoder_weight, self.decoder.bias, words)
         return MaskedLMLoss(loss, len(words))
 

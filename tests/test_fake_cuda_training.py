@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, Tokenizer, pack_ids
 from quiver.encoder.attention import dispatch
 from quiver.encoder.heads import IGNORE_INDEX, ClassifierPooling, MaskedLM, SequenceClassifier, SpanQA, linear_cross_entropy
+from quiver.encoder.packing import copy_to
 from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, require_optimizer
 
@@ -54,6 +55,7 @@ class Trace(TorchDispatchMode):
         self.forward: list[Operation] = []
         self.backward: list[Operation] = []
         self.current = self.forward
+        self.pinned: list[Any] = []  # memory of the host
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -65,16 +67,23 @@ class Trace(TorchDispatchMode):
         )
         on_device = any(device == "cuda" for *_, device in inputs)
         waits = name in WAITING and on_device
+        if name == "empty" and kwargs.get("pin_memory"):
+            self.pinned.append(result.untyped_storage())
         if name in ("_to_copy", "copy") and inputs and outputs:
-            crosses = inputs[-1][2] != outputs[0][2]
-            non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args)
-            waits = crosses and 0 not in outputs[0][1] and (not non_blocking or outputs[0][2] == "cpu")
+            waits = inputs[-1][2] != outputs[0][2] and 0 not in outputs[0][1] and self._copy_waits(result, args, kwargs)
         if name == "segment_reduce":
             waits = on_device and not kwargs.get("unsafe")  # it reads the lengths to check them
         if name == "index" and on_device:
             waits = any(dtype == torch.bool for dtype, *_ in inputs[1:])  # it counts them
         self.current.append(Operation(name, inputs, outputs, waits))
         return result
+
+    def _copy_waits(self, result: Tensor, args: Any, kwargs: Any) -> bool:
+        """Whether a copy between host and device waits: nothing asked for the contrary, or the memory of the host is not pinned."""
+        non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args)
+        source = [one for one in tree_leaves(args) if isinstance(one, Tensor)][-1]
+        host = source if source.device.type == "cpu" else result
+        return not non_blocking or all(host.untyped_storage()._cdata != storage._cdata for storage in self.pinned)
 
     def waits(self) -> list[str]:
         return [one.name for one in (*self.forward, *self.backward) if one.waits]
@@ -205,10 +214,8 @@ def masked_lm(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple
         batch = faked(mode, packed).to("cuda")
         with autocast("bfloat16", torch.device("cuda")):
             hidden = model.encoder(batch)
-            states = model.transform(hidden.index_select(0, mode.from_tensor(positions).to("cuda", non_blocking=True)))
-            return linear_cross_entropy(
-                states, model.decoder_weight, model.decoder.bias, mode.from_tensor(words).to("cuda", non_blocking=True)
-            )
+            states = model.transform(hidden.index_select(0, copy_to("cuda", mode.from_tensor(positions))[0]))
+            return linear_cross_entropy(states, model.decoder_weight, model.decoder.bias, copy_to("cuda", mode.from_tensor(words))[0])
 
     traced(trace, model, loss)
     return model, 397
@@ -222,7 +229,7 @@ def classifier(pooling: ClassifierPooling) -> Step:
             model = SequenceClassifier(Encoder(config(tokenizer)), 5, pooling=pooling)
 
         def loss() -> Tensor:
-            batch, labels = faked(mode, packed).to("cuda"), torch.zeros(3, dtype=torch.int64).to("cuda", non_blocking=True)
+            batch, labels = faked(mode, packed).to("cuda"), copy_to("cuda", torch.zeros(3, dtype=torch.int64))[0]
             with autocast("bfloat16", torch.device("cuda")):
                 return model.loss(model(batch), labels)
 
@@ -239,7 +246,7 @@ def span_qa(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[n
         model = SpanQA(Encoder(config(tokenizer)))
 
     def loss() -> Tensor:
-        batch, places = faked(mode, packed).to("cuda"), torch.zeros(3, dtype=torch.int64).to("cuda", non_blocking=True)
+        batch, places = faked(mode, packed).to("cuda"), copy_to("cuda", torch.zeros(3, dtype=torch.int64))[0]
         with autocast("bfloat16", torch.device("cuda")):
             return model.loss(model(batch), batch, places, places)
 
@@ -272,7 +279,7 @@ def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) ->
         def value() -> Tensor:
             inputs: dict[str, Any] = {TEXTS: faked(mode, packed).to("cuda"), COLUMNS: columns}
             if recipe.data.score_fields:
-                inputs[LABEL] = torch.empty(columns[0], columns[1] // columns[0]).to("cuda", non_blocking=True)
+                inputs[LABEL] = copy_to("cuda", torch.empty(columns[0], columns[1] // columns[0]))[0]
             result: Tensor = loss(inputs)
             return result
 
