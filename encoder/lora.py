@@ -124,6 +124,7 @@ def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float,
     for parent, name, linear in _children(encoder, Linear):
         update = LoRALinear(linear, rank=rank, alpha=alpha, dropout=dropout, generator=generator)
         setattr(parent, name, update.train(linear.training))
+    encoder.forget_graphs()
 
 
 def merge_lora(encoder: Encoder) -> None:
@@ -141,6 +142,7 @@ def merge_lora(encoder: Encoder) -> None:
             update.weight.copy_(update.merged())
         plain.weight, plain.bias = update.weight, update.bias
         setattr(parent, name, plain.train(update.training))
+    encoder.forget_graphs()
     encoder.requires_grad_(True)
 
 

@@ -7,8 +7,9 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.
 from __future__ import annotations
 
 import math
+import os
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -27,6 +28,11 @@ from quiver.encoder.positions import RotaryTable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from quiver.encoder.gpu.graphs import EncoderGraphs
+
+GRAPHS_VARIABLE = "QUIVER_CUDA_GRAPHS"
+"""Environment variable: with 1, small batches on a GPU are encoded by captured CUDA graphs."""
 
 
 class Encoder(nn.Module):
@@ -59,6 +65,7 @@ class Encoder(nn.Module):
         )
         self.prepacked: Precision | None = None
         """Precision of `quiver.encoder.optimize_for_inference`; a prepacked encoder has no gradients. None for a plain encoder."""
+        self._graphs: EncoderGraphs | None = None
         self.gradient_checkpointing = False
         """In training, keep one hidden state per block and recompute the rest in the backward pass."""
 
@@ -102,18 +109,47 @@ class Encoder(nn.Module):
             raise InputError(
                 f"a sequence has {batch.max_seqlen} tokens, more than the encoder's {self.config.max_positions} positions; truncate it"
             )
+        graphs = self._usable_graphs()
+        states = None if graphs is None else graphs.encode(self, batch)
+        if states is not None:
+            return states
         with inference_only(self.prepacked is not None):
             batch, order = self._arrange(batch.to(self.device))
-            ropes = self._rotary_rows(batch.positions)
-            hidden, update = self.embeddings(batch, self._hidden_dtype(batch, ropes[0])), None
-            states = run_blocks(self._blocks, batch, hidden, ropes, checkpointing=self._checkpoints)
-            if states is not None:
-                hidden = states
-            else:
-                for layer, rope in zip(self._blocks, ropes, strict=True):
-                    hidden, update = self._run_block(layer, hidden, update, batch, rope)
-            output = add_norm(hidden, update, self.final_norm)[1].to(self.embeddings.tokens.weight.dtype)
+            output = self.run(batch)
             return output if order is None else output[order]
+
+    def run(self, batch: PackedBatch) -> Tensor:
+        """Run embeddings, blocks and the final norm on a batch as it is, (N, D); the part of ``forward`` that a CUDA graph captures."""
+        ropes = self._rotary_rows(batch.positions)
+        hidden, update = self.embeddings(batch, self._hidden_dtype(batch, ropes[0])), None
+        states = run_blocks(self._blocks, batch, hidden, ropes, checkpointing=self._checkpoints)
+        if states is not None:
+            hidden = states
+        else:
+            for layer, rope in zip(self._blocks, ropes, strict=True):
+                hidden, update = self._run_block(layer, hidden, update, batch, rope)
+        dropout, dtype = self._blocks[-1].update_dropout, self.embeddings.tokens.weight.dtype
+        return add_norm(hidden, update, self.final_norm, dropout=dropout, dtype=dtype)[1]
+
+    def _usable_graphs(self) -> EncoderGraphs | None:
+        """Return the captured CUDA graphs, where the environment variable QUIVER_CUDA_GRAPHS is 1 and gradients and autocast are off."""
+        if os.environ.get(GRAPHS_VARIABLE) != "1" or self.device.type != "cuda" or self.training or torch.is_grad_enabled():
+            return None
+        if torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+            return None
+        if self._graphs is None:
+            from quiver.encoder.gpu.graphs import EncoderGraphs
+
+            self._graphs = EncoderGraphs()
+        return self._graphs
+
+    def forget_graphs(self) -> None:
+        """Forget captured CUDA graphs, which read the weights that the encoder had: after a weight or module is replaced."""
+        self._graphs = None
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
+        self.forget_graphs()  # the weights move
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
 
     def _run_block(
         self, block: Block, hidden: Tensor, update: Tensor | None, batch: PackedBatch, rope: RotaryRows | None

@@ -202,6 +202,11 @@ def _installed(q: Tensor, batch: PackedBatch, *, gradients: bool) -> frozenset[s
     return frozenset({"compiled"} if compiled_is_supported(batch, q) and (not paired or bfloat16_kernels_run()) else ())
 
 
+def effective_window(batch: PackedBatch, window: int | None) -> int | None:
+    """Return a window, or None if it covers every distance: global attention gives the same without a mask."""
+    return None if window is not None and batch.max_seqlen - 1 <= window // 2 else window
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -236,8 +241,7 @@ def attend(
     """
     if isinstance(batch, PaddedBatch):
         return attend_padded(q, k, v, batch, window, slopes)
-    if window is not None and batch.max_seqlen - 1 <= window // 2:
-        window = None  # the window covers every distance; global attention gives the same without a mask
+    window = effective_window(batch, window)
     gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     call = describe(q, batch, window=window, slopes=slopes, dropout=dropout, gradients=gradients)
     if backend is None:

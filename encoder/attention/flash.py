@@ -15,20 +15,23 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.packing import PackedBatch, copy_to
 
 logger = logging.getLogger(__name__)
+
+Integers = NDArray[np.int64]
 
 # Module of flash_attn_varlen_func in each generation of flash-attn.
 PACKAGES = {
@@ -247,12 +250,15 @@ class Part:
     keys: Tensor | None = None
 
 
+_PARTS = "flash_parts"
+
+
 def _parts(batch: PackedBatch) -> list[Part]:
     """Return the sequences before, from and after those with unattended tokens; built on the host once per batch."""
-    if "flash_parts" not in batch.memo:
+    if _PARTS not in batch.memo:
         with torch.inference_mode(False):  # tensors made in inference mode could not be used in training
-            batch.memo["flash_parts"] = _build_parts(batch)
-    parts: list[Part] = batch.memo["flash_parts"]
+            batch.memo[_PARTS] = _build_parts(batch)
+    parts: list[Part] = batch.memo[_PARTS]
     return parts
 
 
@@ -262,7 +268,7 @@ def _build_parts(batch: PackedBatch) -> list[Part]:
     bounds = (0, int(shorter[0]), int(shorter[-1]) + 1, len(batch))
 
     def tensor(numbers: Any) -> Tensor:
-        return torch.from_numpy(numbers).to(batch.ids.device, non_blocking=True)
+        return copy_to(batch.ids.device, torch.from_numpy(numbers))[0]
 
     parts = []
     for number, (first, last) in enumerate(pairwise(bounds)):
@@ -275,13 +281,37 @@ def _build_parts(batch: PackedBatch) -> list[Part]:
             parts.append(Part(tokens, (borders, borders, longest, longest)))
             continue
         counts = attended[first:last]
-        # Token i of a sequence from a to b moves to a + b - 1 - i. The keys are the last of each reversed sequence, the first of the given.
-        reverse = np.repeat(offsets[:-1] + offsets[1:] - 1, lengths[first:last]) - np.arange(tokens)
-        key_offsets = np.concatenate(([0], counts.cumsum()))
-        keys = np.repeat(offsets[:-1] + counts - 1 + key_offsets[:-1], counts) - np.arange(key_offsets[-1])
+        reverse, keys, key_offsets = reversal(lengths[first:last], counts)
         key_borders = tensor(key_offsets.astype(np.int32))
         parts.append(Part(tokens, (borders, key_borders, longest, int(counts.max())), tensor(reverse), tensor(keys)))
     return parts
+
+
+def reversal(lengths: Integers, attended: Integers) -> tuple[Integers, Integers, Integers]:
+    """Return the permutation that reverses each sequence, its attended tokens in that order, and their borders.
+
+    Args:
+        lengths: Length of each of B neighbouring sequences; some may be 0.
+        attended: Number of leading tokens that are attended to.
+
+    Returns:
+        Permutation (n,), attended tokens (sum of ``attended``,), borders (B + 1,).
+
+    Example:
+        >>> [x.tolist() for x in reversal(np.array([3, 2]), np.array([2, 1]))]
+        [[2, 1, 0, 4, 3], [1, 0, 3], [0, 2, 3]]
+    """
+    starts = lengths.cumsum() - lengths
+    # Token i of a sequence from a to b moves to a + b - 1 - i. The attended tokens are the last of the reversed sequence.
+    reverse = np.repeat(2 * starts + lengths - 1, lengths) - np.arange(lengths.sum())
+    borders = np.concatenate(([0], attended.cumsum()))
+    keys = np.repeat(starts + attended - 1 + borders[:-1], attended) - np.arange(borders[-1])
+    return reverse, keys, borders
+
+
+def with_part(batch: PackedBatch, part: Part) -> PackedBatch:
+    """Return a batch with unattended tokens that attention reads from one part, whatever its lengths on the host."""
+    return replace(batch, key_lengths=batch.lengths, memo={_PARTS: [part]})
 
 
 def _attend_parts(kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, parts: list[Part], call: KernelCall) -> Tensor:

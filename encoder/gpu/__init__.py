@@ -1,1 +1,1 @@
-"""GPU code: Triton kernels and compile options. Imported only where a GPU (or Triton's interpreter) runs it."""
+"""GPU code: Triton kernels and CUDA graphs. Imported only where a GPU (or Triton's interpreter) runs it."""

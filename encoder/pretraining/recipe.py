@@ -172,6 +172,9 @@ class TrainingSection(TextSchema):
     of each phase."""
     gradient_checkpointing: bool = False
     """Keep one hidden state per layer and recompute the rest in the backward pass: less memory for about a third more time."""
+    sharding: Literal["none", "full"] = "none"
+    """Under torchrun. ``none``: every process holds the whole model. ``full``: every process holds a share of weights, gradients, optimizer
+    state and moving average (FSDP, arXiv:2304.11277), for models that do not fit on one GPU. The result is the same."""
     packing_buffer: float = Field(default=5.0, ge=1)
     """Size of the packing buffer, as a multiple of the tokens of a step; the release: 5."""
     log_every: int = Field(default=10, ge=1)

@@ -124,8 +124,9 @@ def pretrain(
             warn_of_changes(out, identity)
             identity.write(out)
         done, task = _train(session, callbacks, step=_last_step(session) if resume else None)
+        model = task.trained_model()
         if processes.is_main_process:
-            _finish(session, done, task, identity)
+            _finish(session, done, task.phase_ends, model, identity)
         processes.barrier()
         return read_json(out / RECORD)
 
@@ -221,10 +222,10 @@ def _train(session: Session, callbacks: Sequence[Callback], *, step: int | None)
     return progress, task
 
 
-def _finish(session: Session, progress: Progress, task: PretrainingTask, identity: RunIdentity) -> None:
+def _finish(session: Session, progress: Progress, phase_ends: Sequence[int], model: MaskedLM, identity: RunIdentity) -> None:
     """Write the model and the record."""
     recipe, averaging = session.recipe, session.recipe.training.averaging
-    model, kept = task.trained_model(), [progress.step]
+    kept = [progress.step]
     if averaging.best:
         best = {step for _, step in progress.best}
         kept = session.checkpoints.sound(sorted(best | {progress.step} if averaging.with_last else best)) or [progress.step]
@@ -233,7 +234,7 @@ def _finish(session: Session, progress: Progress, task: PretrainingTask, identit
     save_model(model, session.tokenizer, unfinished_model(session.out))
     log = read_log(session.out / LOG)
     curves = {key: curve(log, key) for key in CURVES}
-    phases = [{"name": phase.name, "last_step": step} for phase, step in zip(recipe.phases, task.phase_ends, strict=True)]
+    phases = [{"name": phase.name, "last_step": step} for phase, step in zip(recipe.phases, phase_ends, strict=True)]
     parts = {
         "model": {
             "parameters": sum(weight.numel() for weight in model.parameters()),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quiver.encoder.heads import IGNORE_INDEX
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.packing import PackedBatch, pack_ids
 from quiver.encoder.pretraining.corpus import Corpus, Documents
 from quiver.encoder.pretraining.packing import SPECIAL, Piece, PieceSampler, SequencePacker, Share, cut
 from quiver.encoder.pretraining.phases import BatchWarmup, special_ids
@@ -96,7 +96,7 @@ class UpdateBatch:
     """The rows of one step.
 
     Attributes:
-        rows: Rows of this process.
+        rows: Rows of this process. If weights are sharded, all processes have equally many, some of them `empty_row`.
         count: Number of rows over all processes.
         tokens: Number of tokens in the rows of all processes, special tokens included.
         state: State of the stream after the step.
@@ -106,6 +106,11 @@ class UpdateBatch:
     count: int
     tokens: int
     state: dict[str, Any]
+
+
+def empty_row() -> MaskedRow:
+    """A row of one token that is not predicted: its loss and gradients are zero."""
+    return MaskedRow([], pack_ids([[0]]), torch.full((1,), IGNORE_INDEX), 0)
 
 
 class RowMaker:
@@ -169,6 +174,7 @@ class PhaseStream:
         self._packer = SequencePacker(self.sampler.take, buffer=training.packing_buffer)
         self._warmup = BatchWarmup(self._phase)
         self._processes = processes
+        self._even = training.sharding == "full"
         self._tokens = 0
 
     def follow(self, state: dict[str, Any]) -> None:
@@ -208,6 +214,8 @@ class PhaseStream:
             tokens = sum(piece.length + SPECIAL for row in rows for piece in row)
             self._tokens += tokens
             mine = [self._rows(row) for row in rows[processes.rank :: processes.size]]
+            if self._even:
+                mine += [empty_row()] * (-(-len(rows) // processes.size) - len(mine))
             state = {"packer": self._packer.state(), "sampler": self.sampler.state(), "tokens": self._tokens}
             yield UpdateBatch(mine, count, tokens, state)
 

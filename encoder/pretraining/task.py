@@ -28,17 +28,18 @@ from torch.optim import Optimizer
 from quiver.encoder.checkpoints.head_checkpoint import load_head, save_head
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.heads import MaskedLM
-from quiver.encoder.model import compile_encoder
+from quiver.encoder.model import Encoder, compile_encoder
 from quiver.encoder.pretraining.corpus import Corpus, Documents
 from quiver.encoder.pretraining.phases import first_model, in_form, learning_rate_share, phase_config, start_from_frequencies
 from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
-from quiver.encoder.pretraining.stream import MaskedRow, Masker, PhaseStream, RowMaker, UpdateBatch, held_out_rows
+from quiver.encoder.pretraining.stream import MaskedRow, Masker, PhaseStream, RowMaker, UpdateBatch, empty_row, held_out_rows
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.averaging import MovingAverage
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, restore_optimizer, set_learning_rate
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.sharding import shard, whole_optimizer_state, whole_weights
 from quiver.encoder.training.trainer import Progress, SavedState, TrainingBatch, load_train_state, save_train_state
 
 logger = logging.getLogger(__name__)
@@ -177,8 +178,9 @@ class PretrainingTask:
         if self._is_last_phase:
             return False
         average = None if self._average is None else self._average.state()
+        model, optimizer = self._whole_model(), whole_optimizer_state(self._optimizer)
         self._number, self._tokens, self._progress.best = self._number + 1, 0, []
-        self._begin_phase(in_form(self.model.cpu(), self._config(), where="the previous phase"), self._optimizer.state_dict(), average)
+        self._begin_phase(in_form(model.cpu(), self._config(), where="the previous phase"), optimizer, average)
         return True
 
     def _batches(self, stream: PhaseStream, phase: PhaseSection) -> Iterator[list[TrainingBatch]]:
@@ -192,8 +194,8 @@ class PretrainingTask:
         return TrainingBatch(
             {"packed": row.batch, "labels": row.labels},
             self._described(row),
-            tokens=row.batch.num_tokens,
-            counts={"room": self._phase.micro_batch * self._phase.context, "flops": flops},
+            tokens=row.batch.num_tokens if row.pieces else 0,
+            counts={"room": self._phase.micro_batch * self._phase.context, "flops": flops} if row.pieces else dict.fromkeys(COUNTS, 0),
             weight=row.masked,
             on_host=("labels",),  # on the host they need no synchronization with the device
         )
@@ -207,6 +209,11 @@ class PretrainingTask:
         with autocast(self._session.recipe.training.dtype, self.device):
             loss: Tensor = self.model(inputs["packed"], inputs["labels"]).loss
         return loss
+
+    def backward_passes(self, inputs: Mapping[str, Any]) -> int:
+        """Return 1."""
+        del inputs
+        return 1
 
     def after_step(self, step: int) -> None:
         """Update the moving average, and move on in the stream."""
@@ -266,12 +273,17 @@ class PretrainingTask:
 
     def save(self, folder: Path | None, progress: Progress, random_states: list[dict[str, Any]]) -> None:
         """Write a checkpoint."""
+        if folder is None and not self._sharded:
+            return
+        weights = whole_weights(self.model, keep=folder is not None) if self._sharded else None
+        optimizer = whole_optimizer_state(self._optimizer, keep=folder is not None)
+        average = None if self._average is None else self._average.state()
         if folder is None:
             return
-        save_model(self.model, self._session.tokenizer, folder)
+        save_model(self.model if weights is None else self._with_weights(weights), self._session.tokenizer, folder)
         state = {
-            "optimizer": self._optimizer.state_dict(),
-            "average": None if self._average is None else self._average.state(),
+            "optimizer": optimizer,
+            "average": average,
             "stream": self._stream,
             "phase": self._number,
             "phase_tokens": self._tokens,
@@ -286,10 +298,23 @@ class PretrainingTask:
         return {progress.step, *newest, *self.phase_ends, *best}
 
     def trained_model(self) -> MaskedLM:
-        """The model after the last step: its last weights, or their moving average."""
+        """The model after the last step: its last weights, or their moving average; called by all processes."""
         if self._average is not None:
             self._average.copy_to(self.model)
-        return self.model.eval()
+        return self._whole_model().eval()
+
+    @property
+    def _sharded(self) -> bool:
+        return self._session.recipe.training.sharding == "full" and self._session.processes.size > 1
+
+    def _whole_model(self) -> MaskedLM:
+        """The model with whole weights, in CPU memory if they are sharded; called by all processes."""
+        return self._with_weights(whole_weights(self.model)) if self._sharded else self.model
+
+    def _with_weights(self, weights: Mapping[str, Tensor]) -> MaskedLM:
+        model = MaskedLM(Encoder(self.model.encoder.config), tied=self.model.decoder.weight is None)
+        model.load_state_dict(weights)
+        return model
 
     def _config(self) -> EncoderConfig:
         return phase_config(self._session.recipe.model, self._phase, self._session.tokenizer)
@@ -301,6 +326,8 @@ class PretrainingTask:
         model.encoder.gradient_checkpointing = training.gradient_checkpointing
         if training.compiled:
             compile_encoder(model.encoder)
+        if self._sharded:
+            shard(model, model.encoder.layers, session.processes, self.device)
         settings = OptimizerSettings(OPTIMIZER, phase.learning_rate, phase.weight_decay, training.beta1, training.beta2, training.eps)
         self._optimizer = make_optimizer(settings, model.parameters())
         if optimizer is not None:
@@ -332,6 +359,8 @@ class HeldOut:
         rows = held_out_rows(documents, phase, longest=recipe.phases[-1].context, most=recipe.data.held_out_tokens)
         make = RowMaker(documents, tokenizer, masker)
         self._rows = [make(row) for row in rows[processes.rank :: processes.size]]
+        if training.sharding == "full":
+            self._rows += [empty_row()] * (-(-len(rows) // processes.size) - len(self._rows))
         self._processes = processes
 
     @torch.no_grad()

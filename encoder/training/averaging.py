@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quiver.encoder.training.sharding import like_weight, whole_tensor
+
 
 def average_weights(models: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Mean of the tensors of several models, summed in float64 and rounded once.
@@ -66,10 +68,10 @@ class MovingAverage:
             weight.copy_(self._mean[name])
 
     def state(self) -> dict[str, Tensor]:
-        """The average by name."""
-        return dict(self._mean)
+        """The average by name, whole; called by all processes."""
+        return {name: whole_tensor(mean) for name, mean in self._mean.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the result of `state`."""
         for name, mean in self._mean.items():
-            mean.copy_(state[name])
+            mean.copy_(like_weight(state[name], mean))

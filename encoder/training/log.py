@@ -7,7 +7,9 @@ after the last one:
 
 ``loss`` is the mean over the steps since the previous line. ``learning_rate`` and ``grad_norm`` (before clipping) are those of the step.
 ``tokens_per_second`` counts the tokens of all processes since the previous line, without the time of evaluation and saving. ``seconds`` is
-the duration of the run so far, earlier sessions included. The second kind is written after each evaluation on held-out data:
+the duration of the run so far, earlier sessions included. On a GPU ``activation_bytes`` is the most memory that a step since the previous
+line took beside weights and optimizer state: activations, and gradients as far as they exist at the same time. The second kind is written
+after each evaluation on held-out data:
 
     {"step": 500, "epoch": 1.0, "ndcg@10": 0.4123, "seconds": 712.0}
 

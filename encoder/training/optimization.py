@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.training.sharding import load_whole_optimizer_state
 
 OptimizerName = Literal["adamw", "schedule_free_adamw", "stable_adamw"]
 
@@ -51,7 +53,6 @@ class OptimizerSettings:
         beta2: Decay rate of the mean of squared gradients.
         eps: Added to the root of the mean of squares.
         warmup_steps: Warm-up of the schedule-free form, which has a schedule of its own.
-        fused: Use torch's fused AdamW.
     """
 
     name: OptimizerName
@@ -61,7 +62,6 @@ class OptimizerSettings:
     beta2: float = 0.999
     eps: float = 1e-8
     warmup_steps: int = 0
-    fused: bool = False
 
 
 def require_optimizer(name: str) -> None:
@@ -94,8 +94,7 @@ def make_optimizer(settings: OptimizerSettings, parameters: Iterable[nn.Paramete
     betas = (settings.beta1, settings.beta2)
     optimizer: Optimizer
     if settings.name == "adamw":
-        fused = True if settings.fused else None
-        return AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.eps, fused=fused)
+        return AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.eps, fused=True)
     library = importlib.import_module(PACKAGES[settings.name][0])
     if settings.name == "schedule_free_adamw":
         optimizer = library.AdamWScheduleFree(
@@ -109,17 +108,18 @@ def make_optimizer(settings: OptimizerSettings, parameters: Iterable[nn.Paramete
         eps=settings.eps,
         decouple_lr=True,
         max_lr=settings.learning_rate,
-        triton=None if trained[0].is_cuda else False,  # the default is to use Triton kernels wherever Triton is installed, on CPUs too
+        # The default is to use Triton kernels wherever Triton is installed, on CPUs too; they know no sharded weights.
+        triton=None if trained[0].is_cuda and not isinstance(trained[0], DTensor) else False,
     )
     return optimizer
 
 
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Restore the ``state_dict`` of an optimizer over the same weights, which may have been on another kind of device."""
-    optimizer.load_state_dict(state)
+    """Restore the state of an optimizer over the same whole weights, which may have been on another kind of device."""
+    load_whole_optimizer_state(optimizer, state)
     for group in optimizer.param_groups:
-        if "triton" in group and not group["params"][0].is_cuda:
-            group["triton"] = False  # part of the state of StableAdamW; Triton has no kernels for CPUs
+        if "triton" in group and (not group["params"][0].is_cuda or isinstance(group["params"][0], DTensor)):
+            group["triton"] = False  # part of the state of StableAdamW; Triton has no kernels for CPUs and sharded weights
 
 
 def set_learning_rate(optimizer: Optimizer, *, peak: float, share: float, weight_decay: float) -> None:

@@ -216,6 +216,30 @@ def glibc() -> ctypes.CDLL | None:
     return libc if hasattr(libc, "gnu_get_libc_version") else None
 
 
+class StepMemory:
+    """Memory of one training step on a GPU; all values are 0 on a CPU.
+
+    It counts from where it is made: at the beginning of the step, when weights and optimizer state are all that is in memory.
+
+    Args:
+        device: Device of the model.
+
+    Attributes:
+        before: Peak of this process before the step, in bytes, since the step before it began.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begun = self.before = 0
+        if device.type == "cuda":
+            self._begun, self.before = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def activations(self) -> int:
+        """Most memory that was allocated since the beginning, in bytes: activations, and gradients as far as they exist beside them."""
+        return max(0, torch.cuda.max_memory_allocated(self._device) - self._begun) if self._device.type == "cuda" else 0
+
+
 def peak_memory() -> int | None:
     """Peak memory of this process in bytes: on its GPU if it uses one, otherwise in RAM; None on Windows."""
     if torch.cuda.is_available():

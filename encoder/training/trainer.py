@@ -1,9 +1,10 @@
 """The training loop: forward, backward, clip, step; then log, evaluate, save and stop, in this order.
 
 A `Task` gives batches, a loss and checkpoints; the trainer does the rest. Retrieval training, fine-tuning and pretraining are tasks.
-The loop uses torch.distributed without DistributedDataParallel: the gradients are averaged over the processes once per step, after the
-last batch. This allows different numbers of batches per process, and a GradCache loss costs one reduction, not one per mini-batch.
-`docs/decisions.md` says why accelerate is not used.
+The loop uses torch.distributed without DistributedDataParallel: the gradients are averaged over the processes once per step, while the last
+backward pass runs (`quiver.encoder.training.gradients`). `docs/decisions.md` says why accelerate is not used.
+
+The host waits for the device once per step, to read the losses, the norm of the gradient and the counts of all processes together.
 
 A resumed run is the run that was not interrupted, on a CPU bit for bit: `Progress` holds what has been logged and counted so far, and the
 random generators of all processes are part of every checkpoint.
@@ -22,15 +23,16 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.packing import PackedBatch, copy_to
+from quiver.encoder.training.gradients import GradientReducer
 from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
-from quiver.encoder.training.processes import Processes, RunStoppedError, StopRequest, peak_memory
+from quiver.encoder.training.processes import Processes, RunStoppedError, StepMemory, StopRequest, peak_memory
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
+from quiver.encoder.training.sharding import whole_tensor
 from quiver.encoder.training.state import preserve_rng_state, random_state, read_state, seed_random, set_random_state, write_state
 
 logger = logging.getLogger(__name__)
@@ -39,9 +41,6 @@ Item = TypeVar("Item")
 
 STATE = "trainer"
 """Stem of the files of the train state in a checkpoint."""
-
-_BUCKET_BYTES = 32 * 2**20
-"""Gradients are reduced in flat buffers of about this size."""
 
 
 @dataclass
@@ -64,6 +63,9 @@ class Progress:
         best: Best scores so far, each with its step, best first; as many as `Task.keep_best`, at least one.
         evaluated: Last step after which the model was evaluated.
         worse: Evaluations since the best one.
+        activation_bytes: Most memory that a step took on this process's GPU beyond weights and optimizer state; 0 without a GPU.
+        window_activation_bytes: The same since the last log line.
+        peak_memory_bytes: Peak memory on this process's GPU in the steps so far, everything included; 0 without a GPU.
         resumed_at: Steps at which a session resumed the run.
     """
 
@@ -82,6 +84,9 @@ class Progress:
     best: list[tuple[float, int]] = field(default_factory=list)
     evaluated: int = 0
     worse: int = 0
+    activation_bytes: int = 0
+    window_activation_bytes: int = 0
+    peak_memory_bytes: int = 0
     resumed_at: list[int] = field(default_factory=list)
 
     @property
@@ -90,13 +95,15 @@ class Progress:
         return self.best[0][1] if self.best else None
 
     def totals(self) -> dict[str, Any]:
-        """Totals for the record of a run; the peak of memory is that of this session and process."""
+        """Totals for the record of a run; the peaks of memory are those of this process, on a CPU of this session alone."""
+        peak = peak_memory()
         return {
             "steps": self.step,
             "tokens": self.tokens,
             "seconds": self.seconds,
             "resumed_at": list(self.resumed_at),
-            "peak_memory_bytes": peak_memory(),
+            "peak_memory_bytes": None if peak is None else max(peak, self.peak_memory_bytes),
+            **({"activation_bytes": self.activation_bytes} if self.activation_bytes else {}),
         }
 
 
@@ -161,6 +168,9 @@ class Task(Protocol):
 
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         """Mean loss of a batch on this process, a scalar."""
+
+    def backward_passes(self, inputs: Mapping[str, Any]) -> int:
+        """Number of backward passes through the module that the loss of a batch runs: 1, or more with GradCache."""
 
     def after_step(self, step: int) -> None:
         """Called after the optimizer step, counted from 1: update schedules, averages and the position in the data."""
@@ -252,6 +262,7 @@ class _Update:
     counts: Mapping[str, int]
     stop: bool
     batches: Sequence[TrainingBatch]
+    activation_bytes: int
 
 
 class Trainer:
@@ -282,6 +293,7 @@ class Trainer:
         self._stop = stop
         self._random_states = random_states
         self.progress = progress
+        self._reducer = GradientReducer((), processes)
         self._earlier = progress.seconds
         self._start = self._mark = time.perf_counter()
 
@@ -312,65 +324,106 @@ class Trainer:
                     raise RunStoppedError(progress.step)
                 self._mark = time.perf_counter()  # evaluation and saving do not count as time of the next step
         finally:
+            self._reducer.close()
             task.module.eval()
 
     def _steps(self) -> Iterator[Sequence[TrainingBatch]]:
         """The remaining steps of all phases; the preparation of a phase does not count as time of its first step."""
         more = True
         while more:
+            self._reducer.close()
+            self._reducer = GradientReducer(self._weights, self._processes)
             steps = self._task.steps()
             self._mark = time.perf_counter()
             yield from steps
             more = self._task.next_phase()
+
+    @property
+    def _weights(self) -> list[nn.Parameter]:
+        return [weight for weight in self._task.module.parameters() if weight.requires_grad]
 
     def _update(self, batches: Sequence[TrainingBatch]) -> _Update:
         """Forward and backward of all batches, then the optimizer step."""
         task, processes, step = self._task, self._processes, self.progress.step + 1
         if callable(train := getattr(task.optimizer, "train", None)):  # schedule-free optimizers have two sets of weights
             train()
+        memory = StepMemory(task.device)
         shares = self._shares(batches)
         losses = []
         for batch, share in zip(batches, shares, strict=True):
             # Only for the time of its loss: what a batch keeps on the device would add up over the batches of a step.
-            loss = task.loss({name: self._placed(name, value, batch) for name, value in batch.inputs.items()}) * share
+            inputs = {name: self._placed(name, value, batch) for name, value in batch.inputs.items()}
+            if batch is batches[-1]:
+                self._reducer.begin(task.backward_passes(inputs))
+            loss = task.loss(inputs) * share
+            del inputs
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             losses.append(loss.detach())
-        norm = self._gradient_norm()
-        # The only synchronization with the device per step, beside that of `average_gradients` between processes.
-        *own, grad_norm = torch.stack([*losses, norm.to(task.device)]).tolist()
+        unused = self._reducer.finish()
+        activations = memory.activations()
+        norm = self._clip()
         names = self._settings.counts
         counts = [sum(batch.tokens for batch in batches), *(sum(batch.counts[name] for batch in batches) for name in names)]
-        total, stop, tokens, *summed = processes.sum([sum(own), self._stop.name is not None, *counts])
+        # The only wait for the device per step.
+        values = self._read(losses, [norm, *unused.marks], [self._stop.name is not None, *counts])
+        own, (grad_norm, *marks), (total, stop, tokens, *summed) = values
         mean = total / processes.size
         # Gradients and the mean loss are equal in all processes, so all of them raise, or none.
         if not (math.isfinite(mean) and math.isfinite(grad_norm)):
-            unscaled = [value / share if share else value for value, share in zip(own, shares, strict=True)]
+            unscaled = [value / float(share) if share else value for value, share in zip(own, shares, strict=True)]
             raise self._refuse(batches, unscaled, loss=mean, grad_norm=grad_norm)
+        unused.drop(marks)
         task.optimizer.step()
         task.after_step(step)
         task.optimizer.zero_grad()
-        return _Update(mean, grad_norm, int(tokens), dict(zip(names, map(int, summed), strict=True)), stop > 0, batches)
+        self.progress.peak_memory_bytes = max(self.progress.peak_memory_bytes, memory.before)
+        return _Update(mean, grad_norm, int(tokens), dict(zip(names, map(int, summed), strict=True)), stop > 0, batches, activations)
 
     def _placed(self, name: str, value: Any, batch: TrainingBatch) -> Any:
-        moves = isinstance(value, Tensor | PackedBatch) and name not in batch.on_host
-        return value.to(self._task.device) if moves else value
+        if name in batch.on_host or not isinstance(value, Tensor | PackedBatch):
+            return value
+        return value.to(self._task.device) if isinstance(value, PackedBatch) else copy_to(self._task.device, value)[0]
 
-    def _shares(self, batches: Sequence[TrainingBatch]) -> list[float]:
+    def _shares(self, batches: Sequence[TrainingBatch]) -> Sequence[float | Tensor]:
         """Factor of each batch's loss; the mean over the processes of the sums of the scaled losses is the loss of the step."""
         weights = [batch.weight for batch in batches if batch.weight is not None]
         if batches and not weights:
             return [1 / len(batches)] * len(batches)
-        [total] = self._processes.sum([sum(weights)])
-        return [weight * self._processes.size / max(1.0, total) for weight in weights]
+        if self._processes.size == 1:
+            return [weight / max(1.0, sum(weights)) for weight in weights]
+        total = self._on_device([sum(weights)])
+        distributed.all_reduce(total)  # the host does not need it
+        share = self._processes.size / total.clamp_(min=1.0)
+        return [(share[0] * weight).float() for weight in weights]
 
-    def _gradient_norm(self) -> Tensor:
-        """Average the gradients over the processes, clip them, and return their L2 norm before that."""
-        weights = [weight for weight in self._task.module.parameters() if weight.requires_grad]
-        average_gradients(weights, self._processes)
+    def _read(
+        self, losses: Sequence[Tensor], others: Sequence[Tensor], counts: Sequence[float]
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Read numbers from the device.
+
+        Returns:
+            The losses of this process, the other numbers, and summed over the processes the sum of the losses and the counts.
+        """
+        device = self._task.device
+        own = [value.detach().to(device, torch.float64).reshape(1) for value in (*losses, *others)]
+        if self._processes.size == 1:
+            read = torch.cat(own).tolist() if own else []
+            return read[: len(losses)], read[len(losses) :], [sum(read[: len(losses)]), *counts]
+        loss = torch.cat(own[: len(losses)]).sum(0, keepdim=True) if losses else self._on_device([0.0])
+        summed = torch.cat([loss, self._on_device(counts)])
+        distributed.all_reduce(summed)
+        read = torch.cat([*own, summed]).tolist()
+        return read[: len(losses)], read[len(losses) : len(own)], read[len(own) :]
+
+    def _on_device(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64).to(self._task.device, non_blocking=True)
+
+    def _clip(self) -> Tensor:
+        """Clip the gradients, and return their L2 norm before that."""
         highest = self._settings.max_grad_norm
         if math.isinf(highest):
-            return whole_tensor(get_total_norm([weight.grad for weight in weights if weight.grad is not None]))
-        return whole_tensor(clip_grad_norm_(weights, highest))
+            return whole_tensor(get_total_norm([weight.grad for weight in self._weights if weight.grad is not None]))
+        return whole_tensor(clip_grad_norm_(self._weights, highest))
 
     def _refuse(self, batches: Sequence[TrainingBatch], own: list[float], *, loss: float, grad_norm: float) -> InputError:
         """Write the batches of the process with the non-finite loss; the error to raise."""
@@ -391,6 +444,8 @@ class Trainer:
         if any(batch.ends_epoch for batch in update.batches):
             progress.epoch_ends.append(progress.step)
         progress.tokens += update.tokens
+        progress.activation_bytes = max(progress.activation_bytes, update.activation_bytes)
+        progress.window_activation_bytes = max(progress.window_activation_bytes, update.activation_bytes)
         progress.window_updates += 1
         progress.window_loss += update.loss
         progress.window_tokens += update.tokens
@@ -430,10 +485,11 @@ class Trainer:
                 "learning_rate": self._task.learning_rate(progress.step),
                 "grad_norm": update.grad_norm,
                 "tokens_per_second": progress.window_tokens / progress.window_seconds,
+                **({"activation_bytes": progress.window_activation_bytes} if progress.window_activation_bytes else {}),
                 **self._task.log_values(progress),
             }
         )
-        progress.window_updates = progress.window_tokens = 0
+        progress.window_updates = progress.window_tokens = progress.window_activation_bytes = 0
         progress.window_loss = progress.window_seconds = 0.0
         progress.window_counts = {}
 
@@ -471,12 +527,13 @@ class Trainer:
         progress, checkpoints = self.progress, self._output.checkpoints
         states = self._processes.gather(random_state())
         progress.seconds = self._earlier + time.perf_counter() - self._start
-        if not self._processes.is_main_process:
-            self._task.save(None, progress, states)
-            return
-        self._output.log.sync()
-        with checkpoints.writing(progress.step) as folder:
-            self._task.save(folder, progress, states)
+        with preserve_rng_state():  # a task may make a model to save
+            if not self._processes.is_main_process:
+                self._task.save(None, progress, states)
+                return
+            self._output.log.sync()
+            with checkpoints.writing(progress.step) as folder:
+                self._task.save(folder, progress, states)
         checkpoints.keep(self._task.kept_steps(checkpoints.steps(), progress))
         logger.info("checkpoint of step %d saved", progress.step)
 
@@ -536,41 +593,3 @@ def _tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
     packed = [value for value in inputs.values() if isinstance(value, PackedBatch)]
     found = {**inputs, **{name: getattr(batch, name) for batch in packed for name in ("ids", "cu_seqlens", "key_lengths")}}
     return {name: torch.tensor(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-
-def average_gradients(weights: Iterable[nn.Parameter], processes: Processes) -> None:
-    """Average the gradients over the processes, in flat buffers; gradients of sharded weights are averaged by FSDP already.
-
-    A weight without a gradient gets zeros if another process has a gradient of it, for instance if this one had no batch in the step. A
-    weight that no process used keeps none, as in a run of one process: an optimizer would decay it otherwise.
-    """
-    if processes.size == 1:
-        return
-    weights = list(weights)
-    if not weights:
-        return
-    used = torch.tensor([weight.grad is not None for weight in weights], dtype=torch.int32, device=weights[0].device)
-    distributed.all_reduce(used, op=distributed.ReduceOp.MAX)
-    for weight, anywhere in zip(weights, used.tolist(), strict=True):
-        if anywhere and weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-    gradients = [weight.grad for weight in weights if weight.grad is not None and not isinstance(weight.grad, DTensor)]
-    bucket: list[Tensor] = []
-    for position, gradient in enumerate(gradients):
-        bucket.append(gradient)
-        full = sum(one.numel() * one.element_size() for one in bucket) >= _BUCKET_BYTES
-        if not full and position + 1 < len(gradients) and gradients[position + 1].dtype == gradient.dtype:
-            continue
-        flat = torch.cat([one.reshape(-1) for one in bucket]).div_(processes.size)
-        distributed.all_reduce(flat)
-        for one, part in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
-            one.copy_(part.view_as(one))
-        bucket = []
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """Gather a tensor that is sharded over the processes, all of which must call this; return any other tensor unchanged."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    full: Tensor = tensor.full_tensor()
-    return full

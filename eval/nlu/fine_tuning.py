@@ -53,7 +53,16 @@ from quiver.encoder.training.run_folder import (
 )
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.state import preserve_rng_state
-from quiver.encoder.training.trainer import Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch, load_train_state, save_train_state
+from quiver.encoder.training.trainer import (
+    Progress,
+    RunOutput,
+    Trainer,
+    TrainerSettings,
+    TrainingBatch,
+    load_train_state,
+    prefetch,
+    save_train_state,
+)
 from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
 from quiver.retrieval.models.loading import default_device, read_model_folder
 
@@ -242,6 +251,9 @@ class _TrainerTask(Generic[Model, Example]):
         return 0  # every evaluated step is saved
 
     def steps(self) -> Iterator[list[TrainingBatch]]:
+        return prefetch(self._steps())
+
+    def _steps(self) -> Iterator[list[TrainingBatch]]:
         task, schedule = self._session.task, self._session.schedule
         for step in range(self._done + 1, schedule.steps + 1):
             examples = [task.examples[row] for row in schedule.members(step)]
@@ -263,6 +275,10 @@ class _TrainerTask(Generic[Model, Example]):
         batch = TaskBatch(inputs[_PACKED], {name: value for name, value in inputs.items() if name != _PACKED})
         with autocast(self._session.schedule.training.dtype, self.device):
             return self._session.task.loss(self.model, batch)
+
+    def backward_passes(self, inputs: Mapping[str, Any]) -> int:
+        del inputs
+        return 1
 
     def learning_rate(self, step: int) -> float:
         return self._session.schedule.learning_rate(step)

@@ -209,7 +209,12 @@ def _prepared(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWi
 
     def finish(model: SpanQA) -> QaResults:
         results, answers = task.answered(model, sets.test, progress=request.progress)
-        made_with = {"model": str(request.out / MODEL), "data": recipe.data.model_dump(), "settings": recipe.windows.model_dump()}
+        made_with = {
+            "model": str(request.out / MODEL),
+            "data": recipe.data.model_dump(),
+            "dtype": recipe.training.dtype,
+            "settings": recipe.windows.model_dump(),
+        }
         write_qa_results(request.out, results, answers, made_with=made_with)
         return results
 

@@ -106,6 +106,9 @@ LINES = 20
 TOTALS = ("epochs", "kept_steps", "texts", "texts_truncated", "tokens", "seconds", "peak_memory_bytes")
 """Keys of ``result`` that are totals of the whole run."""
 
+ON_GPU = ("activation_bytes",)
+"""Those of a run on a GPU."""
+
 _SHOWN_ELSEWHERE = ("recipe", "result", "command", "date", "schema")
 
 
@@ -217,7 +220,7 @@ def _finished(record: Mapping[str, Any]) -> TrainingRun:
         titles=CURVES,
         curves={key: [(int(step), float(value)) for step, value in result[name]] for key, name in RECORDED.items()},
         development=tuple((int(each["step"]), float(each[HEADLINE]), float(each["seconds"])) for each in result["development"]),
-        totals={name: result[name] for name in TOTALS},
+        totals={name: result[name] for name in (*TOTALS, *(name for name in ON_GPU if name in result))},
         origin=_origin(record),
         resumed=tuple(map(int, result["resumed_at"])),
         command=record["command"],
@@ -370,7 +373,7 @@ def _training_totals(totals: Mapping[str, Any]) -> dict[str, str]:
         "Training time": duration(totals["seconds"]),
         "Tokens": f"{totals['tokens']:,}",
         "Texts truncated": f"{truncated:,} of {texts:,} ({truncated / texts:.1%})" if texts else "",
-        "Peak memory": size(totals["peak_memory_bytes"]),
+        **_memory(totals),
     }
 
 
@@ -404,8 +407,13 @@ def _pretraining_totals(result: Mapping[str, Any]) -> dict[str, str]:
         "Phases end at": ", ".join(f"{phase['last_step']:,} ({phase['name']})" for phase in result["phases"]),
         "Weights": "the moving average" if result["average"] else _weights(result["kept_steps"]),
         "Time": duration(result["seconds"]),
-        "Peak memory": size(result["peak_memory_bytes"]),
+        **_memory(result),
     }
+
+
+def _memory(result: Mapping[str, Any]) -> dict[str, str]:
+    activations = {"Activations of a step": size(result["activation_bytes"])} if "activation_bytes" in result else {}
+    return {"Peak memory": size(result["peak_memory_bytes"]), **activations}
 
 
 def size(count: int | None) -> str:

@@ -104,7 +104,7 @@ def _devices() -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(number)
         devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     # For batches of some hundred tokens; a single query uses torch's kernels.
-    devices["attention (cpu, fp32)"] = choose_backend(_call("cpu", torch.float32), os.environ.get(VARIABLE))
+    devices["attention (cpu, float32)"] = choose_backend(_call("cpu", torch.float32), os.environ.get(VARIABLE))
     return devices
 
 
@@ -174,7 +174,7 @@ def _check() -> dict[str, Any]:
         for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
             states.append(encoder.to(device)(batch).cpu())
     finite = all(bool(state.isfinite().all()) for state in states)
-    return {"finite": finite, "devices run": len(states), "blocks (cpu, fp32)": "compiled" if fuses else "torch"}
+    return {"finite": finite, "devices run": len(states), "blocks (cpu, float32)": "compiled" if fuses else "torch"}
 
 
 @cache_app.command("info")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import help_alone, open_executor, parse_memory, print_json, print_table, read_ids, say, show_progress
+from quiver.cli.output import help_alone, open_executor, parse_devices, parse_memory, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_duration
 
@@ -34,6 +34,8 @@ def build(
     memory: options.BuildMemory = "2GB",
     dtype: options.Dtype = None,
     device: options.Device = None,
+    devices: options.Devices = None,
+    batch_tokens: options.BatchTokens = None,
     id_field: options.IdField = None,
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
@@ -59,8 +61,9 @@ def build(
 ) -> None:
     """Encode a corpus and index it. Repeat the command to resume an interrupted build.
 
-    Encoding can be distributed over processes (--workers 4) or a Ray cluster (--executor ray --address HOST:6379), whose nodes need
-    Quiver, the model and the index folder under the same paths. The index has the same bytes as one built by a single process.
+    Encoding can be distributed over GPUs (--devices 0,1), processes (--workers 4) or a Ray cluster (--executor ray --address HOST:6379),
+    whose nodes need Quiver, the model and the index folder under the same paths. The index has the same bytes as one built by a
+    single process.
 
     Examples: quiver index build data/scifact --model MODEL --out indexes/scifact
 
@@ -73,11 +76,12 @@ def build(
 
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
-    waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address, device=device)
+    waiting, where = parse_duration(wait), parse_devices(devices)
+    encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
     given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
     if source != STANDARD_INPUT:
         open_corpus(source, given)  # its mistakes are found before the model is loaded
-    loaded = load_model(model, dtype=dtype, device=device)
+    loaded = load_model(model, dtype=dtype, device=where[0] if where else device, batch_tokens=batch_tokens)
     corpus = open_corpus(source, given, tokens_of(loaded))
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
@@ -90,6 +94,7 @@ def add(
     source: options.CorpusSource,
     model: options.IndexModel = None,
     device: options.Device = None,
+    batch_tokens: options.BatchTokens = None,
     id_field: options.IdField = None,
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
@@ -112,7 +117,7 @@ def add(
     from quiver.retrieval.models.loading import load_index_model
 
     given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
-    loaded = load_index_model(open_index(folder).manifest.model, model, device=device)
+    loaded = load_index_model(open_index(folder).manifest.model, model, device=device, batch_tokens=batch_tokens)
     corpus = open_corpus(source, given, tokens_of(loaded))
     index = add_documents(
         folder,
@@ -150,6 +155,7 @@ def refresh(
     ] = None,
     model: options.IndexModel = None,
     device: options.Device = None,
+    batch_tokens: options.BatchTokens = None,
     id_field: options.IdField = None,
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
@@ -181,7 +187,7 @@ def refresh(
         raise InputError("options of a source need the source: quiver index refresh DIR SOURCE --include ...")
     done = refresh_index(
         folder,
-        load_index_model(open_index(folder).manifest.model, model, device=device),
+        load_index_model(open_index(folder).manifest.model, model, device=device, batch_tokens=batch_tokens),
         source,
         options=given if changed else None,
         dry_run=dry_run,

@@ -143,6 +143,8 @@ def qa_evaluate(
     no_answer_margin: Annotated[
         float, typer.Option(help="For squad_v2: margin by which the no-answer score must exceed the score of the best span.")
     ] = 0.0,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     as_json: options.Json = False,
@@ -151,18 +153,26 @@ def qa_evaluate(
 
     Example: quiver qa evaluate --model runs/qa-512/model --data KorQuAD_v1.0_dev.json --official korquad_v1 --out results/qa-512
     """
+    import torch
+
     from quiver.encoder.schema import parse
     from quiver.eval.nlu.answers import RESULTS, answer_questions, answer_texts, score_predictions, write_qa_results
     from quiver.eval.nlu.qa_training import check_answerable, open_span_qa, warn_of_token_types
     from quiver.eval.nlu.questions import WindowSettings, check_settings, read_questions, read_split
+    from quiver.retrieval.models.loading import check_device, default_device, default_dtype
 
     if (out / RESULTS).exists() and not overwrite:
         raise InputError(f"{out / RESULTS}: already exists; choose another --out, or pass --overwrite")
+    if dtype == "int8":
+        raise InputError("--dtype int8 is for bi-encoders and ColBERT models; use float32, bfloat16 or float16")
+    device = check_device(device or default_device())
+    dtype = dtype or default_dtype(device)
     questions = read_questions(data, only=None if only is None else read_split(only)).questions
     may_have_none = official == "squad_v2"
     if not may_have_none:
         check_answerable(questions, where=str(data), official=official)
     opened, tokenizer = open_span_qa(model, seed=None)
+    opened = opened.to(device, getattr(torch, dtype))
     warn_of_token_types(opened, tokenizer, model)
     positions = opened.encoder.config.max_positions
     lengths = {
@@ -178,7 +188,13 @@ def qa_evaluate(
         opened, tokenizer, questions, settings, may_have_none=may_have_none, no_answer_margin=no_answer_margin, progress=bars
     )
     results = score_predictions(questions, predictions, tokenizer, official)
-    made_with = {"model": model, "data": str(data), "split": None if only is None else str(only), "settings": settings.model_dump()}
+    made_with = {
+        "model": model,
+        "data": str(data),
+        "split": None if only is None else str(only),
+        "dtype": dtype,
+        "settings": settings.model_dump(),
+    }
     write_qa_results(out, results, answer_texts(questions, predictions), made_with=made_with)
     if as_json:
         print_json(asdict(results))

@@ -45,6 +45,7 @@ from quiver.retrieval.index.index import (
     open_segment,
 )
 from quiver.retrieval.index.memory import build_in_memory
+from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.pieces import (
     DEFAULTS,
     BuildOptions,
@@ -83,7 +84,7 @@ from quiver.retrieval.index.store.reading import (
 )
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.models.encoding import comparable
-from quiver.retrieval.models.loading import with_absolute_source
+from quiver.retrieval.models.loading import WorkerModel, with_absolute_source
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseEncoding, Document, Executor, ModelCard
 
@@ -318,7 +319,7 @@ class Pieces:
             spool=self._source.spool,
             count=self._source.count,
             options=self._options,
-            card=with_absolute_source(self._card),
+            model=WorkerModel.of(self._model),
             threads=self._threads,
             codec=None if place is None else (place.engine, place.folder),
             sampled=self._sampled,
@@ -371,7 +372,8 @@ class Pieces:
             raise InputError("none of the documents has a vector; there is nothing to index")
         vectors = count if dense else round(mean * count)
         settings, seed = self._options.settings, self._options.seed
-        return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
+        with clustering_on(device_of(self._model)):
+            return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
 
 
 def piece_extent(folder: Path, contents: Contents) -> Extent:

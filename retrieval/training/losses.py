@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quiver.encoder import InputError, PackedBatch
+from quiver.encoder.packing import copy_to
 from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.recipe_file import TrainingDtype
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -49,7 +50,7 @@ PACKED = "packed"
 """Feature of a column: its `PackedBatch`."""
 
 SHARED = "shared_pass"
-"""Feature of a column: a function that returns its hidden states (N, D), from one pass over all columns."""
+"""Feature of a column: a function that returns its states, from one pass over all columns, see `LossModel._states`."""
 
 SKIP = "skipped_tokens"
 """Feature of a column of a bi-encoder: leading tokens that pooling skips."""
@@ -69,7 +70,7 @@ class LossModel(nn.Module):
     Attributes:
         similarity_fn_name: Similarity of a bi-encoder's vectors: cosine or dot.
         do_query_expansion: Whether the vectors of all query tokens count (PyLate).
-        skiplist: Ids of the tokens whose document vectors do not count (PyLate).
+        skiplist: Empty, because the masks of documents exclude the tokens already: PyLate copies each id to the device, and waits for it.
 
     Raises:
         ValueError: The encoder is prepacked and has no gradients.
@@ -98,7 +99,10 @@ class LossModel(nn.Module):
             own = model.settings.colbert.document_length
             self._document_limit = min(own, max_length or own)
             self.do_query_expansion = model.settings.colbert.query_expansion
-            self.skiplist = model.skipped_ids
+            self.skiplist: list[int] = []
+            counts = torch.ones(model.encoder.config.vocab_size, dtype=torch.bool)
+            counts[model.skipped_ids] = False
+            self._counts = counts.to(model.encoder.device)  # (V,): whether the vectors of a token id count in documents
 
     def __getitem__(self, number: int) -> nn.Module:
         """Return a submodule; cached losses check the type of the first."""
@@ -126,7 +130,7 @@ class LossModel(nn.Module):
         columns = [self._features(part, is_query=position == 0, width=self._width(parts, position)) for position, part in enumerate(parts)]
         if one_pass:
             shared = _SharedPass(batch, [part.num_tokens for part in parts])
-            columns = [{**column, SHARED: partial(shared.hidden, position)} for position, column in enumerate(columns)]
+            columns = [{**column, SHARED: partial(shared.states, position)} for position, column in enumerate(columns)]
         return columns
 
     def _width(self, parts: Sequence[PackedBatch], position: int) -> int:
@@ -142,9 +146,10 @@ class LossModel(nn.Module):
     def _features(self, batch: PackedBatch, *, is_query: bool, width: int) -> dict[str, Any]:
         if isinstance(self._model, BiEncoder):
             return {PACKED: batch, "input_ids": batch.ids.new_empty(len(batch), 0), SKIP: self._skip["query" if is_query else "document"]}
-        attended = torch.tensor(batch.key_lengths or batch.lengths).to(batch.ids.device, non_blocking=True)
+        [attended] = copy_to(batch.ids.device, torch.tensor(batch.key_lengths or batch.lengths))
         mask = torch.arange(width, device=batch.ids.device) < attended[:, None]  # (B, S)
-        return {PACKED: batch, "input_ids": _pad(batch.ids[:, None], batch, width)[..., 0], "attention_mask": mask}
+        ids = _pad(batch.ids[:, None], batch, width)[..., 0]
+        return {PACKED: batch, "input_ids": ids, "attention_mask": mask if is_query else mask & self._counts.to(ids.device)[ids]}
 
     def forward(self, features: Mapping[str, Any]) -> dict[str, Tensor]:
         """Encode a column.
@@ -157,25 +162,29 @@ class LossModel(nn.Module):
         """
         batch: PackedBatch = features[PACKED]
         with autocast(self._dtype, self.encoder.device):
-            hidden = features[SHARED](self.encoder) if SHARED in features else self.encoder(batch)
+            states = features[SHARED](self._states) if SHARED in features else self._states(batch)
             if isinstance(self._model, BiEncoder):
-                return {"sentence_embedding": self._model.pool(hidden, batch, skip=features[SKIP]).float()}
-            vectors = self.projections(hidden)
-        return {"token_embeddings": _pad(vectors, batch, features["input_ids"].shape[1]).float()}
+                return {"sentence_embedding": self._model.pool(states, batch, skip=features[SKIP]).float()}
+        return {"token_embeddings": _pad(states, batch, features["input_ids"].shape[1]).float()}
+
+    def _states(self, batch: PackedBatch) -> Tensor:
+        """Hidden states (N, D) of a bi-encoder; vectors (N, d) of a ColBERT."""
+        hidden: Tensor = self.encoder(batch)
+        return hidden if isinstance(self._model, BiEncoder) else self.projections(hidden)
 
 
 class _SharedPass:
-    """Encodes a whole batch when the hidden states of one of its columns are first needed."""
+    """Encodes a whole batch when the states of one of its columns are first needed."""
 
     def __init__(self, batch: PackedBatch, tokens: list[int]) -> None:
         self._batch = batch
         self._tokens = tokens
-        self._hidden: Sequence[Tensor] = ()
+        self._states: Sequence[Tensor] = ()
 
-    def hidden(self, column: int, encoder: nn.Module) -> Tensor:
-        if not self._hidden:
-            self._hidden = encoder(self._batch).split(self._tokens)
-        return self._hidden[column]
+    def states(self, column: int, encode: Callable[[PackedBatch], Tensor]) -> Tensor:
+        if not self._states:
+            self._states = torch.split(encode(self._batch), self._tokens)
+        return self._states[column]
 
 
 def _pad(values: Tensor, batch: PackedBatch, width: int) -> Tensor:
@@ -216,12 +225,18 @@ class RetrievalLoss(nn.Module):
         if section.matryoshka_dims:
             self.loss = MatryoshkaLoss(self.model, self.loss, matryoshka_dims=list(section.matryoshka_dims))
         self._one_pass = section.name not in CACHED
+        self._mini_batch = None if self._one_pass else section.mini_batch_size
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the loss of a batch of the `Collator`, a scalar; its tensors are on the model's device."""
         columns = self.model.columns(inputs[TEXTS], inputs[COLUMNS], one_pass=self._one_pass)
         loss: Tensor = self.loss(columns, inputs.get(LABEL))
         return loss
+
+    def backward_passes(self, inputs: Mapping[str, Any]) -> int:
+        """Return the number of backward passes through the model that the loss of a batch runs: one per mini-batch of a cached loss."""
+        size = self._mini_batch
+        return 1 if size is None else sum(-(-texts // size) for texts in inputs[COLUMNS])
 
 
 def _check_matryoshka(dims: tuple[int, ...], model: BiEncoder | ColBERT) -> None:

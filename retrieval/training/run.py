@@ -434,6 +434,10 @@ class RetrievalTask:
         loss: Tensor = self.loss_function(inputs)
         return loss
 
+    def backward_passes(self, inputs: Mapping[str, Any]) -> int:
+        """Return the number of mini-batches of a cached loss, otherwise 1."""
+        return self.loss_function.backward_passes(inputs)
+
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""
         training = self.run.recipe.training

@@ -10,8 +10,7 @@ The frozen weights of a LoRA run are not in its checkpoints but in ``start/``, s
 
 Matrices and embeddings decay; biases and the scales of norms do not, as in transformers' trainer.
 
-Source: AdamW, arXiv:1711.05101; schedule-free AdamW, arXiv:2405.15682 (package schedulefree); transformers' schedules; FSDP,
-arXiv:2304.11277 (torch's ``fully_shard``).
+Source: AdamW, arXiv:1711.05101; schedule-free AdamW, arXiv:2405.15682 (package schedulefree); transformers' schedules.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -36,11 +34,12 @@ from quiver.encoder import Encoder
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import save_tensors
-from quiver.encoder.training import optimization
+from quiver.encoder.training import optimization, sharding
 from quiver.encoder.training.averaging import average_weights
 from quiver.encoder.training.optimization import OptimizerSettings
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.trainer import Progress, load_train_state, save_train_state, whole_tensor
+from quiver.encoder.training.sharding import whole_tensor
+from quiver.encoder.training.trainer import Progress, load_train_state, save_train_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import check_target, replacing_folder
@@ -88,7 +87,7 @@ def make_optimizer(training: TrainingSection, parameters: Iterable[tuple[str, nn
         InputError: The package of the optimizer is missing.
     """
     settings = OptimizerSettings(
-        training.optimizer, training.learning_rate, training.weight_decay, warmup_steps=warmup_steps(training, steps), fused=True
+        training.optimizer, training.learning_rate, training.weight_decay, warmup_steps=warmup_steps(training, steps)
     )
     optimizer = optimization.make_optimizer(settings, (parameter for _, parameter in parameters))
     if training.optimizer == SCHEDULE_FREE:
@@ -184,10 +183,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Shards:
-    """A model whose weights are sharded over the processes (FSDP).
-
-    Each block of the encoder is gathered when it runs, forward and backward, and freed afterwards; the other weights (embedding, last norm,
-    projections) are gathered for the whole batch. The result is that of data-parallel training.
+    """A model whose weights are sharded over the processes, see `quiver.encoder.training.sharding`.
 
     Attributes:
         model: The model with sharded weights.
@@ -216,56 +212,18 @@ class Shards:
             for module in whole:
                 module.to("cpu")
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the optimizer state of the unsharded weights in the main process; called by all processes."""
-        state = optimizer.state_dict()
-        slots = {
-            number: {name: self._gathered_slot(value) if isinstance(value, DTensor) else value for name, value in held.items()}
-            for number, held in state["state"].items()
-        }
-        return {**state, "state": slots}
-
-    def load_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Load a state of `optimizer_state`; all processes call it with the same state."""
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        slots = {
-            number: {name: _sharded(value, weights[number]) for name, value in held.items()} for number, held in state["state"].items()
-        }
-        optimizer.load_state_dict({**state, "state": slots})
-
-    def _gathered_slot(self, value: DTensor) -> Tensor | None:
-        full = whole_tensor(value)
-        return None if self.whole is None else full.cpu()
-
 
 def shard(model: BiEncoder | ColBERT, module: nn.Module, processes: Processes) -> Shards:
-    """Shard the weights of a model in place; call it before an optimizer is made over them.
+    """Shard the weights of a model in place, see `quiver.encoder.training.sharding`.
 
     Args:
         model: The model, equal in all processes.
         module: The module with these weights that the loss calls.
         processes: Two or more.
     """
-    from torch.distributed.device_mesh import init_device_mesh  # slow imports that one process does not need
-    from torch.distributed.fsdp import fully_shard
-
     whole = _cpu_copy(model) if processes.is_main_process else None
-    mesh = init_device_mesh(model.encoder.device.type, (processes.size,))
-    if isinstance(model.encoder, Encoder):
-        for block in model.encoder.layers:
-            fully_shard(block, mesh=mesh)
-    fully_shard(module, mesh=mesh)
-    weights = list(module.parameters())
-    own = sum(weight.to_local().numel() if isinstance(weight, DTensor) else weight.numel() for weight in weights)
-    logger.info("process %d holds %s of %s weights", processes.rank, f"{own:,}", f"{sum(weight.numel() for weight in weights):,}")
+    sharding.shard(module, model.encoder.layers if isinstance(model.encoder, Encoder) else (), processes, model.encoder.device)
     return Shards(model, whole)
-
-
-def _sharded(value: object, weight: Tensor) -> object:
-    """A tensor of a weight's shape, sharded as the weight is; any other value unchanged."""
-    if isinstance(weight, DTensor) and isinstance(value, Tensor) and value.shape == weight.shape and value.ndim:
-        return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
-    return value
 
 
 def _modules(model: BiEncoder | ColBERT) -> tuple[nn.Module, nn.Module]:
@@ -326,14 +284,11 @@ class TrainState:
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer state of whole weights, complete at least in the main process; all processes must call this."""
-        return self.optimizer.state_dict() if self.shards is None else self.shards.optimizer_state(self.optimizer)
+        return sharding.whole_optimizer_state(self.optimizer, keep=self.shards is None or self.shards.whole is not None)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Load a state of `optimizer_state`."""
-        if self.shards is None:
-            self.optimizer.load_state_dict(state)
-        else:
-            self.shards.load_optimizer_state(self.optimizer, state)
+        sharding.load_whole_optimizer_state(self.optimizer, state)
 
 
 def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Progress, random_states: list[dict[str, Any]]) -> None:

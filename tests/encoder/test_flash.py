@@ -53,7 +53,7 @@ def pieces(
     ):
         assert cu_seqlens.dtype == torch.int32
         assert cu_seqlens[0] == 0
-        assert cu_seqlens[-1] == tokens
+        assert cu_seqlens[-1] == tokens or (cu_seqlens is borders.cu_seqlens_k and cu_seqlens[-1] < tokens)  # keys that nobody reads
         assert cu_seqlens.diff().max() <= most
     assert len(k) == len(v)
     assert q.shape[-1] % 8 == 0

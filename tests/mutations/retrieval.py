@@ -5,6 +5,7 @@ DENSE_LOSSES = f"{LOSSES}::test_dense_losses_by_hand"
 COLBERT_LOSSES = f"{LOSSES}::test_colbert_losses_by_hand"
 GATHERED = f"{LOSSES}::test_two_processes_with_gathered_documents_equal_one_process"
 TRAINER = "tests/encoder/training/test_trainer.py"
+GRADIENTS = "tests/encoder/training/test_gradients.py"
 PROCESSES = "tests/retrieval/training/test_distributed.py::test_two_processes_equal_one_with_a_batch_of_twice_the_size"
 RATES = "tests/encoder/training/test_optimization.py"
 SCHEDULES = "tests/retrieval/training/test_optimization.py"
@@ -20,8 +21,73 @@ STRINGS = "tests/retrieval/index/documents/test_strings_and_ids.py"
 FILTERS = "tests/retrieval/index/documents/test_table_and_filters.py::test_conditions_find_the_documents_that_match"
 KERNELS = "tests/retrieval/index/kernels/test_kernels.py"
 SCALAR = "tests/retrieval/index/dense/test_scalar.py"
+BATCHES = "tests/retrieval/models/test_batches.py"
 
 MUTATIONS = [
+    # The encode loop.
+    (
+        "vectors are put where the batch lies and not where their texts are",
+        "retrieval/models/batches.py",
+        "np.repeat(group.starts[rows] - (np.cumsum(counts) - counts), counts) + np.arange(len(vectors))",
+        "group.starts[rows[0]] + np.arange(len(vectors))",
+        [BATCHES],
+    ),
+    (
+        "vectors are read before their copy to the host has ended",
+        "retrieval/models/batches.py",
+        "vectors, counts = self._copies.finished(done.transfer), group.inputs.vectors[rows]",
+        "vectors, counts = done.transfer.host, group.inputs.vectors[rows]",
+        [BATCHES],
+    ),
+    (
+        "a copy to the host is waited for before the next batch is queued",
+        "retrieval/models/batches.py",
+        "while len(under_way) > self._copies.behind:",
+        "while under_way:",
+        [BATCHES],
+    ),
+    (
+        "a batch that did not fit is skipped",
+        "retrieval/models/batches.py",
+        "                    waiting.appendleft(following)\n",
+        "                    group.left -= 1\n",
+        [BATCHES],
+    ),
+    (
+        "batches packed before memory ran out are not divided",
+        "retrieval/models/batches.py",
+        "if following.tokens > self._size.limit(following.longest):",
+        "if False:",
+        [BATCHES],
+    ),
+    (
+        "tokens of the skiplist have vectors",
+        "retrieval/models/batches.py",
+        "vectors if kept is None else vectors[kept]",
+        "vectors if kept is None else vectors[: len(kept)]",
+        [BATCHES],
+    ),
+    (
+        "vectors reach the host through pageable memory",
+        "retrieval/models/batches.py",
+        "host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)",
+        "host = torch.empty(vectors.shape, dtype=vectors.dtype)",
+        ["tests/test_fake_cuda.py"],
+    ),
+    (
+        "the thread goes on after its consumer has gone",
+        "retrieval/models/batches.py",
+        "thread.shutdown(cancel_futures=True)",
+        "thread.shutdown(wait=False)",
+        [BATCHES],
+    ),
+    (
+        "chunks whose vectors are all in the sample are taken for encoded ones",
+        "retrieval/index/pieces.py",
+        "                yield from from_sample()\n                chunk",
+        "                chunk",
+        ["tests/retrieval/index/test_workers.py", "tests/retrieval/index/test_build.py"],
+    ),
     # Training.
     (
         "temperature of the contrastive loss is inverted",
@@ -124,8 +190,8 @@ MUTATIONS = [
     (
         "weights of batches are ignored",
         "encoder/training/trainer.py",
-        "return [weight * self._processes.size / max(1.0, total) for weight in weights]",
-        "return [self._processes.size / len(weights) for _ in weights]",
+        "return [weight / max(1.0, sum(weights)) for weight in weights]",
+        "return [1 / len(weights) for _ in weights]",
         [f"{TRAINER}::test_batches_of_a_step_count_equally_unless_they_have_weights"],
     ),
     (
@@ -138,16 +204,51 @@ MUTATIONS = [
     (
         "gradients are clipped by their greatest element",
         "encoder/training/trainer.py",
-        "return whole_tensor(clip_grad_norm_(weights, highest))",
-        "return whole_tensor(clip_grad_norm_(weights, highest, norm_type=math.inf))",
+        "return whole_tensor(clip_grad_norm_(self._weights, highest))",
+        "return whole_tensor(clip_grad_norm_(self._weights, highest, norm_type=math.inf))",
         [f"{TRAINER}::test_a_gradient_is_scaled_to_the_maximum_norm_and_its_own_norm_is_logged"],
     ),
     (
         "gradients are the sum over the processes",
+        "encoder/training/gradients.py",
+        "distributed.all_reduce(bucket.flat.div_(self._processes.size), async_op=True)",
+        "distributed.all_reduce(bucket.flat, async_op=True)",
+        [f"{GRADIENTS}::test_the_last_batch_reduces_the_sum_of_all"],
+    ),
+    (
+        "gradients are reduced after the backward pass",
+        "encoder/training/gradients.py",
+        "        bucket.left -= 1\n",
+        "        bucket.left -= 0\n",
+        [f"{GRADIENTS}::test_buckets_are_reduced_while_the_backward_pass_runs"],
+    ),
+    (
+        "gradients are reduced after the first backward pass of several",
+        "encoder/training/gradients.py",
+        "bucket.left = passes * len(bucket.weights)",
+        "bucket.left = len(bucket.weights)",
+        [f"{GRADIENTS}::test_a_loss_of_several_backward_passes_is_reduced_once"],
+    ),
+    (
+        "a weight that no process has used decays",
+        "encoder/training/gradients.py",
+        "            if not mark:\n",
+        "            if mark < 0:\n",
+        [f"{GRADIENTS}::test_a_weight_that_no_process_has_used_keeps_no_gradient"],
+    ),
+    (
+        "weights of batches are those of one process",
         "encoder/training/trainer.py",
-        "for one in bucket]).div_(processes.size)",
-        "for one in bucket])",
-        [PROCESSES],
+        "        distributed.all_reduce(total)  # the host does not need it\n",
+        "",
+        ["tests/encoder/pretraining/test_distributed.py::test_two_processes_train_like_one"],
+    ),
+    (
+        "tokens of the skiplist count in documents",
+        "retrieval/training/losses.py",
+        "mask if is_query else mask & self._counts.to(ids.device)[ids]",
+        "mask",
+        ["tests/retrieval/training/test_collator.py"],
     ),
     (
         "the logged loss is the sum over the processes",
@@ -439,6 +540,76 @@ MUTATIONS = [
         'order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]',
         "order = order[:k]",
         [f"{INDEX}::test_ties_across_segments_go_to_the_greater_id", "tests/retrieval/index/exact/test_dense.py"],
+    ),
+    (
+        "the bound of half precision forgets the rounding of the vectors",
+        "retrieval/index/on_device.py",
+        "rounded = (2 * unit + unit**2) * queries * documents",
+        "rounded = unit**2 * queries * documents",
+        ["tests/retrieval/index/exact/test_on_device.py::test_the_first_scores_are_within_their_bound"],
+    ),
+    (
+        "the bound of half precision is ten times too wide",
+        "retrieval/index/on_device.py",
+        "rounded = (2 * unit + unit**2) * queries * documents",
+        "rounded = 10 * (2 * unit + unit**2) * queries * documents",
+        ["tests/retrieval/index/exact/test_on_device.py"],
+    ),
+    (
+        "vectors are not scaled to the range of float16",
+        "retrieval/index/on_device.py",
+        "return 2.0 ** max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, -exponent))",
+        "return 1.0 + 0 * exponent",
+        ["tests/retrieval/index/exact/test_on_device.py::test_lengths_beyond_float16_are_scaled"],
+    ),
+    (
+        "documents that are not allowed keep their scores on a device",
+        "retrieval/index/on_device.py",
+        "scores.masked_fill_(self._hidden[1][begin:end], -torch.inf)",
+        "scores.masked_fill_(self._hidden[1][begin:end], 0.0)",
+        ["tests/retrieval/index/exact/test_on_device.py::test_only_allowed_documents_are_found"],
+    ),
+    (
+        "the second pass stops at the score at position k",
+        "retrieval/index/ranking.py",
+        "scorer.reaching(cut_off, scores[cut_off, k - 1] - 2 * errors[cut_off])",
+        "scorer.reaching(cut_off, scores[cut_off, k - 1] + errors[cut_off])",
+        ["tests/retrieval/index/exact/test_on_device.py", "tests/retrieval/index/exact/test_dense.py"],
+    ),
+    (
+        "MaxSim in float64 on a device takes the smallest similarity",
+        "retrieval/index/on_device.py",
+        'torch.segment_reduce(similarities, "max"',
+        'torch.segment_reduce(similarities, "min"',
+        ["tests/retrieval/index/exact/test_on_device.py::test_rankings_and_scores_are_those_of_the_host"],
+    ),
+    (
+        "scores of a device that are close are not computed again",
+        "retrieval/index/exact.py",
+        "exact, group = all_exact or scorer.all_exact, limits.queries_rescored",
+        "exact, group = all_exact, limits.queries_rescored",
+        ["tests/retrieval/index/exact/test_on_device.py"],
+    ),
+    (
+        "k-means on a device starts from other vectors than FAISS",
+        "retrieval/index/quantization.py",
+        "_permutation(len(sample), seed + 1)",
+        "_permutation(len(sample), seed)",
+        ["tests/retrieval/index/test_clustering_on_device.py::test_centroids_are_those_of_faiss"],
+    ),
+    (
+        "k-means on a device leaves clusters empty",
+        "retrieval/index/quantization.py",
+        "if not held.all():",
+        "if False:",
+        ["tests/retrieval/index/test_clustering_on_device.py::test_an_empty_cluster_becomes_half_of_another"],
+    ),
+    (
+        "the nearest centroid on a device ignores the lengths of centroids",
+        "retrieval/index/quantization.py",
+        "closeness = part.double() @ exact.T - half_squares",
+        "closeness = part.double() @ exact.T - 0 * half_squares",
+        ["tests/retrieval/index/test_clustering_on_device.py"],
     ),
     (
         "compiled selection gives ties to the smaller rank",

@@ -123,8 +123,8 @@ def test_a_valid_recipe_is_trained(quiver: Callable[..., Any], tmp_path: Path) -
 def test_doctor(quiver: Callable[..., Any]) -> None:
     facts = json.loads(quiver("doctor", "--json").out)
     assert facts["check"]["finite"]
-    assert facts["check"]["blocks (cpu, fp32)"] == ("compiled" if kernels_available() else "torch")
-    assert facts["devices"]["attention (cpu, fp32)"] == ("compiled" if kernels_available() else "packed")
+    assert facts["check"]["blocks (cpu, float32)"] == ("compiled" if kernels_available() else "torch")
+    assert facts["devices"]["attention (cpu, float32)"] == ("compiled" if kernels_available() else "packed")
     assert facts["core"]["torch"] != "not installed"
 
 

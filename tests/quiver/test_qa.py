@@ -101,6 +101,13 @@ def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: 
     again = quiver("qa", "evaluate", "--model", out / "model", *asked, "--overwrite")
     assert again.code == 2
     assert "windows.overlap" in again.err  # a question of 64 tokens leaves no room for 128 in windows of 64
+    options = ("--overwrite", "--dtype", "bfloat16", "--device", "cpu", "--json")
+    half = quiver("qa", "evaluate", "--model", out / "model", *asked, *lengths, *options)
+    assert (half.code, half.err) == (0, "")
+    assert json.loads((tmp_path / "again" / "results.json").read_text())["dtype"] == "bfloat16"
+    assert abs(json.loads(half.out)["scores"]["f1"] - results["scores"]["f1"]) < 0.1
+    small = quiver("qa", "evaluate", "--model", out / "model", *asked, *lengths, "--overwrite", "--dtype", "int8")
+    assert (small.code, "--dtype int8 is for bi-encoders and ColBERT models" in small.err) == (2, True)
     # A run is trained over only when asked.
     again = quiver("qa", "train", recipe, "--out", out)
     assert (again.code, "already contains a run" in again.err) == (2, True)

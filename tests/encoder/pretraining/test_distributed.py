@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,7 +25,7 @@ pytest.importorskip("optimi")
 MakeRecipe = Callable[..., PretrainingRecipe]
 
 WORKER = """
-import json, os, signal, sys
+import json, logging, os, signal, sys
 from pathlib import Path
 
 from torch import distributed
@@ -34,23 +35,30 @@ from quiver.encoder.pretraining.run import pretrain
 from quiver.encoder.training.processes import RunStoppedError
 from quiver.encoder.training.trainer import Callback
 
+logging.getLogger("quiver.encoder.training.sharding").setLevel(logging.INFO)
+logging.getLogger("quiver.encoder.training.sharding").addHandler(logging.StreamHandler())
 folder = Path(sys.argv[1])
 recipe = load_pretraining_recipe(folder / "two.json")
 distributed.init_process_group("gloo")  # shared by all runs
 pretrain(recipe, folder / "two")
 
-recipe = load_pretraining_recipe(folder / "two.json", ["model.dropout=0.1"])
-pretrain(recipe, folder / "whole")
+settings = ["training.sharding=full", "training.gradient_checkpointing=true"]
+pretrain(load_pretraining_recipe(folder / "two.json", settings), folder / "sharded")
+
 class Signalled(Callback):
     def on_step(self, step):
         if step == 7 and distributed.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGTERM)  # only one process receives the signal
 
-try:
-    pretrain(recipe, folder / "half", callbacks=[Signalled()])
-except RunStoppedError as stopped:
-    (folder / f"stopped-{distributed.get_rank()}").write_text(str(stopped.step))
-pretrain(recipe, folder / "half", resume=True)
+for sharding in ("none", "full"):
+    settings = ["model.dropout=0.1", "training.averaging.ema_half_life=4", f"training.sharding={sharding}"]
+    recipe = load_pretraining_recipe(folder / "two.json", settings)
+    pretrain(recipe, folder / f"whole-{sharding}")
+    try:
+        pretrain(recipe, folder / f"half-{sharding}", callbacks=[Signalled()])
+    except RunStoppedError as stopped:
+        (folder / f"stopped-{sharding}-{distributed.get_rank()}").write_text(str(stopped.step))
+    pretrain(recipe, folder / f"half-{sharding}", resume=True)
 distributed.destroy_process_group()
 """
 
@@ -67,26 +75,31 @@ def test_two_processes_train_like_one(make_recipe: MakeRecipe, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr[-4000:]
 
+    shares = re.findall(r"process \d holds ([\d,]+) of ([\d,]+) weights", done.stderr)
+    assert len(shares) >= 2 * 2  # of two processes, in two phases
+    assert all(int(own.replace(",", "")) < 0.55 * int(every.replace(",", "")) for own, every in shares)
     one = pretrain(recipe, tmp_path / "one")
-    two = read_json(tmp_path / "two" / "run.json")
-    assert (one["processes"], two["processes"]) == (1, 2)
-    assert one["corpus"] == two["corpus"]
-    for key in ("steps", "tokens", "packing", "phases"):
-        assert one["result"][key] == two["result"][key]
-    seen = 0
-    for key in ("loss", "grad_norm", "held_out_loss"):
-        found, expected = (dict(record["result"]["curves"][key]) for record in (two, one))
-        assert found == pytest.approx(expected, rel=1e-4), key
-        seen += len(expected)
-    assert seen > 20
-    weights = [load_head(MaskedLM, tmp_path / name / "model").state_dict() for name in ("one", "two")]
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weight, weights[1][name], rtol=1e-3, atol=1e-4)
+    for kind in ("two", "sharded"):
+        two = read_json(tmp_path / kind / "run.json")
+        assert (one["processes"], two["processes"]) == (1, 2)
+        assert one["corpus"] == two["corpus"]
+        for key in ("steps", "tokens", "packing", "phases"):
+            assert one["result"][key] == two["result"][key]
+        seen = 0
+        for key in ("loss", "grad_norm", "held_out_loss"):
+            found, expected = (dict(record["result"]["curves"][key]) for record in (two, one))
+            assert found == pytest.approx(expected, rel=1e-4), (kind, key)
+            seen += len(expected)
+        assert seen > 20
+        weights = [load_head(MaskedLM, tmp_path / name / "model").state_dict() for name in ("one", kind)]
+        for name, weight in weights[0].items():
+            torch.testing.assert_close(weight, weights[1][name], rtol=1e-3, atol=1e-4)
 
-    steps = {(tmp_path / f"stopped-{rank}").read_text() for rank in range(2)}
-    assert steps == {"8"}
-    models = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "half")]
-    assert models[0] == models[1], "with dropout: each process has random numbers of its own, and has them back"
-    (tmp_path / "half" / "run.json").unlink()
+    for sharding in ("none", "full"):
+        steps = {(tmp_path / f"stopped-{sharding}-{rank}").read_text() for rank in range(2)}
+        assert steps == {"8"}
+        models = [(tmp_path / f"{name}-{sharding}" / "model" / "model.safetensors").read_bytes() for name in ("whole", "half")]
+        assert models[0] == models[1], "with dropout: each process has random numbers of its own, and has them back"
+    (tmp_path / "half-none" / "run.json").unlink()
     with pytest.raises(InputError, match="processes was 2, is 1"):
-        pretrain(make_recipe("model.dropout=0.1"), tmp_path / "half", resume=True)
+        pretrain(make_recipe("model.dropout=0.1", "training.averaging.ema_half_life=4"), tmp_path / "half-none", resume=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from quiver.encoder import InputError
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.training.log import RunLog, read_log
-from quiver.encoder.training.processes import Processes, StopRequest
+from quiver.encoder.training.processes import Processes, StepMemory, StopRequest
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
 
@@ -52,6 +52,9 @@ class Line:
     def loss(self, inputs: Mapping[str, Any]) -> Tensor:
         product: Tensor = self.module(inputs["x"]).sum()
         return product
+
+    def backward_passes(self, inputs: Mapping[str, Any]) -> int:
+        return 1
 
     def after_step(self, step: int) -> None:
         pass
@@ -199,30 +202,65 @@ def test_a_packed_batch_with_a_non_finite_loss_can_be_built_again(train: Train, 
     assert json.loads((folder / "batch.json").read_text())["batches"] == [{"loss": "nan", "rows": [{"row": 3}]}]
 
 
-AVERAGE = """
-import json, sys
-import torch
-from torch import distributed, nn
-from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.trainer import average_gradients
+class OnCuda(Line):
+    """Sixteen layers on a GPU, in four parts, wide enough that their activations are seen beside the gradients."""
 
-rank = int(sys.argv[1])
-distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-weights = [nn.Parameter(torch.zeros(size)) for size in (2, 3, 1)]
-weights[rank].grad = torch.full_like(weights[rank], 2.0 + rank)
-average_gradients(weights, Processes(rank, 2))
-print(json.dumps([None if weight.grad is None else weight.grad.tolist() for weight in weights]))
-distributed.destroy_process_group()
-"""
-"""Each process has a gradient of another weight; the third weight has none in either."""
+    device = torch.device("cuda")
+
+    def __init__(self, steps: int, *, recomputes: bool = False) -> None:
+        super().__init__([[batch(1, 2)] for _ in range(steps)])
+        parts = (nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(4))) for _ in range(4))
+        self.module = nn.Sequential(*parts).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3, fused=True)
+        self._recomputes = recomputes
+
+    def loss(self, inputs: Mapping[str, Any]) -> Tensor:
+        hidden = torch.ones(4096, 512, device=self.device, requires_grad=True) * inputs["x"].sum()
+        for part in self.module:
+            hidden = checkpoint(part, hidden, use_reentrant=False) if self._recomputes else part(hidden)
+        return hidden.square().mean()
 
 
-def test_processes_average_gradients_of_weights_that_only_one_of_them_has_used(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", AVERAGE]
-    pair = [subprocess.Popen([*command, str(rank), str(tmp_path / "meeting")], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_waits_for_the_device_once(train: Train) -> None:
+    steps = 4
+    torch.cuda.set_sync_debug_mode("warn")
     try:
-        printed = [process.communicate(timeout=120)[0] for process in pair]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(OnCuda(steps), max_grad_norm=1.0)
     finally:
-        for process in pair:
-            process.kill()
-    assert [json.loads(text.splitlines()[-1]) for text in printed] == [[[1.0, 1.0], [1.5, 1.5, 1.5], None]] * 2
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [str(one.message) for one in caught if "synchronizing CUDA operation" in str(one.message)]
+    # The optimizer's state and the generators are set up once.
+    assert steps <= len(waits) <= steps + 2, waits
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_log_has_the_memory_of_activations(train: Train, tmp_path: Path) -> None:
+    kept, recomputed = train(OnCuda(3)), train(OnCuda(3, recomputes=True))
+    lines = read_log(tmp_path / "log.jsonl")
+    assert [line["activation_bytes"] > 0 for line in lines] == [True] * 6
+    assert kept.totals()["activation_bytes"] == max(line["activation_bytes"] for line in lines[:3]) >= 16 * 4096 * 512 * 4
+    assert recomputed.activation_bytes < 0.8 * kept.activation_bytes
+    assert kept.totals()["peak_memory_bytes"] >= kept.activation_bytes
+
+
+def test_activations_are_what_a_step_takes_beside_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocated, peak = [100], [900]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[0])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.__setitem__(0, allocated[0]))
+    memory = StepMemory(torch.device("cuda"))
+    assert (memory.before, memory.activations()) == (900, 0)
+    peak[0] = 350
+    assert memory.activations() == 250
+
+
+def test_a_run_on_a_cpu_reports_no_activations(train: Train, tmp_path: Path) -> None:
+    progress = train(Line([[batch(1, 0)]]))
+    [line] = read_log(tmp_path / "log.jsonl")
+    assert "activation_bytes" not in line
+    assert "activation_bytes" not in progress.totals()

@@ -34,8 +34,8 @@ from torch import distributed
 from quiver.retrieval.training.recipe import load_recipe
 from quiver.retrieval.training.run import train
 
-logging.getLogger("quiver.retrieval.training.state").setLevel(logging.INFO)
-logging.getLogger("quiver.retrieval.training.state").addHandler(logging.StreamHandler())
+logging.getLogger("quiver.encoder.training.sharding").setLevel(logging.INFO)
+logging.getLogger("quiver.encoder.training.sharding").addHandler(logging.StreamHandler())
 distributed.init_process_group("gloo")  # once for all runs: each would begin one of its own
 for name in sys.argv[2:]:
     folder = Path(sys.argv[1])

@@ -1,0 +1,250 @@
+"""CUDA graphs for small batches: one launch replays a forward pass whose two hundred launches take the host longer than the GPU.
+
+A graph has fixed sizes, so batches are padded to a bucket: a number of sequences, of tokens, and a greatest length. Flash attention reads
+the borders of the sequences from a tensor on the device, so one graph serves every layout of its bucket. Surplus tokens are sequences of
+their own at the end, so that everything the kernels read is finite; surplus sequences are empty.
+
+Shapes: B sequences and N tokens of a batch, D model width.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quiver.encoder.attention import dispatch, flash
+from quiver.encoder.packing import PackedBatch
+
+if TYPE_CHECKING:
+    from quiver.encoder.model import Encoder
+
+logger = logging.getLogger(__name__)
+
+# Tokens of a bucket: the padding is at most a third of the batch or 32 tokens. A base model keeps an H100 busy from about 2,000 tokens.
+TOKENS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+MAX_SEQUENCES = 64
+# Sequences of up to 64 tokens lie within ModernBERT's window of 128, so that local layers need no window.
+SHORTEST = 64
+# Captured graphs of an encoder. All share one pool of memory, so together they take the activations of the largest.
+MAX_GRAPHS = 32
+# A bucket is captured when it comes for the second time: a capture takes as long as some fifty passes.
+USES = 2
+
+
+class Bucket(NamedTuple):
+    """The sizes that a graph is captured for."""
+
+    sequences: int
+    tokens: int
+    max_seqlen: int
+    key_lengths: bool
+    """Whether some tokens are not attended to."""
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> Bucket | None:
+        """Return the bucket of a batch; None if it is too large to gain from a graph.
+
+        Example:
+            >>> from quiver.encoder import pack_ids
+            >>> Bucket.of(pack_ids([[1] * 20, [2] * 70, [3] * 4]))
+            Bucket(sequences=4, tokens=96, max_seqlen=128, key_lengths=False)
+        """
+        if batch.num_tokens > TOKENS[-1] or len(batch) > MAX_SEQUENCES:
+            return None
+        tokens = next(size for size in TOKENS if size >= batch.num_tokens)
+        return cls(_power_of_two(len(batch)), tokens, _power_of_two(max(SHORTEST, batch.max_seqlen)), batch.key_lengths is not None)
+
+    @property
+    def slots(self) -> int:
+        """Number of sequences with those that hold the surplus tokens."""
+        return self.sequences + -(-self.tokens // self.max_seqlen)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+class StaticBatch:
+    """The input of a graph: tensors that keep their addresses, filled with one batch after the other.
+
+    Args:
+        bucket: Its sizes.
+        device: Device of the tensors.
+
+    Attributes:
+        batch: The batch that the graph is captured with. Only flash attention can read it: its borders are right in ``cu_seqlens``, on the
+            device, and not in ``offsets``.
+    """
+
+    @torch.inference_mode(False)  # the tensors outlive the caller's mode
+    def __init__(self, bucket: Bucket, device: torch.device) -> None:
+        self.bucket = bucket
+        numbers: dict[str, Any] = {"dtype": torch.int64, "device": device}
+        borders: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        self._cu_seqlens = torch.zeros(bucket.slots + 1, **borders)
+        self.batch = PackedBatch(
+            ids=torch.zeros(bucket.tokens, **numbers),
+            cu_seqlens=self._cu_seqlens,
+            offsets=(0,) * bucket.slots + (bucket.tokens,),
+            max_seqlen=bucket.max_seqlen,
+            positions=torch.zeros(bucket.tokens, **numbers),
+            rows=tuple(range(bucket.slots)),
+        )
+        self._part: flash.Part | None = None
+        if bucket.key_lengths:
+            self._key_borders = torch.zeros_like(self._cu_seqlens)
+            self._part = flash.Part(
+                bucket.tokens,
+                (self._cu_seqlens, self._key_borders, bucket.max_seqlen, bucket.max_seqlen),
+                reverse=torch.zeros(bucket.tokens, **numbers),
+                keys=torch.zeros(bucket.tokens, **numbers),
+            )
+            self.batch = flash.with_part(self.batch, self._part)
+
+    def fill(self, batch: PackedBatch) -> None:
+        """Copy a batch of this bucket into the tensors, without waiting for the device."""
+        size, tokens = self.bucket, batch.num_tokens
+        self.batch.ids[:tokens].copy_(batch.ids, non_blocking=True)
+        self.batch.positions[:tokens].copy_(batch.positions, non_blocking=True)
+        self.batch.positions[tokens:].zero_()
+        surplus = range(tokens + size.max_seqlen, size.tokens, size.max_seqlen)
+        offsets = [*batch.offsets, *surplus]
+        offsets += [size.tokens] * (size.slots + 1 - len(offsets))
+        _write(self._cu_seqlens, offsets)
+        if self._part is not None and self._part.reverse is not None and self._part.keys is not None:
+            lengths = np.diff(offsets)
+            counts = np.concatenate((batch.key_lengths or batch.lengths, lengths[len(batch) :]))
+            reverse, keys, key_offsets = flash.reversal(lengths, counts)
+            _write(self._key_borders, key_offsets)
+            _write(self._part.reverse, reverse)
+            _write(self._part.keys, np.pad(keys, (0, size.tokens - len(keys))))  # token 0 in the place of unattended tokens, never read
+
+
+def _write(target: Tensor, numbers: Sequence[int] | np.ndarray[Any, Any]) -> None:
+    target.copy_(torch.as_tensor(np.asarray(numbers)).to(target.dtype), non_blocking=True)
+
+
+class Recording(NamedTuple):
+    """A captured function."""
+
+    replay: Callable[[], object]
+    """Run it again on what its input tensors hold now."""
+    output: Tensor
+    """Its output, overwritten by every replay."""
+
+
+@dataclass
+class CudaRecorder:
+    """Captures functions as CUDA graphs that share one pool of memory; replays must not overlap."""
+
+    pool: Any = None
+
+    def __call__(self, function: Callable[[], Tensor]) -> Recording:
+        """Capture a function that reads and writes tensors on one device only."""
+        # Compiles kernels and makes what is kept between passes: neither may happen in a capture.
+        device = function().device
+        function()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate memory in the meantime.
+        with torch.cuda.device(device), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            output = function()
+        return Recording(graph.replay, output)
+
+
+@dataclass
+class CapturedBatch:
+    """A graph and its input."""
+
+    static: StaticBatch
+    recording: Recording
+
+
+class EncoderGraphs:
+    """The captured forward passes of one encoder, the least recently used of which are forgotten.
+
+    Threads take turns; all of them use one stream. Copies and pickles of an encoder start without graphs.
+
+    Args:
+        record: Captures a function.
+        max_graphs: Number of graphs to keep.
+    """
+
+    def __init__(self, record: Callable[[Callable[[], Tensor]], Recording] | None = None, *, max_graphs: int = MAX_GRAPHS) -> None:
+        self._record = record or CudaRecorder()
+        self._max_graphs = max_graphs
+        self._captured: OrderedDict[Bucket, CapturedBatch] = OrderedDict()
+        self._uses: Counter[Bucket] = Counter()
+        self._refused: set[Bucket] = set()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[EncoderGraphs], tuple[()]]:
+        return EncoderGraphs, ()
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The captured buckets, the least recently used first."""
+        return tuple(self._captured)
+
+    def encode(self, encoder: Encoder, batch: PackedBatch) -> Tensor | None:
+        """Encode a batch by a captured graph, without gradients.
+
+        Args:
+            encoder: The encoder; always the same one, and its weights stay where they are.
+            batch: The batch, on any device.
+
+        Returns:
+            Hidden states (N, D), on the encoder's device; None if `Encoder.run` has to encode the batch: it is large, its bucket is new, or
+            its attention needs the sizes on the host.
+        """
+        bucket = Bucket.of(batch)
+        if bucket is None:
+            return None
+        with self._lock:
+            self._uses[bucket] += 1
+            if self._uses[bucket] < USES or bucket in self._refused:
+                return None
+            captured = self._captured.get(bucket) or self._capture(encoder, batch, bucket)
+            if captured is None:
+                return None
+            self._captured.move_to_end(bucket)
+            captured.static.fill(batch)
+            captured.recording.replay()
+            return captured.recording.output[: batch.num_tokens].clone()
+
+    def _capture(self, encoder: Encoder, batch: PackedBatch, bucket: Bucket) -> CapturedBatch | None:
+        static = StaticBatch(bucket, encoder.device)
+        static.fill(batch)  # a capture runs the pass, so there must be valid ids
+        if not reads_borders_on_the_device(encoder, static.batch):
+            self._refused.add(bucket)
+            return None
+        try:
+            recording = self._record(lambda: encoder.run(static.batch))
+        except torch.OutOfMemoryError:
+            logger.warning("no memory for a CUDA graph of %d tokens; such batches are encoded without one", bucket.tokens)
+            self._refused.add(bucket)
+            return None
+        logger.info("captured a CUDA graph of %d sequences, %d tokens", bucket.sequences, bucket.tokens)
+        self._captured[bucket] = CapturedBatch(static, recording)
+        if len(self._captured) > self._max_graphs:
+            self._captured.popitem(last=False)
+        return self._captured[bucket]
+
+
+def reads_borders_on_the_device(encoder: Encoder, batch: PackedBatch) -> bool:
+    """Return whether every layer would use flash attention: other backends plan by the lengths on the host."""
+    config, weight = encoder.config, encoder.embeddings.tokens.weight
+    q = weight.new_empty(0, config.num_heads, config.hidden_size // config.num_heads)
+    slopes = q if config.positions == "alibi" else None
+    windows = {config.layer_window(layer) for layer in range(config.num_layers)}
+    calls = {dispatch.describe(q, batch, window=dispatch.effective_window(batch, window), slopes=slopes) for window in windows}
+    return all(dispatch.choose_backend(call, os.environ.get(dispatch.VARIABLE)) in flash.KERNELS for call in calls)
