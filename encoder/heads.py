@@ -29,7 +29,7 @@ from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.linear import compute_dtype
 from quiver.encoder.layers import make_norm
 from quiver.encoder.model import INIT_CUTOFF, Encoder
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout, product_dtype
 from quiver.encoder.packing import PackedBatch, copy_to
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATION_FUNCTIONS, "tanh": torch.tanh}
@@ -237,9 +237,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, la
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, differentiable: bool) -> Tensor:
-        device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        dtype = compute_dtype(hidden.device, dtype)
+        dtype = compute_dtype(hidden.device, product_dtype(hidden))
         exact = torch.promote_types(dtype, torch.float32)
         # Sums over chunks stay unscaled until the end: in float16 a gradient without the loss scale, which only the backward pass knows,
         # would underflow.
@@ -247,7 +245,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.zeros_like(x, dtype=exact) if differentiable and needed and x is not None else None
             for x, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
         ]
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False):
             casts = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
             total = _walk(*casts, labels, grads, exact)
         ctx.share = 1 / max(len(hidden), 1)
