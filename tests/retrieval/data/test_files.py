@@ -264,6 +264,15 @@ def test_an_encrypted_pdf_is_left_out_by_name(tmp_path: Path, caplog: pytest.Log
     assert "locked.pdf: the PDF needs a password" in caplog.text
 
 
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="needs a file system that takes any bytes")
+def test_a_name_that_is_not_utf_8_and_lone_surrogates_cost_only_themselves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")).write_text("lost")
+    (tmp_path / "b.ipynb").write_text('{"cells": [{"cell_type": "markdown", "source": "x \\ud83d y"}]}')
+    assert [(document.id, document.text.strip()) for document in documents(tmp_path)] == [("a.txt#1", "words"), ("b.ipynb#1", "x ? y")]
+    assert r"names with control characters or without an encoding left out: 1 (such as '\udcff.txt')" in caplog.text
+
+
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root can read every file")
 def test_a_file_without_permission_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("a.txt", "b.txt"):
