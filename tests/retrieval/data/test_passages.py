@@ -88,14 +88,8 @@ def test_markdown_is_cut_at_headings_with_their_path() -> None:
 @pytest.mark.parametrize(
     ("line", "path"),
     [
-        ("# a # b", ("a # b",)),
-        ("## a ##  ", ("a",)),
-        ("# C#", ("C#",)),
-        ("#", ()),
-        ("### ###", ()),
-        ("####### a", ()),
-        ("#a", ()),
-        ("    # a", ()),
+        *(("# a # b", ("a # b",)), ("## a ##  ", ("a",)), ("# C#", ("C#",))),
+        *(("#", ()), ("### ###", ()), ("####### a", ()), ("#a", ()), ("    # a", ())),
     ],
 )
 def test_headings_are_those_of_commonmark(line: str, path: tuple[str, ...]) -> None:
