@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import warnings
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -157,16 +158,21 @@ def _read_html(path: Path, text: str) -> FileText:
     """Convert HTML to Markdown; marks put before each block say in which line of the source it began."""
     try:
         from bs4 import BeautifulSoup
+        from bs4.element import PreformattedString
         from markdownify import MarkdownConverter
     except ImportError as error:
         raise _missing(path, "HTML", "beautifulsoup4 and markdownify", "*.html") from error
 
-    soup = BeautifulSoup(text.replace("\ue000", "").replace("\ue001", ""), "html.parser")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a page looks like XML or like a file's name
+        soup = BeautifulSoup(text.replace("\ue000", "").replace("\ue001", ""), "html.parser")
     title = " ".join(soup.title.get_text().split()) if soup.title else ""
     for tag in soup(list(_NO_TEXT)):
         tag.decompose()
+    for comment in soup.find_all(string=lambda each: isinstance(each, PreformattedString)):  # and declarations and instructions
+        comment.extract()
     for tag in soup(list(_BLOCKS)):
-        tag.insert(0, f"\ue000{tag.sourceline}\ue001")
+        tag.insert(0, f"\ue000{tag.sourceline or 1}\ue001")
     try:
         marked = MarkdownConverter(heading_style="ATX", strip=["img"], escape_asterisks=False, escape_underscores=False).convert_soup(soup)
     except RecursionError as error:
