@@ -656,7 +656,7 @@ def _search(context: Context, measured: Measured, vectors: Any, queries: Any, *,
     width, documents = vectors.shape[1], len(vectors) if lengths is None else len(lengths)
     similarity: Any = "maxsim" if kind == "colbert" else "dot"
     card = ModelCard("random vectors", kind, "0" * 64, width, similarity, 32, context.scale.document_tokens, dtype=context.dtype)  # type: ignore[arg-type]  # a name of a dtype
-    index = index_vectors([f"{row:08d}" for row in range(documents)], vectors, card, lengths=lengths)
+    index = index_vectors([f"{row:08d}" for row in range(documents)], vectors, card, lengths=lengths, device=torch.device(context.device))
     name = "MaxSim search" if lengths is not None else "dense search"
 
     def search(count: int) -> float:
