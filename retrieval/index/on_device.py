@@ -353,11 +353,11 @@ class DeviceScorer:
         for start in range(0, len(queries), self._group):
             some = queries[start : start + self._group]
             if len(some) == len(self.errors):
-                groups.append(_Group(some, self._fast, torch.from_numpy(self._heads.astype(np.int32))))
+                groups.append(_Group(some, self._fast, _pinned(self._heads, device)))
                 continue
             heads = np.append(0, np.cumsum(self._heads[some + 1] - self._heads[some]))
             vectors = self._fast.index_select(0, _on(token_rows(self._heads, some), device))
-            groups.append(_Group(some, vectors, torch.from_numpy(heads.astype(np.int32))))
+            groups.append(_Group(some, vectors, _pinned(heads, device)))
         return groups
 
     def _parts(self) -> Iterator[tuple[tuple[int, int], Tensor]]:
@@ -417,6 +417,12 @@ def _inner_products(queries: Tensor, documents: Tensor) -> Tensor:
         # PyTorch before 2.8 has no other sums in float32. TF32 represents numbers of either half precision exactly.
         return queries.float() @ documents.float().T
     return torch.mm(queries, documents.T, out_dtype=torch.float32)
+
+
+def _pinned(offsets: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Offsets as int32 on the host; pinned for a GPU, so that their copies do not wait."""
+    found = torch.empty(len(offsets), dtype=torch.int32, pin_memory=device.type == "cuda")
+    return found.copy_(torch.from_numpy(offsets))
 
 
 def _on(array: NDArray[np.generic], device: torch.device) -> Tensor:
