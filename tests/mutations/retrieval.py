@@ -86,7 +86,7 @@ MUTATIONS = [
         "retrieval/index/pieces.py",
         "                yield from from_sample()\n                chunk",
         "                chunk",
-        ["tests/retrieval/index/test_workers.py", "tests/retrieval/index/test_build.py"],
+        ["tests/retrieval/index/test_build.py::test_a_codec_is_trained_on_documents_chosen_at_random_which_are_encoded_once"],
     ),
     # Training.
     (
