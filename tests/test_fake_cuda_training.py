@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, Tokenizer, pack_ids
 from quiver.encoder.attention import dispatch
-from quiver.encoder.heads import IGNORE_INDEX, MaskedLM, linear_cross_entropy
+from quiver.encoder.heads import IGNORE_INDEX, ClassifierPooling, MaskedLM, SequenceClassifier, SpanQA, linear_cross_entropy
+from quiver.encoder.packing import copy_to
 from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, require_optimizer
 
@@ -54,6 +55,7 @@ class Trace(TorchDispatchMode):
         self.forward: list[Operation] = []
         self.backward: list[Operation] = []
         self.current = self.forward
+        self.pinned: list[Any] = []  # memory of the host
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -65,16 +67,23 @@ class Trace(TorchDispatchMode):
         )
         on_device = any(device == "cuda" for *_, device in inputs)
         waits = name in WAITING and on_device
+        if name == "empty" and kwargs.get("pin_memory"):
+            self.pinned.append(result.untyped_storage())
         if name in ("_to_copy", "copy") and inputs and outputs:
-            crosses = inputs[-1][2] != outputs[0][2]
-            non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args)
-            waits = crosses and 0 not in outputs[0][1] and (not non_blocking or outputs[0][2] == "cpu")
+            waits = inputs[-1][2] != outputs[0][2] and 0 not in outputs[0][1] and self._copy_waits(result, args, kwargs)
         if name == "segment_reduce":
             waits = on_device and not kwargs.get("unsafe")  # it reads the lengths to check them
         if name == "index" and on_device:
             waits = any(dtype == torch.bool for dtype, *_ in inputs[1:])  # it counts them
         self.current.append(Operation(name, inputs, outputs, waits))
         return result
+
+    def _copy_waits(self, result: Tensor, args: Any, kwargs: Any) -> bool:
+        """Whether a copy between host and device waits: nothing asked for the contrary, or the memory of the host is not pinned."""
+        non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args)
+        source = [one for one in tree_leaves(args) if isinstance(one, Tensor)][-1]
+        host = source if source.device.type == "cpu" else result
+        return not non_blocking or all(host.untyped_storage()._cdata != storage._cdata for storage in self.pinned)
 
     def waits(self) -> list[str]:
         return [one.name for one in (*self.forward, *self.backward) if one.waits]
@@ -128,6 +137,8 @@ def run_backward(loss: Tensor) -> dict[Tensor, Tensor]:
                 continue
             for (below, place), gradient in zip(*_applied(node, gradients), strict=True):
                 if gradient is not None:
+                    shape = below._input_metadata[place].shape
+                    gradient = gradient if gradient.shape == shape else gradient.sum_to_size(shape)  # of a bias
                     earlier = received[below].get(place)
                     received[below][place] = gradient if earlier is None else earlier + gradient
                 waiting[below] -= 1
@@ -203,10 +214,41 @@ def masked_lm(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple
         batch = faked(mode, packed).to("cuda")
         with autocast("bfloat16", torch.device("cuda")):
             hidden = model.encoder(batch)
-            states = model.transform(hidden.index_select(0, mode.from_tensor(positions).to("cuda", non_blocking=True)))
-            return linear_cross_entropy(
-                states, model.decoder_weight, model.decoder.bias, mode.from_tensor(words).to("cuda", non_blocking=True)
-            )
+            states = model.transform(hidden.index_select(0, copy_to("cuda", mode.from_tensor(positions))[0]))
+            return linear_cross_entropy(states, model.decoder_weight, model.decoder.bias, copy_to("cuda", mode.from_tensor(words))[0])
+
+    traced(trace, model, loss)
+    return model, 397
+
+
+def classifier(pooling: ClassifierPooling) -> Step:
+    def step(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
+        with unset_fake_temporarily():
+            packed = pack_ids([[7] * length for length in (300, 20, 77)])
+        with torch.device("cuda"):
+            model = SequenceClassifier(Encoder(config(tokenizer)), 5, pooling=pooling)
+
+        def loss() -> Tensor:
+            batch, labels = faked(mode, packed).to("cuda"), copy_to("cuda", torch.zeros(3, dtype=torch.int64))[0]
+            with autocast("bfloat16", torch.device("cuda")):
+                return model.loss(model(batch), labels)
+
+        traced(trace, model, loss)
+        return model, 397
+
+    return step
+
+
+def span_qa(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
+    with unset_fake_temporarily():
+        packed = pack_ids([[7] * length for length in (300, 20, 77)])
+    with torch.device("cuda"):
+        model = SpanQA(Encoder(config(tokenizer)))
+
+    def loss() -> Tensor:
+        batch, places = faked(mode, packed).to("cuda"), copy_to("cuda", torch.zeros(3, dtype=torch.int64))[0]
+        with autocast("bfloat16", torch.device("cuda")):
+            return model.loss(model(batch), batch, places, places)
 
     traced(trace, model, loss)
     return model, 397
@@ -237,7 +279,7 @@ def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) ->
         def value() -> Tensor:
             inputs: dict[str, Any] = {TEXTS: faked(mode, packed).to("cuda"), COLUMNS: columns}
             if recipe.data.score_fields:
-                inputs[LABEL] = torch.empty(columns[0], columns[1] // columns[0]).to("cuda", non_blocking=True)
+                inputs[LABEL] = copy_to("cuda", torch.empty(columns[0], columns[1] // columns[0]))[0]
             result: Tensor = loss(inputs)
             return result
 
@@ -249,6 +291,9 @@ def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) ->
 
 STEPS: dict[str, Step] = {
     "mlm": masked_lm,
+    "classifier": classifier("cls"),
+    "classifier, mean": classifier("mean"),
+    "span_qa": span_qa,
     "mnrl": retrieval("dense", ("loss.name=mnrl",), (8, 8, 8)),
     "distillation": retrieval("colbert", ("loss.name=distillation", "data.score_fields=scores"), (5, 20)),
 }
@@ -256,7 +301,7 @@ STEPS: dict[str, Step] = {
 
 @pytest.fixture(params=STEPS)
 def step(request: pytest.FixtureRequest, trace: Trace, tokenizer: Tokenizer) -> tuple[nn.Module, int]:
-    if request.param != "mlm":
+    if request.param in ("mnrl", "distillation"):
         pytest.importorskip("sentence_transformers")
     if request.param == "distillation":
         pytest.importorskip("pylate.losses")
@@ -308,11 +353,13 @@ def test_hidden_states_are_converted_for_products_only(trace: Trace, step: tuple
     """The residual stream is float32. What a norm gives to a product is converted, and its gradient back; nothing else is."""
     module, tokens = step
     states = (tokens, WIDTH)
-    last = int(any(one.out_features == 128 for one in module.modules() if isinstance(one, nn.Linear)))  # the projection
+    # Products of the head that read all tokens: transform and scores of answers, the projection of a ColBERT.
+    last = 2 if isinstance(module, SpanQA) else sum(one.out_features == 128 for one in module.modules() if isinstance(one, nn.Linear))
     assert trace.conversions(trace.forward, torch.bfloat16)[states] <= 2 * LAYERS + last
-    assert trace.conversions(trace.forward, torch.float32)[states] == 0
+    norm = int(isinstance(module, SpanQA))  # of its transform: autocast computes it in float32
+    assert trace.conversions(trace.forward, torch.float32)[states] == norm
     assert trace.conversions(trace.backward, torch.float32)[states] <= 2 * LAYERS + last
-    assert trace.conversions(trace.backward, torch.bfloat16)[states] <= 2 * LAYERS
+    assert trace.conversions(trace.backward, torch.bfloat16)[states] <= 2 * LAYERS + norm
 
 
 def test_the_walk_of_the_graph_gives_the_gradients_of_autograd() -> None:

@@ -236,6 +236,7 @@ class Opened:
             loaded = load_index_model(index.manifest.model, source, device=self._device)
             index.check_model(loaded.card)
             self._models[wanted] = loaded
+        index.search_on(self._models[wanted].device)
         return self._models[wanted]
 
     def _explain_texts(self, model: ColBERT) -> Explain:

@@ -44,6 +44,7 @@ from quiver.retrieval.index.index import (
     open_segment,
 )
 from quiver.retrieval.index.memory import build_in_memory
+from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.pieces import (
     DEFAULTS,
     BuildOptions,
@@ -369,7 +370,8 @@ class Pieces:
             raise InputError("none of the documents has a vector; there is nothing to index")
         vectors = count if dense else round(mean * count)
         settings, seed = self._options.settings, self._options.seed
-        return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
+        with clustering_on(device_of(self._model)):
+            return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
 
 
 def piece_extent(folder: Path, contents: Contents) -> Extent:
