@@ -75,6 +75,20 @@ MUTATIONS = [
         ["tests/test_fake_cuda.py"],
     ),
     (
+        "workers choose their own batch size",
+        "retrieval/models/loading.py",
+        "load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens)",
+        "load_model(card.source, dtype=card.dtype)",
+        ["tests/retrieval/models/test_loading.py"],
+    ),
+    (
+        "every worker sees the first GPU",
+        "retrieval/cluster/executors.py",
+        "visible_devices(device, os.environ.get(VISIBLE))",
+        'visible_devices("cuda:0", os.environ.get(VISIBLE))',
+        ["tests/retrieval/cluster/test_executors.py::test_each_worker_sees_its_own_device"],
+    ),
+    (
         "the thread goes on after its consumer has gone",
         "retrieval/models/batches.py",
         "thread.shutdown(cancel_futures=True)",
