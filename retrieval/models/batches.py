@@ -514,18 +514,23 @@ _WINDOW_BATCHES = 8  # batches of a window: enough that the last one, which is n
 _CHARACTERS = 4  # of a token, about
 
 
-def text_windows(texts: Sequence[str], size: BatchSize) -> list[slice]:
+def text_windows(texts: Sequence[str], size: BatchSize, *, max_length: int) -> list[slice]:
     """Divide texts into windows that are tokenized and packed one after the other; on a CPU there is one.
 
     The first window is about one batch, so that a GPU soon has work, and each following one twice the one before, up to eight batches.
 
+    Args:
+        texts: B texts.
+        size: Tokens per batch.
+        max_length: Tokens to which a text is truncated.
+
     Example:
-        >>> [(part.start, part.stop) for part in text_windows(["abcd"] * 100, BatchSize(torch.device("cuda"), 10))]
+        >>> [(part.start, part.stop) for part in text_windows(["abcd"] * 100, BatchSize(torch.device("cuda"), 10), max_length=8)]
         [(0, 10), (10, 30), (30, 70), (70, 100)]
     """
     if size.device.type != "cuda":
         return [slice(0, len(texts))]
-    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    ends = np.cumsum(np.minimum(np.fromiter(map(len, texts), np.int64, len(texts)), max_length * _CHARACTERS))
     windows: list[slice] = []
     first, filled, batches = 0, 0, 1
     while first < len(texts):

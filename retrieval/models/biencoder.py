@@ -93,7 +93,7 @@ class BiEncoder(PretrainedModel):
         """
         check_texts(texts)
         vectors = torch.empty(len(texts), self.dim)
-        windows = text_windows(texts, self.batch_size)
+        windows = text_windows(texts, self.batch_size, max_length=self.max_length)
 
         def tokenize(window: slice) -> ModelInputs:
             return self._inputs(texts[window], role, out=vectors[window])

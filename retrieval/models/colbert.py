@@ -144,7 +144,7 @@ class ColBERT(PretrainedModel):
             B arrays of (n_i, d) float32, in input order, with the ids of their tokens.
         """
         check_texts(texts)
-        windows = text_windows(texts, self.batch_size)
+        windows = text_windows(texts, self.batch_size, max_length=self._length(role, None))
         with (
             progress_bar("queries" if role == "query" else "documents", len(texts), enabled=progress) as advance,
             closing(

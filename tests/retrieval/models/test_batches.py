@@ -386,13 +386,15 @@ def test_preparing_ahead_keeps_the_order_and_is_bounded() -> None:
 
 def test_windows_double_up_to_eight_batches_and_cover_all_texts() -> None:
     texts = ["x" * 40] * 1000
-    windows = text_windows(texts, BatchSize(torch.device("cuda", 0), 100))
+    windows = text_windows(texts, BatchSize(torch.device("cuda", 0), 100), max_length=100)
     assert [part.stop - part.start for part in windows[:5]] == [10, 20, 40, 80, 80]
     assert [part.start for part in windows] == [0, *accumulate(part.stop - part.start for part in windows)][:-1]
     assert windows[-1].stop == 1000
-    assert text_windows(["x" * 9999, "y"], BatchSize(torch.device("cuda"), 1)) == [slice(0, 1), slice(1, 2)]
-    assert text_windows(texts, BatchSize(CPU, 100)) == [slice(0, 1000)]
-    assert text_windows([], BatchSize(torch.device("cuda"), 100)) == [slice(0, 0)]
+    assert text_windows(["x" * 9999, "y"], BatchSize(torch.device("cuda"), 1), max_length=9) == [slice(0, 1), slice(1, 2)]
+    assert text_windows(texts, BatchSize(CPU, 100), max_length=9) == [slice(0, 1000)]
+    assert text_windows([], BatchSize(torch.device("cuda"), 100), max_length=9) == [slice(0, 0)]
+    # A text counts with what is left of it: 20 of 5 tokens are a batch.
+    assert text_windows(["x" * 9999] * 20, BatchSize(torch.device("cuda"), 100), max_length=5) == [slice(0, 20)]
 
 
 def test_the_batch_size_of_a_gpu_is_bounded() -> None:
