@@ -232,7 +232,7 @@ class DenseModel(Protocol):
     def card(self) -> ModelCard:
         """Facts about the model for indexes and reports."""
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         """Encode texts to (B, d) float32, in input order."""
 
 
@@ -243,7 +243,7 @@ class TokenModel(Protocol):
     def card(self) -> ModelCard:
         """Facts about the model for indexes and reports."""
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         """Encode texts to B arrays of (n_i, d) float32, in input order."""
 
 

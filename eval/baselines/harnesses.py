@@ -85,7 +85,7 @@ class DenseRetriever:
             convert_to_tensor: Ignored; BEIR converts arrays itself.
         """
         del batch_size, convert_to_tensor
-        return self._model.encode(list(queries), "query", progress=show_progress_bar).vectors
+        return self._model.encode_texts(list(queries), "query", progress=show_progress_bar).vectors
 
     def encode_corpus(
         self,
@@ -97,7 +97,7 @@ class DenseRetriever:
     ) -> DenseVectors:
         """Encode documents ``{"title": ..., "text": ...}`` to (B, d) float32; the arguments are those of ``encode_queries``."""
         del batch_size, convert_to_tensor
-        return self._model.encode(list(_contents(corpus)), "document", progress=show_progress_bar).vectors
+        return self._model.encode_texts(list(_contents(corpus)), "document", progress=show_progress_bar).vectors
 
 
 class IndexRetriever:

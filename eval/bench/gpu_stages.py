@@ -568,7 +568,7 @@ def queries(context: Context, measured: Measured) -> None:
 
 def _query_encoders(model: str, settings: EncoderSettings, measured: Measured) -> Iterator[tuple[str, Callable[[str], object]]]:
     own = load_model(model, dtype=DTYPES[settings.dtype], device=settings.device)
-    yield OWN, lambda text: own.encode_queries([text])
+    yield OWN, lambda text: own.encode_query([text])
     other = TEXT_BACKENDS["sentence-transformers"]
     if reason := other.unsupported_reason(settings):
         measured.not_run.append(NotRun("queries with sentence-transformers", reason))

@@ -461,7 +461,7 @@ class _EncodeInWorker:
     def open(self) -> Callable[[Chunk], Encoding]:
         torch.set_num_threads(self.threads)
         model = self.model.load()
-        return lambda chunk: model.encode(list(chunk.texts), self.role)
+        return lambda chunk: model.encode_texts(list(chunk.texts), self.role)
 
 
 def encode_here(
@@ -479,7 +479,7 @@ def encode_here(
         yield from model.encode_chunks(chunks, role)
         return
     for texts in chunks:
-        yield model.encode(list(texts), role, progress=show)
+        yield model.encode_texts(list(texts), role, progress=show)
 
 
 def encode_chunks(

@@ -814,7 +814,7 @@ def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progr
     if model is None:
         raise ValueError("model is required to encode queries")
     index.check_model(model.card)
-    encoding = model.encode(queries, "query", progress=progress)
+    encoding = model.encode_texts(queries, "query", progress=progress)
     return comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
 
 
