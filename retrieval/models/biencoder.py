@@ -283,7 +283,7 @@ class BiEncoder(PretrainedModel):
 
         Example:
             >>> model = BiEncoder(tiny_model("dense"), prompts={"query": "question: "})
-            >>> bool((model.encode_query("a bird") == model.encode("question: a bird")).all())
+            >>> bool(np.allclose(model.encode_query("a bird"), model.encode("question: a bird"), atol=1e-5))
             True
         """
         job = EncodingJob("query", self._prompt(prompt, prompt_name or "query"), truncate_dim, normalize_embeddings, batch_size)

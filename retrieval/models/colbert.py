@@ -75,7 +75,7 @@ class ColBERT(PretrainedModel):
     Example:
         >>> model = ColBERT(tiny_model("colbert"))
         >>> [vectors.shape for vectors in model.encode(["owls have wings", "fins"], is_query=False)]
-        [(5, 8), (4, 8)]
+        [(6, 8), (5, 8)]
         >>> model.encode_query("which animal has wings").shape
         (32, 8)
     """
@@ -191,7 +191,7 @@ class ColBERT(PretrainedModel):
         Example:
             >>> model = ColBERT(tiny_model("colbert"))
             >>> [vectors.shape for vectors in model.encode(["owls have wings", "fins"], is_query=False, padding=True)]
-            [(1, 5, 8), (1, 5, 8)]
+            [(1, 6, 8), (1, 6, 8)]
         """
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size must be >= 1, got {batch_size}")

@@ -229,7 +229,7 @@ def quantize_embeddings(vectors: DenseVectors, precision: Precision) -> NDArray[
     Example:
         >>> vectors = np.array([[0.0, -1.0], [0.5, 1.0], [1.0, 0.0]], np.float32)
         >>> quantize_embeddings(vectors, "uint8").tolist(), quantize_embeddings(vectors, "ubinary").tolist()
-        ([[0, 0], [127, 255], [255, 127]], [[0], [192], [128]])
+        ([[0, 0], [127, 254], [254, 127]], [[0], [192], [128]])
     """
     if precision in ("binary", "ubinary"):
         bits = np.packbits(vectors > 0, axis=1)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from quiver.retrieval.index import index_vectors
+from quiver.retrieval.index import BuildOptions, build_index, index_vectors
 from quiver.retrieval.index.on_device import clustering_on
 from quiver.retrieval.index.quantization import Clustering, cluster, kmeans, nearest_centroids
-from quiver.retrieval.records import ModelCard
+from quiver.retrieval.records import Document, ModelCard
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -81,6 +84,17 @@ def test_a_device_is_used_where_there_is_enough_to_compute() -> None:
     with clustering_on(CPU):
         found = cluster(many, None, count=600, grouping="flat", seed=0)
     np.testing.assert_array_equal(found.centroids, cluster(many, None, count=600, grouping="flat", seed=0).centroids)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_an_index_is_built_where_the_model_is(word_sum: Any, tmp_path: Path, on_disk: bool) -> None:
+    documents = [Document(f"d{number}", f"w{number % 97} v{number % 89}") for number in range(5000)]
+    options = BuildOptions(engine="ivf-dense:nlist=256", calibrate=False)
+    word_sum.device = META
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        build_index(documents, word_sum, tmp_path / "index" if on_disk else None, options=options)
+    word_sum.device = CPU
+    assert len(build_index(documents, word_sum, tmp_path / "index" if on_disk else None, options=options)) == 5000
 
 
 @pytest.mark.gpu

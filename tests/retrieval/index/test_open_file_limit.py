@@ -48,7 +48,7 @@ def documents(count, prefix="d"):
 
 
 def first(index, text):
-    vectors = model.encode([text], "query").vectors
+    vectors = model.encode_texts([text], "query").vectors
     return index.search(vectors, 1, effort="exact")
 """
 BUILD = """
