@@ -40,7 +40,7 @@ class Counting:
     def card(self) -> ModelCard:
         return ModelCard("counting", "dense", "c" * 64, 8, "cosine", 64, 64)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         if self.fail_after is not None and len(self.encoded) + len(texts) > self.fail_after:
             raise KeyboardInterrupt
         if role == "document":
