@@ -30,7 +30,7 @@ from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.ranking import token_rows
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.records import DenseModel, DenseVectors, Document, ModelCard, Query, TokenModel
+from quiver.retrieval.records import DenseModel, DenseVectors, Document, Hits, ModelCard, Query, TokenModel
 
 if TYPE_CHECKING:
     from mteb import TaskMetadata
@@ -337,7 +337,8 @@ class _CorpusSearch:
 
     def search(self, queries: Sequence[Query], k: int, *, progress: bool) -> dict[str, dict[str, float]]:
         """Return the k best documents of each query, best first."""
-        return self._index.search(self._query_vectors(queries, progress), k).to_run([query.id for query in queries])
+        hits: Hits = self._index.search(self._query_vectors(queries, progress), k)
+        return hits.to_run([query.id for query in queries])
 
     def rerank(
         self, queries: Sequence[Query], candidates: Mapping[str, Sequence[str]], k: int, *, progress: bool

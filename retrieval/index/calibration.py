@@ -252,7 +252,8 @@ class _Course:
         point.recalls.append(len(wanted & set(found)) / len(wanted))
 
     def _ids(self, query: MeasuredQuery, point: _Point) -> Sequence[str]:
-        return self._index.search(query.vectors, point.k, effort=point.search_params).ids[0]
+        hits: Hits = self._index.search(query.vectors, point.k, effort=point.search_params)
+        return hits.ids[0]
 
     def tables(self) -> tuple[RecallTable, ...]:
         """The measurements as recall tables."""
