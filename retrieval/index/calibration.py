@@ -32,6 +32,7 @@ from quiver.retrieval.index.engines import Setting, one_thread
 from quiver.retrieval.index.index import Index, OpenSegment
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
 from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.records import Hits
 
 MIXED = {"dense": 3, "colbert": 4}
 """Number of documents that a pseudo query is mixed from, by kind of model."""
