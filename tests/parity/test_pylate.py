@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,3 +125,33 @@ def test_settings_come_from_the_checkpoint(base: Path, tmp_path: Path) -> None:
     path = tmp_path / "model" / "config_sentence_transformers.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "query_length": 24}))
     assert {len(vectors) for vectors in ColBERT(tmp_path / "model").encode_query(QUERIES)} == {24}
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "queries": {"is_query": True},
+    "is_query by default": {},
+    "documents": {"is_query": False},
+    "batch_size": {"is_query": False, "batch_size": 2},
+    "convert_to_tensor": {"is_query": False, "convert_to_tensor": True},
+    "convert_to_numpy=False": {"convert_to_numpy": False},
+    "padding": {"is_query": False, "padding": True},
+    "normalize_embeddings=False": {"is_query": False, "normalize_embeddings": False},
+    "prompt": {"prompt": "find: "},
+    "prompt_name": {"prompt_name": "query"},
+    "device": {"device": "cpu"},
+}
+
+
+@pytest.mark.parametrize("given", [QUERIES, QUERIES[0]], ids=["list", "text"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_of_encode_gives_what_pylate_gives(base: Path, tmp_path: Path, call: str, given: Any) -> None:
+    theirs = pylate_model(base, tmp_path / "model", {})
+    expected = theirs.encode(given, show_progress_bar=False, **CALLS[call])
+    found = ColBERT(tmp_path / "model").encode(given, show_progress_bar=False, **CALLS[call])
+    if isinstance(given, str):
+        expected, found = [expected], [found]
+    assert isinstance(found, list)
+    for one, other in zip(expected, found, strict=True):
+        assert type(one) is type(other)
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(np.asarray(other), np.asarray(one), atol=1e-5, rtol=1e-5)

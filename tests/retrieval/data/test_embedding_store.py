@@ -253,7 +253,7 @@ def test_vectors_encoded_before_an_error_are_kept(tmp_path: Path, failing: str) 
             return super().encode_texts(texts, role)
 
     with pytest.raises(InputError if failing == "texts" else RuntimeError):
-        small_store(tmp_path).encode_texts(*((Counting(), broken()) if failing == "texts" else (Failing(), TEXTS)), "document")
+        small_store(tmp_path).encode(*((Counting(), broken()) if failing == "texts" else (Failing(), TEXTS)), "document")
     model = Counting()
     small_store(tmp_path).encode(model, TEXTS, "document")
     assert model.texts == ["d e f", "g", "h", "i j", "k", "l m n o"]
