@@ -136,12 +136,26 @@ class Block(nn.Module):
             The residual stream, and the update to add to it; None after a post-norm block.
         """
         if self.norm_position == "post":
-            _, hidden = add_norm(hidden, self.attention(hidden, batch, rope), self.attention_norm)
-            return add_norm(hidden, self.mlp(hidden), self.mlp_norm)[1], None
+            return self.feed_forward(hidden, self.attention(hidden, batch, rope))
         hidden, normed = add_norm(hidden, update, self.attention_norm)
         mixed = self.attention(normed, batch, rope)
         if self.norm_position == "parallel":
             return hidden, mixed + self.mlp(normed)
+        return self.feed_forward(hidden, mixed)
+
+    def feed_forward(self, hidden: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Run what follows attention, token by token, unless norms are parallel; `quiver.encoder.model.compile_encoder` replaces it.
+
+        Args:
+            hidden: The residual stream, (N, D).
+            mixed: Output of attention, (N, D).
+
+        Returns:
+            As ``forward``.
+        """
+        if self.norm_position == "post":
+            _, hidden = add_norm(hidden, mixed, self.attention_norm)
+            return add_norm(hidden, self.mlp(hidden), self.mlp_norm)[1], None
         hidden, normed = add_norm(hidden, mixed, self.mlp_norm)
         return hidden, self.mlp(normed)
 
