@@ -10,11 +10,13 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.2 (unpadding before the embedd
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, pairwise
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -84,19 +86,11 @@ class PackedBatch:
         return tuple(end - start for start, end in pairwise(self.offsets))
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        """Move the batch to a device; the memo is empty there."""
+        """Move the batch to a device, without waiting for a GPU; the memo is empty there."""
         if torch.device(device) == self.ids.device:
             return self
-        return PackedBatch(
-            ids=self.ids.to(device, non_blocking=True),
-            cu_seqlens=self.cu_seqlens.to(device, non_blocking=True),
-            offsets=self.offsets,
-            max_seqlen=self.max_seqlen,
-            positions=self.positions.to(device, non_blocking=True),
-            rows=self.rows,
-            key_lengths=self.key_lengths,
-            batch_invariant=self.batch_invariant,
-        )
+        ids, cu_seqlens, positions = copy_to(device, self.ids, self.cu_seqlens, self.positions)
+        return replace(self, ids=ids, cu_seqlens=cu_seqlens, positions=positions, memo={})
 
     def unpack(self, hidden: Tensor) -> list[Tensor]:
         """Split (N, D) into B views of (n_i, D), in batch order."""
@@ -109,6 +103,34 @@ class PackedBatch:
             torch.arange(len(self), device=hidden.device), self.cu_seqlens.diff().long(), output_size=self.num_tokens
         )
         return padded.index_put((row_of_token, self.positions), hidden)
+
+
+_ALIGNMENT = 16  # bytes at which a tensor begins in a common buffer; a multiple of every item size
+
+
+def copy_to(device: torch.device | str, *tensors: Tensor) -> list[Tensor]:
+    """Copy tensors to a device; from the host to a GPU in one transfer, for which the host does not wait.
+
+    The tensors go through one buffer of pinned memory. A copy from other memory would make the host wait, whatever ``non_blocking`` says.
+
+    Args:
+        device: The device.
+        tensors: Tensors of any shapes and dtypes.
+
+    Returns:
+        The copies, on a GPU views of one tensor.
+    """
+    target = torch.device(device)
+    if target.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors):
+        return [tensor.to(target, non_blocking=True) for tensor in tensors]
+    ends = list(accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors))
+    # PyTorch does not reuse the buffer before the transfer has ended.
+    pinned = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True)
+    places = [slice(start, start + tensor.nbytes) for start, tensor in zip([0, *ends], tensors, strict=False)]
+    for place, tensor in zip(places, tensors, strict=True):
+        pinned[place].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    moved = pinned.to(target, non_blocking=True)
+    return [moved[place].view(tensor.dtype).view(tensor.shape) for place, tensor in zip(places, tensors, strict=True)]
 
 
 def pack_ids(
@@ -131,27 +153,58 @@ def pack_ids(
     """
     if not sequences:
         raise ValueError("a batch needs at least one sequence")
-    lengths = [len(sequence) for sequence in sequences]
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
     places = tuple(range(len(sequences))) if rows is None else tuple(rows)
-    if 0 in lengths:
-        raise ValueError(f"sequence {places[lengths.index(0)]} is empty")
+    if not lengths.all():
+        raise ValueError(f"sequence {places[int(lengths.argmin())]} is empty")
     if key_lengths is not None:
-        for row, length, keys in zip(places, lengths, key_lengths, strict=True):
+        for row, length, keys in zip(places, lengths.tolist(), key_lengths, strict=True):
             if not 1 <= keys <= length:
                 raise ValueError(f"sequence {row}: key length must be in 1..{length}, got {keys}")
-        if all(keys == length for keys, length in zip(key_lengths, lengths, strict=True)):
+        if lengths.tolist() == list(key_lengths):
             key_lengths = None
-    offsets = (0, *accumulate(lengths))
-    starts = torch.repeat_interleave(torch.tensor(offsets[:-1]), torch.tensor(lengths))
+    offsets = np.append(0, np.cumsum(lengths))
+    tokens = int(offsets[-1])
     return PackedBatch(
-        ids=torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int64),
-        cu_seqlens=torch.tensor(offsets, dtype=torch.int32),
-        offsets=offsets,
-        max_seqlen=max(lengths),
-        positions=torch.arange(offsets[-1]) - starts,
+        ids=torch.from_numpy(np.fromiter(chain.from_iterable(sequences), np.int64, tokens)),
+        cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
+        offsets=tuple(offsets.tolist()),
+        max_seqlen=int(lengths.max()),
+        positions=torch.from_numpy(np.arange(tokens) - np.repeat(offsets[:-1], lengths)),
         rows=places,
         key_lengths=None if key_lengths is None else tuple(key_lengths),
     )
+
+
+def rows_by_length(lengths: NDArray[np.int64], *, max_tokens: int) -> list[NDArray[np.int64]]:
+    """Group sequences of similar length into batches, longest first; `pack` does so.
+
+    Args:
+        lengths: Length of each sequence in tokens, (B,), 1..max_tokens.
+        max_tokens: Budget of one batch in tokens.
+
+    Returns:
+        The numbers of each batch's sequences.
+
+    Raises:
+        ValueError: A sequence is empty or longer than the budget; names its row.
+
+    Example:
+        >>> [rows.tolist() for rows in rows_by_length(np.array([1, 2, 3]), max_tokens=4)]
+        [[2], [1, 0]]
+    """
+    wrong = np.flatnonzero((lengths < 1) | (lengths > max_tokens))
+    if len(wrong):
+        raise ValueError(f"sequence {wrong[0]} has {lengths[wrong[0]]} tokens; it must have 1 to {max_tokens}")
+    order = np.argsort(-lengths, kind="stable")
+    ends = np.cumsum(lengths[order])
+    batches: list[NDArray[np.int64]] = []
+    first, filled = 0, 0
+    while first < len(order):
+        last = int(np.searchsorted(ends, filled + max_tokens, side="right"))
+        batches.append(order[first:last])
+        first, filled = last, int(ends[last - 1])
+    return batches
 
 
 def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Sequence[int] | None = None) -> Iterator[PackedBatch]:
@@ -174,19 +227,8 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
         >>> [(b.offsets, b.rows) for b in pack([[1], [2, 2], [3, 3, 3]], max_tokens=4)]
         [((0, 3), (2,)), ((0, 2, 3), (1, 0))]
     """
-    lengths = [len(sequence) for sequence in sequences]
-    for row, length in enumerate(lengths):
-        if not 1 <= length <= max_tokens:
-            raise ValueError(f"sequence {row} has {length} tokens; it must have 1 to {max_tokens}")
-    bins: list[list[int]] = []
-    filled = max_tokens
-    for row in sorted(range(len(sequences)), key=lambda row: (-lengths[row], row)):
-        if filled + lengths[row] > max_tokens:
-            bins.append([])
-            filled = 0
-        bins[-1].append(row)
-        filled += lengths[row]
-    for rows in bins:
+    for group in rows_by_length(np.fromiter(map(len, sequences), np.int64, len(sequences)), max_tokens=max_tokens):
+        rows = group.tolist()
         keys = None if key_lengths is None else [key_lengths[row] for row in rows]
         yield pack_ids([sequences[row] for row in rows], rows=rows, key_lengths=keys)
 

@@ -9,8 +9,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from statistics import NormalDist
 from tempfile import TemporaryDirectory
@@ -215,19 +216,20 @@ def measure(
     """
     if not sample:
         raise InputError("the sample has no documents; rates cannot be measured")
-    encode(model, sample[:_WARM], use_title=use_title)
+    list(encode(model, [sample[:_WARM]], use_title=use_title))
+    repeated = (sample[first : first + CHUNK] for _ in count() for first in range(0, len(sample), CHUNK))
     parts: list[tuple[Sequence[Document], Encoded]] = []
-    spent, tokens, first = 0.0, 0, 0
-    with progress_bar("seconds", round(seconds), enabled=progress) as advance:
+    spent, tokens, started = 0.0, 0, time.perf_counter()
+    with (
+        progress_bar("seconds", round(seconds), enabled=progress) as advance,
+        closing(encode(model, repeated, use_title=use_title)) as done,
+    ):
         while spent < seconds:
-            chunk = sample[first : first + CHUNK]
-            started = time.perf_counter()
-            encoded = encode(model, chunk, use_title=use_title)
-            taken = time.perf_counter() - started
+            chunk, encoded = next(done)
+            taken = time.perf_counter() - started - spent
             spent, tokens = spent + taken, tokens + int(encoded.tokens.tokens.sum())
             if len(parts) * CHUNK < len(sample):
                 parts.append((chunk, encoded))
-            first = first + CHUNK if first + CHUNK < len(sample) else 0
             advance(round(taken))
     rates = _indexing(model, parts, name, settings)
     where = f"measured here: {tokens:,} tokens in {spent:.1f} s"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +23,9 @@ from torch.utils._pytree import tree_leaves
 
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from quiver.encoder.attention import dispatch
-from quiver.retrieval.models.encoding import POOLINGS, pool
+from quiver.encoder.packing import copy_to
+from quiver.retrieval.models.batches import BatchLoop, BatchSize, ModelInputs, bytes_per_token, to_pinned
+from quiver.retrieval.models.encoding import POOLINGS, describe_tokens, pool
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -37,10 +41,15 @@ WITHOUT_EFFECT: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _copy_waits(source: Tensor, target: Tensor, args: Any, kwargs: Any) -> bool:
-    """Whether a copy from one device to another waits: nothing asked for the contrary, or the host needs the result."""
+def _copy_name(source: Tensor, target: Tensor, args: Any, kwargs: Any, pinned: list[Any]) -> str | None:
+    """What a copy between host and device is: it waits if nothing asked for the contrary, or if the memory of the host is not pinned."""
+    if source.device == target.device:
+        return None
     non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args)
-    return source.device != target.device and (not non_blocking or target.device.type == "cpu")
+    host = source if source.device.type == "cpu" else target
+    if not non_blocking or all(host.untyped_storage()._cdata != storage._cdata for storage in pinned):
+        return "blocking copy"
+    return "upload" if host is source else "download"
 
 
 @dataclass
@@ -51,6 +60,8 @@ class Trace(TorchDispatchMode):
     """Those that launch a kernel or copy."""
     dtypes: list[tuple[str, frozenset[torch.dtype]]] = field(default_factory=list)
     """Name and dtypes of large tensors, of two dimensions and more, that an operator reads or writes."""
+    pinned: list[Any] = field(default_factory=list)
+    """Pinned memory of the host."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -61,11 +72,14 @@ class Trace(TorchDispatchMode):
         inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         idle = name in WITHOUT_EFFECT and bool(outputs) and WITHOUT_EFFECT[name](inputs, outputs[0])
-        if name in ("to", "_to_copy", "copy") and outputs and inputs and _copy_waits(inputs[-1], outputs[0], args, kwargs or {}):
-            name = "blocking copy"
+        if name == "empty" and (kwargs or {}).get("pin_memory"):
+            self.pinned.append(outputs[0].untyped_storage())
+        if name in ("to", "_to_copy", "copy") and outputs and inputs:
+            name = _copy_name(inputs[-1], outputs[0], args, kwargs or {}, self.pinned) or name
         if name == "segment_reduce" and not (kwargs or {}).get("unsafe"):
             name = "item"  # it reads the lengths to check them
-        if name not in WITHOUT_KERNEL and not idle:
+        on_host = all(each.device.type == "cpu" for each in (*inputs, *outputs))
+        if name not in WITHOUT_KERNEL and not idle and not on_host:
             self.names.append(name)
             self.dtypes.append((name, frozenset(each.dtype for each in (*inputs, *outputs) if each.ndim > 1)))
         return result
@@ -163,8 +177,9 @@ def test_inference_uses_flash_attention_and_never_waits(trace: Trace, family: st
     run(trace, 4, family, [300, 20, 77])
     assert trace.attention == {"_flash_attention_forward"}
     assert trace.waits == []
-    # Ids, borders and positions go to the device; nothing comes back.
-    assert trace.names.count("to") == 3, trace.names
+    # Ids, borders and positions go to the device together; nothing comes back.
+    assert trace.names.count("upload") == 1, trace.names
+    assert trace.names.count("download") == 0, trace.names
 
 
 # Queries shorter and longer than half a window, alone and beside documents, as in training; how many calls a layer makes for them.
@@ -258,11 +273,107 @@ def test_pooling_never_waits(trace: Trace, mode: str, skip: int) -> None:
 
 
 def test_a_copy_that_waits_is_seen(trace: Trace) -> None:
-    packed = pack_ids([[7] * 20])
-    with FakeTensorMode() as fake:
-        batch = fake_batch(fake, packed)
+    with FakeTensorMode(), trace:
+        pageable, pinned = torch.empty(20), torch.empty(20, pin_memory=True)
+        moved = pinned[4:8].to("cuda", non_blocking=True)
+        pinned[:4].copy_(moved, non_blocking=True)
+        assert trace.waits == []
+        pageable.to("cuda", non_blocking=True)
+        pinned.to("cuda")
+        moved.cpu()
+        pageable[:4].copy_(moved, non_blocking=True)
+    assert trace.waits == ["blocking copy"] * 4
+
+
+@dataclass(frozen=True)
+class FakeCopies:
+    """The copies of a GPU without its streams and events, which FakeTensorMode does not have."""
+
+    ahead: int = 0
+    behind: int = 1
+
+    def upload(self, batch: PackedBatch, kept: Tensor | None) -> Any:
+        return batch.to("cuda"), None if kept is None else copy_to("cuda", kept)[0]
+
+    def arrived(self, transfer: Any) -> tuple[PackedBatch, Tensor | None]:
+        batch, kept = transfer
+        return batch, kept
+
+    def download(self, vectors: Tensor) -> Any:
+        return to_pinned(vectors)
+
+    def finished(self, transfer: Any) -> Tensor:
+        vectors: Tensor = transfer
+        return vectors
+
+    def release(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_the_encode_loop_never_waits_and_copies_each_batch_once(trace: Trace, kind: str) -> None:
+    texts = [[7] * length for length in (300, 20, 77, 210, 5)]
+    counts = describe_tokens(["x"] * 5, texts, [False] * 5)
+    keep = [np.arange(len(text)) % 7 > 0 for text in texts]
+    dense = ModelInputs(texts, counts, np.ones(5, np.int64))
+    late = ModelInputs(texts, counts, np.array([int(each.sum()) for each in keep]), keep=keep)
+    with fake_encoder(2, "modernbert") as (encoder, _):
+        projection = torch.nn.Linear(768, 128, device="cuda")
+
+        def forward(batch: PackedBatch) -> Tensor:
+            states = encoder(batch)
+            return pool(states, batch, "mean") if kind == "dense" else torch.nn.functional.normalize(projection(states.float()))
+
+        loop = BatchLoop(
+            forward, dim=768 if kind == "dense" else 128, size=BatchSize(encoder.device, 320), copies=FakeCopies(), role="query"
+        )
         with trace:
-            batch.ids.to("cuda", non_blocking=True)
-            assert trace.waits == []
-            batch.ids.to("cuda").cpu()
-    assert trace.waits == ["blocking copy"] * 2
+            found = [vectors for _, vectors in loop.run([dense if kind == "dense" else late], lambda inputs: inputs)]
+    assert [vectors.shape for vectors in found] == [(5, 768) if kind == "dense" else (int(late.vectors.sum()), 128)]
+    assert trace.waits == []
+    assert trace.attention == {"_flash_attention_forward"}
+    batches = trace.names.count("_flash_attention_forward") // 2
+    assert batches == 2
+    assert trace.names.count("upload") == batches * (1 if kind == "dense" else 2)
+    assert trace.names.count("download") == batches
+
+
+class Peak(TorchDispatchMode):
+    """Largest memory of the device that is in use at one time, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.device.type == "cuda":
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._known:
+                    self._known.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    self.most = max(self.most, self.now)
+                    weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+        return result
+
+    def _free(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_memory_of_a_token_is_estimated_within_a_factor_of_two(trace: Trace, family: str) -> None:
+    def peak(lengths: list[int]) -> int:
+        with fake_encoder(3, family) as (encoder, mode), torch.inference_mode():
+            batch, used = fake_batch(mode, pack_ids([[7] * length for length in lengths])), Peak()
+            estimates.append(bytes_per_token(encoder, 768))
+            with used:
+                moved = batch.to("cuda")
+                pool(encoder(moved), moved, "mean", skip=2)
+        return used.most
+
+    estimates: list[int] = []
+    measured = (peak([500] * 8) - peak([500] * 4)) / 2000
+    assert measured <= estimates[0] <= 2 * measured, (measured, estimates[0])

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.packing import PackedBatch, copy_to
 
 logger = logging.getLogger(__name__)
 
@@ -268,7 +268,7 @@ def _build_parts(batch: PackedBatch) -> list[Part]:
     bounds = (0, int(shorter[0]), int(shorter[-1]) + 1, len(batch))
 
     def tensor(numbers: Any) -> Tensor:
-        return torch.from_numpy(numbers).to(batch.ids.device, non_blocking=True)
+        return copy_to(batch.ids.device, torch.from_numpy(numbers))[0]
 
     parts = []
     for number, (first, last) in enumerate(pairwise(bounds)):

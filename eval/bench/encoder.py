@@ -440,7 +440,7 @@ def _case(
     in_batches = f", batches of {batch_size:,}" if batch_size else ""
     return Case(
         name=name,
-        title=f"{name}: {documents:,} documents of {spread} tokens, {tokens:,} in total{in_batches}",
+        title=f"{name}: {documents:,} document{'s' * (documents != 1)} of {spread} tokens, {tokens:,} in total{in_batches}",
         metadata={"documents": documents, "tokens": tokens, "shortest": shortest, "longest": longest, "batch_documents": batch_size},
         rows=with_ratios(rows, {"seconds": "time_ratio"}),
     )

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from pydantic.dataclasses import dataclass
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import write_json
+from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.task import peak_flops
 from quiver.encoder.schema import RECORD, parse_record
 from quiver.eval.bench import encoder, training
 from quiver.eval.bench.child import ENVIRONMENT, Child, ChildError
-from quiver.eval.bench.gpu_stages import ONLY_MODEL, STAGES
+from quiver.eval.bench.gpu_stages import ONLY_MODEL, STAGES, partial_file
 from quiver.eval.bench.harness import Recording
 from quiver.eval.bench.report import (
     REPORT,
@@ -44,6 +44,7 @@ from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Row
 from quiver.eval.report.charts import PALETTE, new_figure, style
 from quiver.eval.report.formats import Block, Figure, Paragraph, Report, Section, Table, table, write, write_folder
 from quiver.eval.results import Provenance, read_versioned
+from quiver.retrieval.models.loading import check_device
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -88,6 +89,8 @@ class StageResult:
         cases: Measurements.
         not_run: What was not measured, and why.
         notes: What was shortened.
+
+    A stage that failed has the cases that it had measured before.
     """
 
     name: str
@@ -163,22 +166,27 @@ def run_in_child(name: str, settings: Settings, allowed: float, limit: float, ou
         "folder": str((out / "work").absolute()),
         "seed": settings.seed,
     }
-    # A machine with a GPU may be asked for the small form.
-    hidden = {} if settings.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+    # All models are local: nothing may wait for a network. A machine with a GPU may be asked for the small form.
+    environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1"} | ({} if settings.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""})
     failure: str | None = None
     answer: Mapping[str, Any] = {"cases": [], "not_run": [], "notes": []}
+    partial = partial_file(out / "work", name)
+    partial.unlink(missing_ok=True)
     try:
         with Child(
             "quiver.eval.bench.gpu_stages:open_stage",
             arguments,
             label=name,
-            environment={**ENVIRONMENT, **hidden},
+            environment=environment,
             log=out / LOG,
             timeout=limit,
         ) as child:
             answer = child.info
     except ChildError as error:
         failure = f"{error} (see {LOG})"
+        if partial.is_file():
+            answer = read_json(partial)
+    partial.unlink(missing_ok=True)
     record = {
         "name": name,
         "failure": failure,
@@ -219,6 +227,7 @@ def bench_gpu(
     wanted = list(dict.fromkeys(stages or STAGES))
     if unknown := [name for name in wanted if name not in STAGES]:
         raise InputError(f"unknown stage {unknown[0]!r}; choose from {', '.join(STAGES)}")
+    check_device(settings.device)
     recording = Recording("gpu", settings.device, settings, command).benchmark(metadata={}, cases=[], not_run=[], device=settings.device)
     results = Results(
         settings,
@@ -566,6 +575,7 @@ def draw_shares(profiled: Mapping[str, Sequence[Row]]) -> Drawing:
                 axes.annotate(f"{share:.1%}", (100 * share, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
             axes.set_yticks(range(len(rows)), [row.variant for row in rows], fontsize=7)
             axes.invert_yaxis()
+            axes.grid(axis="y", visible=False)
             axes.margins(x=0.12)
             axes.set_title(title, fontsize=9, loc="left")
             axes.set_xlabel("% of the kernels' time")

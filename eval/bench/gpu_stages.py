@@ -9,7 +9,9 @@ Shapes: N tokens of a batch, Q queries, P documents, d vector width.
 from __future__ import annotations
 
 import random
+import re
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,12 +27,14 @@ import quiver
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, pack, save_encoder
 from quiver.encoder.config import global_every
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import write_json
 from quiver.encoder.pretraining.task import training_flops
 from quiver.encoder.training.autocast import training_dtype
 from quiver.eval.bench import training
 from quiver.eval.bench.child import Answer, is_out_of_memory
 from quiver.eval.bench.encoder import (
     BATCH_TOKENS,
+    LARGEST_BATCH,
     PAPER_SETS,
     bench_texts,
     bench_token_ids,
@@ -114,7 +118,7 @@ FULL = Scale(
     training={
         "dense": Workload("MNRL", queries=(8, 20), documents=(20, 180), max_length=180, per_row=2, rows=128),
         "colbert": Workload("distillation", queries=(8, 20), documents=(20, 180), max_length=180, per_row=8, rows=32),
-        "mlm": Workload("MLM", queries=(8, 20), documents=(256, 1_024), max_length=1_024, per_row=1, rows=64),
+        "mlm": Workload("MLM", queries=(8, 20), documents=(256, 1_024), max_length=1_024, per_row=1, rows=32),
     },
     queries=200,
     search_queries=1_000,
@@ -192,7 +196,7 @@ class Context:
         """A preset, or the folder of a tiny model."""
         if size in self.scale.models:
             return self.scale.models[size]
-        return str(tiny_model(self.folder / f"tiny-{size}", layers=2 if size == "base" else 4))
+        return str(tiny_model(self.folder / f"tiny-{size}", layers=2 if size == "base" else 3))
 
 
 @dataclass
@@ -203,19 +207,36 @@ class Measured:
         cases: Measurements.
         not_run: What was not measured, and why.
         notes: Sentences about what was shortened.
+        path: File that is written whenever a case is added, so that it is not lost if the process crashes later; None for no file.
     """
 
     cases: list[Case] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    path: Path | None = None
 
-    def add(self, *cases: Case, rounds: int) -> None:
-        """Add cases, with a note on each that has fewer rounds than planned."""
+    def add(self, *cases: Case, rounds: int | None = None) -> None:
+        """Add cases or replace those of the same names.
+
+        Args:
+            cases: The cases.
+            rounds: Planned rounds; a case that has fewer gets a note.
+        """
         for case in cases:
-            done = min((len(row.series["seconds"].values) for row in case.rows if "seconds" in row.series), default=rounds)
-            if done < rounds:
-                self.notes.append(f"{case.name}: {done} of {rounds} rounds, because the time of the stage was over")
-            self.cases.append(case)
+            self.cases = [*(each for each in self.cases if each.name != case.name), case]
+            done = [len(row.series["seconds"].values) for row in case.rows if "seconds" in row.series]
+            if rounds is not None and done and min(done) < rounds:
+                self.notes.append(f"{case.name}: {min(done)} of {rounds} rounds, because the time of the stage was over")
+        if self.path is not None:
+            write_json(self.path, self.record())
+
+    def record(self) -> dict[str, Any]:
+        """Parsed JSON of cases, ``not_run`` and notes."""
+        return {
+            "cases": [asdict(case) for case in self.cases],
+            "not_run": [asdict(each) for each in self.not_run],
+            "notes": self.notes,
+        }
 
 
 Stage: TypeAlias = Callable[[Context, Measured], None]
@@ -305,7 +326,7 @@ def gpu_tests(context: Context, measured: Measured) -> None:
         measured.notes.append(f"tests: {missed} of {recorder.collected} did not run, because the time of the stage was over")
     measured.not_run += [NotRun(name, f"not collected: {message}") for name, message in recorder.not_collected]
     title = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    measured.cases.append(Case("tests", f"pytest -m gpu: {title}", dict(counts), tuple(rows)))
+    measured.add(Case("tests", f"pytest -m gpu: {title}", dict(counts), tuple(rows)))
 
 
 # Encoders.
@@ -339,7 +360,8 @@ def encoders(context: Context, measured: Measured, *, size: str) -> None:
         measured.add(_labelled(case, size, facts), rounds=scale.rounds)
     del found
     if cuda:
-        measured.cases.append(_labelled(_largest_batches(context, measured, model, names, settings), size, facts))
+        for case in _largest_batches(context, measured, model, names, settings):
+            measured.add(_labelled(case, size, facts))
     else:
         measured.not_run.append(NotRun(f"largest batch, {size}", "searched on a GPU only"))
 
@@ -348,10 +370,13 @@ def _labelled(case: Case, label: str, facts: Mapping[str, Scalar]) -> Case:
     return replace(case, name=f"{label} {case.name}", title=f"{label}, {case.title}", metadata={**case.metadata, **facts})
 
 
-def _largest_batches(context: Context, measured: Measured, model: str, names: Sequence[str], settings: EncoderSettings) -> Case:
-    """Largest batches of 512 and 8,192 tokens that fit into the GPU; one backend at a time is in memory."""
-    rows = []
-    for name in names:
+def _largest_batches(context: Context, measured: Measured, model: str, names: Sequence[str], settings: EncoderSettings) -> Iterator[Case]:
+    """Largest batches of 512 and 8,192 tokens that fit into the GPU, with a row more each time; one backend at a time is in memory.
+
+    Quiver comes last: a kernel of ours that fails on such sizes must not cost the figures of the others.
+    """
+    rows: list[Row] = []
+    for name in reversed(names):
         free_memory()
         measure, _ = open_token_ids(name, model, asdict(settings))
         for length in (512, 8_192):
@@ -362,8 +387,8 @@ def _largest_batches(context: Context, measured: Measured, model: str, names: Se
             if reason == _NO_TIME:
                 measured.notes.append(f"largest batch of {name} at {length} tokens: the search ended early; at least {fits:,} fit")
             rows.append(Row(name, {}, {"length": length, "documents": fits, "failed": fails, "reason": reason}, variant=f"{length:,}"))
+            yield Case(LARGEST_BATCH, LARGEST_BATCH, {}, tuple(rows))
         del measure
-    return Case("largest batch", "largest batch", {}, tuple(rows))
 
 
 _NO_TIME = "no time left"
@@ -497,15 +522,22 @@ def training_steps(context: Context, measured: Measured) -> None:
             memory=context.device == "cuda",
             seed=context.seed,
         )
-        try:
-            found = training.bench_training(context.model("base"), [workload], settings)
-        except (InputError, RuntimeError, TypeError, AttributeError, ImportError) as error:
-            # A library of another version may call its classes otherwise.
-            measured.not_run.append(NotRun(f"{LIBRARIES[kind]}, {workload.name}", _one_line(error)))
+        found = None
+        for baselines in (True, False):
+            try:
+                found = training.bench_training(context.model("base"), [workload], replace(settings, baselines=baselines))
+                break
+            except (InputError, RuntimeError, TypeError, AttributeError, LookupError, ImportError) as error:
+                # A library of another version may name its classes otherwise, or run out of memory where Quiver does not.
+                traceback.print_exc()
+                measured.not_run.append(NotRun(f"{LIBRARIES[kind] if baselines else OWN}, {workload.name}", _one_line(error)))
             free_memory()
-            found = training.bench_training(context.model("base"), [workload], replace(settings, baselines=False))
+        if found is None:
+            continue
         measured.not_run += [replace(each, what=f"{each.what}, {workload.name}") for each in found.not_run]
         measured.add(*(replace(case, name=f"training {workload.name}") for case in found.cases), rounds=scale.rounds)
+    if not measured.cases:
+        raise RuntimeError(f"no kind of model could be trained: {measured.not_run[-1].reason}")
 
 
 # Queries.
@@ -667,13 +699,13 @@ def profiles(context: Context, measured: Measured) -> None:
     rate = matmul_rate(context.device, DTYPES[context.dtype], scale.matmul)
     size = scale.matmul
     metadata: dict[str, Scalar] = {"flops_per_second": rate, "size": size, "dtype": context.dtype}
-    measured.cases.append(Case("matrix product", f"matrix product: {size:,} x {size:,} x {size:,}, {context.dtype}", metadata, ()))
-    measured.cases.append(_profile_forward(context))
+    measured.add(Case("matrix product", f"matrix product: {size:,} x {size:,} x {size:,}, {context.dtype}", metadata, ()))
+    measured.add(_profile_forward(context))
     free_memory()
     if context.is_over():
         measured.not_run.append(NotRun("profile of a training step", "no time left in the stage"))
         return
-    measured.cases.append(_profile_step(context))
+    measured.add(_profile_step(context))
 
 
 def _profile_forward(context: Context) -> Case:
@@ -763,6 +795,8 @@ def kernel_times(run: Callable[[], None], device: str) -> dict[str, tuple[float,
     found: dict[str, tuple[float, int]] = {}
     for event in profiler.key_averages():
         on_device = str(event.device_type).endswith("CUDA")
+        if on_device and event.is_user_annotation:  # spans of kernels that are counted themselves
+            continue
         microseconds = event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
         if on_device == (device == "cuda") and microseconds > 0:
             name = kernel_name(event.key)
@@ -773,15 +807,23 @@ def kernel_times(run: Callable[[], None], device: str) -> dict[str, tuple[float,
     return found
 
 
+# Identifiers of template arguments that say what a kernel computes.
+_TELLING = re.compile(r"\b(\w*(?:Functor|KernelImpl|CUDAKernel|Ops|gemm)\w*)")
+
+
 def kernel_name(name: str, *, width: int = 80) -> str:
-    """Shorten the name of a kernel: without return type and template arguments, which may have thousands of characters.
+    """Shorten the name of a kernel, which may have thousands of characters: of the template arguments only what it computes.
 
     Example:
         >>> kernel_name("void at::native::reduce_kernel<512, 1, at::native::MeanOps<float> >(at::native::ReduceOp<float>)")
-        'at::native::reduce_kernel'
+        'at::native::reduce_kernel, MeanOps'
+        >>> kernel_name("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN")
+        'nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN'
     """
-    plain = name.removeprefix("void ").split("<", 1)[0].split("(", 1)[0].strip() or name
-    return plain if len(plain) <= width else plain[: width - 1] + "…"
+    plain = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0].strip() or name
+    told = _TELLING.search(name[name.find("<") :]) if "<" in name else None
+    short = plain if told is None else f"{plain}, {told[1]}"
+    return short if len(short) <= width else short[: width - 1] + "…"
 
 
 def matmul_rate(device: str, dtype: torch.dtype, size: int, *, repeats: int = 10) -> float:
@@ -820,6 +862,11 @@ STAGES: Mapping[str, tuple[str, int, Stage]] = {
 """Name -> title, weight in the division of the time (about the seconds on an H100), and measurement, in the order in which they run."""
 
 
+def partial_file(folder: Path, stage: str) -> Path:
+    """File with the cases of a stage that is not done."""
+    return folder / f"{stage}.json"
+
+
 def open_stage(stage: str, device: str, until: float, folder: str, seed: int) -> tuple[Callable[[dict[str, Any]], Answer], Answer]:
     """Target of child processes: runs a stage.
 
@@ -831,11 +878,12 @@ def open_stage(stage: str, device: str, until: float, folder: str, seed: int) ->
         seed: See `Context`.
 
     Returns:
-        A function that gives every request the empty answer, and as first answer the fields of `Measured`.
+        A function that gives every request the empty answer, and as first answer the record of `Measured`.
     """
-    measured = Measured()
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    measured = Measured(path=partial_file(Path(folder), stage))
     STAGES[stage][2](Context(device, until, Path(folder), seed), measured)
-    return lambda request: {}, asdict(measured)
+    return lambda request: {}, measured.record()
 
 
 def _one_line(error: BaseException) -> str:

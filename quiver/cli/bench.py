@@ -356,11 +356,11 @@ def gpu(
     """
     from quiver.eval.bench.gpu import LOG, Settings, as_record, bench_gpu, report
     from quiver.eval.bench.report import tables
-    from quiver.retrieval.models.loading import check_device, default_device
+    from quiver.retrieval.models.loading import default_device
 
-    chosen = check_device(device or default_device())
+    chosen = device or default_device()
     if chosen not in ("cpu", "cuda"):
-        raise InputError(f"--device must be cuda or cpu, got {chosen}; choose a GPU by CUDA_VISIBLE_DEVICES")
+        raise InputError(f"--device must be cuda or cpu, got {chosen!r}; choose a GPU by CUDA_VISIBLE_DEVICES")
     if chosen == "cpu":
         typer.echo("no GPU is used: tiny models and data; the figures say nothing about GPUs", err=True)
     settings = Settings("cuda" if chosen == "cuda" else "cpu", minutes, seed)

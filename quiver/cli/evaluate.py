@@ -11,7 +11,17 @@ import typer
 from typer.core import TyperGroup
 
 from quiver.cli import options
-from quiver.cli.output import command_line, help_alone, open_executor, print_json, print_table, say, show_progress, vector_cache
+from quiver.cli.output import (
+    command_line,
+    help_alone,
+    open_executor,
+    parse_devices,
+    print_json,
+    print_table,
+    say,
+    show_progress,
+    vector_cache,
+)
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -131,6 +141,8 @@ def evaluate(
     effort: options.Effort = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    devices: options.Devices = None,
+    batch_tokens: options.BatchTokens = None,
     library: Annotated[
         Literal["quiver", "sentence-transformers", "pylate"],
         typer.Option("--library", help="Library that runs the model: quiver, sentence-transformers or pylate."),
@@ -159,6 +171,7 @@ def evaluate(
     from quiver.eval.results import REPORTS
     from quiver.retrieval.index.engines import parse_effort
 
+    where = parse_devices(devices)
     results = run_evaluation(
         model,
         data,
@@ -171,9 +184,10 @@ def evaluate(
         in_domain=in_domain or (),
         library=library,
         dtype=dtype,
-        device=device,
+        device=where[0] if where else device,
+        batch_tokens=batch_tokens,
         cache=vector_cache(cache, no_cache),
-        executor=open_executor(executor, workers=workers, address=address, device=device),
+        executor=open_executor(executor, workers=workers, address=address, device=device, devices=where),
         offline=offline,
         progress=show_progress(progress),
         command=command_line(),

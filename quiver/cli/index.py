@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import help_alone, open_executor, parse_memory, print_json, print_table, read_ids, say, show_progress
+from quiver.cli.output import help_alone, open_executor, parse_devices, parse_memory, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_duration
 
@@ -34,6 +34,8 @@ def build(
     memory: options.BuildMemory = "2GB",
     dtype: options.Dtype = None,
     device: options.Device = None,
+    devices: options.Devices = None,
+    batch_tokens: options.BatchTokens = None,
     id_field: options.IdField = None,
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
@@ -56,8 +58,9 @@ def build(
 ) -> None:
     """Encode a corpus and index it. Repeat the command to resume an interrupted build.
 
-    Encoding can be distributed over processes (--workers 4) or a Ray cluster (--executor ray --address HOST:6379), whose nodes need
-    Quiver, the model and the index folder under the same paths. The index has the same bytes as one built by a single process.
+    Encoding can be distributed over GPUs (--devices 0,1), processes (--workers 4) or a Ray cluster (--executor ray --address HOST:6379),
+    whose nodes need Quiver, the model and the index folder under the same paths. The index has the same bytes as one built by a
+    single process.
 
     Examples: quiver index build data/scifact --model MODEL --out indexes/scifact
 
@@ -70,9 +73,10 @@ def build(
 
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
-    waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address, device=device)
+    waiting, where = parse_duration(wait), parse_devices(devices)
+    encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
     corpus = open_corpus(source, _source_options(id_field, title_field, text_fields, columns))
-    loaded = load_model(model, dtype=dtype, device=device)
+    loaded = load_model(model, dtype=dtype, device=where[0] if where else device, batch_tokens=batch_tokens)
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
     _describe(index, as_json)
@@ -84,6 +88,7 @@ def add(
     source: options.CorpusSource,
     model: options.IndexModel = None,
     device: options.Device = None,
+    batch_tokens: options.BatchTokens = None,
     id_field: options.IdField = None,
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
@@ -102,6 +107,7 @@ def add(
     from quiver.retrieval.index import add_documents, open_index
     from quiver.retrieval.models.loading import load_index_model
 
+    loaded = load_index_model(open_index(folder).manifest.model, model, device=device, batch_tokens=batch_tokens)
     corpus = open_corpus(source, _source_options(id_field, title_field, text_fields, columns))
     loaded = load_index_model(open_index(folder).manifest.model, model, device=device)
     index = add_documents(

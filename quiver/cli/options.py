@@ -50,6 +50,21 @@ TrainingDtype: TypeAlias = Annotated[
 Device: TypeAlias = Annotated[
     str | None, typer.Option("--device", help="Device of the model: cpu, cuda or cuda:1. Default: cuda if there is a GPU.")
 ]
+BatchTokens: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-tokens",
+        min=1,
+        help="Tokens that the model encodes at once. Default: 4,096 on a CPU; on a GPU what half of its free memory holds, up to 65,536.",
+    ),
+]
+Devices: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        help="Devices to encode on, with one worker process each: numbers of GPUs such as 0,1, or cpu. Queries are encoded on the first.",
+    ),
+]
 Revision: TypeAlias = Annotated[
     str | None, typer.Option("--revision", help="Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")
 ]

@@ -45,22 +45,33 @@ def vector_cache(cache: Path | None, no_cache: bool) -> Path | None:
     return None if no_cache else cache or cache_folder("vectors")
 
 
-def open_executor(name: str, *, workers: int | None = None, address: str | None = None, device: str | None = None) -> Executor:
-    """Make the executor that ``--executor``, ``--workers`` and ``--address`` ask for.
+def open_executor(
+    name: str,
+    *,
+    workers: int | None = None,
+    address: str | None = None,
+    device: str | None = None,
+    devices: Sequence[str] | None = None,
+) -> Executor:
+    """Make the executor that ``--executor``, ``--workers``, ``--address`` and ``--devices`` ask for.
 
     Args:
         name: ``local`` or ``ray``.
         workers: Number of workers; None for this process alone (local) or as many as the cluster allows (ray).
         address: Address of a Ray cluster; None starts one on this machine.
         device: ``--device``, which workers do not have: each uses a GPU of its machine if there is one.
+        devices: Device of each worker, see `parse_devices`; None for workers without one of their own.
 
     Raises:
-        InputError: Unknown name, a device together with workers, Ray is not installed, nothing answers at the address, or workers < 1.
+        InputError: Unknown name, a device together with workers, ``devices`` together with another of these options, Ray is not installed,
+            nothing answers at the address, or workers < 1.
     """
     if name not in ("local", "ray"):
         raise InputError(f"unknown executor {name!r}; choose one of local, ray")
+    if devices is not None:
+        return _on_devices(name, devices, workers, address, device)
     if device is not None and (name == "ray" or workers not in (None, 1)):
-        raise InputError("--device is for encoding without workers; workers use a GPU if CUDA_VISIBLE_DEVICES leaves them one")
+        raise InputError("--device is for encoding without workers; pass --devices 0,1 for workers on the GPUs 0 and 1, or remove it")
     if name == "ray":
         from quiver.retrieval.cluster.ray_backend import RayCluster
 
@@ -74,6 +85,33 @@ def open_executor(name: str, *, workers: int | None = None, address: str | None 
     from quiver.retrieval.cluster import LocalProcesses
 
     return LocalProcesses(workers or 0)
+
+
+def _on_devices(name: str, devices: Sequence[str], workers: int | None, address: str | None, device: str | None) -> Executor:
+    others = {"--executor ray": name == "ray", "--workers": workers, "--address": address, "--device": device}
+    if given := [option for option, value in others.items() if value]:
+        raise InputError(f"--devices starts one worker per device and excludes {given[0]}; remove one of the two")
+    from quiver.retrieval.cluster import LocalProcesses
+
+    return LocalProcesses(devices)
+
+
+def parse_devices(text: str | None) -> list[str] | None:
+    """Parse ``--devices``: names of devices, separated by commas; a number is that of a GPU. None if the option was not given.
+
+    Raises:
+        InputError: A device has another name, or this machine does not have it.
+
+    Example:
+        >>> parse_devices("cpu, cpu")
+        ['cpu', 'cpu']
+    """
+    if text is None:
+        return None
+    from quiver.retrieval.models.loading import check_device
+
+    names = [name.strip() for name in text.split(",")]
+    return [check_device(f"cuda:{name}" if name.isdecimal() else name) for name in names]
 
 
 def parse_memory(text: str) -> int:

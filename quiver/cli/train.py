@@ -7,12 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import command_line, open_executor, print_json, print_table, say, say_error, show_progress, vector_cache
+from quiver.cli.output import (
+    command_line,
+    open_executor,
+    parse_devices,
+    print_json,
+    print_table,
+    say,
+    say_error,
+    show_progress,
+    vector_cache,
+)
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -344,6 +354,8 @@ def mine(
     title: options.Title = True,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    devices: options.Devices = None,
+    batch_tokens: options.BatchTokens = None,
     cache: options.Cache = None,
     no_cache: options.NoCache = False,
     executor: options.Executor = "local",
@@ -374,12 +386,17 @@ def mine(
     opened = None if index is None else open_index(index)
     if opened is not None and corpus is not None:
         raise InputError("--index and --corpus exclude each other: the index already holds the documents")
-    if model == bm25.NAME and (executor, workers, address) != ("local", None, None):
-        raise InputError(f"--executor, --workers and --address distribute encoding, and {bm25.NAME} encodes nothing; remove them")
-    searched = _searched(model, opened, dtype=dtype, device=device, cache=vector_cache(cache, no_cache))
+    if model == bm25.NAME and (executor, workers, address, devices) != ("local", None, None, None):
+        raise InputError(
+            f"--executor, --workers, --address and --devices distribute encoding, and {bm25.NAME} encodes nothing; remove them"
+        )
+    where = parse_devices(devices)
+    encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
+    load = LoadOptions(dtype, where[0] if where else device, batch_tokens)
+    searched = _searched(model, opened, load, cache=vector_cache(cache, no_cache))
     record = mine_negatives(
         source,
-        replace(searched, executor=open_executor(executor, workers=workers, address=address, device=device)),
+        replace(searched, executor=encoding),
         out,
         rules=rules,
         output=Output(ids=form == "ids", suspects=suspects, limit=limit),
@@ -407,22 +424,30 @@ def _pairs(
     return BeirSource(folder, split, use_title)
 
 
-def _searched(model: str | None, index: Index | None, *, dtype: Dtype | None, device: str | None, cache: Path | None) -> MiningSystem:
+class LoadOptions(NamedTuple):
+    """``--dtype``, ``--device`` and ``--batch-tokens``."""
+
+    dtype: Dtype | None
+    device: str | None
+    batch_tokens: int | None
+
+
+def _searched(model: str | None, index: Index | None, load: LoadOptions, *, cache: Path | None) -> MiningSystem:
     from quiver.retrieval.models.loading import load_index_model, load_model
     from quiver.retrieval.search import bm25
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
     if model == bm25.NAME:
-        if dtype is not None or device is not None:
-            raise InputError(f"--dtype and --device are for models, and {bm25.NAME} is none; remove them")
+        if load != (None, None, None):
+            raise InputError(f"--dtype, --device and --batch-tokens are for models, and {bm25.NAME} is none; remove them")
         return MiningSystem(None, index, cache)
     if model is None and index is None:
         raise InputError(f"pass --model (a folder, a hub id or {bm25.NAME}) or --index")
     if index is None:
-        return MiningSystem(load_model(str(model), dtype=dtype, device=device), None, cache)
-    if dtype is not None:
+        return MiningSystem(load_model(str(model), **load._asdict()), None, cache)
+    if load.dtype is not None:
         raise InputError("--dtype: the model of an index runs in the dtype of the index; remove the option")
-    return MiningSystem(load_index_model(index.manifest.model, model, device=device), index, cache)
+    return MiningSystem(load_index_model(index.manifest.model, model, device=load.device, batch_tokens=load.batch_tokens), index, cache)
 
 
 def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool) -> None:
@@ -496,6 +521,8 @@ def teacher_scores(
     ] = "none",
     dtype: options.Dtype = None,
     device: options.Device = None,
+    devices: options.Devices = None,
+    batch_tokens: options.BatchTokens = None,
     cache: options.Cache = None,
     no_cache: options.NoCache = False,
     executor: options.Executor = "local",
@@ -529,10 +556,12 @@ def teacher_scores(
         "text_field": text_field,
     }
     section = parse(DataSection, fields, source="options")
-    encoding = open_executor(executor, workers=workers, address=address, device=device)
+    where = parse_devices(devices)
+    encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
+    load = LoadOptions(dtype, where[0] if where else device, batch_tokens)
     record = score_rows(
         section,
-        _teacher(teachers, weights, partial(load_teacher, dtype=dtype, device=device, executor=encoding)),
+        _teacher(teachers, weights, partial(load_teacher, **load._asdict(), executor=encoding)),
         out,
         normalize=normalize,
         cache=vector_cache(cache, no_cache),

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -143,32 +143,38 @@ class LocalProcesses:
     """Executor with worker processes on this machine.
 
     Args:
-        workers: Number of workers; fewer are started for fewer items.
+        workers: Number of workers, or the device of each: ``cpu``, ``cuda`` or ``cuda:1``; a worker sees no other GPU. Fewer are
+            started for fewer items.
 
     Raises:
-        InputError: workers < 1.
+        InputError: There is no worker.
+
+    Example:
+        >>> LocalProcesses(2).threads(8), LocalProcesses(["cuda:0", "cuda:1", "cpu"]).threads(2)
+        (4, 1)
     """
 
     name = "local"
     remote = True
 
-    def __init__(self, workers: int) -> None:
-        if workers < 1:
-            raise InputError(f"workers must be >= 1, got {workers}")
-        self._workers = workers
+    def __init__(self, workers: int | Sequence[str]) -> None:
+        self._devices: list[str | None] = [None] * workers if isinstance(workers, int) else list(workers)
+        if not self._devices:
+            raise InputError(f"workers must be >= 1, got {workers if isinstance(workers, int) else 'no device'}")
 
     def threads(self, here: int) -> int:
         """Return the threads of this process, divided among the workers."""
-        return max(1, here // self._workers)
+        return max(1, here // len(self._devices))
 
     def run(self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
         """See `quiver.retrieval.records.Executor`."""
         del threads  # local processes reserve nothing
         waiting, idle, busy = Assignments(items), list[_Process](), dict[Connection, tuple[_Process, Assignment[Item]]]()
+        devices = self._devices[::-1]  # of workers that are not running
         try:
             while True:
-                while len(busy) < self._workers and (assignment := waiting.take()) is not None:
-                    process = idle.pop() if idle else _Process(task)
+                while len(busy) < len(self._devices) and (assignment := waiting.take()) is not None:
+                    process = idle.pop() if idle else _Process(task, devices.pop())
                     busy[process.pipe] = (process, assignment)
                     process.send(assignment.item)
                 if not busy:
@@ -177,6 +183,7 @@ class LocalProcesses:
                     process, assignment = busy.pop(_connection(pipe))
                     outcome = process.outcome()
                     if outcome is None:
+                        devices.append(process.device)
                         waiting.put_back(assignment, process.end())
                         continue
                     idle.append(process)
@@ -190,10 +197,11 @@ class LocalProcesses:
 class _Process:
     """A worker process and the pipe to it."""
 
-    def __init__(self, task: WorkerTask[Any, Any]) -> None:
+    def __init__(self, task: WorkerTask[Any, Any], device: str | None) -> None:
+        self.device = device
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, task), daemon=True, name="quiver-worker")
+        self._process = context.Process(target=_serve, args=(theirs, task, device), daemon=True, name="quiver-worker")
         self._process.start()
         theirs.close()  # so that the pipe ends when the worker does
 
@@ -233,8 +241,31 @@ def _connection(pipe: object) -> Connection:
     return pipe
 
 
-def _serve(pipe: Connection, task: WorkerTask[Any, Any]) -> None:
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices(device: str, visible: str | None) -> str:
+    """Return the ``CUDA_VISIBLE_DEVICES`` of a worker that is to use one device.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:1``; a number counts the GPUs that this process sees.
+        visible: ``CUDA_VISIBLE_DEVICES`` of this process; None if it is not set.
+
+    Example:
+        >>> visible_devices("cuda:1", None), visible_devices("cuda:1", "2,GPU-8932"), visible_devices("cpu", "0,1")
+        ('1', 'GPU-8932', '')
+    """
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return ""
+    return number or "0" if visible is None else visible.split(",")[int(number or 0)].strip()
+
+
+def _serve(pipe: Connection, task: WorkerTask[Any, Any], device: str | None) -> None:
     """Main loop of a worker process."""
+    if device is not None:
+        # CUDA reads the variable when it is used for the first time, which is when the task loads its model.
+        os.environ[VISIBLE] = visible_devices(device, os.environ.get(VISIBLE))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     worker = Worker(task)
     while True:

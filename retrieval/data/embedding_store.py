@@ -47,8 +47,10 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, write_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import comparable
-from quiver.retrieval.models.loading import load_from_card, with_absolute_source
+from quiver.retrieval.models.loading import WorkerModel
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import (
     IN_PROCESS,
@@ -63,7 +65,6 @@ from quiver.retrieval.records import (
     TokenCounts,
     TokenEncoding,
     TokenModel,
-    WorkerTask,
 )
 
 if TYPE_CHECKING:
@@ -450,29 +451,35 @@ def _set_aside(path: Path, error: DamagedError) -> None:
 
 
 @dataclass(frozen=True)
-class _EncodeHere:
-    """Encode with a loaded model."""
-
-    model: DenseModel | TokenModel
-    role: Role
-    show: bool
-
-    def open(self) -> Callable[[Chunk], Encoding]:
-        return lambda chunk: self.model.encode(list(chunk.texts), self.role, progress=self.show)
-
-
-@dataclass(frozen=True)
 class _EncodeInWorker:
     """Encode with a model that the worker loads."""
 
-    card: ModelCard
+    model: WorkerModel
     role: Role
     threads: int
 
     def open(self) -> Callable[[Chunk], Encoding]:
         torch.set_num_threads(self.threads)
-        model = load_from_card(self.card)
+        model = self.model.load()
         return lambda chunk: model.encode(list(chunk.texts), self.role)
+
+
+def encode_here(
+    model: DenseModel | TokenModel, chunks: Iterable[Sequence[str]], role: Role, *, show: bool = False
+) -> Generator[Encoding, None, None]:
+    """Encode chunks of texts in this process, in order; a model of Quiver on a GPU does not wait between chunks.
+
+    Args:
+        model: The model.
+        chunks: Chunks; consumed as needed.
+        role: Queries or documents; decides the prompt.
+        show: Show the model's own progress bar for every chunk.
+    """
+    if isinstance(model, BiEncoder | ColBERT) and not show:
+        yield from model.encode_chunks(chunks, role)
+        return
+    for texts in chunks:
+        yield model.encode(list(texts), role, progress=show)
 
 
 def encode_chunks(
@@ -491,15 +498,22 @@ def encode_chunks(
         InputError: A worker cannot load the model.
         WorkerError: Workers died repeatedly.
     """
-    task: WorkerTask[Chunk, Encoding]
     if role == "query" or not executor.remote:
-        executor, threads, task = IN_PROCESS, 1, _EncodeHere(model, role, show)
-    else:
-        threads = executor.threads(torch.get_num_threads())
-        task = _EncodeInWorker(with_absolute_source(model.card), role, threads)
+        taken = deque[Chunk]()
+
+        def texts() -> Iterator[Sequence[str]]:
+            for chunk in chunks:
+                taken.append(chunk)
+                yield chunk.texts
+
+        with closing(encode_here(model, texts(), role, show=show)) as encodings:
+            for encoding in encodings:
+                yield taken.popleft(), encoding
+        return
+    threads = executor.threads(torch.get_num_threads())
     early: dict[int, tuple[Chunk, Encoding]] = {}
     following = 0
-    with closing(executor.run(task, chunks, threads=threads)) as results:
+    with closing(executor.run(_EncodeInWorker(WorkerModel.of(model), role, threads), chunks, threads=threads)) as results:
         for chunk, encoding in results:
             early[chunk.number] = (chunk, encoding)
             while following in early:

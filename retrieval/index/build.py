@@ -81,7 +81,7 @@ from quiver.retrieval.index.store.reading import (
 )
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.models.encoding import comparable
-from quiver.retrieval.models.loading import with_absolute_source
+from quiver.retrieval.models.loading import WorkerModel, with_absolute_source
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseEncoding, Document, Executor, ModelCard
 
@@ -316,7 +316,7 @@ class Pieces:
             spool=self._source.spool,
             count=self._source.count,
             options=self._options,
-            card=with_absolute_source(self._card),
+            model=WorkerModel.of(self._model),
             threads=self._threads,
             codec=None if place is None else (place.engine, place.folder),
             sampled=self._sampled,

@@ -119,11 +119,12 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     options.check_fields(source.fields)
     name = engine_name(options.engine, card, source.count)
     engine(name, card).check(options.settings, card)
-    parts: list[tuple[list[Document], Encoded]] = []
+    parts: list[tuple[Sequence[Document], Encoded]] = []
     stream = iter(documents)
+    chunks = iter(lambda: list(islice(stream, options.pieces.chunk_documents)), [])
     with progress_bar("documents", source.count, enabled=progress) as advance:
-        while chunk := list(islice(stream, options.pieces.chunk_documents)):
-            parts.append((chunk, encode(model, chunk, use_title=options.use_title)))
+        for chunk, encoded in encode(model, chunks, use_title=options.use_title):
+            parts.append((chunk, encoded))
             advance(len(chunk))
     logger.info("%d documents encoded", source.count)
     lengths = np.concatenate([encoded.lengths for _, encoded in parts])

@@ -24,8 +24,9 @@ import logging
 import platform
 import uuid
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -38,7 +39,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Count, Field, SchemaError, parse_record, with_config
 from quiver.retrieval.data.corpus import checked_document
-from quiver.retrieval.data.embedding_store import stack_vectors
+from quiver.retrieval.data.embedding_store import Encoding, encode_here, stack_vectors
 from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
 from quiver.retrieval.index.engines import AnyCodec, Setting, open_codec
@@ -58,7 +59,7 @@ from quiver.retrieval.index.store.reading import FileEntry, FileName, Layout, ve
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.strings import id_hashes
 from quiver.retrieval.models.encoding import comparable
-from quiver.retrieval.models.loading import load_from_card
+from quiver.retrieval.models.loading import WorkerModel
 from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
 
@@ -278,14 +279,30 @@ class Encoded:
         return Encoded(self.vectors[rows], lengths, None if self.token_ids is None else self.token_ids[rows], tokens)
 
 
-def encode(model: Model, documents: Sequence[Document], *, use_title: bool) -> Encoded:
-    """Encode documents.
+def encode(
+    model: Model, chunks: Iterable[Sequence[Document]], *, use_title: bool
+) -> Generator[tuple[Sequence[Document], Encoded], None, None]:
+    """Encode documents chunk by chunk; yield each chunk with its vectors.
 
     Raises:
         InputError: A vector is not finite (names the document).
         ValueError: The vectors do not match the model's card.
     """
-    encoding = model.encode([document.content(use_title=use_title) for document in documents], "document")
+    taken = deque[Sequence[Document]]()
+
+    def texts() -> Iterator[Sequence[str]]:
+        for documents in chunks:
+            taken.append(documents)
+            yield [document.content(use_title=use_title) for document in documents]
+
+    with closing(encode_here(model, texts(), "document")) as encodings:
+        for encoding in encodings:
+            documents = taken.popleft()
+            yield documents, _checked(model, documents, encoding)
+
+
+def _checked(model: Model, documents: Sequence[Document], encoding: Encoding) -> Encoded:
+    """The vectors of documents, comparable by inner product."""
     given, counts = stack_vectors(encoding, model.card)
     with np.errstate(over="ignore"):  # an overflow becomes infinity, which is rejected below
         vectors = np.ascontiguousarray(given, np.float32)  # files store float32 only
@@ -863,9 +880,11 @@ class PieceMaker:
 
     def _make_sample(self, piece: SamplePiece) -> Finished:
         stream, parts = self._reading.picked(piece.numbers), list[Encoded]()
-        while chunk := list(islice(stream, piece.chunk)):
-            parts.append(encode(self._model, chunk, use_title=self._options.use_title))
-            self._advance(len(chunk))
+        chunks = iter(lambda: list(islice(stream, piece.chunk)), [])
+        with closing(encode(self._model, chunks, use_title=self._options.use_title)) as encodings:
+            for documents, encoded in encodings:
+                parts.append(encoded)
+                self._advance(len(documents))
         folder = self._folders.begin(piece.name)
         return self._folders.finish(piece.name, folder, write_encoded(folder, joined(parts), self._folders.disk), {})
 
@@ -883,14 +902,37 @@ class PieceMaker:
         return self._folders.finish(piece.name, folder, contents.holds, asdict(counts))
 
     def _encoded(self, piece: SegmentPiece) -> Iterator[tuple[list[Document], Encoded]]:
-        for first, stop in piece.chunks():
-            documents = self._reading.span(first, stop)
-            known = self._sample.has(first, len(documents))
-            rest = [document for document, stored in zip(documents, known.tolist(), strict=True) if not stored]
-            encoded = encode(self._model, rest, use_title=self._options.use_title) if rest else None
-            if encoded is None or known.any():
-                encoded = self._sample.fill(first, known, encoded)
-            yield documents, encoded
+        taken = deque[_TakenChunk]()
+
+        def missing() -> Iterator[list[Document]]:
+            """The documents of each chunk that are not in the sample; chunks without any are only taken."""
+            for first, stop in piece.chunks():
+                documents = self._reading.span(first, stop)
+                known = self._sample.has(first, len(documents))
+                taken.append(_TakenChunk(first, documents, known))
+                if not known.all():
+                    yield [document for document, stored in zip(documents, known.tolist(), strict=True) if not stored]
+
+        def from_sample() -> Iterator[tuple[list[Document], Encoded]]:
+            while taken and taken[0].known.all():
+                chunk = taken.popleft()
+                yield chunk.documents, self._sample.fill(chunk.first, chunk.known, None)
+
+        with closing(encode(self._model, missing(), use_title=self._options.use_title)) as encodings:
+            for _, encoded in encodings:
+                yield from from_sample()
+                chunk = taken.popleft()
+                yield chunk.documents, self._sample.fill(chunk.first, chunk.known, encoded) if chunk.known.any() else encoded
+        yield from from_sample()
+
+
+@dataclass(frozen=True)
+class _TakenChunk:
+    """Successive documents, the number of the first, and whether the vectors of each are in the sample, (B,)."""
+
+    first: int
+    documents: list[Document]
+    known: NDArray[np.bool_]
 
 
 @with_config(RECORD)
@@ -935,7 +977,7 @@ class MakeAnywhere:
         spool: File of the documents.
         count: Number of documents.
         options: Options of the build.
-        card: Card of the model.
+        model: The model.
         threads: Number of threads for torch.
         codec: Engine name and folder of the codec; None if only samples are made.
         sampled: The training sample.
@@ -946,7 +988,7 @@ class MakeAnywhere:
     spool: Spool
     count: int
     options: BuildOptions
-    card: ModelCard
+    model: WorkerModel
     threads: int
     codec: tuple[str, Path] | None
     sampled: Sampled
@@ -965,7 +1007,7 @@ class MakeAnywhere:
         folders = PieceFolders(self.folder, REAL, uuid.uuid4().hex[:12])
         codec = None if self.codec is None else open_codec(*self.codec)
         reading = Reading(self.spool, self.count)
-        return PieceMaker(load_from_card(self.card), reading, self.options, folders, codec=codec, sample=self.sampled.vectors())
+        return PieceMaker(self.model.load(), reading, self.options, folders, codec=codec, sample=self.sampled.vectors())
 
 
 @contextmanager

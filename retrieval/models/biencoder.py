@@ -6,19 +6,24 @@ Source: Dense Passage Retrieval, arXiv:2004.04906; sentence-transformers' conven
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.tokenizer import TokenizedTexts
-from quiver.retrieval.models.encoding import clean, describe_tokens, document_texts, fingerprint, pool, run_batches
+from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
+from quiver.retrieval.models.encoding import check_texts, clean, describe_tokens, document_texts, fingerprint, joined_tokens, pool
 from quiver.retrieval.models.export.sentence_transformers import write_dense
 from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
+from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role
 
 
@@ -32,28 +37,24 @@ class BiEncoder(PretrainedModel):
         tokenizer: The encoder's tokenizer.
         settings: Pooling, prompts, lengths and projections.
         source: Folder or Hub id, for manifests and reports.
+        batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
 
     Raises:
         InputError: The checkpoint is a ColBERT model, or its parts do not fit each other.
     """
 
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "") -> None:
+    def __init__(
+        self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "", batch_tokens: int | None = None
+    ) -> None:
         if settings.kind != "dense":
             raise InputError(f"{source or 'this model'}: a ColBERT checkpoint (one vector per token); load it with ColBERT")
-        super().__init__(encoder, tokenizer, settings, source=source)
+        super().__init__(encoder, tokenizer, settings, source=source, batch_tokens=batch_tokens)
         limits = (settings.max_length, tokenizer.max_length, encoder.config.max_positions)
         self.max_length = settings.max_length or min(limit for limit in limits if limit is not None)
         if settings.max_length is not None and settings.max_length < 1:
             raise InputError(f"{source}: max_seq_length must be >= 1, got {settings.max_length}")
         if self.max_length > encoder.config.max_positions:
             raise InputError(f"{source}: max_seq_length {self.max_length} exceeds the encoder's {encoder.config.max_positions} positions")
-
-    @property
-    def dim(self) -> int:
-        """Vector width d."""
-        if self.settings.projections:
-            return self.settings.projections[-1].linear.out_features
-        return self.encoder.config.hidden_size
 
     @cached_property
     def card(self) -> ModelCard:
@@ -90,15 +91,44 @@ class BiEncoder(PretrainedModel):
         Returns:
             (B, d) float32, in input order.
         """
-        tokens = self.tokenize(texts, role)
+        check_texts(texts)
+        vectors = torch.empty(len(texts), self.dim)
+        windows = text_windows(texts, self.batch_size)
+
+        def tokenize(window: slice) -> ModelInputs:
+            return self._inputs(texts[window], role, out=vectors[window])
+
+        with (
+            progress_bar("queries" if role == "query" else "documents", len(texts), enabled=progress) as advance,
+            closing(self._loop(role, advance).run(windows, tokenize, threaded=len(windows) > 1)) as groups,
+        ):
+            tokens = [inputs.tokens for inputs, _ in groups]
+        return DenseEncoding(vectors.numpy(), joined_tokens(tokens))
+
+    def encode_chunks(self, chunks: Iterable[Sequence[str]], role: Role) -> Generator[DenseEncoding, None, None]:
+        """Yield the encoding of each chunk of texts, as `encode` returns it; a GPU does not wait between chunks.
+
+        Args:
+            chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
+            role: Queries or documents; decides the prompt.
+        """
+        with closing(self._loop(role).run(chunks, lambda texts: self._inputs(texts, role))) as groups:
+            for inputs, vectors in groups:
+                yield DenseEncoding(vectors.numpy(), joined_tokens([inputs.tokens]))
+
+    def _loop(self, role: Role, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
         skip = self.skipped_tokens(role)
 
-        def forward(batch: PackedBatch) -> list[DenseVectors]:
-            return list(self.pool(self.encoder(batch), batch, skip=skip).cpu().numpy())
+        def forward(batch: PackedBatch) -> Tensor:
+            return self.pool(self.encoder(batch), batch, skip=skip)
 
-        rows = run_batches(tokens.ids, forward, device=self.encoder.device, role=role, progress=progress)
-        vectors = np.stack(rows) if rows else np.empty((0, self.dim), np.float32)
-        return DenseEncoding(vectors, describe_tokens(texts, tokens.ids, tokens.truncated))
+        copies = copies_for(self.encoder.device)
+        return BatchLoop(forward, dim=self.dim, size=self.batch_size, copies=copies, role=role, advance=advance)
+
+    def _inputs(self, texts: Sequence[str], role: Role, *, out: Tensor | None = None) -> ModelInputs:
+        tokens = self.tokenize(texts, role)
+        described = describe_tokens(texts, tokens.ids, tokens.truncated)
+        return ModelInputs(tokens.ids, described, np.ones(len(tokens.ids), np.int64), out=out)
 
     def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
         """Clean and tokenize texts with the prompt of their role.

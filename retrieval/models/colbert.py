@@ -9,49 +9,49 @@ Source: ColBERT, arXiv:2004.12832; ColBERTv2, arXiv:2112.01488; the conventions 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
+from quiver.encoder import Encoder, InputError, Tokenizer
 from quiver.encoder.tokenizer import TokenizedTexts
-from quiver.retrieval.models.encoding import clean, describe_tokens, document_texts, fingerprint, run_batches
+from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
+from quiver.retrieval.models.encoding import check_texts, clean, describe_tokens, document_texts, fingerprint, joined_tokens
 from quiver.retrieval.models.export.pylate import write_colbert
 from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
-from quiver.retrieval.records import Document, ModelCard, Role, TextTokens, TokenEncoding, TokenVectors
+from quiver.retrieval.progress import Advance, progress_bar
+from quiver.retrieval.records import Document, ModelCard, Role, TokenEncoding, TokenVectors
 
 
-@dataclass(frozen=True)
-class _TokenizedTexts:
-    """Tokenized texts.
+def _flat(ids: Sequence[Sequence[int]]) -> NDArray[np.uint32]:
+    """Token ids of all texts."""
+    return np.fromiter(chain.from_iterable(ids), np.uint32)
 
-    Attributes:
-        ids: Token ids of each text.
-        counts: Token counts.
-        key_lengths: Leading tokens that are attended to, per text; None for all.
-        keep: Whether each token has a vector; None if all have.
-    """
 
-    ids: list[list[int]]
-    counts: TextTokens
-    key_lengths: list[int] | None
-    keep: list[list[bool]] | None
+def _split(rows: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """Rows of texts as one view per text."""
+    ends = np.cumsum(lengths).tolist()
+    return [rows[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
-    def vector_token_ids(self) -> list[NDArray[np.uint32]]:
-        """Ids of the tokens that have a vector, per text."""
-        if self.keep is None:
-            return [np.array(text, np.uint32) for text in self.ids]
-        return [
-            np.array([token for token, kept in zip(*text, strict=True) if kept], np.uint32)
-            for text in zip(self.ids, self.keep, strict=True)
-        ]
+
+def _vector_token_ids(inputs: ModelInputs) -> list[NDArray[np.uint32]]:
+    """Ids of the tokens that have a vector, per text."""
+    ids = _flat(inputs.ids)
+    return _split(ids if inputs.keep is None or not len(ids) else ids[np.concatenate(inputs.keep)], inputs.vectors)
+
+
+def _encoding(inputs: ModelInputs, vectors: Tensor) -> TokenEncoding:
+    """The encoding of texts whose vectors are in one matrix, (T, d)."""
+    return TokenEncoding(_split(vectors.numpy(), inputs.vectors), inputs.tokens, _vector_token_ids(inputs))
 
 
 class ColBERT(PretrainedModel):
@@ -62,18 +62,21 @@ class ColBERT(PretrainedModel):
         tokenizer: The encoder's tokenizer, which has the two prefixes as tokens.
         settings: Lengths, prefixes, expansion, skiplist and projections.
         source: Folder or Hub id, for manifests and reports.
+        batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
 
     Raises:
         InputError: The checkpoint is a bi-encoder, has no projection, or lacks a token that its settings name.
     """
 
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "") -> None:
+    def __init__(
+        self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "", batch_tokens: int | None = None
+    ) -> None:
         name = source or "this model"
         if settings.kind != "colbert":
             raise InputError(f"{name}: not a ColBERT checkpoint (one vector per text); load it with BiEncoder")
         if not settings.projections:
             raise InputError(f"{name}: a ColBERT checkpoint needs at least one Dense module")
-        super().__init__(encoder, tokenizer, settings, source=source)
+        super().__init__(encoder, tokenizer, settings, source=source, batch_tokens=batch_tokens)
         colbert = settings.colbert
         longest = max(colbert.query_length, colbert.document_length)
         if longest > encoder.config.max_positions:
@@ -99,11 +102,6 @@ class ColBERT(PretrainedModel):
         if self.settings.colbert.query_expansion and mask is None:
             raise InputError(f"{name}: query expansion needs a mask token, but the tokenizer has none")
         return mask
-
-    @property
-    def dim(self) -> int:
-        """Vector width d."""
-        return self.settings.projections[-1].linear.out_features
 
     @cached_property
     def card(self) -> ModelCard:
@@ -145,23 +143,44 @@ class ColBERT(PretrainedModel):
         Returns:
             B arrays of (n_i, d) float32, in input order, with the ids of their tokens.
         """
-        tokenized = self._tokenize(texts, role)
-        keep = tokenized.keep
+        check_texts(texts)
+        windows = text_windows(texts, self.batch_size)
+        with (
+            progress_bar("queries" if role == "query" else "documents", len(texts), enabled=progress) as advance,
+            closing(
+                self._loop(role, advance).run(windows, lambda window: self._inputs(texts[window], role), threaded=len(windows) > 1)
+            ) as groups,
+        ):
+            parts = [_encoding(inputs, vectors) for inputs, vectors in groups]
+        ids = [ids for part in parts for ids in part.token_ids or ()]
+        return TokenEncoding([each for part in parts for each in part.vectors], joined_tokens([part.tokens for part in parts]), ids)
 
-        def forward(batch: PackedBatch) -> list[TokenVectors]:
-            vectors = self.project(self.encoder(batch)).cpu()
-            parts = batch.unpack(vectors)
-            if keep is not None:
-                parts = [part[torch.tensor(keep[row])] for part, row in zip(parts, batch.rows, strict=True)]
-            return [part.numpy().copy() for part in parts]
+    def encode_chunks(self, chunks: Iterable[Sequence[str]], role: Role) -> Generator[TokenEncoding, None, None]:
+        """Yield the encoding of each chunk of texts, as `encode` returns it; a GPU does not wait between chunks.
 
-        device, key_lengths = self.encoder.device, tokenized.key_lengths
-        vectors = run_batches(tokenized.ids, forward, key_lengths=key_lengths, device=device, role=role, progress=progress)
-        return TokenEncoding(vectors, tokenized.counts, tokenized.vector_token_ids())
+        Args:
+            chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
+            role: Queries or documents; decides prefix, length, expansion and skiplist.
+        """
+        with closing(self._loop(role).run(chunks, lambda texts: self._inputs(texts, role))) as groups:
+            for inputs, vectors in groups:
+                joined_tokens([inputs.tokens])
+                yield _encoding(inputs, vectors)
+
+    def _loop(self, role: Role, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
+        copies = copies_for(self.encoder.device)
+        return BatchLoop(
+            lambda batch: self.project(self.encoder(batch)),
+            dim=self.dim,
+            size=self.batch_size,
+            copies=copies,
+            role=role,
+            advance=advance,
+        )
 
     def document_token_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Return the ids of the tokens whose vectors `encode` returns, without computing the vectors; B arrays of (n_i,)."""
-        return self._tokenize(texts, "document").vector_token_ids()
+        return _vector_token_ids(self._inputs(texts, "document"))
 
     def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
         """Clean and tokenize texts with the prefix of their role, without query expansion.
@@ -201,14 +220,14 @@ class ColBERT(PretrainedModel):
         own = self.settings.colbert.query_length if role == "query" else self.settings.colbert.document_length
         return min(own, max_length or own)
 
-    def _tokenize(self, texts: Sequence[str], role: Role) -> _TokenizedTexts:
+    def _inputs(self, texts: Sequence[str], role: Role) -> ModelInputs:
         tokens = self.tokenize(texts, role)
         counts = describe_tokens(texts, tokens.ids, tokens.truncated)
         if role == "query":
             ids, key_lengths = self.expand(tokens.ids)
-            return _TokenizedTexts(ids, counts, key_lengths, None)
-        keep = [[token not in self._skiplist for token in text] for text in tokens.ids]
-        return _TokenizedTexts(tokens.ids, counts, None, keep)
+            return ModelInputs(ids, counts, np.fromiter(map(len, ids), np.int64, len(ids)), key_lengths)
+        keep = _split(~np.isin(_flat(tokens.ids), self.skipped_ids), np.fromiter(map(len, tokens.ids), np.int64, len(tokens.ids)))
+        return ModelInputs(tokens.ids, counts, np.fromiter(map(np.count_nonzero, keep), np.int64, len(keep)), keep=keep)
 
     def encode_queries(self, texts: Sequence[str], *, progress: bool = False) -> list[TokenVectors]:
         """Encode queries to B arrays of (n_i, d) float32; with expansion n_i is the query length."""

@@ -1,4 +1,4 @@
-"""From texts to vectors, for bi-encoders and ColBERT models: cleaning, batches, pooling, projections, scaling and fingerprints.
+"""From texts to vectors, for bi-encoders and ColBERT models: cleaning, pooling, projections, scaling and fingerprints.
 
 Shapes: B texts, N packed tokens, D encoder width, d vector width.
 Source: sentence-transformers' ``Pooling`` and ``Dense`` modules; PyLate's ``Dense``.
@@ -10,29 +10,22 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from typing import TypeVar
+from dataclasses import asdict
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer, pack
+from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
-from quiver.retrieval.progress import progress_bar
-from quiver.retrieval.records import DenseVectors, Document, ModelCard, Role, TextTokens
+from quiver.retrieval.records import DenseVectors, Document, ModelCard, TextTokens
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
 
-# Tokens per forward pass. On a CPU larger batches leave the cache and gain nothing; a GPU needs far more to be busy.
-BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536}
-
-
-def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -> list[str]:
-    """Prepend the prompt, strip and lower-case texts, as sentence-transformers does before tokenizing.
+def check_texts(texts: Sequence[str]) -> None:
+    """Check that texts are a list of strings.
 
     Raises:
         ValueError: ``texts`` is one string, or an item is not a string.
@@ -42,6 +35,15 @@ def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"text {number} must be a string, got {type(text).__name__}")
+
+
+def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -> list[str]:
+    """Prepend the prompt, strip and lower-case texts, as sentence-transformers does before tokenizing.
+
+    Raises:
+        ValueError: ``texts`` is one string, or an item is not a string.
+    """
+    check_texts(texts)
     stripped = [(prompt + text).strip() for text in texts]
     return [text.lower() for text in stripped] if lower_case else stripped
 
@@ -54,9 +56,7 @@ def document_texts(documents: Sequence[str | Document]) -> list[str]:
 
 
 def describe_tokens(texts: Sequence[str], ids: Sequence[Sequence[int]], truncated: Sequence[bool]) -> TextTokens:
-    """Count the tokens of each text, and log how many texts were truncated."""
-    if any(truncated):
-        logger.info("%d of %d texts were truncated to the model's maximum length", sum(truncated), len(texts))
+    """Count the tokens of each text."""
     return TextTokens(
         tokens=np.fromiter(map(len, ids), np.int32, len(ids)),
         truncated=np.array(truncated, bool),
@@ -64,37 +64,12 @@ def describe_tokens(texts: Sequence[str], ids: Sequence[Sequence[int]], truncate
     )
 
 
-def run_batches(
-    ids: Sequence[Sequence[int]],
-    forward: Callable[[PackedBatch], Sequence[Result]],
-    *,
-    key_lengths: Sequence[int] | None = None,
-    device: torch.device,
-    role: Role,
-    progress: bool,
-) -> list[Result]:
-    """Run a model over tokenized texts in batches of similar length; results are in input order.
-
-    Args:
-        ids: Token ids of B texts.
-        forward: Function from a batch to one result per sequence, in batch order.
-        key_lengths: Leading tokens that may be attended to, per text; None for all.
-        device: Device of the model; decides the tokens per batch.
-        role: Queries or documents. Documents are encoded batch-invariantly, since parts of an index may be built again with other batches;
-            queries by the fastest kernels.
-        progress: Show a progress bar.
-
-    Returns:
-        B results.
-    """
-    budget = max(BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]), max(map(len, ids), default=0))
-    results: dict[int, Result] = {}
-    description = "queries" if role == "query" else "documents"
-    with torch.inference_mode(), progress_bar(description, len(ids), enabled=progress) as advance:
-        for batch in pack(ids, max_tokens=budget, key_lengths=key_lengths):
-            results.update(zip(batch.rows, forward(replace(batch, batch_invariant=role == "document")), strict=True))
-            advance(len(batch))
-    return [results[row] for row in range(len(ids))]
+def joined_tokens(parts: Sequence[TextTokens]) -> TextTokens:
+    """Concatenate the token counts of the parts of a call, at least one, and log how many texts were truncated."""
+    joined = TextTokens(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("tokens", "truncated", "empty")))
+    if joined.truncated.any():
+        logger.info("%d of %d texts were truncated to the model's maximum length", joined.truncated.sum(), len(joined.truncated))
+    return joined
 
 
 # Configuration fields that do not affect vectors.

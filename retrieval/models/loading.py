@@ -21,8 +21,9 @@ from quiver.encoder import Encoder, Tokenizer, load_encoder, optimize_for_infere
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.retrieval.models.batches import BatchSize
 from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.records import Dtype, ModelCard
+from quiver.retrieval.records import DenseModel, Dtype, ModelCard, TokenModel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -284,13 +285,18 @@ class PretrainedModel:
         tokenizer: The encoder's tokenizer.
         settings: Settings of the model folder.
         source: Folder or Hub id, for manifests and reports.
+        batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
 
     Raises:
-        InputError: The parts do not fit each other.
+        InputError: The parts do not fit each other, or ``batch_tokens`` is less than 1.
     """
 
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "") -> None:
+    def __init__(
+        self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "", batch_tokens: int | None = None
+    ) -> None:
         name = source or "this model"
+        if batch_tokens is not None and batch_tokens < 1:
+            raise InputError(f"batch_tokens must be >= 1, got {batch_tokens}")
         if len(tokenizer) > encoder.config.vocab_size:
             raise InputError(
                 f"{name}: the tokenizer has {len(tokenizer)} tokens, but the encoder's vocabulary only {encoder.config.vocab_size}"
@@ -299,7 +305,23 @@ class PretrainedModel:
         self.tokenizer = tokenizer
         self.settings = settings
         self.source = source
+        self.batch_tokens = batch_tokens
+        self._batch_size: BatchSize | None = None
         self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
+
+    @property
+    def dim(self) -> int:
+        """Vector width d."""
+        if self.settings.projections:
+            return self.settings.projections[-1].linear.out_features
+        return self.encoder.config.hidden_size
+
+    @property
+    def batch_size(self) -> BatchSize:
+        """Tokens per batch on the device where the encoder is; chosen at the first use, and less after memory ran out there."""
+        if self._batch_size is None or self._batch_size.device != self.encoder.device:
+            self._batch_size = BatchSize.choose(self.encoder, self.dim, self.batch_tokens)
+        return self._batch_size
 
     @classmethod
     def from_pretrained(
@@ -309,6 +331,7 @@ class PretrainedModel:
         revision: str | None = None,
         dtype: Dtype | torch.dtype | None = None,
         device: str | None = None,
+        batch_tokens: int | None = None,
     ) -> Self:
         """Load a model folder from disk or the Hub, in any layout that holds a model of this class.
 
@@ -320,12 +343,13 @@ class PretrainedModel:
             revision: Branch, tag or commit on the Hub.
             dtype: Dtype of the encoder's weights in memory; None for that of `default_dtype`. Vectors are float32 in every case.
             device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available. On a CPU the model is for inference only.
+            batch_tokens: Tokens per batch; None for 4,096 on a CPU, and by free memory on a GPU, up to 65,536.
 
         Raises:
             InputError: The folder is not a supported model of this class, or the device is not available.
         """
         parts = _load_for_inference(source, revision, dtype, device)
-        return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
+        return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source), batch_tokens=batch_tokens)
 
 
 def load_model(
@@ -334,6 +358,7 @@ def load_model(
     revision: str | None = None,
     dtype: Dtype | torch.dtype | None = None,
     device: str | None = None,
+    batch_tokens: int | None = None,
 ) -> BiEncoder | ColBERT:
     """Load a bi-encoder or a ColBERT model from a folder or the Hub; the checkpoint decides which.
 
@@ -342,35 +367,38 @@ def load_model(
     Raises:
         InputError: The folder is not a supported model.
     """
-    return build_model(_load_for_inference(source, revision, dtype, device), source)
+    return build_model(_load_for_inference(source, revision, dtype, device), source, batch_tokens=batch_tokens)
 
 
-def load_index_model(card: ModelCard, source: str | None = None, *, device: str | None = None) -> BiEncoder | ColBERT:
+def load_index_model(
+    card: ModelCard, source: str | None = None, *, device: str | None = None, batch_tokens: int | None = None
+) -> BiEncoder | ColBERT:
     """Load the model of an index in the dtype of the index.
 
     Args:
         card: Model that built the index.
         source: Folder or Hub id to load instead, such as the new location of a model.
         device: As in `load_model`.
+        batch_tokens: As in `load_model`.
 
     Raises:
         InputError: The model cannot be loaded.
     """
     try:
-        return load_model(source or card.source, dtype=card.dtype, device=device)
+        return load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens)
     except InputError as error:
         if source is not None:
             raise
         raise InputError(f"{error}; the index was built with that model: pass --model if it has moved") from error
 
 
-def build_model(parts: ModelParts, source: str | Path) -> BiEncoder | ColBERT:
+def build_model(parts: ModelParts, source: str | Path, *, batch_tokens: int | None = None) -> BiEncoder | ColBERT:
     """Make a bi-encoder or a ColBERT model of loaded parts."""
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
 
     model: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
-    return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
+    return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source), batch_tokens=batch_tokens)
 
 
 def with_absolute_source(card: ModelCard) -> ModelCard:
@@ -379,21 +407,40 @@ def with_absolute_source(card: ModelCard) -> ModelCard:
     return replace(card, source=str(source.resolve())) if card.source and source.is_dir() else card
 
 
-def load_from_card(card: ModelCard) -> BiEncoder | ColBERT:
-    """Load the model of a card in another process or on another machine.
+@dataclass(frozen=True)
+class WorkerModel:
+    """How another process, possibly on another machine, loads the same model; its device is the worker's own.
 
-    Raises:
-        InputError: The model cannot be loaded there, or has another fingerprint.
+    Attributes:
+        card: Card of the model.
+        batch_tokens: Tokens per batch; None to choose by the worker's device.
     """
-    if card.library != "quiver":
-        raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
-    model = load_model(card.source, dtype=card.dtype)
-    if model.card.fingerprint != card.fingerprint:
-        raise InputError(
-            f"{card.source}: the model on {platform.node()} has the fingerprint {model.card.fingerprint[:12]}, expected "
-            f"{card.fingerprint[:12]}; all machines need the same model files"
-        )
-    return model
+
+    card: ModelCard
+    batch_tokens: int | None = None
+
+    @classmethod
+    def of(cls, model: DenseModel | TokenModel) -> WorkerModel:
+        """Describe a loaded model."""
+        batch_tokens = model.batch_tokens if isinstance(model, PretrainedModel) else None
+        return cls(with_absolute_source(model.card), batch_tokens)
+
+    def load(self) -> BiEncoder | ColBERT:
+        """Load the model.
+
+        Raises:
+            InputError: The model cannot be loaded there, or has another fingerprint.
+        """
+        card = self.card
+        if card.library != "quiver":
+            raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
+        model = load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens)
+        if model.card.fingerprint != card.fingerprint:
+            raise InputError(
+                f"{card.source}: the model on {platform.node()} has the fingerprint {model.card.fingerprint[:12]}, expected "
+                f"{card.fingerprint[:12]}; all machines need the same model files"
+            )
+        return model
 
 
 def projection_stack(settings: ModelFolder, width: int, *, where: str) -> nn.Sequential:

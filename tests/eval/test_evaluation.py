@@ -519,9 +519,9 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
     ("options", "message"),
     [
         ({"model": "bm25", "engine": "faiss-dense:factory=Flat"}, "bm25 has no engine"),
-        ({"model": "bm25", "dtype": "int8"}, "bm25 has no engine, dtype, device or library"),
+        ({"model": "bm25", "dtype": "int8"}, "bm25 has no engine, dtype, device, batch size or library"),
         ({"model": "bm25", "library": "pylate"}, "no engine, dtype, device or library"),
-        ({"model": "folder", "library": "pylate", "dtype": "int8"}, "dtype and device are only available for library quiver"),
+        ({"model": "folder", "library": "pylate", "dtype": "int8"}, "dtype, device and batch size are only available for library quiver"),
         ({"library": "pylate"}, "the given model is loaded already"),
     ],
 )

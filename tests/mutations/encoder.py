@@ -115,18 +115,30 @@ MUTATIONS = [
     (
         "positions of a packed batch do not restart",
         "encoder/packing.py",
-        "positions=torch.arange(offsets[-1]) - starts,",
-        "positions=torch.arange(offsets[-1]),",
+        "positions=torch.from_numpy(np.arange(tokens) - np.repeat(offsets[:-1], lengths)),",
+        "positions=torch.from_numpy(np.arange(tokens)),",
         ["tests/encoder/test_packing.py", FORMULAS],
     ),
     (
         "cu_seqlens without the last border",
         "encoder/packing.py",
-        "        ids=torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int64),\n"
-        "        cu_seqlens=torch.tensor(offsets, dtype=torch.int32),",
-        "        ids=torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int64),\n"
-        "        cu_seqlens=torch.tensor(offsets[:-1], dtype=torch.int32),",
+        "cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),",
+        "cu_seqlens=torch.from_numpy(offsets[:-1].astype(np.int32)),",
         ["tests/encoder/test_packing.py"],
+    ),
+    (
+        "a batch exceeds its budget by the tokens before it",
+        "encoder/packing.py",
+        'np.searchsorted(ends, filled + max_tokens, side="right")',
+        'np.searchsorted(ends, filled + max_tokens + 1, side="right")',
+        ["tests/encoder/test_packing.py"],
+    ),
+    (
+        "a batch reaches a GPU through pageable memory",
+        "encoder/packing.py",
+        "torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True)",
+        "torch.empty(ends[-1], dtype=torch.uint8)",
+        ["tests/test_fake_cuda.py"],
     ),
     (
         "states stay in the order of equal lengths",

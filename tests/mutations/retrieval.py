@@ -21,8 +21,73 @@ STRINGS = "tests/retrieval/index/documents/test_strings_and_ids.py"
 FILTERS = "tests/retrieval/index/documents/test_table_and_filters.py::test_conditions_find_the_documents_that_match"
 KERNELS = "tests/retrieval/index/kernels/test_kernels.py"
 SCALAR = "tests/retrieval/index/dense/test_scalar.py"
+BATCHES = "tests/retrieval/models/test_batches.py"
 
 MUTATIONS = [
+    # The encode loop.
+    (
+        "vectors are put where the batch lies and not where their texts are",
+        "retrieval/models/batches.py",
+        "np.repeat(group.starts[rows] - (np.cumsum(counts) - counts), counts) + np.arange(len(vectors))",
+        "group.starts[rows[0]] + np.arange(len(vectors))",
+        [BATCHES],
+    ),
+    (
+        "vectors are read before their copy to the host has ended",
+        "retrieval/models/batches.py",
+        "vectors, counts = self._copies.finished(done.transfer), group.inputs.vectors[rows]",
+        "vectors, counts = done.transfer.host, group.inputs.vectors[rows]",
+        [BATCHES],
+    ),
+    (
+        "a copy to the host is waited for before the next batch is queued",
+        "retrieval/models/batches.py",
+        "while len(under_way) > self._copies.behind:",
+        "while under_way:",
+        [BATCHES],
+    ),
+    (
+        "a batch that did not fit is skipped",
+        "retrieval/models/batches.py",
+        "                    waiting.appendleft(following)\n",
+        "                    group.left -= 1\n",
+        [BATCHES],
+    ),
+    (
+        "batches packed before memory ran out are not divided",
+        "retrieval/models/batches.py",
+        "if following.tokens > self._size.limit(following.longest):",
+        "if False:",
+        [BATCHES],
+    ),
+    (
+        "tokens of the skiplist have vectors",
+        "retrieval/models/batches.py",
+        "vectors if kept is None else vectors[kept]",
+        "vectors if kept is None else vectors[: len(kept)]",
+        [BATCHES],
+    ),
+    (
+        "vectors reach the host through pageable memory",
+        "retrieval/models/batches.py",
+        "host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)",
+        "host = torch.empty(vectors.shape, dtype=vectors.dtype)",
+        ["tests/test_fake_cuda.py"],
+    ),
+    (
+        "the thread goes on after its consumer has gone",
+        "retrieval/models/batches.py",
+        "thread.shutdown(cancel_futures=True)",
+        "thread.shutdown(wait=False)",
+        [BATCHES],
+    ),
+    (
+        "chunks whose vectors are all in the sample are taken for encoded ones",
+        "retrieval/index/pieces.py",
+        "                yield from from_sample()\n                chunk",
+        "                chunk",
+        ["tests/retrieval/index/test_workers.py", "tests/retrieval/index/test_build.py"],
+    ),
     # Training.
     (
         "temperature of the contrastive loss is inverted",

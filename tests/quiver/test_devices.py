@@ -59,6 +59,37 @@ def test_an_index_is_searched_in_the_dtype_it_was_built_in(quiver: Callable[...,
     assert quiver("index", "add", index, tmp_path / "more.jsonl", "--device", "cpu").code == 0
 
 
+def test_commands_that_encode_many_texts_have_devices_and_a_batch_size() -> None:
+    found = {name: options for each in COMMANDS for name, options in leaves([each], get_command(app).commands[each])}
+    assert {name for name, options in found.items() if "--devices" in options} == {"index build", "evaluate", "mine", "teacher-scores"}
+    assert {name for name, options in found.items() if "--workers" in options and options & {"--model", "--teacher"}} >= {
+        name for name, options in found.items() if "--devices" in options
+    }
+    for name in ("index build", "index add", "evaluate", "mine", "teacher-scores"):
+        assert "--batch-tokens" in found[name]
+
+
+@pytest.mark.slow
+def test_devices_give_what_one_process_gives(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    shown = {}
+    for name, options in (("whole", ()), ("parts", ("--devices", "cpu,cpu", "--batch-tokens", "64"))):
+        index, out = tmp_path / f"index-{name}", tmp_path / name
+        assert quiver("index", "build", data, "--model", model, "--out", index, "--no-calibrate", *options).code == 0
+        shown[name] = json.loads(quiver("index", "info", index, "--json").out)
+        done = quiver("evaluate", "--model", model, "--data", data, "--out", out, "--no-bm25", "--no-cache", *options)
+        assert done.code == 0, done.err
+        mined = quiver(
+            "mine", data, "--split", "test", "--model", model, "--out", out / "mined", "--margin", "none", "--no-cache", *options
+        )
+        assert mined.code == 0, mined.err
+        rows = out / "mined" / "train.jsonl.gz"
+        scored = quiver("teacher-scores", rows, "--teacher", model, "--out", out / "scored", "--no-cache", *options)
+        assert scored.code == 0, scored.err
+    assert shown["parts"]["documents"] == shown["whole"]["documents"]
+    results = [json.loads((tmp_path / name / "results.json").read_text())["collections"] for name in ("whole", "parts")]
+    assert results[0][0]["measures"] == results[1][0]["measures"]
+
+
 def test_results_record_the_dtype(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = quiver("evaluate", "--model", model, "--data", data, "--out", out, "--dtype", "float16", "--no-bm25", "--no-cache")
@@ -97,7 +128,11 @@ def test_a_model_scored_in_another_dtype_can_be_exported_with_its_scores(
     ("arguments", "message"),
     [
         (("index", "build", "DATA", "--model", "MODEL", "--out", "OUT", "--device", "cpu", "--workers", "2"), "without workers"),
-        (("mine", "DATA", "--model", "bm25", "--dtype", "int8", "--out", "OUT"), "--dtype and --device are for models"),
+        (("index", "build", "DATA", "--model", "MODEL", "--out", "OUT", "--devices", "cpu,cpu", "--workers", "2"), "excludes --workers"),
+        (("evaluate", "--data", "DATA", "--model", "MODEL", "--out", "OUT", "--devices", "cpu", "--device", "cpu"), "excludes --device"),
+        (("mine", "DATA", "--model", "bm25", "--devices", "cpu", "--out", "OUT"), "and --devices distribute encoding"),
+        (("mine", "DATA", "--model", "bm25", "--batch-tokens", "9", "--out", "OUT"), "--batch-tokens are for models"),
+        (("mine", "DATA", "--model", "bm25", "--dtype", "int8", "--out", "OUT"), "--dtype, --device and --batch-tokens are for models"),
         (("estimate", "--model", "modernbert-base", "--docs", "1000", "--dtype", "int8"), "a preset is not loaded"),
     ],
 )

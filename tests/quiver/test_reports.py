@@ -171,4 +171,4 @@ def test_a_missing_collection_is_not_downloaded_offline(quiver: Callable[..., An
 
 def test_int8_is_refused_for_models_of_other_libraries(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     done = quiver("evaluate", "--model", model, "--library", "pylate", "--dtype", "int8", "--data", data, "--out", tmp_path / "out")
-    assert (done.code, "dtype and device are only available for library quiver" in done.err) == (2, True)
+    assert (done.code, "dtype, device and batch size are only available for library quiver" in done.err) == (2, True)

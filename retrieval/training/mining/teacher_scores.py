@@ -23,7 +23,6 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +36,7 @@ from quiver.encoder.checkpoints.folder import has_safetensors, local_folder, rea
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, file_sha256, read_json
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
+from quiver.retrieval.models.batches import BatchSize, copies_for
 from quiver.retrieval.models.loading import check_device, default_device, load_model
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
@@ -209,8 +209,9 @@ def _number_ids(section: DataSection, rows: _RowReader, writer: TableWriter, fol
 
 # Teachers.
 
-# Pairs per forward pass of a cross-encoder.
+# Pairs per forward pass of a cross-encoder, and the length that it is counted with if it sets no maximum.
 _BATCH = {"cpu": 32, "cuda": 256}
+_PAIR_TOKENS = 512
 
 # Files besides the weights that transformers and sentence-transformers read of a cross-encoder: configurations and tokenizers.
 _SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model")
@@ -291,15 +292,16 @@ class CrossEncoderTeacher:
     Args:
         source: Folder or Hub id.
         device: Device in this process.
+        batch_tokens: Tokens per batch, where every pair counts with the maximum length; None for 256 pairs on a GPU, 32 on a CPU.
         executor: Where pairs are scored.
 
     Raises:
         InputError: sentence-transformers is not installed or cannot load the model, or the model returns several scores per pair.
     """
 
-    def __init__(self, source: str, *, device: str, executor: Executor = IN_PROCESS) -> None:
+    def __init__(self, source: str, *, device: str, batch_tokens: int | None = None, executor: Executor = IN_PROCESS) -> None:
         folder = local_folder(source)
-        self._source, self._executor = source, executor
+        self._source, self._batch_tokens, self._executor = source, batch_tokens, executor
         self._model = _cross_encoder(source, device)
         labels = int(self._model.config.num_labels)
         if labels != 1:
@@ -320,9 +322,9 @@ class CrossEncoderTeacher:
         here = Path(self._source)
         source = str(here.resolve()) if here.is_dir() else self._source  # a worker may have another working directory
         task = (
-            _WorkerModelTask(source, str(self.description["fingerprint"]), threads)
+            _WorkerModelTask(source, str(self.description["fingerprint"]), threads, self._batch_tokens)
             if self._executor.remote
-            else _LoadedModelTask(self._model)
+            else _LoadedModelTask(self._model, self._batch_tokens)
         )
 
         def score(parts: Mapping[int, slice]) -> Iterator[tuple[int, NDArray[np.float32]]]:
@@ -348,9 +350,10 @@ class _LoadedModelTask:
     """Score pairs with a loaded cross-encoder."""
 
     model: Any
+    batch_tokens: int | None
 
     def open(self) -> Callable[[_Pairs], NDArray[np.float32]]:
-        return partial(_predict, self.model)
+        return _PairScorer(self.model, self.batch_tokens)
 
 
 @dataclass(frozen=True)
@@ -360,6 +363,7 @@ class _WorkerModelTask:
     source: str
     fingerprint: str
     threads: int
+    batch_tokens: int | None
 
     def open(self) -> Callable[[_Pairs], NDArray[np.float32]]:
         torch.set_num_threads(self.threads)
@@ -369,7 +373,7 @@ class _WorkerModelTask:
             raise InputError(
                 f"{self.source}: the model on {platform.node()} has other files than on the first machine; all machines need the same files"
             )
-        return partial(_predict, model)
+        return _PairScorer(model, self.batch_tokens)
 
 
 def _cross_encoder(source: str, device: str) -> Any:
@@ -387,22 +391,52 @@ def _cross_encoder(source: str, device: str) -> Any:
         raise InputError(f"{source}: sentence-transformers cannot load this model ({str(error).strip().splitlines()[0]})") from error
 
 
-def _predict(model: Any, pairs: _Pairs) -> NDArray[np.float32]:
-    """Scores of pairs by a cross-encoder, (B,)."""
-    texts = list(zip(pairs.queries, pairs.documents, strict=True))
-    # Pairs of similar length share a batch, since the library pads a batch to its longest pair.
-    order = np.argsort([len(query) + len(document) for query, document in texts], kind="stable")
-    scores = np.empty(len(texts), np.float32)
-    scores[order] = model.predict(
-        [texts[row] for row in order.tolist()],
-        batch_size=_BATCH.get(torch.device(model.device).type, _BATCH["cpu"]),
-        activation_fn=torch.nn.Identity(),
-        show_progress_bar=False,
-    )
-    return scores
+class _PairScorer:
+    """Scores pairs with a loaded cross-encoder; a batch that does not fit into memory is halved once."""
+
+    def __init__(self, model: Any, batch_tokens: int | None) -> None:
+        self._model = model
+        self._length = int(model.max_length or _PAIR_TOKENS)
+        device = torch.device(model.device)
+        self._size = BatchSize(device, batch_tokens or self._length * _BATCH.get(device.type, _BATCH["cpu"]))
+
+    def __call__(self, pairs: _Pairs) -> NDArray[np.float32]:
+        """Score B pairs, (B,)."""
+        texts = list(zip(pairs.queries, pairs.documents, strict=True))
+        # Pairs of similar length share a batch, since the library pads a batch to its longest pair.
+        order = np.argsort([len(query) + len(document) for query, document in texts], kind="stable")
+        scores = np.empty(len(texts), np.float32)
+        first = 0
+        while first < len(order):
+            rows = order[first : first + max(1, self._size.tokens // self._length)]
+            found = self._batch([texts[row] for row in rows.tolist()])
+            if found is None:
+                self._size.halve(len(rows) * self._length)
+                copies_for(self._size.device).release()
+                continue
+            scores[rows] = found
+            first += len(rows)
+        return scores
+
+    def _batch(self, texts: list[tuple[str, str]]) -> NDArray[np.float32] | None:
+        """Scores of a batch; None if the device has no memory for it."""
+        options = {"batch_size": len(texts), "activation_fn": torch.nn.Identity(), "show_progress_bar": False}
+        try:
+            # As a tensor: the library copies every score by itself to make an array.
+            scores: NDArray[np.float32] = self._model.predict(texts, convert_to_tensor=True, **options).float().cpu().numpy()
+        except torch.OutOfMemoryError:
+            return None
+        return scores
 
 
-def load_teacher(source: str, *, dtype: Dtype | None = None, device: str | None = None, executor: Executor = IN_PROCESS) -> Teacher:
+def load_teacher(
+    source: str,
+    *,
+    dtype: Dtype | None = None,
+    device: str | None = None,
+    batch_tokens: int | None = None,
+    executor: Executor = IN_PROCESS,
+) -> Teacher:
     """Load a teacher from a folder or the Hub; its configuration decides the kind.
 
     Args:
@@ -410,6 +444,7 @@ def load_teacher(source: str, *, dtype: Dtype | None = None, device: str | None 
         dtype: Dtype of the weights of a bi-encoder or ColBERT model; None for the default of the device. sentence-transformers
             chooses that of a cross-encoder.
         device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available.
+        batch_tokens: Tokens per batch, padding of a cross-encoder's pairs included; None to choose.
         executor: Where documents are encoded, or a cross-encoder's pairs are scored.
 
     Raises:
@@ -417,10 +452,10 @@ def load_teacher(source: str, *, dtype: Dtype | None = None, device: str | None 
     """
     folder = local_folder(source)
     if not _is_cross_encoder(folder):
-        return VectorTeacher(load_model(source, dtype=dtype, device=device), executor)
+        return VectorTeacher(load_model(source, dtype=dtype, device=device, batch_tokens=batch_tokens), executor)
     if dtype is not None:
         raise InputError(f"{source}: sentence-transformers chooses the dtype of a cross-encoder; leave out dtype {dtype}")
-    return CrossEncoderTeacher(source, device=check_device(device or default_device()), executor=executor)
+    return CrossEncoderTeacher(source, device=check_device(device or default_device()), batch_tokens=batch_tokens, executor=executor)
 
 
 def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:

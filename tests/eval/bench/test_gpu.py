@@ -396,6 +396,14 @@ def test_what_does_not_fit_is_said(work: Path) -> None:
     assert found.notes == ["MaxSim search: 1 of 3 rounds, because the time of the stage was over"] or found.notes == []
 
 
+def test_a_case_that_grows_replaces_itself_and_is_saved(tmp_path: Path) -> None:
+    measured = Measured(path=tmp_path / "partial.json")
+    for title in ("one row", "two rows"):
+        measured.add(Case("largest batch", title, {}, ()), rounds=10)
+    assert [case.title for case in measured.cases] == ["two rows"]
+    assert json.loads((tmp_path / "partial.json").read_text()) == json.loads(json.dumps(measured.record()))
+
+
 def test_kernels_have_short_names_and_times() -> None:
     matrix = torch.randn(64, 64)
     times = kernel_times(lambda: [torch.mm(matrix, matrix) for _ in range(3)] and None, "cpu")
@@ -439,14 +447,16 @@ def test_the_search_for_the_largest_batch_ends_with_the_time(monkeypatch: pytest
     assert tried == [128, 900]
 
 
-def test_a_crash_of_a_stage_is_recorded_with_its_reason(tmp_path: Path) -> None:
+def test_a_stage_that_crashes_is_recorded_with_its_reason_and_what_it_had_measured(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "tiny-base").write_text("not a folder")
     found = run_in_child("profile", CPU, 60.0, 60.0, tmp_path)
     assert found.failure is not None
     assert found.failure.endswith("(see stages.log)")
     assert "Traceback" in (tmp_path / "stages.log").read_text()
-    assert found.cases == ()
+    assert [case.name for case in found.cases] == ["matrix product"], "measured before the model was opened"
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["tiny-base"]
+    assert "matrix product" in render_markdown(report(replace(on_gpu(), stages=(found,))))
 
 
 def test_a_stage_that_hangs_is_stopped(tmp_path: Path) -> None:
@@ -454,6 +464,27 @@ def test_a_stage_that_hangs_is_stopped(tmp_path: Path) -> None:
     found = run_in_child("encoder-base", CPU, 0.1, 0.5, tmp_path)
     assert time.monotonic() - started < 30
     assert found.failure == "no answer within 0.5 seconds; stopped (see stages.log)"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "cuda:1"), "--device must be cuda or cpu, got 'cuda:1'; choose a GPU by CUDA_VISIBLE_DEVICES"),
+        (("--device", "cpu", "--stage", "encoder"), "unknown stage 'encoder'; choose from tests, encoder-base"),
+        (("--device", "cpu", "--minutes", "0"), "--minutes"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, quiver: Callable[..., Any], options: tuple[str, ...], message: str) -> None:
+    done = quiver("bench", "gpu", "--out", tmp_path / "out", *options)
+    assert done.code == 2
+    assert message in done.err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_machine_without_a_gpu_says_so(tmp_path: Path, quiver: Callable[..., Any]) -> None:
+    done = quiver("bench", "gpu", "--out", tmp_path / "out", "--device", "cuda")
+    assert (done.code, done.err) == (2, "quiver: error: device cuda is not available: PyTorch finds no GPUs here\n")
 
 
 @pytest.mark.slow

@@ -57,6 +57,27 @@ def test_requested_backends_must_exist_and_run() -> None:
         choose(["cuda"], available, reasons.get)
 
 
+def test_rounds_end_when_another_would_take_too_long() -> None:
+    now = [0.0]
+
+    def taking(seconds: float) -> Pass:
+        def run() -> None:
+            now[0] += seconds
+
+        return run
+
+    def rounds(seconds: float | None) -> list[int]:
+        passes = {"quiver": taking(2), "other": taking(5)}
+        timings = time_rounds(passes, rounds=4, seconds=seconds, clock=lambda: now[0])
+        return [len(timing.seconds) for timing in timings.values()]
+
+    assert rounds(None) == [4, 4]
+    assert rounds(28) == [4, 4], "four rounds of 7 seconds"
+    assert rounds(27) == [3, 3]
+    assert rounds(15) == [2, 2], "two rounds take 14, and a third would take 21"
+    assert rounds(0.1) == [1, 1], "the first always runs"
+
+
 def test_series_summarises_rounds() -> None:
     found = Series.of([2, 4, 9])
     assert (found.median, found.mean, found.deviation, found.lowest, found.highest) == (4, 5, pytest.approx(13**0.5), 2, 9)

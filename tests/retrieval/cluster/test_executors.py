@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quiver.cli.output import open_executor
+from quiver.cli.output import open_executor, parse_devices
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster import LocalProcesses, WorkerError
 from quiver.retrieval.cluster.executors import Assignments, Outcome, Worker
@@ -38,6 +38,7 @@ class Squares:
         return self.square
 
     def square(self, number):
+        (self.notes / f"visible-{os.getpid()}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
         attempt = len(list(self.notes.glob(f"{number}-*")))
         (self.notes / f"{number}-{attempt}").touch()
         if number == 7 and attempt < self.deaths:
@@ -160,6 +161,47 @@ def test_executors_are_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"Ray is not installed; run: pip install 'quiver-retrieval\[ray\]'"):
         open_executor("ray")
+
+
+@pytest.mark.parametrize(("visible", "seen"), [(None, ["", "0", "1"]), ("4,GPU-8932", ["", "4", "GPU-8932"])])
+def test_each_worker_sees_its_own_device(
+    tmp_path: Path, tasks: ModuleType, monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: list[str]
+) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    folder = notes(tmp_path)
+    found = dict(LocalProcesses(["cuda:0", "cpu", "cuda:1"]).run(tasks.Squares(folder), range(7)))
+    assert found == {number: number * number for number in range(7)}
+    assert sorted(path.read_text() for path in folder.glob("visible-*")) == seen
+    # The worker in the place of a dead one has its device.
+    assert dict(LocalProcesses(["cuda:1"]).run(tasks.Squares(folder, deaths=2), [7])) == {7: 49}
+    shown = sorted(path.read_text() for path in folder.glob("visible-*"))
+    assert shown == sorted([*seen, *[seen[2]] * 3])
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 2}, "--devices starts one worker per device and excludes --workers; remove one of the two"),
+        ({"device": "cuda"}, "excludes --device"),
+        ({"address": "a:1"}, "excludes --address"),
+        ({"name": "ray"}, "excludes --executor ray"),
+    ],
+)
+def test_devices_exclude_other_choices_of_workers(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        open_executor(**{"name": "local", **options}, devices=["cpu", "cpu"])
+
+
+def test_devices_are_parsed_and_checked() -> None:
+    assert parse_devices(None) is None
+    assert parse_devices("cpu, cpu") == ["cpu", "cpu"]
+    for text, message in (("0,99", "device cuda:"), ("cpu,tpu", "got 'tpu'"), ("", "got ''"), ("cpu,", "got ''"), ("cpu:1", "got 'cpu:1'")):
+        with pytest.raises(InputError, match=message):
+            parse_devices(text)
 
 
 def test_an_address_without_a_cluster_is_reported_at_once() -> None:

@@ -108,7 +108,7 @@ def test_mistakes_with_executors_are_reported_in_one_line(
     done = quiver("mine", corpus, "--model", "bm25", "--workers", 2, "--out", tmp_path / "m")
     assert (done.code, done.err) == (
         2,
-        "quiver: error: --executor, --workers and --address distribute encoding, and bm25 encodes nothing; remove them\n",
+        "quiver: error: --executor, --workers, --address and --devices distribute encoding, and bm25 encodes nothing; remove them\n",
     )
     assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl", "model"}
 

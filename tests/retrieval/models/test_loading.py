@@ -15,7 +15,7 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_w
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.models.loading import ModelFolder, default_dtype, load_from_card, load_index_model, load_model, read_model_folder
+from quiver.retrieval.models.loading import ModelFolder, WorkerModel, default_dtype, load_index_model, load_model, read_model_folder
 from quiver.retrieval.records import Dtype
 
 CONFIG = EncoderConfig.modernbert(
@@ -200,7 +200,7 @@ def test_the_dtype_is_in_the_card_and_in_the_fingerprint(dense: Path, colbert: P
         plain, model = load_model(folder), load_model(folder, dtype=dtype)
         assert model.card.dtype == name
         assert (model.card.fingerprint == plain.card.fingerprint) == (name == "float32")
-        assert load_index_model(model.card).card == model.card == load_from_card(model.card).card
+        assert load_index_model(model.card).card == model.card == WorkerModel.of(model).load().card
 
 
 def test_vectors_are_float32_and_near_in_every_dtype(dense: Path) -> None:

@@ -1,0 +1,540 @@
+"""The encode loop: vectors in order whatever the batches, nothing waits for the batch before it, memory that runs out, threads that end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, Tokenizer, init_weights, pack_ids
+from quiver.retrieval.models.batches import (
+    BatchLoop,
+    BatchSize,
+    Copies,
+    HostCopies,
+    ModelInputs,
+    fitting_tokens,
+    prepared_ahead,
+    text_windows,
+)
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection, describe_tokens
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.records import Role
+
+CPU = torch.device("cpu")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+TEXTS = ["a bird has wings", "", "wings, wings!", "a", "the bird, a bird and another bird, has wings", "fly"] * 3
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A copy of the recording device."""
+
+    number: int
+    batch: PackedBatch | None = None
+    kept: Tensor | None = None
+    vectors: Tensor | None = None
+    host: Tensor | None = None
+
+
+@dataclass
+class RecordedCopies:
+    """A device that is as late as a GPU may be: vectors are not on the host before their copy is waited for."""
+
+    ahead: int = 2
+    behind: int = 1
+    log: list[tuple[str, int]] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+    full: bool = False
+    """Whether uploads of the thread find no memory."""
+    failures: int = 0
+    """Number of the caller's uploads that find no memory."""
+    released: int = 0
+
+    def upload(self, batch: PackedBatch, kept: Tensor | None) -> Moved:
+        name = threading.current_thread().name
+        self.threads.add(name)
+        in_thread = name.startswith("quiver-batches")
+        if self.full if in_thread else self.failures:
+            self.failures -= not in_thread
+            raise torch.OutOfMemoryError("no memory for ids")
+        return Moved(batch.rows[0], batch, kept)
+
+    def arrived(self, transfer: Moved) -> tuple[PackedBatch, Tensor | None]:
+        assert transfer.batch is not None
+        return transfer.batch, transfer.kept
+
+    def download(self, vectors: Tensor) -> Moved:
+        number = sum(name == "download" for name, _ in self.log)
+        self.log.append(("download", number))
+        return Moved(number, vectors=vectors, host=torch.full_like(vectors, torch.nan))
+
+    def finished(self, transfer: Moved) -> Tensor:
+        assert transfer.host is not None
+        assert transfer.vectors is not None
+        self.log.append(("wait", transfer.number))
+        with torch.inference_mode():
+            return transfer.host.copy_(transfer.vectors)
+
+    def release(self) -> None:
+        self.released += 1
+
+
+@dataclass
+class Model:
+    """A model of which every token has a vector of its own: id, position and length of the text; or the sum per text."""
+
+    copies: RecordedCopies | None = None
+    pooled: bool = False
+    memory: int = 1_000_000
+    """Largest batch that fits, in tokens."""
+    batches: list[list[list[int]]] = field(default_factory=list)
+    """Texts of the batches that succeeded."""
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        if self.copies is not None:
+            self.copies.log.append(("forward", len(self.batches)))
+        if batch.num_tokens > self.memory:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.batches.append([part.tolist() for part in batch.unpack(batch.ids)])
+        vectors = torch.cat([one_by_one(text) for text in self.batches[-1]])
+        return torch.stack([part.sum(0) for part in batch.unpack(vectors)]) if self.pooled else vectors
+
+
+def one_by_one(text: Sequence[int]) -> Tensor:
+    """The vectors of a text's tokens, (n, 3)."""
+    length = len(text)
+    return torch.tensor([[token, place, length] for place, token in enumerate(text)], dtype=torch.float32).reshape(length, 3)
+
+
+def inputs_of(texts: Sequence[Sequence[int]], *, pooled: bool, skipped: Sequence[int] = (), out: Tensor | None = None) -> ModelInputs:
+    tokens = describe_tokens(["x"] * len(texts), texts, [False] * len(texts))
+    if pooled:
+        return ModelInputs(texts, tokens, np.ones(len(texts), np.int64), out=out)
+    keep = [~np.isin(np.array(text), skipped) for text in texts]
+    return ModelInputs(texts, tokens, np.array([int(each.sum()) for each in keep], np.int64), keep=keep, out=out)
+
+
+def loop(model: Model, copies: Copies[Moved], size: BatchSize, role: Role = "document") -> BatchLoop[Moved]:
+    return BatchLoop(model, dim=3, size=size, copies=copies, role=role)
+
+
+def groups_of(*counts: int, seed: int = 0) -> list[list[list[int]]]:
+    """Groups of random texts of 1 to 9 tokens."""
+    generator = np.random.default_rng(seed)
+    return [[generator.integers(0, 9, generator.integers(1, 10)).tolist() for _ in range(count)] for count in counts]
+
+
+def encoded(model: Model, copies: RecordedCopies, size: BatchSize, groups: Sequence[Sequence[Sequence[int]]]) -> list[Tensor]:
+    with closing(loop(model, copies, size).run(groups, lambda texts: inputs_of(texts, pooled=model.pooled, skipped=[4]))) as found:
+        return [vectors for _, vectors in found]
+
+
+def expected(groups: Sequence[Sequence[Sequence[int]]], *, pooled: bool) -> list[Tensor]:
+    def one(text: Sequence[int]) -> Tensor:
+        vectors = one_by_one(text)
+        return vectors.sum(0, keepdim=True) if pooled else vectors[torch.tensor(text) != 4]
+
+    return [torch.cat([torch.empty(0, 3), *map(one, texts)]) for texts in groups]
+
+
+def same(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+def workers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("quiver-batches")]
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(("ahead", "behind"), [(2, 1), (1, 3), (0, 0)])
+@pytest.mark.parametrize("groups", [groups_of(20, 1, 0, 7, 0), groups_of(), groups_of(0), groups_of(1), groups_of(40)], ids=len)
+def test_vectors_are_those_of_each_text_in_order(groups: list[list[list[int]]], ahead: int, behind: int, pooled: bool) -> None:
+    found = encoded(Model(pooled=pooled), RecordedCopies(ahead, behind), BatchSize(CPU, 12), groups)
+    assert same(found, expected(groups, pooled=pooled))
+    assert workers() == []
+
+
+def test_a_copy_starts_after_its_batch_and_is_waited_for_after_the_next_batch_is_queued() -> None:
+    copies = RecordedCopies()
+    model = Model(copies)
+    groups = groups_of(9, 4)
+    assert same(encoded(model, copies, BatchSize(CPU, 12), groups), expected(groups, pooled=False))
+    last = len(model.batches) - 1
+    assert last >= 4
+    queued = [("forward", 0), ("download", 0)]
+    for number in range(1, last + 1):
+        queued += [("forward", number), ("download", number), ("wait", number - 1)]
+    assert copies.log == [*queued, ("wait", last)]
+
+
+def test_batches_are_packed_and_copied_in_the_thread_and_texts_are_taken_outside_of_it() -> None:
+    copies, taken = RecordedCopies(), list[tuple[str, int]]()
+    model = Model(copies)
+
+    def source() -> Iterator[list[list[int]]]:
+        for texts in groups_of(*[3] * 9):
+            taken.append((threading.current_thread().name, len(model.batches)))
+            yield texts
+
+    with closing(loop(model, copies, BatchSize(CPU, 100)).run(source(), lambda texts: inputs_of(texts, pooled=False))) as found:
+        next(found)
+        assert len(taken) <= 2 + copies.ahead + copies.behind
+        assert workers() != []
+        assert len(list(found)) == 8
+    assert {name for name, _ in taken} == {threading.current_thread().name}
+    assert len(copies.threads) == 1
+    assert next(iter(copies.threads)).startswith("quiver-batches")
+
+
+def test_a_cpu_needs_no_thread_and_takes_one_group_at_a_time() -> None:
+    taken: list[int] = []
+    model, before = Model(), threading.active_count()
+
+    def tokenize(texts: list[list[int]]) -> ModelInputs:
+        taken.append(len(model.batches))
+        assert threading.active_count() == before
+        return inputs_of(texts, pooled=False)
+
+    groups = groups_of(2, 2, 2)
+    ran = BatchLoop(model, dim=3, size=BatchSize(CPU, 100), copies=HostCopies(CPU), role="query").run(groups, tokenize)
+    assert same([vectors for _, vectors in ran], [torch.cat([one_by_one(text) for text in texts]) for texts in groups])
+    assert taken == [0, 1, 2]
+
+
+def test_documents_are_encoded_batch_invariantly_and_queries_are_not() -> None:
+    found: list[bool] = []
+
+    def forward(batch: PackedBatch) -> Tensor:
+        found.append(batch.batch_invariant)
+        assert torch.is_inference_mode_enabled()
+        return torch.zeros(len(batch), 3)
+
+    for role in ("document", "query"):
+        ran = BatchLoop(forward, dim=3, size=BatchSize(CPU, 9), copies=HostCopies(CPU), role=role)
+        list(ran.run([[[1]]], lambda texts: inputs_of(texts, pooled=True)))
+    assert found == [True, False]
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_the_mode_of_the_consumer_is_not_changed_between_groups() -> None:
+    with closing(
+        loop(Model(), RecordedCopies(), BatchSize(CPU, 9)).run(groups_of(3, 3), lambda texts: inputs_of(texts, pooled=False))
+    ) as found:
+        _, vectors = next(found)
+        assert not torch.is_inference_mode_enabled()
+        vectors += 1  # a normal tensor
+
+
+def test_key_lengths_follow_their_texts() -> None:
+    found: dict[int, int] = {}
+
+    def forward(batch: PackedBatch) -> Tensor:
+        found.update(zip(batch.ids[batch.cu_seqlens[:-1].long()].tolist(), batch.key_lengths or batch.lengths, strict=True))
+        return torch.zeros(batch.num_tokens, 3)
+
+    texts = [[row] * length for row, length in enumerate((3, 5, 2, 5))]
+    inputs = ModelInputs(texts, describe_tokens("abcd", texts, [False] * 4), np.array([3, 5, 2, 5]), [1, 2, 2, 5])
+    list(BatchLoop(forward, dim=3, size=BatchSize(CPU, 6), copies=HostCopies(CPU), role="query").run([inputs], lambda each: each))
+    assert found == {0: 1, 1: 2, 2: 2, 3: 5}
+
+
+def test_a_text_longer_than_the_batch_size_is_a_batch_of_its_own_length() -> None:
+    model, groups = Model(), [[[1] * 50, [2], [3, 3]]]
+    assert same(encoded(model, RecordedCopies(), BatchSize(CPU, 4), groups), expected(groups, pooled=False))
+    assert model.batches == [[[1] * 50], [[3, 3], [2]]]
+
+
+def test_groups_fill_the_memory_that_they_are_given() -> None:
+    texts = groups_of(10)[0]
+    out = torch.full((12, 3), -1.0)
+    ran = loop(Model(pooled=True), RecordedCopies(), BatchSize(CPU, 12))
+    windows = [slice(0, 4), slice(4, 10)]
+    list(ran.run(windows, lambda part: inputs_of(texts[part], pooled=True, out=out[1:11][part])))
+    assert torch.equal(out[1:11], expected([texts], pooled=True)[0])
+    assert out[[0, 11]].eq(-1).all()
+
+
+# Memory that runs out.
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_batch_that_does_not_fit_is_halved_once_and_nothing_is_encoded_twice(pooled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    groups = groups_of(20, 5, 20)
+    copies, size = RecordedCopies(), BatchSize(CPU, 40)
+    model = Model(pooled=pooled, memory=25)
+    with caplog.at_level(logging.WARNING):
+        found = encoded(model, copies, size, groups)
+    assert same(found, expected(groups, pooled=pooled))
+    first = max(tokens for tokens in accumulate(sorted(map(len, groups[0]), reverse=True)) if tokens <= 40)
+    assert (size.tokens, copies.released) == (first // 2, 1)
+    assert caplog.messages == [f"cpu: out of memory with a batch of {first} tokens; going on with {size.tokens}"]
+    assert sorted(text for texts in model.batches for text in texts) == sorted(text for texts in groups for text in texts)
+    assert all(sum(map(len, texts)) <= size.tokens for texts in model.batches)
+    # The next call begins with the smaller batches.
+    assert same(encoded(model, copies, size, groups), expected(groups, pooled=pooled))
+    assert copies.released == 1
+
+
+def test_vectors_finished_before_memory_ran_out_are_delivered() -> None:
+    groups = [[[1] * 9], [[2] * 9], [[3] * 9], [[4] * 60, [5] * 30, [6] * 30]]
+    with closing(
+        loop(Model(memory=40), RecordedCopies(), BatchSize(CPU, 100)).run(groups, lambda texts: inputs_of(texts, pooled=False))
+    ) as found:
+        delivered = []
+        with pytest.raises(InputError):
+            delivered.extend(vectors for _, vectors in found)
+    assert same(delivered, expected(groups[:3], pooled=False))
+    assert workers() == []
+
+
+def test_memory_that_runs_out_again_is_reported_in_one_line() -> None:
+    with pytest.raises(
+        InputError, match=r"^cpu: out of memory with batches of \d+ tokens, after they were halved once; pass a smaller --batch-tokens"
+    ):
+        encoded(Model(memory=10), RecordedCopies(), BatchSize(CPU, 100), groups_of(60))
+    single = [[[1] * 30]]  # cannot be divided
+    with pytest.raises(InputError, match="out of memory with batches of 30 tokens"):
+        encoded(Model(memory=20), RecordedCopies(), BatchSize(CPU, 100), single)
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+def test_a_batch_that_found_no_memory_for_its_ids_is_tried_again(failures: int) -> None:
+    groups, copies, size = groups_of(9, 9), RecordedCopies(full=True, failures=failures), BatchSize(CPU, 12)
+    assert same(encoded(Model(), copies, size, groups), expected(groups, pooled=False))
+    assert (copies.released, len(copies.threads)) == (failures, 2)
+
+
+# Threads that end.
+
+
+def test_an_error_of_the_tokenizer_reaches_the_caller_after_the_groups_before_it() -> None:
+    def tokenize(texts: list[list[int]]) -> ModelInputs:
+        if len(texts) == 2:
+            raise ValueError("text 7 must be a string")
+        return inputs_of(texts, pooled=False)
+
+    found = loop(Model(), RecordedCopies(behind=0), BatchSize(CPU, 100)).run(groups_of(1, 1, 2, 1), tokenize)
+    assert len([next(found), next(found)]) == 2
+    with pytest.raises(ValueError, match="text 7"):
+        next(found)
+    assert workers() == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a kernel failed"), KeyboardInterrupt()])
+def test_an_error_of_the_model_ends_the_thread(error: BaseException) -> None:
+    def forward(batch: PackedBatch) -> Tensor:
+        raise error
+
+    ran = BatchLoop(forward, dim=3, size=BatchSize(CPU, 9), copies=RecordedCopies(), role="query")
+    with pytest.raises(type(error)):
+        list(ran.run(groups_of(*[5] * 9), lambda texts: inputs_of(texts, pooled=False)))
+    assert workers() == []
+
+
+def test_an_error_of_the_source_ends_the_thread() -> None:
+    def source() -> Iterator[list[list[int]]]:
+        yield from groups_of(2, 2, 2)
+        raise OSError("the disk has gone")
+
+    with pytest.raises(OSError, match="the disk has gone"):
+        list(loop(Model(), RecordedCopies(), BatchSize(CPU, 9)).run(source(), lambda texts: inputs_of(texts, pooled=False)))
+    assert workers() == []
+
+
+def test_an_abandoned_consumer_ends_the_thread() -> None:
+    found = loop(Model(), RecordedCopies(), BatchSize(CPU, 9)).run(groups_of(*[5] * 50), lambda texts: inputs_of(texts, pooled=False))
+    next(found)
+    assert workers() != []
+    found.close()
+    assert workers() == []
+
+
+def test_preparing_ahead_keeps_the_order_and_is_bounded() -> None:
+    taken: list[int] = []
+    busy = threading.Event()
+
+    def items() -> Iterator[int]:
+        for item in range(8):
+            taken.append(item)
+            yield item
+
+    def prepare(item: int) -> int:
+        busy.wait(10)
+        return item * item
+
+    with closing(prepared_ahead(items(), prepare, 3)) as found:
+        threading.Timer(0.1, busy.set).start()
+        assert next(found) == 0
+        assert taken == [0, 1, 2, 3]  # the one that was taken, and three ahead
+        assert list(found) == [item * item for item in range(1, 8)]
+
+
+# Sizes.
+
+
+def test_windows_double_up_to_eight_batches_and_cover_all_texts() -> None:
+    texts = ["x" * 40] * 1000
+    windows = text_windows(texts, BatchSize(torch.device("cuda", 0), 100))
+    assert [part.stop - part.start for part in windows[:5]] == [10, 20, 40, 80, 80]
+    assert [part.start for part in windows] == [0, *accumulate(part.stop - part.start for part in windows)][:-1]
+    assert windows[-1].stop == 1000
+    assert text_windows(["x" * 9999, "y"], BatchSize(torch.device("cuda"), 1)) == [slice(0, 1), slice(1, 2)]
+    assert text_windows(texts, BatchSize(CPU, 100)) == [slice(0, 1000)]
+    assert text_windows([], BatchSize(torch.device("cuda"), 100)) == [slice(0, 0)]
+
+
+def test_the_batch_size_of_a_gpu_is_bounded() -> None:
+    assert fitting_tokens(1 << 50, 20_000) == 65_536
+    assert fitting_tokens(40_000 * 5_000, 20_000) == 5_000
+    assert fitting_tokens(0, 20_000) == 1024
+
+
+# Models.
+
+CONFIG = EncoderConfig.modernbert(
+    vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
+)
+
+
+def tokenizer() -> Tokenizer:
+    made = Tokenizer.train([*TEXTS, "query: passage:"], vocab_size=300)
+    for prefix in ("[Q] ", "[D] "):
+        made.add_token(prefix)
+    return made
+
+
+def model_of(kind: str, *, batch_tokens: int | None = None, device: str = "cpu") -> BiEncoder | ColBERT:
+    encoder = init_weights(Encoder(CONFIG), seed=1).eval().to(device)
+    prompts = {"query_prompt": "query: ", "document_prompt": "passage: "}
+    if kind == "dense":
+        settings = ModelFolder(
+            "dense", Path(), max_length=32, normalize=True, projections=(Projection(32, 16),), include_prompt=False, **prompts
+        )
+        return BiEncoder(encoder, tokenizer(), settings, batch_tokens=batch_tokens)
+    settings = ModelFolder(
+        "colbert", Path(), projections=(Projection(32, 8),), similarity="maxsim", colbert=ColBERTSettings(document_length=30), **prompts
+    )
+    return ColBERT(encoder, tokenizer(), settings, batch_tokens=batch_tokens)
+
+
+@torch.inference_mode()
+def plainly(model: BiEncoder | ColBERT, texts: Sequence[str], role: Role) -> list[Tensor]:
+    """The vectors of each text, encoded alone."""
+    ids = model.tokenize(texts, role).ids
+    if isinstance(model, BiEncoder):
+        batches = [pack_ids([text]) for text in ids]
+        return [model.pool(model.encoder(batch), batch, skip=model.skipped_tokens(role)).cpu() for batch in batches]
+    keys = None
+    if role == "query":
+        ids, keys = model.expand(ids)
+    alone = [pack_ids([text], key_lengths=None if keys is None else [keys[row]]) for row, text in enumerate(ids)]
+    vectors = [model.project(model.encoder(batch)).cpu() for batch in alone]
+    if role == "query":
+        return vectors
+    return [each[[token not in model.skipped_ids for token in text]] for each, text in zip(vectors, ids, strict=True)]
+
+
+def check_like_plain(model: BiEncoder | ColBERT, role: Role, tolerance: float) -> None:
+    whole = model.encode(TEXTS, role)
+    wanted = plainly(model, TEXTS, role)
+    for found, alone in zip(whole.vectors, wanted, strict=True):
+        np.testing.assert_allclose(found.reshape(alone.shape), alone.numpy(), atol=tolerance)
+    chunks = [TEXTS[:5], [], TEXTS[5:6], TEXTS[6:]]
+    parts = list(model.encode_chunks(chunks, role))
+    assert [part.counts for part in parts] == [model.encode(chunk, role).counts for chunk in chunks]
+    flat = [vectors for part in parts for vectors in part.vectors]
+    for found, alone in zip(flat, wanted, strict=True):
+        np.testing.assert_allclose(found.reshape(alone.shape), alone.numpy(), atol=tolerance)
+
+
+@pytest.mark.parametrize("role", ["query", "document"])
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+@pytest.mark.parametrize("batch_tokens", [None, 40, 1])
+def test_models_encode_as_one_text_at_a_time(kind: str, role: Role, batch_tokens: int | None) -> None:
+    check_like_plain(model_of(kind, batch_tokens=batch_tokens), role, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_no_texts_and_one_text(kind: str) -> None:
+    model = model_of(kind)
+    assert len(model.encode([], "document").vectors) == 0
+    assert model.encode([], "document").counts.texts == 0
+    assert len(model.encode(["a bird"], "document").vectors) == 1
+    assert list(model.encode_chunks([], "query")) == []
+
+
+def test_token_ids_belong_to_the_vectors() -> None:
+    model = model_of("colbert")
+    assert isinstance(model, ColBERT)
+    encoding = model.encode(TEXTS, "document")
+    assert encoding.token_ids is not None
+    assert [len(ids) for ids in encoding.token_ids] == [len(vectors) for vectors in encoding.vectors]
+    wanted = [[token for token in text if token not in model.skipped_ids] for text in model.tokenize(TEXTS, "document").ids]
+    assert [ids.tolist() for ids in encoding.token_ids] == wanted == [ids.tolist() for ids in model.document_token_ids(TEXTS)]
+    assert any(len(kept) < len(text) for kept, text in zip(wanted, model.tokenize(TEXTS, "document").ids, strict=True))
+
+
+def test_truncated_texts_are_logged_once_a_call(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        model_of("dense").encode(["a bird has wings " * 40, "a", "wings " * 90], "document")
+    assert caplog.messages == ["2 of 3 texts were truncated to the model's maximum length"]
+
+
+@pytest.mark.parametrize("tokens", [0, -5])
+def test_a_batch_size_below_one_is_refused(tokens: int) -> None:
+    with pytest.raises(InputError, match=f"batch_tokens must be >= 1, got {tokens}"):
+        model_of("dense", batch_tokens=tokens)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("role", ["query", "document"])
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_a_gpu_encodes_as_one_text_at_a_time(kind: str, role: Role) -> None:
+    check_like_plain(model_of(kind, batch_tokens=40, device="cuda"), role, 1e-4)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_a_gpu_never_makes_the_loop_wait(kind: str) -> None:
+    model = model_of(kind, batch_tokens=200, device="cuda")
+    texts = TEXTS * 40
+    first = model.encode(texts, "document")
+    torch.cuda.set_sync_debug_mode("error")  # raises where the host waits for the device, except for events
+    try:
+        again = model.encode(texts, "document")
+        list(model.encode_chunks([texts[:90], texts[90:]], "query"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for one, other in zip(first.vectors, again.vectors, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+    assert workers() == []
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_gpu_without_memory_halves_the_batch() -> None:
+    model = model_of("dense", device="cuda")
+    model.batch_size.tokens = 1 << 20
+    texts = [" ".join(["bird wings"] * 14)] * 20_000
+    free, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((total - free + (64 << 20)) / total)
+    try:
+        found = model.encode(texts, "document").vectors
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert model.batch_size.tokens < 1 << 20
+    np.testing.assert_allclose(found, np.broadcast_to(found[:1], found.shape), atol=1e-4)
