@@ -29,8 +29,8 @@ from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.linear import compute_dtype
 from quiver.encoder.layers import make_norm
 from quiver.encoder.model import INIT_CUTOFF, Encoder
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout, product_dtype
+from quiver.encoder.packing import PackedBatch, copy_to
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATION_FUNCTIONS, "tanh": torch.tanh}
 # Families in which every task puts its last matrix on the transform of the masked language model.
@@ -182,8 +182,8 @@ class MaskedLM(nn.Module):
         vocabulary = self.encoder.config.vocab_size
         if words.device.type == "cpu" and len(words) and not 0 <= words.min() <= words.max() < vocabulary:
             raise ValueError(f"a label must be {IGNORE_INDEX} or 0..{vocabulary - 1}, got {words.min()}..{words.max()}")
-        states = self._states(batch, positions)
-        loss = linear_cross_entropy(states, self.decoder_weight, self.decoder.bias, words.to(states.device, non_blocking=True))
+        positions, words = copy_to(self.encoder.device, positions, words)
+        loss = linear_cross_entropy(self._states(batch, positions), self.decoder_weight, self.decoder.bias, words)
         return MaskedLMLoss(loss, len(words))
 
     def logits(self, batch: PackedBatch, positions: Tensor) -> Tensor:
@@ -237,9 +237,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, la
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, differentiable: bool) -> Tensor:
-        device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        dtype = compute_dtype(hidden.device, dtype)
+        dtype = compute_dtype(hidden.device, product_dtype(hidden))
         exact = torch.promote_types(dtype, torch.float32)
         # Sums over chunks stay unscaled until the end: in float16 a gradient without the loss scale, which only the backward pass knows,
         # would underflow.
@@ -247,7 +245,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.zeros_like(x, dtype=exact) if differentiable and needed and x is not None else None
             for x, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
         ]
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False):
             casts = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
             total = _walk(*casts, labels, grads, exact)
         ctx.share = 1 / max(len(hidden), 1)
@@ -304,7 +302,7 @@ def _mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
     lengths = batch.cu_seqlens.to(hidden.device).diff().long()
     # float32: in half precision a sum over thousands of tokens stops growing long before its end.
     exact = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    sums = torch.segment_reduce(exact, "sum", lengths=lengths, axis=0)
+    sums = torch.segment_reduce(exact, "sum", lengths=lengths, axis=0, unsafe=True)  # the check would read the lengths from the device
     return (sums / lengths[:, None]).to(hidden.dtype)
 
 

@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_module
 from quiver.encoder.attention import attend
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.linear import Linear
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout, Norm, add_norm, gated, normalize, rotate, split_qkv
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout, Norm, add_norm, embed, gated, rotate, split_qkv
 from quiver.encoder.packing import PackedBatch, PaddedBatch
 from quiver.encoder.positions import alibi_slopes
 
@@ -45,18 +45,21 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(config.embedding_dropout)
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        """(N,) ids to (N, D) hidden states of the given dtype."""
-        hidden = self.tokens(batch.ids).to(dtype)
-        if self.token_types is not None:
-            hidden = hidden + self.token_types.weight[0].to(dtype)  # a single text: every token has the first type
-        if self.positions is not None:
-            hidden = hidden + self.positions(batch.positions + self.position_offset).to(dtype)
-        output: Tensor = self.dropout(normalize(hidden, self.norm))
+        """(N,) ids to (N, D) hidden states of the given dtype, or as `quiver.encoder.ops.embed` writes them under autocast."""
+        places = batch.positions + self.position_offset if self.position_offset else batch.positions
+        positions = None if self.positions is None else (self.positions.weight, places)
+        types = None if self.token_types is None else self.token_types.weight  # a single text: every token has the first type
+        hidden = embed(batch.ids, self.tokens.weight, self.norm, positions=positions, types=types, dtype=dtype)
+        output: Tensor = self.dropout(hidden)
         return output
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention on packed tokens; one matrix gives queries, keys and values."""
+    """Multi-head self-attention on packed tokens; one matrix gives queries, keys and values.
+
+    Attributes:
+        dropout: Dropout of the output, which the block applies where it adds the output to the residual stream.
+    """
 
     slopes: Tensor | None
 
@@ -76,7 +79,7 @@ class SelfAttention(nn.Module):
         q, k, v = self._heads(hidden, rope, batch_invariant=batch.batch_invariant)
         dropout = self.probability_dropout if self.training else 0.0
         mixed = attend(q, k, v, batch, self.window, slopes=self.slopes, dropout=dropout)
-        output: Tensor = self.dropout(self.out(mixed.flatten(1)))
+        output: Tensor = self.out(mixed.flatten(1))
         return output
 
     def _heads(self, hidden: Tensor, rope: RotaryRows | None, *, batch_invariant: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +89,11 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two matrices and an activation; in a gated MLP the first matrix gives the activated half and its gate."""
+    """Two matrices and an activation; in a gated MLP the first matrix gives the activated half and its gate.
+
+    Attributes:
+        output_dropout: Dropout of the output, which the block applies where it adds the output to the residual stream.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -99,7 +106,7 @@ class MLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(N, D) to (N, D)."""
-        output: Tensor = self.output_dropout(self.down(self.inner_dropout(self.activate(self.up(hidden)))))
+        output: Tensor = self.down(self.inner_dropout(self.activate(self.up(hidden))))
         return output
 
     def activate(self, inner: Tensor) -> Tensor:
@@ -110,7 +117,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention and MLP around a residual stream, with a norm before each, after each, or one before both in parallel.
 
-    A block does not add its last update to the stream: the norm that follows does, so that sum and norm take one pass over memory.
+    A block does not add its last update to the stream: the norm that follows does, so that dropout, sum and norm take one pass over memory.
     """
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
@@ -133,14 +140,14 @@ class Block(nn.Module):
             rope: Its rows of this layer's rotary table.
 
         Returns:
-            The residual stream, and the update to add to it; None after a post-norm block.
+            The residual stream, and the update to add to it, with `update_dropout`; None after a post-norm block.
         """
         if self.norm_position == "post":
             return self.feed_forward(hidden, self.attention(hidden, batch, rope))
-        hidden, normed = add_norm(hidden, update, self.attention_norm)
+        hidden, normed = add_norm(hidden, update, self.attention_norm, dropout=self.update_dropout)
         mixed = self.attention(normed, batch, rope)
         if self.norm_position == "parallel":
-            return hidden, mixed + self.mlp(normed)
+            return hidden, self.attention.dropout(mixed) + self.mlp.output_dropout(self.mlp(normed))
         return self.feed_forward(hidden, mixed)
 
     def feed_forward(self, hidden: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -148,16 +155,22 @@ class Block(nn.Module):
 
         Args:
             hidden: The residual stream, (N, D).
-            mixed: Output of attention, (N, D).
+            mixed: Output of attention before dropout, (N, D).
 
         Returns:
             As ``forward``.
         """
+        dropout = self.attention.dropout.probability
         if self.norm_position == "post":
-            _, hidden = add_norm(hidden, mixed, self.attention_norm)
-            return add_norm(hidden, self.mlp(hidden), self.mlp_norm)[1], None
-        hidden, normed = add_norm(hidden, mixed, self.mlp_norm)
+            _, hidden = add_norm(hidden, mixed, self.attention_norm, dropout=dropout)
+            return add_norm(hidden, self.mlp(hidden), self.mlp_norm, dropout=self.mlp.output_dropout.probability)[1], None
+        hidden, normed = add_norm(hidden, mixed, self.mlp_norm, dropout=dropout)
         return hidden, self.mlp(normed)
+
+    @property
+    def update_dropout(self) -> float:
+        """Probability of dropping a number of the update that a block leaves; all blocks of an encoder have the same."""
+        return self.mlp.output_dropout.probability if self.norm_position == "pre" else 0.0
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -128,7 +128,8 @@ class Encoder(nn.Module):
         else:
             for layer, rope in zip(self._blocks, ropes, strict=True):
                 hidden, update = self._run_block(layer, hidden, update, batch, rope)
-        return add_norm(hidden, update, self.final_norm)[1].to(self.embeddings.tokens.weight.dtype)
+        dropout, dtype = self._blocks[-1].update_dropout, self.embeddings.tokens.weight.dtype
+        return add_norm(hidden, update, self.final_norm, dropout=dropout, dtype=dtype)[1]
 
     def _usable_graphs(self) -> EncoderGraphs | None:
         """Return the captured CUDA graphs, where the environment variable QUIVER_CUDA_GRAPHS is 1 and gradients and autocast are off."""

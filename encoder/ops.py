@@ -1,6 +1,6 @@
 """Token-wise arithmetic between the matrix products: activations, gates, norms, rotary positions, dropout.
 
-On CUDA tensors each operation runs as one Triton kernel (`quiver.encoder.gpu.triton_kernels`); elsewhere it runs as PyTorch operators.
+On CUDA tensors each operation runs as one Triton kernel (`quiver.encoder.gpu`); elsewhere it runs as PyTorch operators.
 `choose_ops` decides which.
 
 Shapes: N packed tokens, D model width, I MLP width, H heads, K head width, R leading dimensions of a head that RoPE rotates (R <= K).
@@ -99,9 +99,9 @@ def gated(up: Tensor, activation: str) -> Tensor:
         (N, I) in the input's dtype.
     """
     if use_triton(up):
-        from quiver.encoder.gpu import triton_kernels
+        from quiver.encoder.gpu import triton_gates
 
-        return triton_kernels.gated(up, activation)
+        return triton_gates.gated(up, activation)
     if up.device.type == "cpu" and torch.is_grad_enabled() and up.requires_grad and not torch.compiler.is_compiling():
         output: Tensor = _Gated.apply(up, activation)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return output
@@ -169,14 +169,18 @@ def _use_triton_norm(hidden: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> bool:
     return use_triton(hidden) and hidden.shape[-1] <= MAX_TRITON_WIDTH and norm.eps is not None
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which a matrix product reads ``x``: that of autocast where it is on, otherwise that of ``x``."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 def normalize(hidden: Tensor, norm: Norm) -> Tensor:
     """Normalize each token; the weights of the norm follow the dtype of the hidden states."""
     if isinstance(norm, nn.Identity):
         return hidden
     if _use_triton_norm(hidden, norm):
-        from quiver.encoder.gpu import triton_kernels
-
-        return triton_kernels.add_norm(hidden, None, norm)[1]
+        return add_norm(hidden, None, norm)[1]
     weight = norm.weight.to(hidden.dtype)
     if isinstance(norm, nn.RMSNorm):
         return F.rms_norm(hidden, tuple(norm.normalized_shape), weight, norm.eps)
@@ -184,24 +188,67 @@ def normalize(hidden: Tensor, norm: Norm) -> Tensor:
     return F.layer_norm(hidden, tuple(norm.normalized_shape), weight, bias, norm.eps)
 
 
-def add_norm(hidden: Tensor, update: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+def add_norm(
+    hidden: Tensor, update: Tensor | None, norm: Norm, *, dropout: float = 0.0, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """Add an update to the residual stream and normalize the sum.
 
     Args:
         hidden: The residual stream, (N, D); without gradients it is overwritten by the sum.
         update: Output of a sub-layer, (N, D); None for nothing.
         norm: Norm over D; nn.Identity for none.
+        dropout: Probability with which a number of the update is dropped.
+        dtype: Dtype of the norm. Default: that of the sum; under autocast a kernel writes the dtype of the product that reads it.
 
     Returns:
         The sum and its norm, (N, D) each; the same tensor twice for nn.Identity.
     """
     if not isinstance(norm, nn.Identity) and _use_triton_norm(hidden, norm):
-        from quiver.encoder.gpu import triton_kernels
+        from quiver.encoder.gpu import triton_norms
 
-        return triton_kernels.add_norm(hidden, update, norm)
+        autocast = torch.is_autocast_enabled(hidden.device.type)
+        return triton_norms.add_norm(hidden, update, norm, dropout=dropout, dtype=dtype or (product_dtype(hidden) if autocast else None))
     if update is not None:
+        update = drop(update, dropout, training=True) if dropout else update
         hidden = hidden + update if torch.is_grad_enabled() else hidden.add_(update)
-    return hidden, normalize(hidden, norm)
+    normed = normalize(hidden, norm)
+    return hidden, normed if dtype is None else normed.to(dtype)
+
+
+def embed(
+    ids: Tensor,
+    tokens: Tensor,
+    norm: Norm,
+    *,
+    positions: tuple[Tensor, Tensor] | None = None,
+    types: Tensor | None = None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Sum the embedding vectors of each token, and normalize the sum.
+
+    Args:
+        ids: Token ids, (N,) int64.
+        tokens: Token embedding, (V, D).
+        norm: Norm over D; nn.Identity for none.
+        positions: Position embedding, (rows, D), and the row of each token, (N,) int64; None for none.
+        types: Token type embedding, (rows, D), of which every token gets the first row; None for none.
+        dtype: Dtype of the result; under autocast a kernel writes the dtype of the product that reads it.
+
+    Returns:
+        (N, D). The gradients of the tables are added in one order under ``torch.use_deterministic_algorithms``.
+    """
+    if ids.numel() and not isinstance(norm, nn.Identity) and _use_triton_norm(tokens, norm):
+        from quiver.encoder.gpu import triton_norms
+
+        autocast = torch.is_autocast_enabled(tokens.device.type)
+        return triton_norms.embed(ids, tokens, positions, types, norm, dtype=product_dtype(tokens) if autocast else dtype)
+    hidden = F.embedding(ids, tokens).to(dtype)
+    if types is not None:
+        hidden = hidden + types[0].to(dtype)
+    if positions is not None:
+        table, places = positions
+        hidden = hidden + F.embedding(places, table).to(dtype)
+    return normalize(hidden, norm)
 
 
 def split_qkv(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,21 +281,28 @@ def empty_qkv(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def is_packed(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether three tensors (N, H, K) are the parts of one tensor (N, 3, H, K), such as those of `empty_qkv`."""
+    heads, width = q.shape[1:]
+    size = heads * width
+    starts = [part.storage_offset() - q.storage_offset() for part in (q, k, v)]
+    same = len({part.untyped_storage()._cdata for part in (q, k, v)}) == 1
+    return same and starts == [0, size, 2 * size] and {q.stride(), k.stride(), v.stride()} == {(3 * size, width, 1)}
+
+
 def join_qkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Join three tensors (N, H, K) to (N, 3, H, K): the tensor that they are views of, otherwise a copy.
+    """Join three tensors (N, H, K) to (N, 3, H, K): the tensor that they are parts of, otherwise a copy.
 
     Example:
         >>> parts = empty_qkv(torch.empty(2, 4, 8))
         >>> join_qkv(*parts).data_ptr() == parts[0].data_ptr(), join_qkv(*(part.clone() for part in parts)).shape
         (True, torch.Size([2, 3, 4, 8]))
     """
+    if not is_packed(q, k, v):
+        return torch.stack((q, k, v), dim=1)
     heads, width = q.shape[1:]
     size = heads * width
-    starts = [part.storage_offset() - q.storage_offset() for part in (q, k, v)]
-    storages = {part.untyped_storage().data_ptr() for part in (q, k, v)}
-    if len(storages) == 1 and starts == [0, size, 2 * size] and {q.stride(), k.stride(), v.stride()} == {(3 * size, width, 1)}:
-        return q.as_strided((len(q), 3, heads, width), (3 * size, size, width, 1))
-    return torch.stack((q, k, v), dim=1)
+    return q.as_strided((len(q), 3, heads, width), (3 * size, size, width, 1))
 
 
 # Tokens rotated at a time on a CPU: their halves stay in its cache during the five passes over them.
@@ -270,9 +324,9 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = Fal
         Queries, keys and values, (N, H, K) each, in the dtype of the input.
     """
     if use_triton(qkv):
-        from quiver.encoder.gpu import triton_kernels
+        from quiver.encoder.gpu import triton_rotary
 
-        return triton_kernels.rotate(qkv, cos, sin)
+        return triton_rotary.rotate(qkv, cos, sin)
     if qkv.device.type == "cpu" and qkv.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling():
         turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin, batch_invariant)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return turned
@@ -353,6 +407,11 @@ def new_seed() -> int:
     return int(torch.randint(2**32, (), device="cpu"))
 
 
+def dropped_levels(probability: float, levels: int) -> int:
+    """Return how many of the equally probable ``levels`` drop a value: a probability above 0 and below 1, rounded in the same range."""
+    return min(max(round(probability * levels), 1), levels - 1)
+
+
 class DropoutMask:
     """A reproducible stream of zeros and ones, drawn in pieces.
 
@@ -373,7 +432,7 @@ class DropoutMask:
             bits: Random bits per value: int16 or int8.
         """
         levels = 2 ** (8 * bits.itemsize)
-        dropped = min(max(round(probability * levels), 1), levels - 1)
+        dropped = dropped_levels(probability, levels)
         self.scale = levels / (levels - dropped)
         self._bits, self._threshold = bits, dropped - levels // 2
         self._generator = torch.Generator().manual_seed(seed)
@@ -387,6 +446,11 @@ class DropoutMask:
 
 class Dropout(nn.Dropout):
     """nn.Dropout with `DropoutMask` on a CPU; never in place, and not supported by torch.func."""
+
+    @property
+    def probability(self) -> float:
+        """The probability now: zero in evaluation. For functions that drop values themselves, such as `add_norm`."""
+        return self.p if self.training else 0.0
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
         """Drop values in training; any shape."""

@@ -52,6 +52,7 @@ from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors,
 from quiver.retrieval.index.engines import EXACT, Setting, check_engine, check_k, check_preset
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
+from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Hits, ModelCard, Run, TokenModel
@@ -496,7 +497,7 @@ class ModelRanker:
         ids: list[str] = []
         documents = self._encode(_contents(collection, policy, ids), "document", len(collection.documents))
         watch.lap("encode_documents")
-        index = index_vectors(ids, documents.rows, card, lengths=documents.lengths, engine=self.engine)
+        index = index_vectors(ids, documents.rows, card, lengths=documents.lengths, engine=self.engine, device=device_of(self.model))
         watch.lap("index")
         wanted = depth(k, policy)
         hits = _searched(index, vectors, wanted, card, self.effort)
@@ -524,7 +525,8 @@ class ModelRanker:
     def _overlaps(self, ids: Sequence[str], documents: StoredVectors, queries: Any, hits: Hits, cuts: Sequence[int]) -> dict[str, float]:
         if not cuts:
             return {}
-        exact = index_vectors(ids, documents.rows, self.model.card, lengths=documents.lengths).search(queries, max(cuts))
+        model, lengths = self.model, documents.lengths
+        exact = index_vectors(ids, documents.rows, model.card, lengths=lengths, device=device_of(model)).search(queries, max(cuts))
         return {_name(cut): overlap(exact, hits, cut) for cut in cuts}
 
 

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 # Operators that make or describe tensors without a kernel.
 WITHOUT_KERNEL = frozenset(("view", "reshape", "unbind", "slice", "select", "flatten", "unsqueeze", "expand", "transpose", "t", "split"))
 WITHOUT_KERNEL |= {"chunk", "narrow", "alias", "detach", "permute", "as_strided", "empty", "empty_like", "new_empty", "device"}
+WITHOUT_KERNEL |= {"promote_types"}
 # Operators that make the host wait for the device.
 WAITING = frozenset(("blocking copy", "_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "unique"))
 # PyTorch calls these for every norm and projection; they do nothing where dtypes are equal, and nothing in evaluation.
@@ -60,6 +61,8 @@ class Trace(TorchDispatchMode):
     """Those that launch a kernel or copy."""
     dtypes: list[tuple[str, frozenset[torch.dtype]]] = field(default_factory=list)
     """Name and dtypes of large tensors, of two dimensions and more, that an operator reads or writes."""
+    casts: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes of the large tensors that were copied to another dtype."""
     pinned: list[Any] = field(default_factory=list)
     """Pinned memory of the host."""
 
@@ -82,6 +85,8 @@ class Trace(TorchDispatchMode):
         if name not in WITHOUT_KERNEL and not idle and not on_host:
             self.names.append(name)
             self.dtypes.append((name, frozenset(each.dtype for each in (*inputs, *outputs) if each.ndim > 1)))
+        if name in ("to", "_to_copy", "copy") and outputs and inputs and inputs[-1].dtype != outputs[0].dtype and inputs[-1].ndim > 1:
+            self.casts.append(tuple(outputs[0].shape))
         return result
 
     @property
@@ -104,6 +109,11 @@ def trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: contextlib.nullcontext())
+    # Autocast asks the device.
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    # A random number has no value in this mode.
+    monkeypatch.setattr("quiver.encoder.gpu.triton_norms.new_seed", lambda: 5)
     yield found
     dispatch.choose_backend.cache_clear()
 
@@ -130,14 +140,14 @@ def config(layers: int, **changes: Any) -> EncoderConfig:
 
 
 @contextlib.contextmanager
-def fake_encoder(layers: int, family: str) -> Iterator[tuple[Encoder, FakeTensorMode]]:
+def fake_encoder(layers: int, family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Iterator[tuple[Encoder, FakeTensorMode]]:
     """An encoder on the GPU that is not there, in the mode in which its tensors can be used."""
     before = torch.get_default_dtype()
     with FakeTensorMode() as mode:
-        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_dtype(dtype)
         try:
             with torch.device("cuda"):
-                encoder = Encoder(config(layers, **FAMILIES[family])).eval()
+                encoder = Encoder(config(layers, **FAMILIES[family], **changes)).eval()
         finally:
             torch.set_default_dtype(before)
         yield encoder, mode
@@ -257,6 +267,32 @@ def test_no_tensor_of_the_blocks_is_converted_to_float32(trace: Trace) -> None:
     run(trace, 4, "modernbert", [300, 20, 77])
     # The rotary table is float32, and its rows are selected once for the batch; flash attention returns the logarithms of its sums.
     assert {name for name, dtypes in trace.dtypes if torch.float32 in dtypes} == {"index", "_flash_attention_forward"}
+
+
+@pytest.mark.parametrize(("family", "dropout", "kernels"), [("modernbert", 0.0, 9), ("modernbert", 0.1, 9), ("bert", 0.1, 8)])
+def test_training_under_autocast_converts_each_matrix_once_and_no_hidden_states(
+    trace: Trace, family: str, dropout: float, kernels: int
+) -> None:
+    """A layer takes as many kernels as in inference, with dropout too, and one cast for each of its four matrices."""
+    packed, counts = pack_ids([[7] * length for length in (300, 20, 77)]), []
+    for layers in (3, 6):
+        trace.names.clear()
+        trace.casts.clear()
+        changes = {"attention_output_dropout": dropout, "mlp_output_dropout": dropout}
+        with fake_encoder(layers, family, torch.float32, **changes) as (encoder, mode):
+            batch = fake_batch(mode, packed)
+            with torch.autocast("cuda", torch.bfloat16), trace:
+                states = encoder.train()(batch)
+        assert (states.dtype, states.requires_grad) == (torch.float32, True)
+        assert trace.waits == []
+        matrices = [tuple(each.shape) for name, each in encoder.layers.named_parameters() if each.ndim > 1]
+        last = [(397, 768)] if family == "bert" else []  # without a final norm, the last layer's norm is what the encoder returns
+        assert sorted(trace.casts) == sorted(matrices + last)
+        counts.append(Counter(trace.names))
+    added = counts[1] - counts[0]
+    biases = 12 if family == "bert" else 0  # autocast converts those too
+    assert added["_to_copy"] == 12 + biases
+    assert (added.total() - added["_to_copy"]) == 3 * kernels, dict(added)
 
 
 @pytest.mark.parametrize("mode", POOLINGS)

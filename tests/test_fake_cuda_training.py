@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, Tokenizer, pack_ids
 from quiver.encoder.attention import dispatch
-from quiver.encoder.heads import IGNORE_INDEX, MaskedLM, linear_cross_entropy
+from quiver.encoder.heads import IGNORE_INDEX, ClassifierPooling, MaskedLM, SequenceClassifier, SpanQA, linear_cross_entropy
+from quiver.encoder.packing import copy_to
 from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.optimization import OptimizerName, OptimizerSettings, make_optimizer, require_optimizer
 
@@ -34,6 +35,11 @@ Kind = Literal["dense", "colbert"]
 LAYERS, WIDTH = 4, 768
 WAITING = frozenset(("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2"))
 """Operators that make the host wait for the device."""
+
+
+WITHOUT_KERNEL = frozenset(("view", "t", "detach", "device", "slice", "select", "unbind", "as_strided", "expand", "empty", "empty_like"))
+WITHOUT_KERNEL |= {"new_empty", "permute", "unsqueeze", "promote_types", "split_with_sizes", "transpose"}
+"""Operators that make or describe tensors without a kernel."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Trace(TorchDispatchMode):
         self.forward: list[Operation] = []
         self.backward: list[Operation] = []
         self.current = self.forward
+        self.pinned: list[Any] = []  # memory of the host
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -65,16 +72,23 @@ class Trace(TorchDispatchMode):
         )
         on_device = any(device == "cuda" for *_, device in inputs)
         waits = name in WAITING and on_device
+        if name == "empty" and kwargs.get("pin_memory"):
+            self.pinned.append(result.untyped_storage())
         if name in ("_to_copy", "copy") and inputs and outputs:
-            crosses = inputs[-1][2] != outputs[0][2]
-            non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args)
-            waits = crosses and 0 not in outputs[0][1] and (not non_blocking or outputs[0][2] == "cpu")
+            waits = inputs[-1][2] != outputs[0][2] and 0 not in outputs[0][1] and self._copy_waits(result, args, kwargs)
         if name == "segment_reduce":
             waits = on_device and not kwargs.get("unsafe")  # it reads the lengths to check them
         if name == "index" and on_device:
             waits = any(dtype == torch.bool for dtype, *_ in inputs[1:])  # it counts them
         self.current.append(Operation(name, inputs, outputs, waits))
         return result
+
+    def _copy_waits(self, result: Tensor, args: Any, kwargs: Any) -> bool:
+        """Whether a copy between host and device waits: nothing asked for the contrary, or the memory of the host is not pinned."""
+        non_blocking = kwargs.get("non_blocking", False) or any(each is True for each in args)
+        source = [one for one in tree_leaves(args) if isinstance(one, Tensor)][-1]
+        host = source if source.device.type == "cpu" else result
+        return not non_blocking or all(host.untyped_storage()._cdata != storage._cdata for storage in self.pinned)
 
     def waits(self) -> list[str]:
         return [one.name for one in (*self.forward, *self.backward) if one.waits]
@@ -128,6 +142,8 @@ def run_backward(loss: Tensor) -> dict[Tensor, Tensor]:
                 continue
             for (below, place), gradient in zip(*_applied(node, gradients), strict=True):
                 if gradient is not None:
+                    shape = below._input_metadata[place].shape
+                    gradient = gradient if gradient.shape == shape else gradient.sum_to_size(shape)  # of a bias
                     earlier = received[below].get(place)
                     received[below][place] = gradient if earlier is None else earlier + gradient
                 waiting[below] -= 1
@@ -154,8 +170,8 @@ def _applied(node: Any, gradients: dict[int, Tensor]) -> tuple[list[tuple[Any, i
     return edges, [output for output, needed in zip(outputs, node.needs_input_grad, strict=True) if needed]
 
 
-def config(tokenizer: Tokenizer) -> EncoderConfig:
-    kinds = ["global" if layer % 3 == 0 else "local" for layer in range(LAYERS)]
+def config(tokenizer: Tokenizer, layers: int = LAYERS) -> EncoderConfig:
+    kinds = ["global" if layer % 3 == 0 else "local" for layer in range(layers)]
     return EncoderConfig.modernbert(
         vocab_size=len(tokenizer), hidden_size=WIDTH, num_heads=12, intermediate_size=1152, layer_types=kinds, max_positions=512
     )
@@ -190,23 +206,57 @@ def traced(trace: Trace, module: nn.Module, loss: Callable[[], Tensor]) -> None:
     assert all((gradient.shape, gradient.dtype) == (weight.shape, torch.float32) for weight, gradient in gradients.items())
 
 
-def masked_lm(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
+def masked_lm(layers: int = LAYERS) -> Step:
+    def step(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
+        with unset_fake_temporarily():
+            packed = pack_ids([[7] * length for length in (300, 20, 77)])
+            labels = torch.where(torch.arange(397) % 3 == 0, 5, IGNORE_INDEX)
+            positions, words = (labels != IGNORE_INDEX).nonzero().squeeze(1), labels[labels != IGNORE_INDEX]
+        with torch.device("cuda"):
+            model = MaskedLM(Encoder(config(tokenizer, layers)))
+
+        def loss() -> Tensor:
+            # As MaskedLM.forward does after it has looked at the labels on the host, whose values are not known here.
+            batch = faked(mode, packed).to("cuda")
+            with autocast("bfloat16", torch.device("cuda")):
+                hidden = model.encoder(batch)
+                states = model.transform(hidden.index_select(0, copy_to("cuda", mode.from_tensor(positions))[0]))
+                return linear_cross_entropy(states, model.decoder_weight, model.decoder.bias, copy_to("cuda", mode.from_tensor(words))[0])
+
+        traced(trace, model, loss)
+        return model, 397
+
+    return step
+
+
+def classifier(pooling: ClassifierPooling) -> Step:
+    def step(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
+        with unset_fake_temporarily():
+            packed = pack_ids([[7] * length for length in (300, 20, 77)])
+        with torch.device("cuda"):
+            model = SequenceClassifier(Encoder(config(tokenizer)), 5, pooling=pooling)
+
+        def loss() -> Tensor:
+            batch, labels = faked(mode, packed).to("cuda"), copy_to("cuda", torch.zeros(3, dtype=torch.int64))[0]
+            with autocast("bfloat16", torch.device("cuda")):
+                return model.loss(model(batch), labels)
+
+        traced(trace, model, loss)
+        return model, 397
+
+    return step
+
+
+def span_qa(trace: Trace, tokenizer: Tokenizer, mode: FakeTensorMode) -> tuple[nn.Module, int]:
     with unset_fake_temporarily():
         packed = pack_ids([[7] * length for length in (300, 20, 77)])
-        labels = torch.where(torch.arange(397) % 3 == 0, 5, IGNORE_INDEX)
-        positions, words = (labels != IGNORE_INDEX).nonzero().squeeze(1), labels[labels != IGNORE_INDEX]
     with torch.device("cuda"):
-        model = MaskedLM(Encoder(config(tokenizer)))
+        model = SpanQA(Encoder(config(tokenizer)))
 
     def loss() -> Tensor:
-        # As MaskedLM.forward does after it has looked at the labels on the host, whose values are not known here.
-        batch = faked(mode, packed).to("cuda")
+        batch, places = faked(mode, packed).to("cuda"), copy_to("cuda", torch.zeros(3, dtype=torch.int64))[0]
         with autocast("bfloat16", torch.device("cuda")):
-            hidden = model.encoder(batch)
-            states = model.transform(hidden.index_select(0, mode.from_tensor(positions).to("cuda", non_blocking=True)))
-            return linear_cross_entropy(
-                states, model.decoder_weight, model.decoder.bias, mode.from_tensor(words).to("cuda", non_blocking=True)
-            )
+            return model.loss(model(batch), batch, places, places)
 
     traced(trace, model, loss)
     return model, 397
@@ -237,7 +287,7 @@ def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) ->
         def value() -> Tensor:
             inputs: dict[str, Any] = {TEXTS: faked(mode, packed).to("cuda"), COLUMNS: columns}
             if recipe.data.score_fields:
-                inputs[LABEL] = torch.empty(columns[0], columns[1] // columns[0]).to("cuda", non_blocking=True)
+                inputs[LABEL] = copy_to("cuda", torch.empty(columns[0], columns[1] // columns[0]))[0]
             result: Tensor = loss(inputs)
             return result
 
@@ -248,7 +298,10 @@ def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) ->
 
 
 STEPS: dict[str, Step] = {
-    "mlm": masked_lm,
+    "mlm": masked_lm(),
+    "classifier": classifier("cls"),
+    "classifier, mean": classifier("mean"),
+    "span_qa": span_qa,
     "mnrl": retrieval("dense", ("loss.name=mnrl",), (8, 8, 8)),
     "distillation": retrieval("colbert", ("loss.name=distillation", "data.score_fields=scores"), (5, 20)),
 }
@@ -256,7 +309,7 @@ STEPS: dict[str, Step] = {
 
 @pytest.fixture(params=STEPS)
 def step(request: pytest.FixtureRequest, trace: Trace, tokenizer: Tokenizer) -> tuple[nn.Module, int]:
-    if request.param != "mlm":
+    if request.param in ("mnrl", "distillation"):
         pytest.importorskip("sentence_transformers")
     if request.param == "distillation":
         pytest.importorskip("pylate.losses")
@@ -304,15 +357,18 @@ def test_a_weight_is_converted_once_and_its_gradient_once(trace: Trace, step: tu
     assert {shape: count for shape, count in backward.items() if shape in weights} == matrices
 
 
-def test_hidden_states_are_converted_for_products_only(trace: Trace, step: tuple[nn.Module, int]) -> None:
-    """The residual stream is float32. What a norm gives to a product is converted, and its gradient back; nothing else is."""
+def test_no_hidden_state_is_converted_between_the_blocks(trace: Trace, step: tuple[nn.Module, int]) -> None:
+    """The residual stream is float32, and norms write bfloat16; what is left is the head, where it reads all tokens."""
     module, tokens = step
-    states = (tokens, WIDTH)
-    last = int(any(one.out_features == 128 for one in module.modules() if isinstance(one, nn.Linear)))  # the projection
-    assert trace.conversions(trace.forward, torch.bfloat16)[states] <= 2 * LAYERS + last
-    assert trace.conversions(trace.forward, torch.float32)[states] == 0
-    assert trace.conversions(trace.backward, torch.float32)[states] <= 2 * LAYERS + last
-    assert trace.conversions(trace.backward, torch.bfloat16)[states] <= 2 * LAYERS
+    # Transform and scores of answers, with a norm that autocast computes in float32; the projection of a ColBERT.
+    products, norms = (2, 1) if isinstance(module, SpanQA) else (hasattr(module, "projections") and len(module.projections), 0)
+    for where, dtype, count in (
+        (trace.forward, torch.bfloat16, products),
+        (trace.forward, torch.float32, norms),
+        (trace.backward, torch.float32, products),
+        (trace.backward, torch.bfloat16, norms),
+    ):
+        assert trace.conversions(where, dtype)[tokens, WIDTH] == count
 
 
 def test_the_walk_of_the_graph_gives_the_gradients_of_autograd() -> None:
@@ -330,6 +386,20 @@ def test_the_walk_of_the_graph_gives_the_gradients_of_autograd() -> None:
     found = run_backward(loss())
     for name, weight in model.named_parameters():
         torch.testing.assert_close(found[weight], weight.grad, msg=name)
+
+
+def test_a_layer_takes_this_many_kernels_in_training(trace: Trace, tokenizer: Tokenizer) -> None:
+    counts = []
+    for layers in (3, 6):
+        trace.forward.clear()
+        trace.backward.clear()
+        trace.current = trace.forward
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            masked_lm(layers)(trace, tokenizer, mode)
+        counts.append([Counter(one.name for one in where if one.name not in WITHOUT_KERNEL) for where in (trace.forward, trace.backward)])
+    forward, backward = (many - few for few, many in zip(*counts, strict=True))
+    assert (forward.total(), backward.total()) == (3 * 13, 3 * 19), (dict(forward), dict(backward))
+    assert (forward["mm"], forward["_to_copy"], backward["mm"], backward["_to_copy"]) == (3 * 4, 3 * 4, 3 * 8, 3 * 4)
 
 
 @pytest.mark.parametrize("name", ["adamw", "stable_adamw", "schedule_free_adamw"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,17 @@ def mend_interpreter() -> None:
     interpreter.InterpreterBuilder.create_dot = dot
 
 
+def sample_programs(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Let the interpreter run about ``size`` programs of a larger grid, the last among them; each takes half a millisecond."""
+    from triton.runtime import interpreter
+
+    def some(*bounds: int) -> Iterable[int]:
+        whole = range(*bounds)
+        return whole if len(bounds) > 1 or len(whole) <= size else sorted({*whole[:: len(whole) // size], len(whole) - 1})
+
+    monkeypatch.setattr(interpreter, "range", some, raising=False)
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel and the arguments that it is launched with, options such as the number of warps among them."""
@@ -70,6 +81,8 @@ def launches(monkeypatch: pytest.MonkeyPatch, function: Callable[[], object]) ->
         patch.setattr("triton.runtime.jit.JITFunction.run", run)
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
         patch.setattr(torch.cuda, "device_of", lambda tensor: contextlib.nullcontext())
+        patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        patch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
         function()
     return found
 
@@ -97,7 +110,7 @@ def _kind(value: Any) -> str:
 
 
 def compile_launch(launch: Launch, capability: int, folder: Path) -> MachineCode:
-    """Compile a launch down to machine code for a compute capability (80, 90, 100). Nothing is known of integers but their type."""
+    """Compile a launch down to machine code for a compute capability (80, 90, 100), specialized as Triton specializes it at the launch."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -105,13 +118,22 @@ def compile_launch(launch: Launch, capability: int, folder: Path) -> MachineCode
     names = launch.kernel.arg_names
     values = dict(zip(names, launch.arguments, strict=False)) | {name: launch.options[name] for name in names if name in launch.options}
     options = {name: value for name, value in launch.options.items() if name not in names}
-    constant = {names[each.num] for each in launch.kernel.params if each.is_constexpr} | {name for name in names if values[name] is None}
+    constant, divisible = set(), set()
+    for each in launch.kernel.params:
+        value = values[each.name]
+        number = isinstance(value, int) and not each.do_not_specialize
+        if each.is_constexpr or value is None or (number and value == 1):
+            constant.add(each.name)
+        elif isinstance(value, torch.Tensor):
+            # Allocations are aligned; a view need not be.
+            divisible |= {each.name} if value.storage_offset() * value.element_size() % 16 == 0 else set()
+        elif number and value % 16 == 0:
+            divisible.add(each.name)
     signature = {name: "constexpr" if name in constant else _kind(values[name]) for name in names}
     constants = {(names.index(name),): values[name] for name in names if name in constant}
-    # Tensors start at multiples of 16 bytes; only then do kernels read 16 bytes at a time.
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if signature[name].startswith("*")}
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in names if name in divisible}
     compiled = triton.compile(
-        ASTSource(launch.kernel, signature, constants, aligned), target=GPUTarget("cuda", capability, 32), options=options
+        ASTSource(launch.kernel, signature, constants, attributes), target=GPUTarget("cuda", capability, 32), options=options
     )
     ptx = compiled.asm["ptx"]
     (folder / "kernel.cubin").write_bytes(compiled.asm["cubin"])

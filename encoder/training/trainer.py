@@ -27,7 +27,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.packing import PackedBatch, copy_to
 from quiver.encoder.training.gradients import GradientReducer
 from quiver.encoder.training.log import NONFINITE, RunLog, SeenBatch, keep_batches, nonfinite_error
 from quiver.encoder.training.processes import Processes, RunStoppedError, StepMemory, StopRequest, peak_memory
@@ -382,7 +382,7 @@ class Trainer:
     def _placed(self, name: str, value: Any, batch: TrainingBatch) -> Any:
         if name in batch.on_host or not isinstance(value, Tensor | PackedBatch):
             return value
-        return value.to(self._task.device) if isinstance(value, PackedBatch) else value.to(self._task.device, non_blocking=True)
+        return value.to(self._task.device) if isinstance(value, PackedBatch) else copy_to(self._task.device, value)[0]
 
     def _shares(self, batches: Sequence[TrainingBatch]) -> Sequence[float | Tensor]:
         """Factor of each batch's loss; the mean over the processes of the sums of the scaled losses is the loss of the step."""

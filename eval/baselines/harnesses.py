@@ -24,9 +24,10 @@ from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Policy, cut, depth
 from quiver.eval.evaluation import query_vectors
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
-from quiver.retrieval.index.exact import token_rows
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
+from quiver.retrieval.index.on_device import device_of
+from quiver.retrieval.index.ranking import token_rows
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import DenseModel, DenseVectors, Document, ModelCard, Query, TokenModel
@@ -354,7 +355,8 @@ class _CorpusSearch:
     @cached_property
     def _index(self) -> Index:
         stored = self._documents
-        return index_vectors(self._ids, stored.rows, self._model.card, lengths=stored.lengths, engine=self._engine)
+        model, device = self._model, device_of(self._model)
+        return index_vectors(self._ids, stored.rows, model.card, lengths=stored.lengths, engine=self._engine, device=device)
 
     @cached_property
     def _rows(self) -> dict[str, int]:

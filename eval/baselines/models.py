@@ -67,6 +67,11 @@ class SentenceTransformersModel:
         self._lengths = _max_lengths(self._model, name)
         self.card = _sentence_transformers_card(self._model, str(source), "dense", similarity, self._lengths)
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return torch.device(self._model.device)
+
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         """Encode texts with the library's ``encode_query`` or ``encode_document``.
 
@@ -110,6 +115,11 @@ class MultiVectorModel:
         self._lengths = _max_lengths(self._model, name)
         # The library's other similarity divides by the number of query tokens, which does not change the order of documents.
         self.card = _sentence_transformers_card(self._model, str(source), "colbert", "maxsim", self._lengths)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return torch.device(self._model.device)
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         """Encode texts with the library's ``encode_query`` or ``encode_document``.
@@ -170,6 +180,11 @@ class PyLateModel:
             dtype=_dtype(model),
             library="pylate",
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return torch.device(self._model.device)
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         """Encode texts with PyLate's ``encode``.

@@ -1,4 +1,4 @@
-"""``quiver index``: build, add, delete, compact, calibrate, check, repair, info, export."""
+"""``quiver index``: build, add, refresh, delete, compact, calibrate, check, repair, info, export."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ def build(
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
     columns: options.ColumnNames = None,
+    passages: options.Passages = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
     title: options.Title = True,
     text: options.StoreText = True,
     field: Annotated[
@@ -66,7 +69,7 @@ def build(
 
     quiver index build products.csv --id sku --title name --text description --field price --model MODEL --out indexes/products
     """
-    from quiver.retrieval.data.source import open_corpus
+    from quiver.retrieval.data.source import STANDARD_INPUT, open_corpus, tokens_of
     from quiver.retrieval.index import BuildOptions, build_index
     from quiver.retrieval.index.engines import parse_engine
     from quiver.retrieval.models.loading import load_model
@@ -75,8 +78,11 @@ def build(
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
     waiting, where = parse_duration(wait), parse_devices(devices)
     encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
-    corpus = open_corpus(source, _source_options(id_field, title_field, text_fields, columns))
+    given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
+    if source != STANDARD_INPUT:
+        open_corpus(source, given)  # its mistakes are found before the model is loaded
     loaded = load_model(model, dtype=dtype, device=where[0] if where else device, batch_tokens=batch_tokens)
+    corpus = open_corpus(source, given, tokens_of(loaded))
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
     _describe(index, as_json)
@@ -93,6 +99,9 @@ def add(
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
     columns: options.ColumnNames = None,
+    passages: options.Passages = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace documents that have the same id.")] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
@@ -103,13 +112,13 @@ def add(
 
     Example: quiver index add indexes/scifact more.jsonl
     """
-    from quiver.retrieval.data.source import open_corpus
+    from quiver.retrieval.data.source import open_corpus, tokens_of
     from quiver.retrieval.index import add_documents, open_index
     from quiver.retrieval.models.loading import load_index_model
 
+    given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
     loaded = load_index_model(open_index(folder).manifest.model, model, device=device, batch_tokens=batch_tokens)
-    corpus = open_corpus(source, _source_options(id_field, title_field, text_fields, columns))
-    loaded = load_index_model(open_index(folder).manifest.model, model, device=device)
+    corpus = open_corpus(source, given, tokens_of(loaded))
     index = add_documents(
         folder,
         corpus,
@@ -122,11 +131,79 @@ def add(
     _describe(index, as_json)
 
 
-def _source_options(id_field: str | None, title_field: str | None, text_fields: list[str] | None, columns: str | None) -> SourceOptions:
+def _source_options(
+    id_field: str | None,
+    title_field: str | None,
+    text_fields: list[str] | None,
+    columns: str | None,
+    passages: str | None,
+    include: list[str] | None,
+    exclude: list[str] | None,
+) -> SourceOptions:
     from quiver.retrieval.data.source import SourceOptions
 
     names = tuple(name.strip() for name in columns.split(",")) if columns else ()
-    return SourceOptions(id_field, title_field, tuple(text_fields or ()), names)
+    texts, kept, left_out = (tuple(each or ()) for each in (text_fields, include, exclude))
+    return SourceOptions(id_field, title_field, texts, names, passages or "", kept, left_out)
+
+
+@app.command("refresh")
+def refresh(
+    folder: options.IndexFolder,
+    source: Annotated[
+        str | None, typer.Argument(metavar="[SOURCE]", help="Corpus to read again. Default: all sources that the index was made of.")
+    ] = None,
+    model: options.IndexModel = None,
+    device: options.Device = None,
+    batch_tokens: options.BatchTokens = None,
+    id_field: options.IdField = None,
+    title_field: options.TitleField = None,
+    text_fields: options.TextFields = None,
+    columns: options.ColumnNames = None,
+    passages: options.Passages = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be added, changed and deleted.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete even more than half of the documents.")] = False,
+    memory: options.BuildMemory = "2GB",
+    wait: options.Wait = "0s",
+    progress: options.Progress = None,
+    as_json: options.Json = False,
+) -> None:
+    """Read the sources of an index again: encode what is new or changed, delete what is gone. Repeat the command to resume.
+
+    An index remembers its sources and their options (--text, --passages, --include, ...); options given here replace those of SOURCE.
+
+    Examples: quiver index refresh indexes/manual
+
+    quiver index refresh indexes/manual docs --exclude drafts --dry-run
+    """
+    from quiver.retrieval.index import open_index, refresh_index
+    from quiver.retrieval.models.loading import load_index_model
+
+    given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
+    changed = given != type(given)()
+    if changed and source is None:
+        raise InputError("options of a source need the source: quiver index refresh DIR SOURCE --include ...")
+    done = refresh_index(
+        folder,
+        load_index_model(open_index(folder).manifest.model, model, device=device, batch_tokens=batch_tokens),
+        source,
+        options=given if changed else None,
+        dry_run=dry_run,
+        force=force,
+        memory=parse_memory(memory),
+        wait=parse_duration(wait),
+        progress=show_progress(progress),
+    )
+    counts = {name: getattr(done, name) for name in ("added", "changed", "deleted", "unchanged")}
+    if as_json:
+        print_json({"folder": str(folder), "generation": done.index.manifest.generation, "dry_run": dry_run, **counts})
+        return
+    would = "would be: " if dry_run else ""
+    say(
+        f"{folder}: {would}{', '.join(f'{count:,} {name}' for name, count in counts.items())} (generation {done.index.manifest.generation})"
+    )
 
 
 @app.command("delete")

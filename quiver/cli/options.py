@@ -16,8 +16,9 @@ CorpusSource: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="Corpus: a BEIR folder (corpus.jsonl), a table (.jsonl, .json, .csv, .tsv, .parquet, .arrow), a folder of tables, or - for"
-        " JSON lines from standard input.",
+        help="Corpus: a folder of files (Markdown, text, reStructuredText, HTML, PDF, notebooks, source code); a table (.jsonl, .json,"
+        " .csv, .tsv, .parquet, .arrow) or a folder of tables; a BEIR folder (corpus.jsonl);"
+        " hub://OWNER/NAME/CONFIG:SPLIT; ir:NAME (ir_datasets); or - for JSON lines from standard input.",
     ),
 ]
 ResultsFolder: TypeAlias = Annotated[Path, typer.Argument(help="Results folder of quiver evaluate.")]
@@ -70,9 +71,14 @@ Revision: TypeAlias = Annotated[
 ]
 
 # Documents and vectors.
-Title: TypeAlias = Annotated[bool, typer.Option(" /--no-title", help="Do not prepend the title to the text of each document.")]
+Title: TypeAlias = Annotated[
+    bool, typer.Option(" /--no-title", help="Do not prepend the title to the text of each document.", show_default=False)
+]
 StoreText: TypeAlias = Annotated[
-    bool, typer.Option(" /--no-text", help="Do not store the texts in the index; search cannot show them, nor BM25 search them.")
+    bool,
+    typer.Option(
+        " /--no-text", help="Do not store the texts in the index; search cannot show them, nor BM25 search them.", show_default=False
+    ),
 ]
 IdField: TypeAlias = Annotated[
     str | None,
@@ -92,6 +98,20 @@ ColumnNames: TypeAlias = Annotated[
 ]
 DocumentIds: TypeAlias = Annotated[
     Path | None, typer.Option("--ids", help="File of document ids, one per line: delete or search these documents.")
+]
+Passages: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--passages",
+        help="Where texts are cut: headings, functions, tokens:256 (most tokens of a passage), overlap:32 (tokens), separated by commas; or"
+        " whole. Default: headings,functions for files; tables are not cut.",
+    ),
+]
+Include: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--include", help="Files of a folder to read, such as '*.md' or 'docs/**'. Repeatable.")
+]
+Exclude: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--exclude", help="Files or folders to leave out, such as tests or '*.min.js'. Repeatable.")
 ]
 Cache: TypeAlias = Annotated[
     Path | None, typer.Option("--cache", help="Cache folder for vectors. Default: the user's cache folder (quiver cache info shows it).")

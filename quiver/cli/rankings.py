@@ -22,6 +22,7 @@ from quiver.retrieval.models.loading import load_index_model, load_model
 from quiver.retrieval.records import Metadata, Missing, Query, Run
 from quiver.retrieval.search import bm25
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, explain, explain_texts
+from quiver.retrieval.search.groups import Group, field_of, search_groups
 from quiver.retrieval.search.search import (
     CandidateScorer,
     Fusion,
@@ -179,7 +180,7 @@ class Opened:
         if stored is None:
             raise InputError(
                 f"{self._first.path}: the index stores no texts, which a model needs for re-ranking; pass an index of a ColBERT model to"
-                " --rerank, or rebuild the index with --text"
+                " --rerank, or rebuild the index without --no-text"
             )
         return stored.text
 
@@ -346,6 +347,31 @@ def rank(
         fused = search_fused([each.system for each in sources], queries, wanted, fusion=replace(fusion, weights=weights), depth=candidates)
         first, lists = fused.run, {each.name: run for each, run in zip(sources, fused.lists, strict=True)}
     return Found(first, lists, None) if stage is None else Found(rerank_run(first, queries, stage.scorer, k), lists, first)
+
+
+def rank_groups(search_to: Callable[[int], Found], k: int, index: Index, field: str) -> tuple[Found, dict[str, list[Group]]]:
+    """Search for the k best groups of passages.
+
+    Args:
+        search_to: Function from a number of passages to the result of their search.
+        k: Groups per query.
+        index: Index whose documents have the field.
+        field: The field that groups passages.
+
+    Returns:
+        The result, with the best passage of each group alone in its run, and the groups of each query.
+
+    Raises:
+        InputError: No document has the field.
+    """
+    last: list[Found] = []
+
+    def search_run(depth: int) -> Run:
+        last[:] = [search_to(depth)]
+        return last[0].run
+
+    groups = search_groups(search_run, k, field_of(index, field))
+    return replace(last[0], run={query: {each.best: each.score for each in those} for query, those in groups.items()}), groups
 
 
 def check_run(run: Path, queries: Sequence[Query], indexes: Sequence[Index]) -> None:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from quiver.retrieval.records import Missing, Query, Run
     from quiver.retrieval.search.bm25 import WordScore
     from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
+    from quiver.retrieval.search.groups import Group
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +87,10 @@ def search(
     candidates: Annotated[
         int, typer.Option("--candidates", min=1, help="Candidates that each ranking contributes to fusion and re-ranking.")
     ] = 100,
+    group_by: Annotated[
+        str | None,
+        typer.Option("--group-by", help="Field that sums up passages: file gives each file once, by its best passage, with -k files."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words of each document matched the query.")] = False,
     model: options.IndexModel = None,
     device: options.Device = None,
@@ -108,6 +114,8 @@ def search(
     Examples: quiver search indexes/scifact "vitamin D and bones" -k 5 --filter "year>=2015" --explain
 
     quiver search indexes/dense "vitamin D and bones" --fuse bm25 --weights 1,0.5 --rerank indexes/colbert
+
+    quiver search indexes/manual "how to reset the password" --group-by file
 
     quiver search indexes/scifact --queries queries.jsonl --run runs/scifact.trec -k 1000
 
@@ -135,14 +143,22 @@ def search(
     sources = rankings.open_sources(opened, [str(folder), *(fuse or [])], how, choices)
     if run is not None:
         rankings.check_run(run, query_list, opened.indexes)
-    found = rankings.rank(query_list, k, sources, how, stage, candidates)
+    groups: dict[str, list[Group]] = {}
+    if group_by is None:
+        found = rankings.rank(query_list, k, sources, how, stage, candidates)
+    else:
+        search_to = partial(rankings.rank, query_list, sources=sources, fusion=how, stage=stage, candidates=candidates)
+        found, groups = rankings.rank_groups(search_to, k, opened.index(folder), group_by)
     _report_missing(opened.missing, run=run)
     if run is not None:
-        write_run(found.run, run, tag="quiver")
-        _report_run(run, found.run)
+        ranking = found.run if group_by is None else {query: {each.key: each.score for each in those} for query, those in groups.items()}
+        write_run(ranking, run, tag="quiver")
+        _report_run(run, ranking)
         return
     explained = rankings.explain_found(text or "", found, sources, stage) if explain else {}
     hits = rankings.describe_hits(opened, found, explained)
+    for hit, group in zip(hits, next(iter(groups.values()), []), strict=False):
+        hit |= {"group": group.key, "passages": dict(group.passages)}
     if as_json:
         print_json(hits)
     elif not hits:
@@ -245,14 +261,35 @@ def _ranks(hit: Mapping[str, Any]) -> list[str]:
 
 def _print_hits(hits: Sequence[Mapping[str, Any]], found: Found, documents: int) -> None:
     origins = [*found.lists, *(["candidate"] if found.candidates is not None else [])]
-    rows = [(hit["id"], f"{hit['score']:.4f}", *_ranks(hit), hit.get("text", hit.get("text_error", ""))) for hit in hits]
-    print_table(f"{len(hits)} of {documents:,} documents", ("document", "score", *origins, "text"), rows)
+    grouped = ["passages"] if hits and "group" in hits[0] else []
+    rows = []
+    for hit in hits:
+        counts = [str(len(hit["passages"]))] if grouped else []
+        rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *_ranks(hit), _shown_text(hit)))
+    print_table(f"{len(hits)} of {documents:,} documents", ("document", "score", *grouped, *origins, "text"), rows)
+
+
+def _where(hit: Mapping[str, Any]) -> str:
+    """File and lines, pages or cells of a passage of a file; the id of other documents."""
+    metadata = hit.get("metadata", {})
+    for unit, sign in (("line", ":"), ("page", " p. "), ("cell", " cell ")):
+        if "file" in metadata and unit in metadata:
+            first, last = metadata[unit], metadata[f"end_{unit}"]
+            return f"{metadata['file']}{sign}{first}" + (f"-{last}" if last != first else "")
+    return str(hit["id"])
+
+
+def _shown_text(hit: Mapping[str, Any]) -> str:
+    """The beginning of a hit's text, without the name of its file, which is shown beside it."""
+    text: str = hit.get("text", hit.get("text_error", ""))
+    file = str(hit.get("metadata", {}).get("file", ""))
+    return text[len(file) :].removeprefix(" > ").lstrip() if file and text.startswith(file) else text
 
 
 def _print_explained(text: str, hits: Sequence[Mapping[str, Any]], explained: Mapping[str, Mapping[str, Explained]]) -> None:
     console = Console()
     for hit in hits:
-        heading = f"{hit['rank']}. {hit['id']}  {hit['score']:.4f}"
+        heading = f"{hit['rank']}. {_where(hit)}  {hit['score']:.4f}"
         names = [*hit.get("lists", {}), *(["candidate"] if "candidate" in hit else [])]
         origin = ", ".join(f"{name} {rank}" for name, rank in zip(names, _ranks(hit), strict=True))
         console.print(Text.assemble((heading, "bold"), f"  {origin}" if origin else ""))

@@ -1,4 +1,4 @@
-"""Open a corpus by its name: a BEIR folder, tables, or standard input.
+"""Open a corpus by its name: a BEIR folder, tables, files of text and code, or standard input.
 
 Everything that reads a corpus opens it here. A corpus is read as often as it is iterated, one document at a time, and checked while it is
 read: every error names file and line.
@@ -6,6 +6,7 @@ read: every error names file and line.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 import tempfile
@@ -19,13 +20,21 @@ from pydantic import with_config
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.encoder.schema import RECORD
+from quiver.encoder.tokenizer import Tokenizer
 from quiver.retrieval.data.corpus import EntryPosition, find_jsonl, unique
+from quiver.retrieval.data.files import FileChoice, FolderFiles, type_of
+from quiver.retrieval.data.hub import HUB, IR, HubSource, hub_documents, ir_documents
+from quiver.retrieval.data.passages import WORDS, PassageRules, PassageTokens, Span, TokenSpans, cut, parse_passages
 from quiver.retrieval.data.tables import Columns, is_table, read_tables
-from quiver.retrieval.records import Document
+from quiver.retrieval.records import DenseModel, Document, Metadata, TokenModel
+
+logger = logging.getLogger(__name__)
 
 STANDARD_INPUT = "-"
 """Source that reads JSON lines from standard input."""
 
+_BY_STRUCTURE = "headings,functions"  # how files are cut
+_TOKENS = 256  # most tokens of a passage, if the model reads that many
 _BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
 # Files that describe a data set saved by the datasets library; its rows are in Arrow files beside them.
 _DESCRIPTIONS = frozenset({"dataset_info.json", "state.json"})
@@ -42,12 +51,24 @@ class SourceOptions:
         text: Fields that hold the text, joined by line feeds; empty for the first of ``text``, ``contents``, ``content``, ``body``,
             ``passage``, ``document``.
         columns: Names of the columns of a CSV or TSV file without a header.
+        passages: Where texts are cut, see `quiver.retrieval.data.passages.parse_passages`; empty for files by headings and functions, and
+            for tables not at all.
+        include: Patterns of files to read in a folder; empty for all of a known type.
+        exclude: Patterns of files and folders to leave out.
     """
 
     id: str | None = None
     title: str | None = None
     text: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    passages: str = ""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def names_fields(self) -> bool:
+        """Whether an option applies only to tables."""
+        return bool(self.id or self.title or self.text or self.columns)
 
 
 DEFAULTS = SourceOptions()
@@ -77,7 +98,7 @@ class Corpus:
         return (document for _, document in unique(self.read))
 
 
-def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS) -> Corpus:
+def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS, tokens: PassageTokens = WORDS) -> Corpus:
     """Open a corpus.
 
     Args:
@@ -86,23 +107,73 @@ def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS) -> Corpus
             - a folder with ``corpus.jsonl[.gz]`` (BEIR's layout);
             - a table with the suffix ``.jsonl``, ``.ndjson``, ``.json``, ``.csv`` or ``.tsv`` (each also with ``.gz``), ``.parquet`` or
               ``.arrow``, or a folder of such tables, which are read in the order of their names;
+            - a folder of Markdown, text, reStructuredText, HTML, PDF, notebooks and source code, or one such file, cut into passages;
+            - ``hub://OWNER/NAME[@REVISION][/CONFIG][:SPLIT]``, a data set of the Hugging Face Hub, or ``ir:NAME``, one of ir_datasets;
             - ``-``: JSON lines from standard input, which are kept in a temporary file.
-        options: Fields of the documents.
+        options: Fields of the documents, files and passages.
+        tokens: The tokens that passages are measured in, see `tokens_of`.
 
     Raises:
-        InputError: The source does not exist or is of no known type. Malformed entries are found while the corpus is iterated.
+        InputError: The source does not exist or is of no known type, or the description of the passages is malformed. Malformed entries are
+            found while the corpus is iterated.
     """
+    rules = _rules(options, tokens)
     if str(source) == STANDARD_INPUT:
-        return _standard_input(options)
+        return _standard_input(options, rules, tokens)
+    if isinstance(source, str) and source.startswith((HUB, IR)):
+        if source.startswith(HUB):
+            HubSource.parse(source)
+        rows = partial(hub_documents if source.startswith(HUB) else ir_documents, source, _columns(options))
+        return Corpus(source, options, partial(_cut_documents, rows, rules, tokens.spans) if options.passages else rows)
     path = expand_home(source)
-    return Corpus(str(path.absolute()), options, partial(read_tables, _tables(path), _columns(options)))
+    files = FolderFiles(path, FileChoice(options.include, options.exclude), rules, tokens.spans)
+    if _is_files(path, files, options):
+        return Corpus(str(path.absolute()), options, files)
+    tables = partial(read_tables, _tables(path, options), _columns(options))
+    return Corpus(str(path.absolute()), options, partial(_cut_documents, tables, rules, tokens.spans) if options.passages else tables)
+
+
+def tokens_of(model: DenseModel | TokenModel) -> PassageTokens:
+    """The tokens of a model, and how many of them it reads of a document beside its prompt and special tokens."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if not isinstance(tokenizer, Tokenizer):
+        return WORDS
+    used = len(tokenizer.encode([model.card.document_prompt], max_length=1 << 20).ids[0])
+    return PassageTokens(lambda text: tokenizer.pieces(text).spans, model.card.document_length - used)
+
+
+def _rules(options: SourceOptions, tokens: PassageTokens) -> PassageRules:
+    rules = parse_passages(options.passages or _BY_STRUCTURE, tokens=min(_TOKENS, max(tokens.length or _TOKENS, 16)))
+    if rules.tokens is not None and tokens.length is not None and rules.tokens > tokens.length:
+        logger.warning("passages have up to %d tokens, but the model reads only %d of a document", rules.tokens, tokens.length)
+    return rules
+
+
+def _is_files(path: Path, files: FolderFiles, options: SourceOptions) -> bool:
+    """Whether a source is read as files of text and code."""
+    if options.names_fields or any((path / name).is_file() for name in _BEIR):
+        return False
+    if path.is_dir():
+        return not files.is_empty()
+    return path.is_file() and not is_table(path) and (type_of(path) is not None or bool(options.include))
+
+
+def _cut_documents(
+    read: Callable[[], Iterator[tuple[EntryPosition, Document]]], rules: PassageRules, token_spans: TokenSpans
+) -> Iterator[tuple[EntryPosition, Document]]:
+    """Cut documents of a table; the metadata of a passage name its document and its characters."""
+    for position, document in read():
+        spans = cut(document.text, "text", rules, token_spans, title=document.title) or [Span(0, len(document.text))]
+        for number, span in enumerate(spans, start=1):
+            metadata: Metadata = {**(document.metadata or {}), "document": document.id, "start": span.start, "end": span.end}
+            yield position, Document(f"{document.id}#{number}", document.text[span.start : span.end], document.title, metadata)
 
 
 def _columns(options: SourceOptions) -> Columns:
     return Columns(options.id, options.title, options.text, options.columns)
 
 
-def _tables(path: Path) -> Sequence[Path]:
+def _tables(path: Path, options: SourceOptions) -> Sequence[Path]:
     """The tables of a source.
 
     Raises:
@@ -114,21 +185,25 @@ def _tables(path: Path) -> Sequence[Path]:
         if (path / "dataset_dict.json").is_file():
             splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
             raise InputError(f"{path}: a data set with several splits; choose one of {', '.join(str(path / name) for name in splits)}")
-        found = sorted(file for file in path.iterdir() if is_table(file) and file.is_file() and file.name not in _DESCRIPTIONS)
+        found = [file for file in path.iterdir() if is_table(file) and file.is_file() and file.name not in _DESCRIPTIONS]
+        choice = FileChoice(options.include, options.exclude)
+        found = sorted(file for file in found if choice.has(file.name))
         if not found:
-            raise InputError(f"{path}: no corpus.jsonl[.gz] and no other tables ({_SUFFIXES}) in this folder")
+            raise InputError(f"{path}: no corpus.jsonl[.gz], no tables ({_SUFFIXES}) and no files of text or code to read in this folder")
         return found
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     if not is_table(path):
-        raise InputError(f"{path}: unsupported type; documents are read from {_SUFFIXES}")
+        raise InputError(
+            f"{path}: unsupported type; documents are read from tables ({_SUFFIXES}), and from files of text and code such as .md or .pdf"
+        )
     return [path]
 
 
 _SUFFIXES = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"
 
 
-def _standard_input(options: SourceOptions) -> Corpus:
+def _standard_input(options: SourceOptions, rules: PassageRules, tokens: PassageTokens) -> Corpus:
     """Keep standard input in a temporary file, which is removed together with the corpus."""
     folder = tempfile.TemporaryDirectory(prefix="quiver-")
     spool = Path(folder.name) / "standard-input.jsonl"
@@ -144,4 +219,4 @@ def _standard_input(options: SourceOptions) -> Corpus:
         except InputError as error:
             raise InputError(str(error).replace(str(spool), str(shown))) from error
 
-    return Corpus(STANDARD_INPUT, options, read)
+    return Corpus(STANDARD_INPUT, options, partial(_cut_documents, read, rules, tokens.spans) if options.passages else read)

@@ -85,18 +85,8 @@ def read_tables(files: Iterable[Path], columns: Columns = BY_NAME) -> Iterator[t
     Raises:
         InputError: While iterating, at the first malformed row. Names file and line; if a field is missing, also the fields that exist.
     """
-    number, has_title = 0, columns.title is None
-    position: EntryPosition | None = None
-    row: Row = {}
-    for file in files:
-        chosen, suffix = None, _suffix(file)
-        for position, row in _READERS[suffix](file, columns.names):
-            number += 1
-            chosen = chosen or _choose(position, row, columns)._replace(cells=suffix in _CELLS)
-            has_title = has_title or columns.title in row
-            yield position, _document(position, row, chosen, number)
-    if position is not None and not has_title:
-        raise InputError(f"{position.file}: no field '{columns.title}' (--title); {_known(columns.title or '', row)}")
+    opened = ((_suffix(file) in _CELLS, _READERS[_suffix(file)](file, columns.names)) for file in files)
+    yield from _documents(opened, columns)
 
 
 def is_table(path: Path) -> bool:
@@ -115,10 +105,25 @@ def table_of(rows: Iterable[Row], source: str, columns: Columns = BY_NAME) -> It
     Raises:
         InputError: As `read_tables`.
     """
-    chosen = None
-    for position, row in _plain_rows(Path(source), rows):
-        chosen = chosen or _choose(position, row, columns)
-        yield position, _document(position, row, chosen, position.number)
+    yield from _documents([(False, _plain_rows(Path(source), rows))], columns)
+
+
+def _documents(
+    tables: Iterable[tuple[bool, Iterable[tuple[EntryPosition, Row]]]], columns: Columns
+) -> Iterator[tuple[EntryPosition, Document]]:
+    """The documents of tables, each with whether its values are cells of text."""
+    number, has_title = 0, columns.title is None
+    position: EntryPosition | None = None
+    row: Row = {}
+    for cells, rows in tables:
+        chosen = None
+        for position, row in rows:
+            number += 1
+            chosen = chosen or _choose(position, row, columns)._replace(cells=cells)
+            has_title = has_title or columns.title in row
+            yield position, _document(position, row, chosen, number)
+    if position is not None and not has_title:
+        raise InputError(f"{position.file}: no field '{columns.title}' (--title); {_known(columns.title or '', row)}")
 
 
 def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:

@@ -15,6 +15,8 @@ from .index import open_index as open_index
 from .memory import index_vectors as index_vectors
 from .pieces import BuildOptions as BuildOptions
 from .recall_table import Calibration as Calibration
+from .refresh import Refreshed as Refreshed
+from .refresh import refresh_index as refresh_index
 from .repair import check_index as check_index
 from .repair import repair_index as repair_index
 from .store.reading import Manifest as Manifest

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Field, with_config
 from quiver.encoder.versions import installed_version
+from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate
 from quiver.retrieval.index.documents import is_described
 from quiver.retrieval.index.engines import AnyCodec, Sample, engine, engine_name, is_approximate, open_codec, parse_engine, train_codec
@@ -44,6 +45,7 @@ from quiver.retrieval.index.index import (
     open_segment,
 )
 from quiver.retrieval.index.memory import build_in_memory
+from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.pieces import (
     DEFAULTS,
     BuildOptions,
@@ -71,6 +73,7 @@ from quiver.retrieval.index.pieces import (
     plan_pieces,
     survey,
 )
+from quiver.retrieval.index.sources import describe_source, forget_sources, is_rereadable, remember_source, write_sources
 from quiver.retrieval.index.store.reading import (
     NOTHING_COMMITTED,
     CodecEntry,
@@ -369,7 +372,8 @@ class Pieces:
             raise InputError("none of the documents has a vector; there is nothing to index")
         vectors = count if dense else round(mean * count)
         settings, seed = self._options.settings, self._options.seed
-        return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
+        with clustering_on(device_of(self._model)):
+            return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
 
 
 def piece_extent(folder: Path, contents: Contents) -> Extent:
@@ -416,6 +420,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         WorkerError: Workers died repeatedly; run the build again to resume.
     """
     begun = time.monotonic()
+    corpus = _opened_corpus(corpus, model)
     spec = parse_engine(options.engine)
     options = replace(options, engine=spec.name, settings={**spec.settings, **options.settings})
     engine(engine_name(options.engine, model.card, 0), model.card)
@@ -445,11 +450,19 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
                 # Calibrate before the commit moves the pieces: a build that is killed during calibration can then still resume.
                 index = Index(out, draft, codec, _opened(segments, codec, policy))
                 draft = replace(draft, calibration=measured(index, begun, memory=options.memory, seed=options.seed, progress=progress))
+            forget_sources(out, disk)
             entry = writer.add_codec(place.folder, name, codec.parameters, place.holds)
             writer.commit(replace(draft, codec=entry, segments=tuple(_added(writer, segments))))
             work.remove()
+        if isinstance(corpus, Corpus) and is_rereadable(corpus):
+            write_sources(out, committed(writer).generation, [describe_source(corpus)], disk)
         writer.collect_garbage()
     return open_index(out)
+
+
+def _opened_corpus(corpus: str | Path | Iterable[Document], model: Model) -> Iterable[Document]:
+    """Open a source with the model's tokens as the measure of passages."""
+    return open_corpus(corpus, tokens=tokens_of(model)) if isinstance(corpus, str | Path) else corpus
 
 
 def _build_in_memory(
@@ -470,6 +483,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
     model: Model,
     *,
     replace_existing: bool = False,
+    delete: Callable[[], Sequence[str]] = tuple,
     memory: int = DEFAULTS.memory,
     pieces: PieceSizes = DEFAULTS.pieces,
     wait: float = 0.0,
@@ -487,6 +501,8 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
         corpus: Documents to add; see `build_index`.
         model: The model that built the index.
         replace_existing: Replace documents whose ids are already in the index.
+        delete: Gives the ids of documents to delete in the same commit; called once, after all documents have been read. Unknown ids are
+            ignored.
         memory: Memory limit in bytes, in addition to the model and one chunk of documents.
         pieces: Sizes of the work units.
         wait: Seconds to wait for another writer to finish.
@@ -500,6 +516,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
         InputError: As `build_index`; or another model built the index, or a document is already in it and ``replace_existing`` is false.
     """
     path, begun = Path(path), time.monotonic()
+    corpus = _opened_corpus(corpus, model)
     with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)
         check_model(path, before, model.card)
@@ -510,6 +527,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
                 raise InputError(
                     f"{path}: document '{replaced[0]}' is in this index already; replace it with --replace, or give it another id"
                 )
+            replaced += delete()
             policy = before.policy
             options = BuildOptions(
                 memory=memory, use_title=policy.use_title, store_text=policy.store_text, fields=policy.fields, pieces=pieces
@@ -527,6 +545,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
                 draft = remeasured(draft, index, opened, begun, memory=memory, progress=progress)
                 writer.commit(replace(draft, segments=(*entries, *_added(writer, segments))))
                 work.remove()
+        remember_source(path, committed(writer).generation, corpus, disk)
         writer.collect_garbage()
     return open_index(path)
 

@@ -4,17 +4,10 @@ On disk a segment is one memory-mapped file of vectors; in memory it is any `Row
 are searched with ``faiss.knn``, the search of ``IndexFlatIP`` without its copy of the vectors; token vectors are scored by MaxSim. A
 document without token vectors keeps its row and id and is never found.
 
-Matrix products round the same inner product differently at different positions of the matrix: with FAISS and 300 queries of width 768,
-copies of one document got different scores for most queries. Scores that are too close to order in float32 are therefore computed again
-in float64 and rounded once. Equal vectors then have equal scores, and a ranking depends neither on how many queries are searched
-together nor on the number of threads.
-
-`search_walk` searches the documents block by block, one block in memory at a time. Each block returns its nearest documents for every
-query; the k best of all blocks and a margin are kept. If the margin does not contain the end of a tie at position k, a second pass reads
-every document whose score may reach the k best. Peak memory: one block and Q x (k + margin) candidates.
+Close scores are computed again in float64 (`quiver.retrieval.index.ranking`), on a GPU after a search in half precision
+(`quiver.retrieval.index.on_device`); a ranking depends neither on the device nor on its threads.
 
 Shapes: Q queries, P documents, n documents of a block, T token vectors of all documents, n_i token vectors of text i, k hits, d width.
-Source of the error bound: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1.
 """
 
 from __future__ import annotations
@@ -24,264 +17,46 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import faiss
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.files import read_json
 from quiver.retrieval.index.engines import (
     EXACT_DENSE,
     EXACT_TOKENS,
+    AnySegment,
     Bitmap,
     Engine,
     Found,
+    Lazy,
     Preset,
     Sample,
     Setting,
     Size,
     check_names,
-    in_order,
 )
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, lengths_around, little_endian, rows_with, write_array, write_file
+from quiver.retrieval.index.on_device import CPU, DeviceScorer, Resident, Streamed, place
+from quiver.retrieval.index.ranking import (
+    LIMITS,
+    InParts,
+    Ranked,
+    SearchLimits,
+    document_blocks,
+    float32_error,
+    nearest_by_scores,
+    rank,
+    token_pieces,
+    token_rows,
+)
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, MatrixRows, ModelCard, PickedRows, Rows, TokenVectors
-
-_UNIT_ROUNDOFF = 2.0**-24
-_LARGEST = float(np.finfo(np.float32).max)
-
-
-def float32_error(terms: int, magnitude: float) -> float:
-    """Bound on the error of a float32 sum of products, for any order of summation.
-
-    Args:
-        terms: Number of roundings in the computation of one score.
-        magnitude: Bound on the sum of the absolute values of the products, such as the product of two norms.
-
-    Returns:
-        The bound, with room for rounding the exact score to float32 once more.
-
-    Raises:
-        ValueError: The scores may overflow float32; infinities and NaN cannot be ordered.
-    """
-    if not magnitude < _LARGEST:
-        raise ValueError(f"scores up to {magnitude:.3g} do not fit into float32; the norms of the vectors are too large")
-    return (terms + 2) * _UNIT_ROUNDOFF * magnitude
-
-
-def is_complete(scores: NDArray[np.float32], k: int, error: float) -> bool:
-    """Whether no document outside the retrieved ones can belong to the k best, given that none scores above the last.
-
-    Args:
-        scores: Scores of the documents retrieved, best first, more than k.
-        k: Number of hits wanted.
-        error: Bound on the error of a score.
-    """
-    return bool(scores[k - 1] - scores[-1] > 2 * error)
-
-
-def candidates(
-    rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, error: float
-) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.intp]]:
-    """Select the rows that may belong to the k best.
-
-    Args:
-        rows: Rows of the index, which include all candidates for the k best.
-        scores: Their scores, with an error of at most ``error``.
-        k: Number of hits, 1 <= k <= number of rows.
-        error: Bound on the error of a score.
-
-    Returns:
-        Rows and scores, best first, and the positions of scores that are too close to a neighbour to be ordered.
-    """
-    threshold = np.partition(scores, len(scores) - k)[len(scores) - k] - 2 * error
-    kept = np.flatnonzero(scores >= threshold)
-    kept = kept[np.argsort(-scores[kept], kind="stable")]
-    scores = scores[kept]
-    close = scores[:-1] - scores[1:] <= 2 * error
-    doubtful = np.zeros(len(scores), bool)
-    doubtful[:-1] = close
-    doubtful[1:] |= close
-    return rows[kept], scores, np.flatnonzero(doubtful)
-
-
-MARGIN = 32
-"""Documents retrieved in addition to k, so that the end of a tie at the cut is usually among them."""
-
-
-@dataclass(frozen=True)
-class SearchLimits:
-    """Sizes of the parts of an exact search. They bound its memory and do not change its results.
-
-    Attributes:
-        block_bytes: Maximum size in bytes of the vectors that are read from disk at a time.
-        dense_queries: Queries per pass over documents with one vector: their candidates, Q x (k + margin), take 50 MB for k = 1000.
-        token_queries: Queries per pass over documents with token vectors; their tokens and candidates are in memory.
-        queries_rescored: Queries whose candidates are fetched together: many enough to share disk reads, few enough to limit memory.
-        tokens_rescored: Token vectors that are gathered at a time to recompute close scores in float64.
-        scores_held: Maximum number of scores of a part in memory if FAISS does not select the best, queries x documents: 32 MiB.
-    """
-
-    block_bytes: int = 128 << 20
-    dense_queries: int = 4096
-    token_queries: int = 1024
-    queries_rescored: int = 32
-    tokens_rescored: int = 65_536
-    scores_held: int = 8 << 20
-
-    def block_rows(self, dim: int) -> int:
-        """Number of rows of width d in a block."""
-        return max(1, self.block_bytes // (4 * dim))
-
-
-LIMITS = SearchLimits()
-"""The default limits."""
-
-Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""Rows and scores of one query, best first."""
-
-
-class Part(Protocol):
-    """Some documents in memory, and the queries of the search. A place is a document's position in the part."""
-
-    def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores and places of the k best of each query, (Q, min(k, n)), unordered; minus infinity for excluded documents."""
-
-    def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
-        """Scores of all documents for some queries, (len(queries), n)."""
-
-    def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Scores of given documents for one query in float64."""
-
-
-class Walk(Protocol):
-    """Documents and queries of one search."""
-
-    def parts(self) -> Iterator[tuple[int, Part]]:
-        """Yield all documents in parts, each with the number of its first document."""
-
-    def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, Part]]:
-        """Yield chosen documents in parts, in the order given, each with its number of documents."""
-
-
-def search_walk(
-    walk: Walk,
-    k: int,
-    *,
-    findable: int,
-    errors: NDArray[np.float64],
-    ids: NDArray[Any],
-    all_exact: bool = False,
-    limits: SearchLimits = LIMITS,
-) -> list[Ranked]:
-    """The k best documents of every query, by score and then by document id, both descending.
-
-    Args:
-        walk: Computes scores in float32 with an error of at most ``errors``, and in float64.
-        k: Hits per query, at least 1.
-        findable: Number of documents whose score is not minus infinity.
-        errors: Bound on the error of a score for each query, (Q,).
-        ids: Document ids, or their ranks, (P,).
-        all_exact: Compute every returned score in float64 and round it once, not only those that are too close to a neighbour. A score
-            then does not depend on the other documents, and results of several indexes can be merged.
-        limits: Sizes of the parts of the search.
-    """
-    k = min(k, findable)
-    if not k:
-        return [(np.zeros(0, np.int64), np.zeros(0, np.float32)) for _ in errors]
-    fetched = min(findable, k + MARGIN)
-    scores, rows = _nearest(walk, fetched)
-    cut_off = [query for query in range(len(errors)) if fetched < findable and not is_complete(scores[query], k, errors[query])]
-    group, found = limits.queries_rescored, dict[int, Ranked]()
-    if cut_off:
-        thresholds = scores[cut_off, k - 1] - 2 * errors[cut_off]
-        found = _second_walk(walk, cut_off, k, thresholds=thresholds, ids=ids, group=group)
-    rest = [query for query in range(len(errors)) if query not in found]
-    for start in range(0, len(rest), group):
-        kept = {query: candidates(rows[query], scores[query], k, errors[query]) for query in rest[start : start + group]}
-        if all_exact:
-            kept = {query: (some, values, np.arange(len(some))) for query, (some, values, _) in kept.items()}
-        exact = _rescored(walk, {query: rows[doubtful] for query, (rows, _, doubtful) in kept.items()})
-        for query, (documents, values, doubtful) in kept.items():
-            values[doubtful] = exact[query]
-            found[query] = in_order(documents, values, k, ids=ids)
-    return [found[query] for query in range(len(errors))]
-
-
-def _nearest(walk: Walk, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Scores and rows of the k best documents of every query, (Q, k), best first."""
-    scores: NDArray[np.float32] | None = None
-    for start, part in walk.parts():
-        some_scores, places = part.nearest(k)
-        some_rows = places + start
-        if scores is None:
-            scores, rows = some_scores, some_rows
-            continue
-        scores, rows = np.concatenate([scores, some_scores], axis=1), np.concatenate([rows, some_rows], axis=1)
-        if scores.shape[1] > k:
-            kept = np.argpartition(scores, -k, axis=1)[:, -k:]
-            scores, rows = np.take_along_axis(scores, kept, axis=1), np.take_along_axis(rows, kept, axis=1)
-    if scores is None:
-        raise ValueError("a walk needs at least one part")
-    order = np.argsort(-scores, axis=1, kind="stable")
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
-
-
-def _rescored(walk: Walk, wanted: dict[int, NDArray[np.int64]]) -> dict[int, NDArray[np.float64]]:
-    """Scores of the wanted documents of each query in float64, in the given order."""
-    exact = {query: np.empty(len(rows), np.float64) for query, rows in wanted.items()}
-    chosen = np.unique(np.concatenate([np.zeros(0, np.int64), *wanted.values()]))
-    first = 0
-    for size, part in walk.pick(chosen):
-        for query, rows in wanted.items():
-            places = np.searchsorted(chosen, rows) - first
-            here = (places >= 0) & (places < size)
-            if here.any():
-                exact[query][here] = part.exact(query, places[here])
-        first += size
-    return exact
-
-
-def _second_walk(
-    walk: Walk, queries: list[int], k: int, *, thresholds: NDArray[np.float64], ids: NDArray[Any], group: int
-) -> dict[int, Ranked]:
-    """Rank the documents of some queries by scoring every document whose float32 score reaches the threshold in float64."""
-    best = {query: (np.empty(0, np.int64), np.empty(0, np.float32)) for query in queries}
-    for start, part in walk.parts():
-        for head in range(0, len(queries), group):
-            some = queries[head : head + group]
-            near = part.scores(some) >= thresholds[head : head + group, None]
-            for query, reached in zip(some, near, strict=True):
-                if (places := np.flatnonzero(reached)).size:
-                    rows, scores = best[query]
-                    rows, scores = np.append(rows, places + start), np.append(scores, part.exact(query, places).astype(np.float32))
-                    best[query] = in_order(rows, scores, k, ids=ids)
-    return best
-
-
-def nearest_by_scores(
-    part: Part, queries: int, count: int, k: int, *, held: int = LIMITS.scores_held
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Implementation of ``Part.nearest`` that computes all scores.
-
-    Args:
-        part: Computes the scores.
-        queries: Number of queries Q.
-        count: Number of documents n of the part.
-        k: Documents per query.
-        held: Maximum number of scores in memory.
-    """
-    group = max(1, held // count)
-    found = [_best(part.scores(range(start, min(start + group, queries))), min(k, count)) for start in range(0, queries, group)]
-    return np.concatenate([scores for scores, _ in found]), np.concatenate([places for _, places in found])
-
-
-def _best(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    places = np.argpartition(scores, -k, axis=1)[:, -k:]
-    return np.take_along_axis(scores, places, axis=1), places
-
 
 ROWS = 8192
 """Rows of a matrix that are checked in one step, so that a check never copies the complete matrix."""
@@ -300,7 +75,7 @@ def largest_norm(rows: Rows) -> float:
 _FEW = 0.25
 
 
-def search_dense(
+def search_dense(  # noqa: PLR0913 - one option for each choice
     rows: Rows,
     queries: DenseVectors,
     k: int,
@@ -310,6 +85,7 @@ def search_dense(
     allowed: NDArray[np.bool_] | None = None,
     all_exact: bool = False,
     limits: SearchLimits = LIMITS,
+    placed: Resident | Streamed | None = None,
 ) -> list[Ranked]:
     """The k best rows of each query by exact inner product; ties go to the greater id.
 
@@ -320,32 +96,49 @@ def search_dense(
         largest_norm: Length of the longest row.
         ids: Document ids, or their ranks, (P,).
         allowed: Rows that may be found, (P,); None for all.
-        all_exact: See `quiver.retrieval.index.exact.search_walk`.
+        all_exact: See `quiver.retrieval.index.ranking.rank`.
         limits: Sizes of the parts of the search.
+        placed: The rows for a search on a device; None to search on the host.
 
     Raises:
         ValueError: A query has scores that overflow float32.
     """
-    if allowed is not None and np.count_nonzero(allowed) < _FEW * len(allowed):
+    if allowed is not None and np.count_nonzero(allowed) < _FEW * len(allowed) and not isinstance(placed, Resident):
         picked = np.flatnonzero(allowed)
         found = search_dense(
-            PickedRows(rows, picked), queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact, limits=limits
+            some := PickedRows(rows, picked),
+            queries,
+            k,
+            largest_norm=largest_norm,
+            ids=ids[picked],
+            all_exact=all_exact,
+            limits=limits,
+            placed=None if placed is None else Streamed(some, placed.device),
         )
         return [(picked[places], scores) for places, scores in found]
-    with np.errstate(over="ignore"):  # an overflow becomes infinity, which float32_error rejects
-        lengths = np.linalg.norm(queries, axis=1)
-    errors = np.array([float32_error(rows.shape[1], float(length) * largest_norm) for length in lengths])
     findable = rows.shape[0] if allowed is None else int(np.count_nonzero(allowed))
     ranked: list[Ranked] = []
     for start in range(0, len(queries), limits.dense_queries):
-        group = slice(start, start + limits.dense_queries)
-        walk = _DenseWalk(rows, queries[group], allowed, limits)
-        ranked += search_walk(walk, k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact, limits=limits)
+        group = queries[start : start + limits.dense_queries]
+        if placed is not None:
+            scorer = DeviceScorer(placed, group, documents=rows.shape[0], allowed=allowed, largest_norm=largest_norm, limits=limits)
+            ranked += _ranked(scorer, k, findable=findable, ids=ids, all_exact=all_exact, limits=limits)
+            continue
+        with np.errstate(over="ignore"):  # an overflow becomes infinity, which float32_error rejects
+            lengths = np.linalg.norm(group, axis=1)
+        errors = np.array([float32_error(rows.shape[1], float(length) * largest_norm) for length in lengths])
+        walk = InParts(_DenseWalk(rows, group, allowed, limits), limits.queries_rescored)
+        ranked += rank(walk, k, findable=findable, errors=errors, ids=ids, all_exact=all_exact, group=limits.queries_rescored)
     return ranked
 
 
+def _ranked(scorer: DeviceScorer, k: int, *, findable: int, ids: NDArray[Any], all_exact: bool, limits: SearchLimits) -> list[Ranked]:
+    exact, group = all_exact or scorer.all_exact, limits.queries_rescored
+    return rank(scorer, k, findable=findable, errors=scorer.errors, ids=ids, margin=scorer.margin(k), all_exact=exact, group=group)
+
+
 class _DensePart:
-    """A block of documents and the queries, both in memory; implements ``quiver.retrieval.index.exact.Part``."""
+    """A block of documents and the queries, both in memory; implements `quiver.retrieval.index.ranking.Part`."""
 
     def __init__(self, queries: DenseVectors, block: DenseVectors, hidden: NDArray[np.bool_] | None, limits: SearchLimits) -> None:
         self._queries = queries
@@ -377,7 +170,7 @@ def exact_products(rows: Rows, query: NDArray[np.float32], places: NDArray[np.in
 
 
 class _DenseWalk:
-    """The documents in blocks; implements ``quiver.retrieval.index.exact.Walk``."""
+    """The documents in blocks; implements `quiver.retrieval.index.ranking.Walk`."""
 
     def __init__(self, rows: Rows, queries: DenseVectors, allowed: NDArray[np.bool_] | None, limits: SearchLimits) -> None:
         self._rows = rows
@@ -407,6 +200,7 @@ def search_tokens(  # noqa: PLR0913 - one option for each choice
     allowed: NDArray[np.bool_] | None = None,
     all_exact: bool = False,
     limits: SearchLimits = LIMITS,
+    placed: Resident | Streamed | None = None,
 ) -> list[Ranked]:
     """The k best documents of each query by exact MaxSim; ties go to the greater id.
 
@@ -418,27 +212,40 @@ def search_tokens(  # noqa: PLR0913 - one option for each choice
         largest_norm: Length of the longest row.
         ids: Document ids, or their ranks, (P,).
         allowed: Documents that may be found, (P,); None for all. Documents without a vector are never found.
-        all_exact: See `quiver.retrieval.index.exact.search_walk`.
+        all_exact: See `quiver.retrieval.index.ranking.rank`.
         limits: Sizes of the parts of the search.
+        placed: The rows for a search on a device; None to search on the host.
 
     Raises:
         ValueError: A query has scores that overflow float32.
     """
     filled = np.diff(offsets) > 0
     findable = int(np.count_nonzero(filled if allowed is None else filled & allowed))
-    if allowed is not None and findable < _FEW * len(allowed):
+    if allowed is not None and findable < _FEW * len(allowed) and not isinstance(placed, Resident):
         picked = np.flatnonzero(allowed & filled)
         lengths = offsets[picked + 1] - offsets[picked]
-        tokens = PickedRows(rows, token_rows(offsets, picked))
-        begins = np.append(0, np.cumsum(lengths))
-        found = search_tokens(tokens, begins, queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact, limits=limits)
+        found = search_tokens(
+            some := PickedRows(rows, token_rows(offsets, picked)),
+            np.append(0, np.cumsum(lengths)),
+            queries,
+            k,
+            largest_norm=largest_norm,
+            ids=ids[picked],
+            all_exact=all_exact,
+            limits=limits,
+            placed=None if placed is None else Streamed(some, placed.device),
+        )
         return [(picked[places], scores) for places, scores in found]
-    errors = np.array([_error(query, largest_norm) for query in queries])
     ranked: list[Ranked] = []
     for start in range(0, len(queries), limits.token_queries):
-        group = slice(start, start + limits.token_queries)
-        walk = _TokenWalk(rows, offsets, queries[group], allowed, limits)
-        ranked += search_walk(walk, k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact, limits=limits)
+        group = queries[start : start + limits.token_queries]
+        if placed is not None:
+            scorer = DeviceScorer(placed, group, offsets, documents=len(ids), allowed=allowed, largest_norm=largest_norm, limits=limits)
+            ranked += _ranked(scorer, k, findable=findable, ids=ids, all_exact=all_exact, limits=limits)
+            continue
+        errors = np.array([_error(query, largest_norm) for query in group])
+        walk = InParts(_TokenWalk(rows, offsets, group, allowed, limits), limits.queries_rescored)
+        ranked += rank(walk, k, findable=findable, errors=errors, ids=ids, all_exact=all_exact, group=limits.queries_rescored)
     return ranked
 
 
@@ -449,7 +256,7 @@ def _error(query: TokenVectors, largest_norm: float) -> float:
 
 
 class _TokenPart:
-    """Some documents and the queries, both in memory; implements ``quiver.retrieval.index.exact.Part``."""
+    """Some documents and the queries, both in memory; implements `quiver.retrieval.index.ranking.Part`."""
 
     def __init__(
         self, queries: Sequence[TokenVectors], tokens: TokenVectors, offsets: NDArray[np.int64], hidden: Bitmap | None, limits: SearchLimits
@@ -497,7 +304,7 @@ def exact_maxsim(
 
 
 class _TokenWalk:
-    """The documents in blocks of whole documents; implements ``quiver.retrieval.index.exact.Walk``."""
+    """The documents in blocks of whole documents; implements `quiver.retrieval.index.ranking.Walk`."""
 
     def __init__(
         self, rows: Rows, offsets: NDArray[np.int64], queries: Sequence[TokenVectors], allowed: Bitmap | None, limits: SearchLimits
@@ -520,43 +327,6 @@ class _TokenWalk:
             yield len(picked), _TokenPart(self._queries, self._rows.take(token_rows(self._offsets, picked)), offsets, None, self._limits)
 
 
-def document_blocks(offsets: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
-    """Ranges ``[begin, end)`` of documents with at most ``size`` tokens together; each has at least one document.
-
-    Example:
-        >>> list(document_blocks(np.array([0, 2, 2, 5, 6]), 3))
-        [(0, 2), (2, 3), (3, 4)]
-    """
-    begin = 0
-    while begin < len(offsets) - 1:
-        end = max(begin + 1, int(np.searchsorted(offsets, offsets[begin] + size, side="right")) - 1)
-        yield begin, end
-        begin = end
-
-
-def token_pieces(offsets: NDArray[np.int64], documents: NDArray[np.intp], size: int) -> Iterator[tuple[int, int]]:
-    """Ranges of ``documents`` with at most ``size`` tokens together; each has at least one document."""
-    ends = np.cumsum(offsets[documents + 1] - offsets[documents])
-    begin = held = 0
-    while begin < len(documents):
-        end = max(begin + 1, int(np.searchsorted(ends, held + size, side="right")))
-        yield begin, end
-        begin, held = end, int(ends[end - 1])
-
-
-def token_rows(offsets: NDArray[np.int64], documents: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Rows of all tokens of given documents, document after document.
-
-    Example:
-        >>> token_rows(np.array([0, 2, 2, 5]), np.array([2, 0]))
-        array([2, 3, 4, 0, 1])
-    """
-    lengths = offsets[documents + 1] - offsets[documents]
-    ends = np.cumsum(lengths)
-    rows: NDArray[np.int64] = np.repeat(offsets[documents] - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
-    return rows
-
-
 _CODEC = "codec.json"
 _VECTORS = "vectors.f32"
 _LENGTHS = "lengths.u32"
@@ -568,6 +338,13 @@ _BUFFERS = 4 << 20
 @dataclass(frozen=True)
 class ExactParams:
     """Exact search has no search parameters."""
+
+
+def _placement(rows: Rows, device: torch.device) -> Callable[[], Resident | Streamed | None]:
+    """Function that copies the vectors of a segment to a device when it is first called. On the CPU, FAISS and NumPy search: None."""
+    if device.type == "cpu":
+        return lambda: None
+    return partial(Lazy[Resident | Streamed]().get, partial(place, rows, device))
 
 
 class ExactDenseSegment:
@@ -585,9 +362,15 @@ class ExactDenseSegment:
         self._largest_norm = largest_norm
         self._damaged = damaged
         self._all_exact = all_exact
+        self._device, self._placed = CPU, _placement(rows, CPU)
 
     def __len__(self) -> int:
         return self._rows.shape[0]
+
+    def search_on(self, device: torch.device) -> None:
+        """Search on a device from now on; the vectors are copied at the first search."""
+        if device != self._device:
+            self._device, self._placed = device, _placement(self._rows, device)
 
     @property
     def size(self) -> Size:
@@ -604,8 +387,8 @@ class ExactDenseSegment:
     ) -> list[Found]:
         """See `quiver.retrieval.index.engines.Segment`."""
         del params
-        norm, all_exact = self._largest_norm, self._all_exact
-        found = search_dense(self._rows, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact)
+        norm, all_exact, placed = self._largest_norm, self._all_exact, self._placed()
+        found = search_dense(self._rows, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact, placed=placed)
         return [Found(rows, scores) for rows, scores in found]
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -648,9 +431,15 @@ class ExactTokenSegment:
     ) -> None:
         self.offsets = offsets
         self._rows, self._largest_norm, self._damaged, self._all_exact = rows, largest_norm, damaged, all_exact
+        self._device, self._placed = CPU, _placement(rows, CPU)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def search_on(self, device: torch.device) -> None:
+        """Search on a device from now on; the vectors are copied at the first search."""
+        if device != self._device:
+            self._device, self._placed = device, _placement(self._rows, device)
 
     @property
     def size(self) -> Size:
@@ -667,8 +456,10 @@ class ExactTokenSegment:
     ) -> list[Found]:
         """See `quiver.retrieval.index.engines.Segment`."""
         del params
-        norm, all_exact = self._largest_norm, self._all_exact
-        found = search_tokens(self._rows, self.offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact)
+        norm, all_exact, placed = self._largest_norm, self._all_exact, self._placed()
+        found = search_tokens(
+            self._rows, self.offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact, placed=placed
+        )
         return [Found(rows, scores) for rows, scores in found]
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -692,6 +483,17 @@ class ExactTokenSegment:
         for first, last in document_blocks(self.offsets, ROWS):
             block, chosen = self._rows.span(int(self.offsets[first]), int(self.offsets[last])), keep[first:last]
             yield block[np.repeat(chosen, lengths[first:last])], lengths[first:last][chosen]
+
+
+def move_search(segments: Sequence[AnySegment], device: torch.device) -> torch.device:
+    """Choose where the segments of an index are searched: exact engines on the device, all others on the CPU; return the choice."""
+    chosen = device
+    for segment in segments:
+        if isinstance(segment, (ExactDenseSegment, ExactTokenSegment)):
+            segment.search_on(device)
+        else:
+            chosen = CPU
+    return chosen
 
 
 ExactSegment = TypeVar("ExactSegment", ExactDenseSegment, ExactTokenSegment)

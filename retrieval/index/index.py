@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache, partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,6 +51,9 @@ from quiver.retrieval.index.store.reading import (
 )
 from quiver.retrieval.index.strings import LOOK, StringColumn
 from quiver.retrieval.records import DenseVectors, Document, Hits, ModelCard, TextTokens, TokenCounts, TokenVectors
+
+if TYPE_CHECKING:
+    import torch
 
 
 class PartHits(Protocol):
@@ -531,6 +534,21 @@ class Index:
 
     def __len__(self) -> int:
         return self.manifest.documents
+
+    def search_on(self, device: torch.device) -> Index:
+        """Search on a device from now on, and return the index.
+
+        The exact engines search on a GPU if it is given; the rankings are the same there. The other engines search on the CPU, with FAISS.
+
+        Args:
+            device: Usually the device of the model that encodes the queries.
+        """
+        from quiver.retrieval.index.exact import move_search  # imports PyTorch
+
+        chosen = move_search([segment.vectors for segment in self.segments], device)
+        if device.type != "cpu":
+            logger.info("%s: the engine %s searches on %s", self.path, self.kind, chosen)
+        return self
 
     def search(
         self,

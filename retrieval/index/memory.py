@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
@@ -32,18 +33,12 @@ from quiver.retrieval.index.engines import (
     parse_engine,
     train_codec,
 )
-from quiver.retrieval.index.exact import (
-    LIMITS,
-    ROWS,
-    ExactDenseSegment,
-    ExactTokenSegment,
-    document_blocks,
-    largest_norm,
-    token_rows,
-)
+from quiver.retrieval.index.exact import ROWS, ExactDenseSegment, ExactTokenSegment, largest_norm
 from quiver.retrieval.index.files import CheckedArray, Files, MemoryDisk
 from quiver.retrieval.index.index import Index, OpenSegment, SegmentFolderWriter, open_segment
+from quiver.retrieval.index.on_device import CPU, clustering_on, device_of
 from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, joined, survey
+from quiver.retrieval.index.ranking import LIMITS, document_blocks, token_rows
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.index.strings import IdTable
 from quiver.retrieval.progress import progress_bar
@@ -64,6 +59,7 @@ def index_vectors(
     engine: str = "exact",
     seed: int = 0,
     read_bytes: int = 256 << 20,
+    device: torch.device = CPU,
 ) -> Index:
     """Index existing vectors in memory.
 
@@ -76,6 +72,7 @@ def index_vectors(
         engine: Engine with settings, see `quiver.retrieval.index.engines.parse_engine`.
         seed: Random seed of engines that are trained.
         read_bytes: The exact engines read vectors outside memory completely if they have at most this size in bytes; by default 256 MiB.
+        device: Device that searches, see `quiver.retrieval.index.index.Index.search_on`, and trains centroids.
 
     Raises:
         InputError: The engine or a setting is unknown or does not fit the model; there are no documents, an id is repeated, no document
@@ -95,16 +92,19 @@ def index_vectors(
         owner = ids[bad if lengths is None else int(np.searchsorted(offsets, bad, side="right")) - 1]
         what = "the vector" if lengths is None else "a token vector"
         raise InputError(f"{what} of document '{owner}' is not finite; check the model")
-    codec = _trained(name, spec, rows, offsets, card, dense=lengths is None, seed=seed)
+    with clustering_on(device):
+        codec = _trained(name, spec, rows, offsets, card, dense=lengths is None, seed=seed)
     segment: AnySegment
     if name == EXACT_DENSE:
         segment = ExactDenseSegment(rows, norm, all_exact=False)
     elif name == EXACT_TOKENS:
         segment = ExactTokenSegment(rows, offsets, norm, all_exact=False)
     else:
-        segment = _written(codec, rows, offsets, dense=lengths is None)
+        with clustering_on(device):
+            segment = _written(codec, rows, offsets, dense=lengths is None)
     documents = DocumentTable(IdTable.of(ids), MetadataTable([]), CheckedArray(np.zeros(len(ids), np.uint32)), None)
-    return _in_memory(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), TokenCounts(len(ids), 0, 0, 0))
+    tokens = TokenCounts(len(ids), 0, 0, 0)
+    return _in_memory(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), tokens).search_on(device)
 
 
 def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, options: BuildOptions, *, progress: bool = False) -> Index:
@@ -132,20 +132,21 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
         raise InputError("none of the documents has a vector; there is nothing to index")
     chosen = _chosen(engine(name, card).sample(int(lengths.sum())), lengths, options.seed)
     sample = _sample([encoded for _, encoded in parts], chosen, card)
-    codec = train_codec(
-        name, sample, card, documents=source.count, vectors=int(lengths.sum()), settings=options.settings, seed=options.seed
-    )
+    vectors, device = int(lengths.sum()), device_of(model)
+    with clustering_on(device):
+        codec = train_codec(name, sample, card, documents=source.count, vectors=vectors, settings=options.settings, seed=options.seed)
     writer = SegmentFolderWriter(MEMORY, codec, disk, texts=options.store_text, fields=options.fields)
     parts.reverse()
     while parts:  # release each part after writing it, so that the vectors are not in memory twice
         chunk, encoded = parts.pop()
-        writer.add(chunk, encoded.vectors, None if card.kind == "dense" else encoded.lengths, encoded.token_ids, encoded.tokens)
+        with clustering_on(device):
+            writer.add(chunk, encoded.vectors, None if card.kind == "dense" else encoded.lengths, encoded.token_ids, encoded.tokens)
         del encoded
     contents = writer.close()
     segment = open_segment(Files.written(MEMORY, disk), codec, source.count, texts=options.store_text)
     fields = None if options.fields is None else sorted(options.fields)
     policy = Policy(use_title=options.use_title, store_text=options.store_text, fields=fields)
-    return _in_memory(card, codec, segment, policy, contents.tokens)
+    return _in_memory(card, codec, segment, policy, contents.tokens).search_on(device)
 
 
 def _offsets(ids: Sequence[str], rows: Rows, lengths: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:

@@ -55,6 +55,7 @@ from quiver.retrieval.index.files import (
     write_file,
 )
 from quiver.retrieval.index.index import Contents, SegmentFolderWriter
+from quiver.retrieval.index.on_device import clustering_on, device_of
 from quiver.retrieval.index.store.reading import FileEntry, FileName, Layout, verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.strings import id_hashes
@@ -876,7 +877,8 @@ class PieceMaker:
         Raises:
             InputError: A vector is not finite (names the document), or the corpus has changed.
         """
-        return self._make_sample(piece) if isinstance(piece, SamplePiece) else self._make_segment(piece)
+        with clustering_on(device_of(self._model)):
+            return self._make_sample(piece) if isinstance(piece, SamplePiece) else self._make_segment(piece)
 
     def _make_sample(self, piece: SamplePiece) -> Finished:
         stream, parts = self._reading.picked(piece.numbers), list[Encoded]()

@@ -1,5 +1,9 @@
 """K-means with inverted lists and 4-bit product quantization, shared by the dense and the token engines.
 
+On the CPU, FAISS trains centroids and a kernel assigns vectors to them. Within `quiver.retrieval.index.on_device.clustering_on` a GPU does
+both, except where there is too little to compute: the algorithm and the first centroids are FAISS's, products are float64, which TF32 does
+not concern, and sums are added in a fixed order, so that equal input and seed give equal centroids.
+
 Shapes: n vectors, K centroids, M product codes per vector, d width.
 """
 
@@ -13,11 +17,14 @@ from typing import Any, Literal, TypeAlias
 
 import faiss
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from quiver.retrieval.index import kernels
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.kernels.packing import lanes
+from quiver.retrieval.index.on_device import clustering_device
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +40,15 @@ _ITERATIONS = 6
 # Tokens that occur less often in the sample get no centroid of their own.
 _RARE = 8
 _DAMPING = 0.75
+# Multiplications below which a GPU gains nothing: n K d.
+_LEAST_WORK = 1 << 28
+# Number of products with centroids in the memory of a device at a time: 256 MiB of float64.
+_PRODUCTS = 32 << 20
+
+
+def _worthwhile(work: int) -> torch.device | None:
+    """The device of `clustering_on` for so many multiplications; None for the CPU."""
+    return clustering_device() if work >= _LEAST_WORK else None
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,9 @@ class Clustering:
             vectors: (n, d).
             token_ids: Vocabulary id of each vector's token, (n,). If None and the groups are tokens, all centroids are compared.
         """
+        device = _worthwhile(len(vectors) * self.centroids.size)
+        if device is not None and len(self.groups) == 2:
+            return nearest_centroids(vectors, self.centroids, device)
         groups = self._groups(vectors, token_ids)
         first, last = np.zeros(len(vectors), np.int64), np.full(len(vectors), len(self.centroids), np.int64)
         known = groups >= 0
@@ -161,7 +180,9 @@ def _within(
     return np.concatenate(parts), np.append(0, np.cumsum(budget))
 
 
-def kmeans(vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int, seed: int) -> NDArray[np.float32]:
+def kmeans(
+    vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int, seed: int, device: torch.device | None = None
+) -> NDArray[np.float32]:
     """Compute centroids by k-means, (count, d); at most as many as there are vectors.
 
     Args:
@@ -169,6 +190,7 @@ def kmeans(vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int,
         count: Number of centroids.
         vectors_a_centroid: Maximum number of training vectors per centroid.
         seed: Random seed; equal input and seed give equal centroids.
+        device: Device on which PyTorch computes them; None for FAISS on the CPU, or the device of `clustering_on`.
     """
     count = min(count, len(vectors))
     found: NDArray[np.float32]
@@ -178,6 +200,9 @@ def kmeans(vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int,
     if count == 1:
         found = vectors.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
         return found
+    device = device or _worthwhile(min(len(vectors), count * vectors_a_centroid) * count * vectors.shape[1])
+    if device is not None:
+        return _kmeans_on(vectors, count, vectors_a_centroid=vectors_a_centroid, seed=seed, device=device)
     means = _faiss.Kmeans(
         vectors.shape[1],
         count,
@@ -189,6 +214,78 @@ def kmeans(vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int,
     means.train(np.ascontiguousarray(vectors))
     found = np.array(means.centroids)
     return found
+
+
+# FAISS's seed for splitting clusters, and the relative distance of the halves.
+_SPLIT_SEED, _SPLIT = 1234, 1 / 1024
+
+
+def _kmeans_on(
+    vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int, seed: int, device: torch.device
+) -> NDArray[np.float32]:
+    """FAISS's k-means on a device: the same sample, first centroids, iterations and splits of large clusters where one is empty."""
+    most = count * vectors_a_centroid
+    sample = vectors[_permutation(len(vectors), seed)[:most]] if len(vectors) > most else vectors
+    centroids = torch.from_numpy(sample[_permutation(len(sample), seed + 1)[:count]]).to(device)
+    points = torch.from_numpy(np.array(sample)).to(device)
+    borders = torch.arange(count + 1, device=device)
+    for _ in range(_ITERATIONS):
+        numbers, order = _nearest_on(points, centroids).sort(stable=True)
+        sizes = torch.searchsorted(numbers, borders).diff()
+        sums = torch.segment_reduce(points[order], "sum", lengths=sizes, unsafe=True)  # in order, which index_add_ does not keep
+        centroids = torch.where((sizes > 0)[:, None], sums / sizes.clamp(min=1)[:, None], centroids)
+        held = sizes.cpu().numpy()
+        if not held.all():
+            centroids = torch.from_numpy(_split(centroids.cpu().numpy(), held.astype(np.float32), len(sample))).to(device)
+    return centroids.cpu().numpy()
+
+
+def _permutation(count: int, seed: int) -> NDArray[np.int32]:
+    """FAISS's random permutation."""
+    order = np.empty(count, np.int32)
+    _faiss.rand_perm(_faiss.swig_ptr(order), count, seed)
+    return order
+
+
+def _split(centroids: NDArray[np.float32], sizes: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """Replace the centroid of each empty cluster by one half of another cluster, chosen with a probability that grows with its size."""
+    rng, places = _faiss.RandomGenerator(_SPLIT_SEED), len(sizes)
+    shift = np.where(np.arange(centroids.shape[1]) % 2, -_SPLIT, _SPLIT).astype(np.float32)
+    for empty in np.flatnonzero(sizes == 0).tolist():
+        chosen = 0
+        while rng.rand_float() >= (sizes[chosen] - 1) / (count - places):
+            chosen = (chosen + 1) % places
+        centroids[empty] = centroids[chosen] * (1 + shift)
+        centroids[chosen] *= 1 - shift
+        sizes[empty] = sizes[chosen] / 2
+        sizes[chosen] -= sizes[empty]
+    return centroids
+
+
+def nearest_centroids(vectors: NDArray[np.float32], centroids: NDArray[np.float32], device: torch.device) -> NDArray[np.int64]:
+    """Number of the nearest centroid of each vector, (n,), computed in float64 on a device.
+
+    Args:
+        vectors: (n, d).
+        centroids: (K, d).
+        device: The device.
+    """
+    held, step = torch.from_numpy(np.array(centroids)).to(device), 1 << 16
+    parts = [torch.from_numpy(np.array(vectors[start : start + step])).to(device) for start in range(0, len(vectors), step)]
+    found: NDArray[np.int64] = torch.cat([_nearest_on(part, held) for part in parts]).cpu().numpy()
+    return found
+
+
+def _nearest_on(points: Tensor, centroids: Tensor) -> Tensor:
+    """Number of the nearest centroid of each point, (n,); the least of those equally near."""
+    exact = centroids.double()
+    half_squares, numbers = (exact**2).sum(dim=1) / 2, torch.arange(len(exact), device=exact.device)
+    found = []
+    for part in torch.split(points, max(1, _PRODUCTS // len(exact))):
+        closeness = part.double() @ exact.T - half_squares  # (n, K)
+        best = closeness.amax(dim=1, keepdim=True)
+        found.append(torch.where(closeness == best, numbers, len(exact)).amin(dim=1))
+    return torch.cat(found)
 
 
 def _kmeans(vectors: NDArray[np.float32], count: int, seed: int) -> NDArray[np.float32]:

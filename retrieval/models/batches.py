@@ -50,7 +50,8 @@ def bytes_per_token(encoder: Encoder, dim: int) -> int:
     It is the largest of three moments, in elements of the weights' dtype unless said: in attention, the residual stream, its update and
     norm (4 D), queries, keys and values (3 D, with RoPE another 3 D) and the mixed values (D); in the MLP, the stream with two updates and
     the norm (5 D), its first product (I, or 2 I if it is gated) and the activation (I); at the end, hidden states (D) with a float32 copy
-    of them and one in which a prompt is masked. Vectors of two batches may be on their way to the host, in float32.
+    of them and one in which a prompt is masked. A post-norm family has no stream beside the norm, and keeps no sum (2 D less). Vectors of
+    two batches may be on their way to the host, in float32.
 
     Args:
         encoder: The encoder.
@@ -59,8 +60,9 @@ def bytes_per_token(encoder: Encoder, dim: int) -> int:
     config = encoder.config
     width, inner = config.hidden_size, config.intermediate_size
     size = encoder.embeddings.tokens.weight.element_size()
-    attention = (11 if config.positions == "rope" else 8) * width
-    mlp = 5 * width + (3 if config.mlp == "gated" else 2) * inner
+    kept = 2 if config.norm_position == "post" else 4
+    attention = (kept + (7 if config.positions == "rope" else 4)) * width
+    mlp = (kept + 1) * width + (3 if config.mlp == "gated" else 2) * inner
     return max(size * attention, size * mlp, (size + 8) * width) + 2 * 4 * dim
 
 

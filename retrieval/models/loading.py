@@ -310,6 +310,11 @@ class PretrainedModel:
         self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
 
     @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.encoder.device
+
+    @property
     def dim(self) -> int:
         """Vector width d."""
         if self.settings.projections:

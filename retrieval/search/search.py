@@ -26,6 +26,7 @@ from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import Setting, check_k
+from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseEncoding, DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
@@ -63,7 +64,7 @@ def search(
     target_recall: float | None = None,
     progress: bool = False,
 ) -> SearchResult:
-    """Search every query.
+    """Search every query, an exact index in this process on the model's device; see `quiver.retrieval.index.index.Index.search_on`.
 
     Args:
         index: An index in this process or over shards, whose model is checked against ``model``.
@@ -93,6 +94,8 @@ def search(
         raise InputError(f"query id '{key}' occurs {times} times; ids must be unique")
     encoding = model.encode([query.text for query in queries], "query", progress=progress)
     vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
+    if isinstance(index, Index):
+        index.search_on(device_of(model))
     hits = index.search(vectors, k, filter=filter, effort=effort, target_recall=target_recall)
     return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing)
 

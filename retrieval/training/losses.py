@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quiver.encoder import InputError, PackedBatch
+from quiver.encoder.packing import copy_to
 from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.recipe_file import TrainingDtype
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -145,7 +146,7 @@ class LossModel(nn.Module):
     def _features(self, batch: PackedBatch, *, is_query: bool, width: int) -> dict[str, Any]:
         if isinstance(self._model, BiEncoder):
             return {PACKED: batch, "input_ids": batch.ids.new_empty(len(batch), 0), SKIP: self._skip["query" if is_query else "document"]}
-        attended = torch.tensor(batch.key_lengths or batch.lengths).to(batch.ids.device, non_blocking=True)
+        [attended] = copy_to(batch.ids.device, torch.tensor(batch.key_lengths or batch.lengths))
         mask = torch.arange(width, device=batch.ids.device) < attended[:, None]  # (B, S)
         ids = _pad(batch.ids[:, None], batch, width)[..., 0]
         return {PACKED: batch, "input_ids": ids, "attention_mask": mask if is_query else mask & self._counts.to(ids.device)[ids]}

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Benchmark, Policy
@@ -70,6 +72,18 @@ def test_end_to_end(model: Any, make_collection: MakeCollection, tmp_path: Path)
     np.testing.assert_allclose([by_query[query]["ndcg@10"] for query in ("q1", "q2", "q3")], [expected, 1, 1], rtol=1e-12)
     np.testing.assert_allclose(scored.measures["ndcg@10"], (expected + 2) / 3, rtol=1e-12)
     np.testing.assert_allclose(json.loads((out / "results.json").read_text(encoding="utf-8"))["ndcg@10"], (expected + 2) / 3, rtol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["exact", "faiss-dense:factory=Flat"])
+def test_exact_search_runs_where_the_model_is(model: Any, make_collection: MakeCollection, engine: str) -> None:
+    """``meta`` stands for a GPU that is not there. With FAISS, the exact search that measures the overlap runs there."""
+    folder = make_collection()
+    expected = evaluate(model, folder, engine=engine)
+    placed = SimpleNamespace(card=model.card, encode=model.encode, device=torch.device("meta"))
+    with pytest.raises(NotImplementedError, match="meta"):
+        evaluate(placed, folder, engine=engine)
+    placed.device = torch.device("cpu")
+    assert evaluate(placed, folder, engine=engine).collections[0].measures == expected.collections[0].measures
 
 
 def test_a_model_with_a_vector_a_token_takes_the_same_walk(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:

@@ -21,9 +21,77 @@ STRINGS = "tests/retrieval/index/documents/test_strings_and_ids.py"
 FILTERS = "tests/retrieval/index/documents/test_table_and_filters.py::test_conditions_find_the_documents_that_match"
 KERNELS = "tests/retrieval/index/kernels/test_kernels.py"
 SCALAR = "tests/retrieval/index/dense/test_scalar.py"
+REFRESH = "tests/retrieval/index/test_refresh.py"
+PASSAGES = "tests/retrieval/data/test_passages.py"
+FILES = "tests/retrieval/data/test_files.py"
+TABLES = "tests/retrieval/data/test_tables.py"
 BATCHES = "tests/retrieval/models/test_batches.py"
 
 MUTATIONS = [
+    # Corpora of files and tables, and their refresh.
+    (
+        "checksums of files are trusted after another change of the index",
+        "retrieval/index/refresh.py",
+        "trusted = known.generation == index.manifest.generation",
+        "trusted = True",
+        [REFRESH],
+    ),
+    (
+        "documents that are gone stay where others were added",
+        "retrieval/index/build.py",
+        "replaced += delete()",
+        "delete()",
+        [REFRESH],
+    ),
+    (
+        "documents of files that were skipped count as gone",
+        "retrieval/index/refresh.py",
+        "self._seen[segment][those] = True",
+        "self._seen[segment][those] = False",
+        [REFRESH],
+    ),
+    (
+        "a document with other metadata counts as unchanged",
+        "retrieval/index/refresh.py",
+        "return stored[:3] == document[:3] and _listed(stored) == _listed(document)",
+        "return stored[:3] == document[:3]",
+        [REFRESH],
+    ),
+    (
+        "an overlapping passage ends within the one before",
+        "retrieval/data/passages.py",
+        "max(tokens[first + limit // 2][0], end)",
+        "tokens[first + limit // 2][0]",
+        [PASSAGES],
+    ),
+    (
+        "the title does not count towards the tokens of a passage",
+        "retrieval/data/passages.py",
+        "limit = max(_LEAST, budget // 2, budget - used)",
+        "limit = budget",
+        [PASSAGES],
+    ),
+    (
+        "a passage of an HTML page has the line of the block before it",
+        "retrieval/data/files.py",
+        "places.append((length, int(marks[0])))",
+        "places.append((length + len(line), int(marks[0])))",
+        [FILES],
+    ),
+    (
+        "a passage begins with the white space of the one before it",
+        "retrieval/data/files.py",
+        "first = span.start + len(text) - len(text.lstrip())",
+        "first = span.start - 1",
+        [FILES],
+    ),
+    (
+        "numbers with leading zeros lose them",
+        "retrieval/data/tables.py",
+        '_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")',
+        '_INTEGER = re.compile(r"-?[0-9]{1,18}")',
+        [TABLES],
+    ),
     # The encode loop.
     (
         "vectors are put where the batch lies and not where their texts are",
@@ -540,6 +608,76 @@ MUTATIONS = [
         'order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]',
         "order = order[:k]",
         [f"{INDEX}::test_ties_across_segments_go_to_the_greater_id", "tests/retrieval/index/exact/test_dense.py"],
+    ),
+    (
+        "the bound of half precision forgets the rounding of the vectors",
+        "retrieval/index/on_device.py",
+        "rounded = (2 * unit + unit**2) * queries * documents",
+        "rounded = unit**2 * queries * documents",
+        ["tests/retrieval/index/exact/test_on_device.py::test_the_first_scores_are_within_their_bound"],
+    ),
+    (
+        "the bound of half precision is ten times too wide",
+        "retrieval/index/on_device.py",
+        "rounded = (2 * unit + unit**2) * queries * documents",
+        "rounded = 10 * (2 * unit + unit**2) * queries * documents",
+        ["tests/retrieval/index/exact/test_on_device.py"],
+    ),
+    (
+        "vectors are not scaled to the range of float16",
+        "retrieval/index/on_device.py",
+        "return 2.0 ** max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, -exponent))",
+        "return 1.0 + 0 * exponent",
+        ["tests/retrieval/index/exact/test_on_device.py::test_lengths_beyond_float16_are_scaled"],
+    ),
+    (
+        "documents that are not allowed keep their scores on a device",
+        "retrieval/index/on_device.py",
+        "scores.masked_fill_(self._hidden[1][begin:end], -torch.inf)",
+        "scores.masked_fill_(self._hidden[1][begin:end], 0.0)",
+        ["tests/retrieval/index/exact/test_on_device.py::test_only_allowed_documents_are_found"],
+    ),
+    (
+        "the second pass stops at the score at position k",
+        "retrieval/index/ranking.py",
+        "scorer.reaching(cut_off, scores[cut_off, k - 1] - 2 * errors[cut_off])",
+        "scorer.reaching(cut_off, scores[cut_off, k - 1] + errors[cut_off])",
+        ["tests/retrieval/index/exact/test_on_device.py", "tests/retrieval/index/exact/test_dense.py"],
+    ),
+    (
+        "MaxSim in float64 on a device takes the smallest similarity",
+        "retrieval/index/on_device.py",
+        'torch.segment_reduce(similarities, "max"',
+        'torch.segment_reduce(similarities, "min"',
+        ["tests/retrieval/index/exact/test_on_device.py::test_rankings_and_scores_are_those_of_the_host"],
+    ),
+    (
+        "scores of a device that are close are not computed again",
+        "retrieval/index/exact.py",
+        "exact, group = all_exact or scorer.all_exact, limits.queries_rescored",
+        "exact, group = all_exact, limits.queries_rescored",
+        ["tests/retrieval/index/exact/test_on_device.py"],
+    ),
+    (
+        "k-means on a device starts from other vectors than FAISS",
+        "retrieval/index/quantization.py",
+        "_permutation(len(sample), seed + 1)",
+        "_permutation(len(sample), seed)",
+        ["tests/retrieval/index/test_clustering_on_device.py::test_centroids_are_those_of_faiss"],
+    ),
+    (
+        "k-means on a device leaves clusters empty",
+        "retrieval/index/quantization.py",
+        "if not held.all():",
+        "if False:",
+        ["tests/retrieval/index/test_clustering_on_device.py::test_an_empty_cluster_becomes_half_of_another"],
+    ),
+    (
+        "the nearest centroid on a device ignores the lengths of centroids",
+        "retrieval/index/quantization.py",
+        "closeness = part.double() @ exact.T - half_squares",
+        "closeness = part.double() @ exact.T - 0 * half_squares",
+        ["tests/retrieval/index/test_clustering_on_device.py"],
     ),
     (
         "compiled selection gives ties to the smaller rank",

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import kernels
 from quiver.retrieval.index.engines import Bitmap, Found, Size
-from quiver.retrieval.index.exact import float32_error, nearest_by_scores, search_walk
 from quiver.retrieval.index.files import Disk, Files, RecordFiles, map_array, write_array
+from quiver.retrieval.index.ranking import InParts, float32_error, nearest_by_scores, rank
 
 Bits: TypeAlias = Literal[8, 16]
 """Bits of a code."""
@@ -237,8 +237,8 @@ class RefineStore:
         longest = float(self._largest_scale) * self.coding.largest * self.coding.dim**0.5
         magnitudes = np.sqrt((prepared.weights**2).sum(axis=1)) * longest + np.abs(prepared.offsets)
         errors = np.array([float32_error(self.coding.dim + _ROUNDINGS, float(magnitude)) for magnitude in magnitudes])
-        walk, ids = _Walk(self, prepared, picked), ranks if picked is None else ranks[picked]
-        found = search_walk(walk, k, findable=findable, errors=errors, ids=ids, all_exact=True)
+        walk, ids = InParts(_Walk(self, prepared, picked)), ranks if picked is None else ranks[picked]
+        found = rank(walk, k, findable=findable, errors=errors, ids=ids, all_exact=True)
         return [Found(places if picked is None else picked[places], scores) for places, scores in found]
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
@@ -278,7 +278,7 @@ def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.fl
 
 
 class _Part:
-    """Documents whose codes are in memory, and the queries; implements `quiver.retrieval.index.exact.Part`."""
+    """Documents whose codes are in memory, and the queries; implements `quiver.retrieval.index.ranking.Part`."""
 
     def __init__(self, prepared: Prepared, codes: Codes, scales: NDArray[np.float32]) -> None:
         self._prepared = prepared
@@ -302,7 +302,7 @@ class _Part:
 
 
 class _Walk:
-    """All or chosen documents in parts, without copying them; implements `quiver.retrieval.index.exact.Walk`."""
+    """All or chosen documents in parts, without copying them; implements `quiver.retrieval.index.ranking.Walk`."""
 
     def __init__(self, store: RefineStore, prepared: Prepared, picked: NDArray[np.int64] | None) -> None:
         self._store = store

@@ -31,6 +31,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, read_json
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import Index, index_vectors
+from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.search import bm25
@@ -632,12 +633,12 @@ def _searcher(data: MiningData, system: MiningSystem, count: int, *, progress: b
         if index is None:
             scored = np.arange(len(data.documents))
             documents = store.encode(model, data.documents, "document", total=len(scored), progress=progress)
-            yield VectorSearcher(
-                index_vectors(list(data.documents.ids), documents.rows, model.card, lengths=documents.lengths), queries, scored, documents
-            )
+            ids, lengths = list(data.documents.ids), documents.lengths
+            exact = index_vectors(ids, documents.rows, model.card, lengths=lengths, device=device_of(model))
+            yield VectorSearcher(exact, queries, scored, documents)
             return
         # An index does not return its vectors, so the positives are encoded again.
         scored = np.unique(data.positives[: data.starts[count]])
         texts = (data.documents[number] for number in scored.tolist())
         documents = store.encode(model, texts, "document", total=len(scored), progress=progress, description="positives")
-        yield VectorSearcher(index, queries, scored, documents)
+        yield VectorSearcher(index.search_on(device_of(model)), queries, scored, documents)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import KeyTable, StoredVectors, text_keys
 from quiver.retrieval.index.engines import in_order
-from quiver.retrieval.index.exact import token_rows
 from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.ranking import token_rows
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Rows, TokenVectors
 from quiver.retrieval.search.bm25 import ScoredPostings, count_words, in_blocks, score_postings, split_words, total_statistics

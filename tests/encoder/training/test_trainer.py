@@ -202,6 +202,43 @@ def test_a_packed_batch_with_a_non_finite_loss_can_be_built_again(train: Train, 
     assert json.loads((folder / "batch.json").read_text())["batches"] == [{"loss": "nan", "rows": [{"row": 3}]}]
 
 
+READS = ("tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__")
+"""Methods of a tensor for whose result the host waits for the device."""
+
+
+class Unevaluated(Line):
+    """Evaluation restores the random generators, for which it reads tensors of the host."""
+
+    def evaluation_due(self, progress: Progress) -> bool:
+        return False
+
+
+class Done:
+    """A reduction that is complete."""
+
+    def wait(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("weight", [None, 3])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_step_reads_from_the_device_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, weight: int | None) -> None:
+    """A second process with the same batches is simulated: every sum over the processes is twice the value of this one."""
+    task, read = Unevaluated([[batch(3, 4, weight), batch(1, 2, weight)] for _ in range(3)]), []
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor, async_op=False: (tensor.mul_(size), Done())[1])
+    for name in READS:
+        method = getattr(Tensor, name)
+        monkeypatch.setattr(
+            Tensor, name, lambda tensor, *arguments, name=name, method=method: read.append(name) or method(tensor, *arguments)
+        )
+    output = RunOutput(tmp_path, Checkpoints(tmp_path / "checkpoints"), RunLog(tmp_path / "log.jsonl"))
+    Trainer(task, TrainerSettings(7, max_grad_norm=100.0), output, Processes(0, size), StopRequest(), Progress()).train()
+    monkeypatch.undo()
+    assert read == ["tolist"] * 3
+    assert task.weight == pytest.approx([-6.0, -9.0])
+    assert [line["loss"] for line in read_log(tmp_path / "log.jsonl")] == pytest.approx([0.0, -13.0, -26.0])
+
+
 class OnCuda(Line):
     """Sixteen layers on a GPU, in four parts, wide enough that their activations are seen beside the gradients."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
@@ -31,6 +33,17 @@ def test_a_run_has_the_order_of_the_queries(
         assert len(scores) == 2
     assert result.counts == TokenCounts(2, 3, 0, 0)
     assert len(search(index, model, QUERIES, 1000).run["q1"]) == 3
+
+
+def test_an_exact_index_is_searched_where_the_model_is(word_sum: Any) -> None:
+    """``meta`` stands for a GPU that is not there: what is computed on it has no values."""
+    index = build_index(DOCUMENTS, word_sum)
+    found = search(index, word_sum, QUERIES, 2).run
+    word_sum.device = torch.device("meta")
+    with pytest.raises(NotImplementedError, match="meta"):
+        search(index, word_sum, QUERIES, 2)
+    word_sum.device = torch.device("cpu")
+    assert search(index, word_sum, QUERIES, 2).run == found
 
 
 def test_queries_are_encoded_as_queries(word_sum: DenseModel) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index, exact, index_vectors
+from quiver.retrieval.index.ranking import SearchLimits
 from quiver.retrieval.records import Hits, MatrixRows, ModelCard
 
 Tokens = NDArray[np.float32]
@@ -20,7 +21,7 @@ def exact_index(ids: Sequence[str], documents: Sequence[Tokens], width: int = 16
     return index_vectors(ids, np.concatenate(documents), card, lengths=[len(tokens) for tokens in documents])
 
 
-def searched(ids: Sequence[str], documents: Sequence[Tokens], queries: Sequence[Tokens], k: int, limits: exact.SearchLimits) -> Hits:
+def searched(ids: Sequence[str], documents: Sequence[Tokens], queries: Sequence[Tokens], k: int, limits: SearchLimits) -> Hits:
     """Search as `exact_index` does, in parts of given sizes."""
     names, rows = np.array(ids, object), MatrixRows(np.concatenate(documents))
     offsets = np.cumsum([0, *map(len, documents)])
@@ -71,7 +72,7 @@ def test_copies_tie_at_any_position_and_across_the_cut() -> None:
         best = expected(ids, documents, query)[:50]
         assert list(found) == [key for _, key in best]
         assert len(set(scores.tolist())) < 50
-    limits = exact.SearchLimits(tokens_rescored=100, token_queries=2)
+    limits = SearchLimits(tokens_rescored=100, token_queries=2)
     assert searched(ids, documents, queries, 50, limits).ids == whole.ids
 
 
@@ -87,7 +88,7 @@ def test_the_borders_of_blocks_change_nothing(block: int, k: int) -> None:
         documents[row] = documents[row][:0]
     ids = [f"d{number}" for number in rng.permutation(150)]
     queries = [documents[8][:5], *texts(1, rng.integers(1, 20, size=9).tolist())]
-    limits = exact.SearchLimits(block_bytes=block * 4 * 16, tokens_rescored=50, scores_held=300, queries_rescored=3)
+    limits = SearchLimits(block_bytes=block * 4 * 16, tokens_rescored=50, scores_held=300, queries_rescored=3)
     hits = searched(ids, documents, queries, k, limits)
     for query, found, scores in zip(queries, hits.ids, hits.scores, strict=True):
         best = expected(ids, documents, query)[:k]
@@ -143,7 +144,7 @@ def test_with_allowed_documents_it_is_brute_force_over_them(share: float, block:
     ids = np.array([f"d{number}" for number in rng.permutation(120)], object)
     allowed = rng.random(120) < share
     offsets = np.cumsum([0, *map(len, documents)])
-    limits = exact.SearchLimits(block_bytes=block * 4 * 16, tokens_rescored=50)
+    limits = SearchLimits(block_bytes=block * 4 * 16, tokens_rescored=50)
     for k in (1, 10, 500):
         rows = MatrixRows(np.concatenate(documents))
         found = exact.search_tokens(rows, offsets, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, limits=limits)

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Index, exact, index_vectors
+from quiver.retrieval.index import Index, exact, index_vectors, ranking
+from quiver.retrieval.index.ranking import SearchLimits
 from quiver.retrieval.records import Hits, MatrixRows, ModelCard
 
 
@@ -18,7 +19,7 @@ def exact_index(ids: Sequence[str], vectors: NDArray[np.float32]) -> Index:
     return index_vectors(ids, vectors, ModelCard("vectors", "dense", "", vectors.shape[1], "dot", 0, 0))
 
 
-def searched(ids: Sequence[str], vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int, limits: exact.SearchLimits) -> Hits:
+def searched(ids: Sequence[str], vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int, limits: SearchLimits) -> Hits:
     """Search as `exact_index` does, in parts of given sizes."""
     names = np.array(ids, object)
     rows = MatrixRows(vectors)
@@ -109,12 +110,12 @@ def test_the_borders_of_blocks_change_nothing(block: int, k: int) -> None:
         vectors = kinds[rng.integers(0, distinct, 400)]
         ids = [f"d{number}" for number in rng.permutation(400)]
         queries = np.concatenate([kinds[:5], unit(k, 40, width), np.zeros((1, width), np.float32)])
-        limits = exact.SearchLimits(block_bytes=block * 4 * width, queries_rescored=4)
+        limits = SearchLimits(block_bytes=block * 4 * width, queries_rescored=4)
         check(searched(ids, vectors, queries, k, limits), ids, vectors, queries, min(k, 400))
 
 
 def test_copies_of_one_document_in_every_block_tie() -> None:
-    limits = exact.SearchLimits(block_bytes=100 * 4 * 384)
+    limits = SearchLimits(block_bytes=100 * 4 * 384)
     vectors = unit(5, 3000, 384)
     vectors[np.arange(50, 3000, 100)] = vectors[50]  # 30 copies, one a block
     vectors[np.arange(60, 3000, 20)] = vectors[60]  # 147 copies, several a block: more than k and the margin
@@ -128,14 +129,14 @@ def test_a_second_walk_holds_few_candidates(monkeypatch: pytest.MonkeyPatch) -> 
     """All documents tie: the second walk must not collect them all."""
     ids = [f"d{number:05d}" for number in range(2000)]
     seen: list[int] = []
-    in_order = exact.in_order
+    in_order = ranking.in_order
 
     def watched(rows: NDArray[np.int64], *arguments: object, **options: object) -> object:
         seen.append(len(rows))
         return in_order(rows, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(exact, "in_order", watched)
-    hits = searched(ids, np.ones((2000, 4), np.float32), unit(0, 3, 4), 20, exact.SearchLimits(block_bytes=50 * 4 * 4))
+    monkeypatch.setattr(ranking, "in_order", watched)
+    hits = searched(ids, np.ones((2000, 4), np.float32), unit(0, 3, 4), 20, SearchLimits(block_bytes=50 * 4 * 4))
     assert [list(found) for found in hits.ids] == [ids[:-21:-1]] * 3
     assert max(seen) <= 70
     assert len(seen) == 3 * 40
@@ -146,7 +147,7 @@ def test_many_queries_are_searched_in_groups() -> None:
     vectors, queries = unit(0, 50, 16), unit(1, 23, 16)
     index = exact_index(ids, vectors)
     whole = index.search(queries, 5)
-    assert searched(ids, vectors, queries, 5, exact.SearchLimits(dense_queries=4)).ids == whole.ids
+    assert searched(ids, vectors, queries, 5, SearchLimits(dense_queries=4)).ids == whole.ids
     assert len(index.search(queries[:0], 5)) == 0
 
 
@@ -202,7 +203,7 @@ def test_with_allowed_rows_it_is_brute_force_over_them(share: float, block: int)
     vectors, queries = unit(0, 40, 16)[rng.integers(0, 40, 400)], unit(1, 9, 16)
     allowed = rng.random(400) < share
     ids = np.array([f"d{number}" for number in rng.permutation(400)], object)
-    limits = exact.SearchLimits(block_bytes=block * 4 * 16, scores_held=900)
+    limits = SearchLimits(block_bytes=block * 4 * 16, scores_held=900)
     for k in (1, 10, 500):
         rows = MatrixRows(vectors)
         found = exact.search_dense(rows, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, all_exact=True, limits=limits)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from quiver.encoder import InputError
@@ -243,6 +244,15 @@ def test_suspects_are_the_candidates_that_the_margin_excluded(word_sum: Any, tmp
         assert suspect["positive_score"] == pytest.approx(similarity(word_sum, suspect["query"], suspect["positive"]), rel=1e-6, abs=1e-6)
         assert suspect["candidate"] not in rows[suspect["query"]]["negatives"]
     assert max(sum(other["query"] == suspect["query"] for other in suspects) for suspect in suspects) == 2
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_the_corpus_is_searched_where_the_model_is(beir: Path, word_sum: Any, tmp_path: Path, built: bool) -> None:
+    """``meta`` stands for a GPU that is not there: what is computed on it has no values."""
+    index = build_index(beir, word_sum, tmp_path / "index") if built else None
+    word_sum.device = torch.device("meta")
+    with pytest.raises(NotImplementedError, match="meta"):
+        mine_negatives(BeirSource(beir), MiningSystem(word_sum, index), tmp_path / "out", rules=Rules(), output=Output())
 
 
 def test_copies_of_the_positive_and_the_query_are_not_negatives(word_sum: Any, tmp_path: Path) -> None:

@@ -1,0 +1,236 @@
+"""Bring an index up to date with its sources: encode what is new or changed, delete what is gone.
+
+A file whose bytes are those of the last refresh is not read further. Of the others, each passage is compared with the stored document of
+its id. New and changed documents and deletions are one commit, so that a killed refresh leaves the index as it was, and a repeat
+resumes its encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.files import FolderFiles
+from quiver.retrieval.data.source import DEFAULTS, STANDARD_INPUT, Corpus, SourceOptions, open_corpus, tokens_of
+from quiver.retrieval.index.build import add_documents, delete_documents
+from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, LostTextError
+from quiver.retrieval.index.index import Index, open_index
+from quiver.retrieval.index.pieces import DEFAULTS as BUILD
+from quiver.retrieval.index.pieces import Model
+from quiver.retrieval.index.sources import IndexSource, describe_source, read_sources, write_sources
+from quiver.retrieval.records import Document
+
+_CHUNK = 1024  # documents that are compared at a time
+_FILE = "file"  # field that the passages of files have
+_SAFE = 0.5  # share of the documents that is deleted only if that is asked for
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """Result of a refresh.
+
+    Attributes:
+        index: The index, unchanged after a dry run.
+        added: Number of new documents.
+        changed: Number of documents that were encoded again.
+        deleted: Number of documents that were deleted.
+        unchanged: Number of documents that stayed.
+    """
+
+    index: Index
+    added: int
+    changed: int
+    deleted: int
+    unchanged: int
+
+
+def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choice
+    path: Path | str,
+    model: Model,
+    source: str | Path | None = None,
+    *,
+    options: SourceOptions | None = None,
+    dry_run: bool = False,
+    force: bool = False,
+    memory: int = BUILD.memory,
+    wait: float = 0.0,
+    progress: bool = False,
+    disk: Disk = REAL,
+) -> Refreshed:
+    """Read the sources of an index again and make its documents equal to theirs.
+
+    Documents that came neither from a file nor from a remembered table, such as those added from Python to an index of files, stay.
+
+    Args:
+        path: Folder of the index, which stores texts.
+        model: The model that built the index.
+        source: A source as `open_corpus` takes it; None for all sources that the index was built from and extended with.
+        options: How documents are made of ``source``; None for the options that it was last read with.
+        dry_run: Only count.
+        force: Delete even more than half of the documents.
+        memory: Memory limit in bytes, see `add_documents`.
+        wait: Seconds to wait for another writer to finish.
+        progress: Show a bar over the documents that are encoded.
+        disk: Performs all writes.
+
+    Raises:
+        InputError: The sources are not known or malformed, the index stores no texts or was built by another model, or more than half of
+            the documents would be deleted without ``force``.
+    """
+    path = Path(path)
+    index = open_index(path)
+    index.check_model(model.card)
+    if not index.manifest.policy.store_text:
+        raise InputError(f"{path}: was built with --no-text, so changed documents cannot be recognized; build it again")
+    known = read_sources(path)
+    trusted = known.generation == index.manifest.generation
+    chosen = [
+        (open_corpus(each.source, each.options, tokens_of(model)), each.files if trusted else {})
+        for each in _chosen(path, known.sources, source, options)
+    ]
+    work = _Comparison(index)
+    changes = chain.from_iterable(work.changes(corpus, files) for corpus, files in chosen)
+    files_only = all(isinstance(corpus.read, FolderFiles) for corpus, _ in chosen)
+    gone = partial(work.gone, files_only=files_only, limit=None if force else _SAFE)
+    if dry_run:
+        for _ in changes:
+            pass
+        deleted, changed = work.gone(files_only=files_only, limit=None), index
+    else:
+        first = next(changes, None)
+        if first is not None:
+            stream = chain([first], changes)
+            changed = add_documents(
+                path, stream, model, replace_existing=True, delete=gone, memory=memory, wait=wait, progress=progress, disk=disk
+            )
+            deleted = work.deleted
+        else:
+            deleted = gone()
+            changed = delete_documents(path, deleted, wait=wait, disk=disk) if deleted else index
+        steps = changed.manifest.generation - index.manifest.generation
+        generation = changed.manifest.generation if steps <= 1 else -1  # another process has committed in between
+        write_sources(path, generation, [describe_source(corpus) for corpus, _ in chosen], disk)
+    return Refreshed(changed, work.added, work.changed, len(deleted), len(index) - work.changed - len(deleted))
+
+
+def _chosen(path: Path, known: Sequence[IndexSource], source: str | Path | None, options: SourceOptions | None) -> Sequence[IndexSource]:
+    """The sources to read.
+
+    Raises:
+        InputError: None is known, or the given one is not among those that are.
+    """
+    if source is None:
+        if not known:
+            raise InputError(f"{path}: the sources of this index are not known; pass the source: quiver index refresh {path} SOURCE")
+        return known
+    if str(source) == STANDARD_INPUT:
+        raise InputError("standard input cannot be read again; add its documents with quiver index add DIR - --replace")
+    opened = open_corpus(source, options or DEFAULTS)
+    if not known:
+        return [IndexSource(opened.source, opened.options, {})]
+    if opened.source not in [each.source for each in known]:
+        names = ", ".join(each.source for each in known)
+        raise InputError(f"{path}: was built from {names}, not from {opened.source}; add a source with quiver index add")
+    return [IndexSource(each.source, options, {}) if options is not None and each.source == opened.source else each for each in known]
+
+
+@dataclass
+class _Comparison:
+    """Compares documents with those of an index, and remembers which of the index have been seen."""
+
+    index: Index
+    added: int = 0
+    changed: int = 0
+    deleted: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._seen = [np.zeros(len(segment.documents), bool) for segment in self.index.segments]
+        self._rows = _rows_of_files(self.index)
+
+    def changes(self, corpus: Corpus, files: Mapping[str, str]) -> Iterator[Document]:
+        """The new and changed documents of a corpus.
+
+        Args:
+            corpus: The corpus.
+            files: Path -> checksum of the files that are in the index.
+        """
+        if isinstance(corpus.read, FolderFiles):
+            corpus = replace(corpus, read=partial(corpus.read, lambda name, digest: self._skip(name, files.get(name) == digest)))
+        documents = iter(corpus)
+        while chunk := list(islice(documents, _CHUNK)):
+            yield from self._compare(chunk)
+
+    def _skip(self, name: str, same: bool) -> bool:
+        """Whether a file is skipped; its documents count as seen."""
+        rows = self._rows.get(name)
+        if not same or rows is None:
+            return False
+        for segment, those in rows:
+            self._seen[segment][those] = True
+        return True
+
+    def _compare(self, documents: Sequence[Document]) -> Iterator[Document]:
+        for document, place in zip(documents, self.index.locate([each.id for each in documents]), strict=True):
+            if place is None:
+                self.added += 1
+                yield document
+                continue
+            self._seen[place.segment][place.row] = True
+            if not self._is_stored(document):
+                self.changed += 1
+                yield document
+
+    def _is_stored(self, document: Document) -> bool:
+        try:
+            stored = self.index.document(document.id)
+        except (DamagedIndexError, LostTextError):
+            return False
+        return stored[:3] == document[:3] and _listed(stored) == _listed(document)
+
+    def gone(self, *, files_only: bool, limit: float | None) -> list[str]:
+        """Ids of the documents that were not seen.
+
+        Args:
+            files_only: Only passages of files.
+            limit: Largest share of the documents that may be deleted; None for any.
+
+        Raises:
+            InputError: There are more.
+        """
+        found = []
+        for segment, seen in zip(self.index.segments, self._seen, strict=True):
+            for row in np.flatnonzero(segment.kept & ~seen).tolist():
+                key = segment.documents.ids.strings[row]
+                if not files_only or _FILE in (self.index.document(key).metadata or {}):
+                    found.append(key)
+        if limit is not None and len(found) > limit * len(self.index):
+            raise InputError(
+                f"{self.index.path}: {len(found):,} of {len(self.index):,} documents are no longer in the source and would be deleted; if"
+                " that is right, add --force"
+            )
+        self.deleted = found
+        return found
+
+
+def _listed(document: Document) -> dict[str, object] | None:
+    """Metadata as JSON gives them back: lists instead of tuples, None instead of nothing."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in (document.metadata or {}).items()} or None
+
+
+def _rows_of_files(index: Index) -> dict[str, list[tuple[int, NDArray[np.uint32]]]]:
+    """Path of a file -> the rows of its passages in each segment; empty if the index does not keep the field."""
+    found: dict[str, list[tuple[int, NDArray[np.uint32]]]] = {}
+    for number, segment in enumerate(index.segments):
+        for column in segment.documents.metadata.columns:
+            if column.field == _FILE and column.type == "string":
+                for value in range(len(column.values)):
+                    rows = column.rows_between(value, value + 1)
+                    found.setdefault(str(column.values[value]), []).append((number, rows))
+    return found

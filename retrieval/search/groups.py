@@ -1,0 +1,98 @@
+"""Sum up the passages that a search found per document: the files, or other values of a field, with their best passages first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import Index
+from quiver.retrieval.index.engines import check_k
+from quiver.retrieval.records import Run
+
+_PASSAGES = 4  # passages a group that are searched for at first
+
+
+@dataclass(frozen=True)
+class Group:
+    """The passages of one document among the hits of a query.
+
+    Attributes:
+        key: Value of the field, such as the path of a file.
+        passages: Passage id -> score, best first, at least one.
+    """
+
+    key: str
+    passages: Mapping[str, float]
+
+    @property
+    def best(self) -> str:
+        """Id of the best passage."""
+        return next(iter(self.passages))
+
+    @property
+    def score(self) -> float:
+        """Score of the best passage."""
+        return next(iter(self.passages.values()))
+
+
+def group_hits(ranking: Mapping[str, float], key_of: Callable[[str], str]) -> list[Group]:
+    """Group the hits of one query.
+
+    Args:
+        ranking: Passage id -> score, best first.
+        key_of: Function from a passage's id to its group.
+
+    Example:
+        >>> groups = group_hits({"a#2": 0.9, "b#1": 0.8, "a#1": 0.5}, lambda key: key.partition("#")[0])
+        >>> [(group.key, group.score, list(group.passages)) for group in groups]
+        [('a', 0.9, ['a#2', 'a#1']), ('b', 0.8, ['b#1'])]
+    """
+    found: dict[str, dict[str, float]] = {}
+    for passage, score in ranking.items():
+        found.setdefault(key_of(passage), {})[passage] = score
+    return [Group(key, passages) for key, passages in found.items()]
+
+
+def search_groups(search: Callable[[int], Run], k: int, key_of: Callable[[str], str]) -> dict[str, list[Group]]:
+    """Search for the k best groups of each query: passages are searched ever deeper, until there are as many groups or no more passages.
+
+    Args:
+        search: Function from a number of passages to the run of the queries.
+        k: Groups per query.
+        key_of: Function from a passage's id to its group.
+
+    Returns:
+        Query id -> groups, the one with the best passage first.
+
+    Raises:
+        ValueError: k < 1.
+    """
+    depth, before = _PASSAGES * check_k(k), -1
+    while True:
+        run = search(depth)
+        groups = {query: group_hits(ranking, key_of) for query, ranking in run.items()}
+        found = sum(map(len, run.values()))
+        if found == before or all(len(groups[query]) >= k or len(ranking) < depth for query, ranking in run.items()):
+            return {query: each[:k] for query, each in groups.items()}
+        before, depth = found, 4 * depth
+
+
+def field_of(index: Index, field: str) -> Callable[[str], str]:
+    """Function from a document's id to its value of a field; a document without the field is a group of its own.
+
+    Raises:
+        InputError: No document has the field, or the index stores no texts.
+    """
+    if not index.manifest.policy.store_text:
+        raise InputError(f"{index.path}: was built with --no-text, so the field of a hit is unknown; build it again to group hits")
+    if field not in index.fields:
+        raise InputError(f"{index.path}: no document has the field '{field}'; the fields are {', '.join(index.fields) or 'none'}")
+
+    def value(key: str) -> str:
+        if index.locate([key])[0] is None:  # of another index that is fused with this one
+            return key
+        found = (index.document(key).metadata or {}).get(field, key)
+        return ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+
+    return value

@@ -1,0 +1,104 @@
+"""A folder of documentation and sources is indexed with MiniLM and searched: hits name the file and the lines that hold the text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import build_index, open_index
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.search.groups import field_of, group_hits, search_groups
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = ("docs/glossary.md", "docs/indexes.md", "docs/serving.md", "retrieval/progress.py", "retrieval/units.py", "retrieval/records.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    for name in PAGES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes((REPOSITORY / name).read_bytes())
+    return root
+
+
+@pytest.fixture(scope="module")
+def index(minilm: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("indexes") / "index"
+    build_index(folder, load_model(minilm), path)
+    return path
+
+
+def test_hits_of_a_folder_name_the_lines_that_hold_their_text(quiver: Callable[..., Any], folder: Path, index: Path) -> None:
+    opened = open_index(index)
+    wanted = {
+        "how are killed builds resumed and files checked": ("docs/indexes.md", "Durability"),
+        "parse a duration such as 5m in seconds": ("retrieval/units.py", "parse_duration"),
+        "record of a document with title and metadata": ("retrieval/records.py", "Document"),
+    }
+    for query, (file, name) in wanted.items():
+        done = quiver("search", index, query, "-k", "3", "--json")
+        hits = json.loads(done.out)
+        assert any(hit["metadata"]["file"] == file and name in opened.document(hit["id"]).title for hit in hits), (query, hits)
+        for hit in hits:
+            place, stored = hit["metadata"], opened.document(hit["id"])
+            text = (folder / place["file"]).read_text(encoding="utf-8")
+            assert text[place["start"] : place["end"]] == stored.text
+            assert "\n".join(text.split("\n")[place["line"] - 1 : place["end_line"]]).strip() == stored.text.strip()
+    shown = quiver("search", index, "parse a duration such as 5m in seconds", "-k", "1").out
+    assert re.search(r"units\.py:\d+-\d+", "".join(shown.split()).replace("│", ""))
+
+
+def test_no_passage_is_truncated_by_the_model(index: Path) -> None:
+    opened = open_index(index)
+    assert opened.manifest.tokens.truncated == 0
+    assert len(opened) > 60
+
+
+def test_hits_are_summed_up_by_file(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
+    query = "the index is searched"
+    hits = json.loads(quiver("search", index, query, "-k", "3", "--group-by", "file", "--json").out)
+    files = [hit["group"] for hit in hits]
+    assert len(set(files)) == 3
+    every = json.loads(quiver("search", index, query, "-k", "500", "--json").out)
+    best: dict[str, float] = {}
+    for hit in every:
+        best.setdefault(hit["metadata"]["file"], hit["score"])
+    assert files == list(best)[:3]
+    for hit in hits:
+        assert hit["id"] == next(iter(hit["passages"]))
+        assert hit["score"] == best[hit["group"]]
+        assert all(key.startswith(f"{hit['group']}#") for key in hit["passages"])
+    table = quiver("search", index, query, "--group-by", "file", "--fuse", "bm25").out
+    assert "passages" in table
+    (tmp_path / "q.tsv").write_text(f"q1\t{query}\n")
+    run = tmp_path / "run.trec"
+    assert quiver("search", index, "--queries", tmp_path / "q.tsv", "--run", run, "-k", "3", "--group-by", "file").code == 0
+    assert [line.split()[2] for line in run.read_text().splitlines()] == files
+    done = quiver("search", index, query, "--group-by", "fil")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "no document has the field 'fil'" in done.err
+
+
+def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
+    ranking = {f"{'a' if number < 90 else number}#{number}": 1.0 - number / 100 for number in range(100)}
+    depths: list[int] = []
+
+    def search(depth: int) -> dict[str, dict[str, float]]:
+        depths.append(depth)
+        return {"q": dict(list(ranking.items())[:depth])}
+
+    groups = search_groups(search, 3, lambda key: key.partition("#")[0])["q"]
+    assert [group.key for group in groups] == ["a", "90", "91"]
+    assert (groups[0].best, groups[0].score, len(groups[0].passages)) == ("a#0", 1.0, 90)
+    assert depths == [12, 48, 192]
+    assert len(search_groups(search, 50, lambda key: key.partition("#")[0])["q"]) == 11
+    assert group_hits({}, str) == []
+    with pytest.raises(InputError, match="no document has the field 'x'"):
+        field_of(open_index(index), "x")

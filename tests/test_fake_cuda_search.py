@@ -1,0 +1,61 @@
+"""Exact search as a GPU runs it, without one: PyTorch's fake tensors carry shapes, dtypes and the device ``cuda``, and no numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from quiver.retrieval.index.on_device import DeviceScorer, Resident
+from quiver.retrieval.index.ranking import FirstPass, SearchLimits
+from tests.test_fake_cuda import Trace, trace
+
+__all__ = ["trace"]
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+WIDTH, VECTORS, QUERIES, TOKENS, HITS = 64, 3000, 20, 32, 100
+
+
+class Watched(TorchDispatchMode):
+    """The number of elements of the largest tensor that an operator makes; and the one number that is read from memory of the host."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "cpu":
+            return TOKENS
+        result = func(*args, **(kwargs or {}))
+        self.largest = max([self.largest, *(each.numel() for each in tree_leaves(result) if isinstance(each, Tensor))])
+        return result
+
+
+@pytest.mark.parametrize("first_pass", ["float16", "bfloat16"])
+@pytest.mark.parametrize("tokens", [False, True], ids=["dense", "tokens"])
+def test_an_exact_search_waits_only_for_its_results_and_holds_no_similarities(trace: Trace, first_pass: FirstPass, tokens: bool) -> None:
+    """Ten blocks. No tensor is larger than a block of documents or the queries: products of tokens are never stored."""
+    limits = SearchLimits(block_bytes=4 * WIDTH * VECTORS // 10, first_pass=first_pass)
+    queries = [np.ones((TOKENS, WIDTH), np.float32)] * QUERIES if tokens else np.ones((QUERIES, WIDTH), np.float32)
+    offsets = np.arange(0, VECTORS + 1, 3) if tokens else None
+    documents = VECTORS // 3 if tokens else VECTORS
+    watched = Watched()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        vectors = Resident(torch.empty(VECTORS, WIDTH, device="cuda"))
+        scorer = DeviceScorer(vectors, queries, offsets, documents=documents, largest_norm=1.0, limits=limits)
+        with trace, watched:
+            scores, rows = scorer.candidates(HITS)
+        assert trace.waits == []
+        with trace:
+            copied = scores.cpu(), rows.cpu()
+    assert trace.waits == ["blocking copy"] * 2
+    assert [each.shape for each in copied] == [(QUERIES, HITS)] * 2
+    assert watched.largest <= WIDTH * max(VECTORS // 10, QUERIES * TOKENS)  # the products are QUERIES x TOKENS x VECTORS / 10
+    assert (trace.names.count("mm"), trace.names.count("ragged_kernel")) == ((0, 10) if tokens else (10, 0))
+    assert trace.names.count("topk") == 10 + 9
