@@ -766,6 +766,27 @@ MUTATIONS = [
         "retrieval/models/triton_maxsim.py",
         'tl.where((token < bound)[None, :], similarity, float("-inf"))\n                best',
         'tl.where((token <= bound)[None, :], similarity, float("-inf"))\n                best',
-        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-23]"],
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
+    ),
+    (
+        "a masked document token of MaxSim gets a gradient",
+        "retrieval/models/maxsim.py",
+        "gather(2, winner), -1)",
+        "gather(2, winner), 0)",
+        ["tests/retrieval/models/test_maxsim.py"],
+    ),
+    (
+        "the MaxSim kernel lets the last of equal similarities win",
+        "retrieval/models/triton_maxsim.py",
+        "better = value > best  # the first",
+        "better = value >= best  # the first",
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
+    ),
+    (
+        "the gradient of a document has the weight of another pair",
+        "retrieval/models/triton_maxsim.py",
+        "weight = tl.load(incoming + pair)",
+        "weight = tl.load(incoming + query)",
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
     ),
 ]
