@@ -84,6 +84,7 @@ def pretrain(
     progress: bool = False,
     command: str | None = None,
     callbacks: Sequence[Callback] = (),
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Run a recipe; under torchrun, as one of its processes.
 
@@ -94,6 +95,7 @@ def pretrain(
         progress: Show a progress bar on standard error.
         command: Command line to record.
         callbacks: Receive events of the training loop.
+        device: ``cpu``, ``cuda`` or, in one process, ``cuda:1``; None for a GPU if available.
 
     Returns:
         Content of ``run.json``.
@@ -105,7 +107,7 @@ def pretrain(
         RunStoppedError: SIGTERM or SIGINT was received; the run was saved and can be resumed.
     """
     require_optimizer(OPTIMIZER)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with init_distributed(device) as processes, preserve_rng_state(), keep_freed_memory(), exact_float32(), _folder(out, processes):
         recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
         _check_folder(recipe, out, resume=resume, writes=processes.is_main_process)

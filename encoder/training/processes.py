@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
 from typing import Any, TypeVar
@@ -145,15 +145,18 @@ def init_distributed(device: str) -> Iterator[Processes]:
     """Initialise torch.distributed if torchrun has started several processes.
 
     Args:
-        device: Device of the models, ``cpu`` or ``cuda``; with ``cuda`` each process gets its own GPU.
+        device: Device of the models: ``cpu``, ``cuda`` or ``cuda:1``. With ``cuda`` each of several processes gets its own GPU.
 
     Raises:
-        InputError: There are fewer GPUs than processes on this machine.
+        InputError: There are fewer GPUs than processes on this machine, or all processes would share one.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield Processes()
+        with current_device(device):
+            yield Processes()
         return
+    if ":" in device:
+        raise InputError(f"--device: under torchrun each process has a GPU of its own; pass cuda or cpu, got {device}")
     if device == "cuda":
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         if local_rank >= torch.cuda.device_count():
@@ -168,6 +171,14 @@ def init_distributed(device: str) -> Iterator[Processes]:
         _leave(begun)
         raise
     _leave(begun)  # not after other errors: the other processes may be waiting, and leaving would wait for them
+
+
+@contextmanager
+def current_device(device: str) -> Iterator[None]:
+    """Make a GPU the current one within the block: generators, memory counters and kernels are those of the current GPU."""
+    _, _, number = device.partition(":")
+    with torch.cuda.device(int(number)) if number else nullcontext():
+        yield
 
 
 def _leave(begun: bool) -> None:
@@ -242,8 +253,8 @@ class StepMemory:
 
 def peak_memory() -> int | None:
     """Peak memory of this process in bytes: on its GPU if it uses one, otherwise in RAM; None on Windows."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+    if torch.cuda.is_available() and (peak := torch.cuda.max_memory_allocated()):
+        return peak
     if sys.platform == "win32":
         return None
     import resource  # not available on Windows

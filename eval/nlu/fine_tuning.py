@@ -35,7 +35,7 @@ from quiver.encoder.training.autocast import autocast, exact_float32
 from quiver.encoder.training.callbacks import FORMS, BarCallback, training_bar
 from quiver.encoder.training.log import LOG, RunLog, read_log, training_curves
 from quiver.encoder.training.optimization import OptimizerSettings
-from quiver.encoder.training.processes import Processes, keep_freed_memory, stop_requests
+from quiver.encoder.training.processes import Processes, current_device, keep_freed_memory, stop_requests
 from quiver.encoder.training.run_folder import (
     CHECKPOINTS,
     RECORD,
@@ -64,7 +64,7 @@ from quiver.encoder.training.trainer import (
     save_train_state,
 )
 from quiver.eval.nlu.recipes import FineTuningSection, UpdatesSection
-from quiver.retrieval.models.loading import default_device, read_model_folder
+from quiver.retrieval.models.loading import check_device, default_device, read_model_folder
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -396,6 +396,7 @@ class Request:
         overwrite: Replace an earlier run in ``out``.
         progress: Show progress bars.
         command: Command line to record.
+        device: Device to train on; None for a GPU if available.
     """
 
     recipe: Mapping[str, Any]
@@ -405,6 +406,7 @@ class Request:
     overwrite: bool = False
     progress: bool = False
     command: str | None = None
+    device: str | None = None
 
 
 def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Example, Result]]) -> Result:
@@ -425,7 +427,7 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
     if request.resume and request.overwrite:
         raise InputError("--resume and --overwrite exclude each other; pass only one of them")
     out = request.out
-    with preserve_rng_state(), keep_freed_memory(), exact_float32(), exclusive_lock(out):
+    with current_device(_device(request)), preserve_rng_state(), keep_freed_memory(), exact_float32(), exclusive_lock(out):
         if request.resume:
             refuse_nothing_to_resume(out)
             refuse_other_run(out, _identity(request, {}))
@@ -444,7 +446,11 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
 
 
 def _identity(request: Request, inputs: Mapping[str, Any]) -> RunIdentity:
-    return RunIdentity(request.recipe, inputs, describe_session(request.command, default_device()))
+    return RunIdentity(request.recipe, inputs, describe_session(request.command, _device(request)))
+
+
+def _device(request: Request) -> str:
+    return check_device(request.device or default_device())
 
 
 def _train(request: Request, prepared: Prepared[Model, Example, Result], now: RunIdentity) -> Result:
@@ -457,7 +463,7 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Ru
         RunLog(out / LOG).cut(step)
         logger.info("%s: resuming from update %d", out, step)
     now.write(out)
-    session = Session(prepared.task, prepared.schedule, out, checkpoints, default_device(), request.progress)
+    session = Session(prepared.task, prepared.schedule, out, checkpoints, _device(request), request.progress)
     progress, last = fine_tune(session, prepared.first_model, step=step)
     model = last if progress.best_step in (None, progress.step) else _best(session, progress)
     shutil.rmtree(unfinished_model(out), ignore_errors=True)

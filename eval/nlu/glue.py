@@ -29,7 +29,7 @@ from quiver.eval.nlu.recipes import MNLI, GlueRecipe
 from quiver.eval.published import GLUE_COLUMNS, GLUE_SOURCE, TABLE_5
 from quiver.eval.report.formats import Column, Report, Section, table, write_folder
 from quiver.eval.report.paper import Layout, Line, layout_section
-from quiver.retrieval.models.loading import default_device
+from quiver.retrieval.models.loading import check_device, default_device
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ def train_glue(
     overwrite: bool = False,
     progress: bool = False,
     command: str | None = None,
+    device: str | None = None,
 ) -> GlueResults:
     """Train and score a model on each task of a recipe.
 
@@ -54,6 +55,7 @@ def train_glue(
         overwrite: Replace existing runs.
         progress: Show progress bars on standard error.
         command: Command line to record.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available.
 
     Returns:
         The scores of all runs in the folder.
@@ -76,10 +78,8 @@ def train_glue(
             continue
         logger.info("%s, %d of %d", task, number, len(chosen))
         goes_on = resume and (out / task / BEGUN).is_file()
-        settled = with_training_dtype(recipe, default_device(), resumed=out / task if goes_on else None)
-        request = Request(
-            run_recipe(settled, task), out / task, (RESULTS, PREDICTIONS), goes_on, overwrite, progress=progress, command=command
-        )
+        settled = with_training_dtype(recipe, check_device(device or default_device()), resumed=out / task if goes_on else None)
+        request = Request(run_recipe(settled, task), out / task, (RESULTS, PREDICTIONS), goes_on, overwrite, progress, command, device)
         train_glue_task(settled, task, _start(recipe, out, task), request)
         write_results(out, gather_results(out))
     results = gather_results(out)

@@ -35,7 +35,7 @@ from quiver.eval.nlu.answers import PREDICTIONS, RESULTS, QaResults, answer_ques
 from quiver.eval.nlu.fine_tuning import TYPES, Prepared, Request, Schedule, TaskBatch, encoder_folder, run_fine_tuning, save_tokenizer
 from quiver.eval.nlu.questions import NOWHERE, LabelledWindow, Question, check_settings, labelled_windows, read_questions, read_split
 from quiver.eval.nlu.recipes import QaDataSection, QaRecipe
-from quiver.retrieval.models.loading import default_device
+from quiver.retrieval.models.loading import check_device, default_device
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,14 @@ class SpanTask:
 
 
 def train_qa(
-    recipe: QaRecipe, out: Path, *, resume: bool = False, overwrite: bool = False, progress: bool = False, command: str | None = None
+    recipe: QaRecipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    command: str | None = None,
+    device: str | None = None,
 ) -> QaResults:
     """Follow a recipe: train, save the best checkpoint as the model, answer the test questions, write the scores.
 
@@ -186,13 +193,14 @@ def train_qa(
         overwrite: Replace an existing run.
         progress: Show progress bars on standard error.
         command: Command line to record.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available.
 
     Raises:
         InputError: Data or model cannot be read, or do not fit the recipe or each other; or see `run_fine_tuning`.
         RunStoppedError: See `run_fine_tuning`.
     """
-    recipe = with_training_dtype(recipe, default_device(), resumed=out if resume else None)
-    request = Request(recipe.model_dump(), out, (RESULTS, PREDICTIONS), resume, overwrite, progress, command)
+    recipe = with_training_dtype(recipe, check_device(device or default_device()), resumed=out if resume else None)
+    request = Request(recipe.model_dump(), out, (RESULTS, PREDICTIONS), resume, overwrite, progress, command, device)
     return run_fine_tuning(request, lambda: _prepared(recipe, request))
 
 

@@ -41,6 +41,7 @@ def glue(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: a folder per task, results.json, report.md, report.html.")],
     overrides: options.Overrides = None,
     dtype: options.TrainingDtype = None,
+    device: options.Device = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     task: Annotated[list[Task] | None, typer.Option("--task", help="Task to train. Repeatable. Default: all tasks.")] = None,
@@ -63,7 +64,9 @@ def glue(
     requested = {each.value for each in task or []}
     chosen = [name for name in TASKS if name in requested]
     try:
-        results = train_glue(resolved, out, tasks=chosen, resume=resume, overwrite=overwrite, progress=bars, command=command_line())
+        results = train_glue(
+            resolved, out, tasks=chosen, resume=resume, overwrite=overwrite, progress=bars, command=command_line(), device=device
+        )
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     report = write_glue_report(results, out)
@@ -94,6 +97,7 @@ def qa_train(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: model/, run.json, results.json, predictions.json, ...")],
     overrides: options.Overrides = None,
     dtype: options.TrainingDtype = None,
+    device: options.Device = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
@@ -112,7 +116,7 @@ def qa_train(
 
     resolved, bars = load_qa_recipe(recipe, with_dtype(overrides, dtype)), show_progress(progress)
     try:
-        results = train_qa(resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line())
+        results = train_qa(resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line(), device=device)
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if as_json:

@@ -65,6 +65,7 @@ def train(
     out: options.RunOut,
     overrides: options.Overrides = None,
     dtype: options.TrainingDtype = None,
+    device: options.Device = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
@@ -90,7 +91,9 @@ def train(
     # Only the process that scores holds the development collection in memory.
     scorer = None if section is None else development_scorer(section, progress=bars) if is_main_process() else _broadcast_score
     try:
-        record = training_run.train(resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line(), scorer=scorer)
+        record = training_run.train(
+            resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line(), scorer=scorer, device=device
+        )
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if is_main_process():
@@ -124,6 +127,7 @@ def pretrain(
     out: options.RunOut,
     overrides: options.Overrides = None,
     dtype: options.TrainingDtype = None,
+    device: options.Device = None,
     resume: options.Resume = False,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Only train the tokenizer and tokenize the corpus, in one process; --resume then trains.")
@@ -145,14 +149,16 @@ def pretrain(
     from quiver.encoder.pretraining import pretrain as run_recipe
     from quiver.encoder.training.processes import RunStoppedError
     from quiver.eval.report.training import write_training_report
+    from quiver.retrieval.models.loading import check_device
 
+    device = None if device is None else check_device(device)
     resolved = load_pretraining_recipe(recipe, with_dtype(overrides, dtype))
     if prepare:
         prepare_recipe(resolved, out, resume=resume)
         say(f"prepared: {out}; repeat the command with --resume instead of --prepare to train")
         return
     try:
-        record = run_recipe(resolved, out, resume=resume, progress=show_progress(progress), command=command_line())
+        record = run_recipe(resolved, out, resume=resume, progress=show_progress(progress), command=command_line(), device=device)
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if is_main_process():
@@ -186,6 +192,7 @@ def sweep(
         ),
     ] = None,
     dtype: options.TrainingDtype = None,
+    device: options.Device = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     as_json: options.Json = False,
@@ -213,7 +220,9 @@ def sweep(
     scorer = development_scorer(development, progress=bars)
 
     def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
-        training_run.train(recipe, out, resume=resume, progress=bars, command=command_line(), scorer=scorer, data_folder=data_folder)
+        training_run.train(
+            recipe, out, resume=resume, progress=bars, command=command_line(), scorer=scorer, data_folder=data_folder, device=device
+        )
 
     def write_report(sweep: Sweep) -> None:
         write_sweep_report(sweep, out)

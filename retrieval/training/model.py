@@ -49,24 +49,25 @@ def require_extra() -> None:
         raise InputError(f"training needs {missing[0]}: pip install 'quiver-retrieval[train]'")
 
 
-def build_model(recipe: Recipe, texts: Iterable[str]) -> BiEncoder | ColBERT:
-    """Make the model that a run starts from, on the device of `quiver.retrieval.models.loading.default_device`.
+def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = None) -> BiEncoder | ColBERT:
+    """Make the model that a run starts from.
 
     Equal recipes and texts give equal weights.
 
     Args:
         recipe: Recipe with ``kind``, ``model`` and ``training.seed``.
         texts: Texts to train a new vocabulary on; read once if the recipe asks for one, otherwise not read.
+        device: Device of the model; None for that of `quiver.retrieval.models.loading.default_device`.
 
     Raises:
         InputError: The starting checkpoint cannot be used, or a setting does not fit it.
     """
     section, seed = recipe.model, recipe.training.seed
-    prefixes = _prefixes(section.colbert)
+    prefixes, device = _prefixes(section.colbert), device or default_device()
     if section.init == "random":
-        parts = _random_parts(section, prefixes, texts, seed=seed)
+        parts = _random_parts(section, prefixes, texts, seed=seed, device=device)
     else:
-        parts = load_parts(section.init, revision=section.revision, device=default_device())
+        parts = load_parts(section.init, revision=section.revision, device=device)
         add_tokens(parts, prefixes, seed=seed)
     if recipe.kind == "dense":
         return BiEncoder(parts.encoder, parts.tokenizer, _dense_settings(parts.settings, section), source=section.init)
@@ -181,7 +182,7 @@ def resize_vocabulary(encoder: Encoder, rows: int) -> None:
     encoder.config = replace(encoder.config, vocab_size=rows)
 
 
-def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[str], *, seed: int) -> ModelParts:
+def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[str], *, seed: int, device: str) -> ModelParts:
     shape = section.architecture
     if shape is None or section.tokenizer is None:  # for recipes made in code
         raise InputError("model.architecture and model.tokenizer are required for model.init: random")
@@ -201,7 +202,7 @@ def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[st
         sep_token_id=tokenizer.special_id("sep"),
     )
     encoder = init_weights(Encoder(config), seed=seed).eval()  # on the CPU, so that equal seeds give equal weights on every device
-    return ModelParts(ModelFolder(kind="dense", encoder_folder=Path()), encoder.to(default_device()), tokenizer)
+    return ModelParts(ModelFolder(kind="dense", encoder_folder=Path()), encoder.to(device), tokenizer)
 
 
 def _random_vocabulary(section: ModelSection, shape: ArchitectureSection, prefixes: list[str], texts: Iterable[str]) -> Tokenizer:

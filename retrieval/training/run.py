@@ -40,7 +40,7 @@ from quiver.encoder.training.state import preserve_rng_state
 from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import default_device
+from quiver.retrieval.models.loading import check_device, default_device
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.dataloader import BatchOrder, Collator, DataLoader
 from quiver.retrieval.training.model import build_model, require_extra
@@ -87,6 +87,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
     scorer: Scorer | None = None,
     data_folder: Path | None = None,
     callbacks: Sequence[Callback] = (),
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Train a recipe; under torchrun, as one of its processes.
 
@@ -100,6 +101,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
         scorer: Scores a model on ``recipe.development``; required if the recipe has a development collection.
         data_folder: Folder of prepared rows that several runs share; None for ``data/`` in ``out``, which is removed at the end of the run.
         callbacks: Receive events of the training loop.
+        device: ``cpu``, ``cuda`` or, in one process, ``cuda:1``; None for a GPU if available.
 
     Returns:
         The content of ``run.json``.
@@ -116,9 +118,10 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
     require_optimizer(recipe.training.optimizer)
-    with _environment(out) as processes:
-        recipe = with_training_dtype(recipe, default_device(), resumed=out if resume else None)
-        session = _Session(Run(recipe, out, processes, scorer, progress, callbacks), command, data_folder or out / DATA)
+    device = check_device(device or default_device())
+    with _environment(out, device) as processes:
+        recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
+        session = _Session(Run(recipe, out, processes, device, scorer, progress, callbacks), command, data_folder or out / DATA)
         return session.resume() if resume else session.start(overwrite=overwrite)
 
 
@@ -142,9 +145,10 @@ def train_and_save(
         InputError: The rows do not fill a batch, the loss is not finite, or ``out`` cannot be written or holds a run.
         RunStoppedError: See `train`.
     """
-    with _environment(out) as processes:
-        recipe = with_training_dtype(recipe, default_device())
-        return _Session(Run(recipe, out, processes, progress=progress), command, out / DATA).start(given=(rows, model))
+    device = str(model.encoder.device)
+    with _environment(out, model.encoder.device.type) as processes:
+        recipe = with_training_dtype(recipe, device)
+        return _Session(Run(recipe, out, processes, device, progress=progress), command, out / DATA).start(given=(rows, model))
 
 
 def check_rows(recipe: Recipe, rows: TrainingRows) -> None:
@@ -164,6 +168,7 @@ class Run:
         recipe: The recipe.
         out: Run folder.
         processes: Processes of the run.
+        device: Device of the model.
         scorer: Scores a model on the development collection; None if the recipe has none.
         progress: Show a progress bar.
         callbacks: Receive events of the training loop.
@@ -172,6 +177,7 @@ class Run:
     recipe: Recipe
     out: Path
     processes: Processes
+    device: str
     scorer: Scorer | None = None
     progress: bool = False
     callbacks: Sequence[Callback] = ()
@@ -183,10 +189,10 @@ class Run:
 
 
 @contextmanager
-def _environment(out: Path) -> Iterator[Processes]:
+def _environment(out: Path, device: str) -> Iterator[Processes]:
     """Processes, random generators, memory and products of a session; the main process locks the run folder."""
     with (
-        init_distributed(default_device()) as processes,
+        init_distributed(device) as processes,
         preserve_rng_state(),
         keep_freed_memory(),
         exact_float32(),
@@ -257,11 +263,13 @@ class _Session:
         fixed: dict[str, Any] = {"processes": run.processes.size}
         if rows is not None:
             fixed["data"] = describe_data(run.recipe, rows)
-        return RunIdentity(run.recipe.model_dump(), fixed, run_folder.describe_session(self.command, default_device()), schema=Recipe)
+        return RunIdentity(run.recipe.model_dump(), fixed, run_folder.describe_session(self.command, run.device), schema=Recipe)
 
     def _train(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
         run = self.run
-        progress, schedule = _fit(run, rows, lambda: model if model is not None else build_model(run.recipe, rows.texts()), step=step)
+        progress, schedule = _fit(
+            run, rows, lambda: model if model is not None else build_model(run.recipe, rows.texts(), device=run.device), step=step
+        )
         if run.processes.is_main_process:
             self._finish(rows, progress, schedule)
         run.processes.barrier()
@@ -365,8 +373,8 @@ def _model(run: Run, first_model: Callable[[], Model], *, step: int) -> Model:
     """The model at a step, with weights that can be trained; in a LoRA run the frozen weights with new low-rank matrices."""
     lora, start = run.recipe.training.lora, run.out / START
     if lora is None:
-        return load_trainable(run.checkpoints.path(step)) if step else first_model()
-    model = load_trainable(start) if step else first_model()
+        return load_trainable(run.checkpoints.path(step), device=run.device) if step else first_model()
+    model = load_trainable(start, device=run.device) if step else first_model()
     if not step and run.processes.is_main_process:
         # The frozen weights must stay the same even if the starting model changes or is deleted before the run is resumed.
         shutil.rmtree(start, ignore_errors=True)

@@ -43,7 +43,7 @@ from quiver.encoder.training.trainer import Progress, load_train_state, save_tra
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import check_target, replacing_folder
-from quiver.retrieval.models.loading import default_device, load_parts
+from quiver.retrieval.models.loading import load_parts
 from quiver.retrieval.records import ModelCard
 from quiver.retrieval.training.recipe import Recipe, TrainingSection
 
@@ -313,13 +313,13 @@ def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Pro
     save_train_state(folder, {"optimizer": optimizer, "schedule": train_state.schedule.state_dict()}, progress, random_states)
 
 
-def load_trainable(folder: Path) -> BiEncoder | ColBERT:
-    """Load the model of a checkpoint, or of any model folder, with weights that can be trained.
+def load_trainable(folder: Path, *, device: str = "cpu") -> BiEncoder | ColBERT:
+    """Load the model of a checkpoint, or of any model folder, with weights that can be trained, on a device.
 
     Raises:
         InputError: The folder is not a supported model.
     """
-    parts = load_parts(folder, device=default_device())
+    parts = load_parts(folder, device=device)
     kind: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
     return kind(parts.encoder, parts.tokenizer, parts.settings, source=str(folder))
 

@@ -31,15 +31,21 @@ def test_every_command_that_encodes_has_a_device() -> None:
     assert encoding - missing >= {"index build", "index add", "index calibrate", "evaluate", "search", "serve", "mine", "teacher-scores"}
     assert missing == {"bench index", "bench training"}  # these run on the default device
     # Where an index is there, its model runs in the dtype of the index.
-    assert {name for name in encoding - missing if "--dtype" not in found[name]} == {"index add", "index calibrate", "search", "serve"}
+    of_indexes = {"index add", "index refresh", "index calibrate", "search", "serve"}
+    assert {name for name in encoding - missing if "--dtype" not in found[name]} == of_indexes
 
 
-def test_every_command_that_trains_has_a_dtype(quiver: Callable[..., Any], tmp_path: Path) -> None:
+def test_every_command_that_trains_has_a_dtype_and_a_device(quiver: Callable[..., Any], tmp_path: Path) -> None:
     found = {name: options for each in COMMANDS for name, options in leaves([each], get_command(app).commands[each])}
-    assert {"train", "pretrain", "sweep", "glue", "qa train"} <= {name for name, options in found.items() if "--dtype" in options}
+    assert {"train", "pretrain", "sweep", "glue", "qa train"} <= {
+        name for name, options in found.items() if {"--dtype", "--device"} <= options
+    }
     for words in (("train", "quickstart"), ("pretrain", "pretrain_small"), ("glue", "glue_base"), ("qa", "train", "qa_korquad_512")):
         done = quiver(*words, "--out", tmp_path / "out", "--dtype", "float16")
         assert (done.code, "'float16' is not one of 'float32', 'bfloat16'" in done.err) == (2, True), done.err
+        done = quiver(*words, "--out", tmp_path / "out", "--device", "cuda:99")
+        assert (done.code, "device cuda:99 is not available" in done.err) == (2, True), done.err
+        assert not (tmp_path / "out").exists()
 
 
 def test_an_index_is_searched_in_the_dtype_it_was_built_in(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:

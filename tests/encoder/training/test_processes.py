@@ -123,6 +123,13 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     assert not distributed.is_initialized()
 
 
+def test_several_processes_do_not_share_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="--device: under torchrun each process has a GPU of its own"), init_distributed("cuda:1"):
+        pass
+    assert not distributed.is_initialized()
+
+
 if __name__ == "__main__":
     answer = {"exchange": exchange, "leave": leave}[sys.argv[1]](sys.argv[2])
     sys.stdout.write(json.dumps(answer) + "\n")

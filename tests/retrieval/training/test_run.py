@@ -650,6 +650,17 @@ def test_a_run_keeps_the_dtype_that_it_began_with(make_recipe: MakeRecipe, tmp_p
     assert resumed["result"]["losses"] == whole["result"]["losses"] != auto["result"]["losses"]
 
 
+def test_a_run_uses_the_device_that_is_asked_for(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU: here one that cannot be used, so that any use of it would fail."""
+    monkeypatch.setattr("quiver.retrieval.training.run.default_device", lambda: "cuda")
+    monkeypatch.setattr("quiver.retrieval.training.model.default_device", lambda: "cuda")
+    recipe, out = make_recipe("dense", "training.max_steps=2", "training.dtype=auto"), tmp_path / "out"
+    record = train(recipe, out, device="cpu")
+    assert (record["device"], record["recipe"]["training"]["dtype"]) == ("cpu", "float32")
+    with pytest.raises(InputError, match="device cuda is not available"):
+        train(recipe, tmp_path / "other")
+
+
 def test_the_dtype_is_that_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment variables of ``accelerate launch`` have no effect."""
     usual = ("training.max_steps=3", "training.log_every=1")
