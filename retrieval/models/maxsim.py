@@ -123,7 +123,7 @@ def _padded_in_blocks(
         block, texts = queries[rows], documents[places]
         # (q, S_q, each * S_d) or (Q, S_q, p * S_d)
         similarities = block @ (texts.reshape(len(block), each * tokens, -1) if own else texts.flatten(0, 1)).mT
-        similarities = similarities.unflatten(2, (-1, tokens))
+        similarities = similarities.view(*similarities.shape[:2], -1, tokens)
         kept = None if document_mask is None else document_mask[places].view(len(block) if own else 1, 1, -1, tokens)
         if kept is not None:
             similarities = similarities.masked_fill_(~kept, masked)
