@@ -29,6 +29,13 @@ MUTATIONS = [
         ["tests/encoder/test_flash.py::test_tokens_that_only_read"],
     ),
     (
+        "flash attention is told the greatest number of keys, so that flash-attn 2 ignores the window",
+        "encoder/attention/flash.py",
+        "key_borders, longest, longest), *places)",
+        "key_borders, longest, int(counts.max())), *places)",
+        ["tests/encoder/test_flash.py::test_tokens_that_only_read"],
+    ),
+    (
         "heads padded for flash attention change the scale of scores",
         "encoder/attention/flash.py",
         "KernelCall(borders, width**-0.5,",
