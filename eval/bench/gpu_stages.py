@@ -8,6 +8,7 @@ Shapes: N tokens of a batch, Q queries, P documents, d vector width.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import time
@@ -28,12 +29,12 @@ from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, pack
 from quiver.encoder.config import global_every
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import write_json
+from quiver.encoder.model import GRAPHS_VARIABLE
 from quiver.encoder.pretraining.task import training_flops
 from quiver.encoder.training.autocast import training_dtype
 from quiver.eval.bench import training
 from quiver.eval.bench.child import Answer, is_out_of_memory
 from quiver.eval.bench.encoder import (
-    BATCH_TOKENS,
     LARGEST_BATCH,
     PAPER_SETS,
     bench_texts,
@@ -73,6 +74,9 @@ from quiver.retrieval.records import ModelCard
 
 ONLY_MODEL = "quiver-model"
 """Backend of the texts stage: Quiver's model alone, on batches that are tokenized, packed and on the device."""
+
+GRAPHS = "quiver-graphs"
+"""Backend of the queries stage: Quiver's model with CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -480,8 +484,8 @@ def _model_alone(model: str, settings: EncoderSettings, texts: Sequence[str]) ->
     if not isinstance(own, BiEncoder):
         raise InputError(f"{model}: not a bi-encoder")
     ids = own.tokenize(list(texts), "document").ids
-    budget = max(BATCH_TOKENS[settings.device], max(map(len, ids)))
-    batches = [replace(batch, batch_invariant=True).to(settings.device) for batch in pack(ids, max_tokens=budget)]
+    size = own.batch_size.limit(max(map(len, ids)))
+    batches = [replace(batch, batch_invariant=True).to(settings.device) for batch in pack(ids, max_tokens=size)]
     found: list[NDArray[np.float32]] = []
 
     def encode(wanted: list[str]) -> NDArray[np.float32]:
@@ -569,12 +573,25 @@ def queries(context: Context, measured: Measured) -> None:
 def _query_encoders(model: str, settings: EncoderSettings, measured: Measured) -> Iterator[tuple[str, Callable[[str], object]]]:
     own = load_model(model, dtype=DTYPES[settings.dtype], device=settings.device)
     yield OWN, lambda text: own.encode_queries([text])
+    if settings.device == "cuda":
+        yield GRAPHS, lambda text: _with_graphs(lambda: own.encode_queries([text]))
+    else:
+        measured.not_run.append(NotRun("queries with CUDA graphs", "needs CUDA"))
     other = TEXT_BACKENDS["sentence-transformers"]
     if reason := other.unsupported_reason(settings):
         measured.not_run.append(NotRun("queries with sentence-transformers", reason))
         return
     loaded = other.load(model, settings, [])
     yield "sentence-transformers", lambda text: loaded.encode([text])
+
+
+def _with_graphs(run: Callable[[], object]) -> object:
+    """Run with CUDA graphs, which an environment variable turns on."""
+    os.environ[GRAPHS_VARIABLE] = "1"
+    try:
+        return run()
+    finally:
+        os.environ[GRAPHS_VARIABLE] = "0"
 
 
 def _one_by_one(encode: Callable[[str], object], texts: Sequence[str]) -> Callable[[], None]:

@@ -31,7 +31,7 @@ from quiver.retrieval.training.recipe import RULES, Recipe
 
 pytest.importorskip("pylate.models")
 
-from quiver.retrieval.training.losses import LOSSES, RetrievalLoss
+from quiver.retrieval.training.losses import LOSSES, RetrievalLoss, contrastive_scores, distillation_scores
 
 WORDS = ["a", "bird", "has", "wings", "feathers", "and", "beak", "the", "window", "of", "local", "layer", "is", "wide"]
 ROWS = [
@@ -209,6 +209,36 @@ def test_colbert_losses_by_hand(expansion: bool) -> None:
 
 
 CACHED = [("dense", "mnrl", {}), ("dense", "mnrl", {"matryoshka_dims": [16, 4]}), ("colbert", "contrastive", {})]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["contrastive", "distillation"])
+@pytest.mark.parametrize("query_mask", [False, True])
+@pytest.mark.parametrize("document_mask", [False, True])
+def test_scores_and_gradients_of_a_colbert_are_pylates(name: str, query_mask: bool, document_mask: bool) -> None:
+    """Also of equal similarities, of which one wins, of negative ones beside padding, and of a document without tokens."""
+    scores = pytest.importorskip("pylate.scores")
+    theirs, ours = {
+        "contrastive": (scores.ColBERTScores(), contrastive_scores),
+        "distillation": (scores.colbert_kd_scores, distillation_scores),
+    }[name]
+    generator = torch.Generator().manual_seed(0)
+    queries, documents = torch.randn(3, 4, 5, generator=generator), torch.randn(3, 2, 6, 5, generator=generator)
+    documents[:, :, 3] = documents[:, :, 1]
+    documents[1] = -queries[1, 0] - 0.1
+    masks = {
+        "queries_mask": torch.rand(3, 4, generator=generator) > 0.3 if query_mask else None,
+        "documents_mask": torch.rand(3, 2, 6, generator=generator) > 0.5 if document_mask else None,
+    }
+    if document_mask:
+        masks["documents_mask"][0, 0] = False
+    outcomes = []
+    for function in (theirs, ours):
+        leaves = [queries.clone().requires_grad_(), documents.clone().requires_grad_()]
+        found = function(*leaves, **masks)
+        outcomes.append([found, *torch.autograd.grad((found * torch.linspace(-1, 1, found.numel()).view_as(found)).sum(), leaves)])
+    for one, other in zip(*outcomes, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize(("kind", "name", "others"), CACHED)
