@@ -143,6 +143,20 @@ MUTATIONS = [
         ["tests/test_fake_cuda.py"],
     ),
     (
+        "workers choose their own batch size",
+        "retrieval/models/loading.py",
+        "load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens)",
+        "load_model(card.source, dtype=card.dtype)",
+        ["tests/retrieval/models/test_loading.py"],
+    ),
+    (
+        "every worker sees the first GPU",
+        "retrieval/cluster/executors.py",
+        "visible_devices(device, os.environ.get(VISIBLE))",
+        'visible_devices("cuda:0", os.environ.get(VISIBLE))',
+        ["tests/retrieval/cluster/test_executors.py::test_each_worker_sees_its_own_device"],
+    ),
+    (
         "the thread goes on after its consumer has gone",
         "retrieval/models/batches.py",
         "thread.shutdown(cancel_futures=True)",
@@ -154,7 +168,7 @@ MUTATIONS = [
         "retrieval/index/pieces.py",
         "                yield from from_sample()\n                chunk",
         "                chunk",
-        ["tests/retrieval/index/test_workers.py", "tests/retrieval/index/test_build.py"],
+        ["tests/retrieval/index/test_build.py::test_a_codec_is_trained_on_documents_chosen_at_random_which_are_encoded_once"],
     ),
     # Training.
     (
@@ -834,7 +848,28 @@ MUTATIONS = [
         "retrieval/models/triton_maxsim.py",
         'tl.where((token < bound)[None, :], similarity, float("-inf"))\n                best',
         'tl.where((token <= bound)[None, :], similarity, float("-inf"))\n                best',
-        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-23]"],
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
+    ),
+    (
+        "a masked document token of MaxSim gets a gradient",
+        "retrieval/models/maxsim.py",
+        "gather(2, winner), -1)",
+        "gather(2, winner), 0)",
+        ["tests/retrieval/models/test_maxsim.py"],
+    ),
+    (
+        "the MaxSim kernel lets the last of equal similarities win",
+        "retrieval/models/triton_maxsim.py",
+        "better = value > best  # the first",
+        "better = value >= best  # the first",
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
+    ),
+    (
+        "the gradient of a document has the weight of another pair",
+        "retrieval/models/triton_maxsim.py",
+        "weight = tl.load(incoming + pair)",
+        "weight = tl.load(incoming + query)",
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
     ),
     (
         "batch size is ignored",
