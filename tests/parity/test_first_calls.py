@@ -112,7 +112,7 @@ def test_a_call_gives_what_sentence_transformers_gives(call: str, libraries: lis
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
 def test_quantized_values_are_those_of_sentence_transformers(precision: Any) -> None:
-    given = np.random.default_rng(0).normal(size=(200, 13)).astype(np.float32)
+    given = np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)
     expected = sentence_transformers.quantization.quantize_embeddings(given, precision=precision)
     found = quantize_embeddings(given, precision)
     assert found.dtype == expected.dtype
