@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import warnings
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +67,8 @@ _KINDS: Mapping[str, Kind] = {
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "bower_components"})
 
 
+# No terminal prints the first, no index stores the others: bytes that are not UTF-8 come as lone surrogates.
+_NO_NAME = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _OTHER_TYPES = "files of other types left out"
 
 
@@ -155,16 +158,21 @@ def _read_html(path: Path, text: str) -> FileText:
     """Convert HTML to Markdown; marks put before each block say in which line of the source it began."""
     try:
         from bs4 import BeautifulSoup
+        from bs4.element import PreformattedString
         from markdownify import MarkdownConverter
     except ImportError as error:
         raise _missing(path, "HTML", "beautifulsoup4 and markdownify", "*.html") from error
 
-    soup = BeautifulSoup(text.replace("\ue000", "").replace("\ue001", ""), "html.parser")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a page looks like XML or like a file's name
+        soup = BeautifulSoup(text.replace("\ue000", "").replace("\ue001", ""), "html.parser")
     title = " ".join(soup.title.get_text().split()) if soup.title else ""
     for tag in soup(list(_NO_TEXT)):
         tag.decompose()
+    for comment in soup.find_all(string=lambda each: isinstance(each, PreformattedString)):  # and declarations and instructions
+        comment.extract()
     for tag in soup(list(_BLOCKS)):
-        tag.insert(0, f"\ue000{tag.sourceline}\ue001")
+        tag.insert(0, f"\ue000{tag.sourceline or 1}\ue001")
     try:
         marked = MarkdownConverter(heading_style="ATX", strip=["img"], escape_asterisks=False, escape_underscores=False).convert_soup(soup)
     except RecursionError as error:
@@ -190,12 +198,11 @@ def _read_pdf(path: Path, content: bytes) -> FileText:
         if reader.is_encrypted and not reader.decrypt(""):
             raise UnreadableFileError(f"{path}: the PDF needs a password")
         for number, page in enumerate(reader.pages, start=1):
-            # Lone surrogates come from damaged fonts; no index can store them.
-            part = page.extract_text().encode("utf-8", "replace").decode("utf-8") + "\n\n"
+            part = _storable(page.extract_text()) + "\n\n"
             places.append((length, number))
             parts.append(part)
             length += len(part)
-        title = str((reader.metadata.title if reader.metadata else None) or "").strip()
+        title = _storable(str((reader.metadata.title if reader.metadata else None) or "").strip())
     except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, OSError, RecursionError, NotImplementedError) as error:
         if isinstance(error, InputError):
             raise
@@ -222,12 +229,15 @@ def _read_notebook(path: Path, text: str) -> FileText:
     return FileText("".join(parts), "cell", places or [(0, 1)])
 
 
+def _storable(text: str) -> str:
+    """The text without lone surrogates, which come from damaged fonts and escapes and which no index can store."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def _cell_source(source: object) -> str:
-    if isinstance(source, list):
-        return "".join(source)
-    if isinstance(source, str):
-        return source
-    raise TypeError(f"the source of a cell must be text, got {type(source).__name__}")
+    if not isinstance(source, str | list):
+        raise TypeError(f"the source of a cell must be text, got {type(source).__name__}")
+    return _storable(source if isinstance(source, str) else "".join(source))
 
 
 def _missing(path: Path, kind: str, library: str, pattern: str) -> InputError:
@@ -382,6 +392,9 @@ class FolderFiles:
     def _is_chosen(self, path: str, skipped: _Skipped) -> bool:
         name = path.rpartition("/")[2]
         if name.startswith(".") or not self._choice.has(path):
+            return False
+        if _NO_NAME.search(path):
+            skipped.add("names with control characters or without an encoding left out", ascii(path))
             return False
         if is_table(Path(name)):
             skipped.add("tables left out", path)

@@ -197,7 +197,7 @@ def _from_starts(text: str, starts: Sequence[tuple[int, tuple[str, ...]]]) -> li
 
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-_ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$")
+_ATX = re.compile(r" {0,3}(#{1,6})(?=[ \t]|$)")
 _SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*$")
 _NO_PARAGRAPH = re.compile(r"\s*$| {4}|\t| {0,3}(?:[-*+>|]|\d+[.)]\s)")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n.*?^---[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -229,7 +229,7 @@ def _markdown(text: str) -> list[Span]:
         if fence:
             continue
         if heading := _ATX.match(line):
-            found.append((start, len(heading[1]), (heading[2] or "").strip()))
+            found.append((start, len(heading[1]), _without_closing(line[heading.end() :].strip())))
             before = (start, "")
         elif before[1] and (under := _SETEXT.match(line)):
             found.append((before[0], 1 if under[1][0] == "=" else 2, before[1].strip()))
@@ -237,6 +237,12 @@ def _markdown(text: str) -> list[Span]:
         else:
             before = (start, "" if _NO_PARAGRAPH.match(line) else line)
     return _from_starts(text, _paths(found))
+
+
+def _without_closing(heading: str) -> str:
+    """The text of a heading without the ``#`` that may close it after a space."""
+    text = heading.rstrip("#")
+    return text.rstrip() if not text or text[-1] in " \t" else heading
 
 
 _ADORNMENT = re.compile(r"([!-/:-@\[-`{-~])\1{2,}[ \t]*$")

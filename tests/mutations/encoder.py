@@ -38,8 +38,8 @@ MUTATIONS = [
     (
         "a CUDA graph keeps the attended tokens of its first batch",
         "encoder/gpu/graphs.py",
-        "_write(self._key_borders, key_offsets)",
-        "_write(self._key_borders, np.maximum(key_offsets, self._key_borders.numpy()))",
+        "values += key_offsets, reverse,",
+        "values += np.maximum(key_offsets, self._key_borders.numpy()), reverse,",
         ["tests/encoder/test_graphs.py::test_one_graph_gives_the_states_of_every_layout_of_its_bucket"],
     ),
     (

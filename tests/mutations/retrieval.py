@@ -21,9 +21,77 @@ STRINGS = "tests/retrieval/index/documents/test_strings_and_ids.py"
 FILTERS = "tests/retrieval/index/documents/test_table_and_filters.py::test_conditions_find_the_documents_that_match"
 KERNELS = "tests/retrieval/index/kernels/test_kernels.py"
 SCALAR = "tests/retrieval/index/dense/test_scalar.py"
+REFRESH = "tests/retrieval/index/test_refresh.py"
+PASSAGES = "tests/retrieval/data/test_passages.py"
+FILES = "tests/retrieval/data/test_files.py"
+TABLES = "tests/retrieval/data/test_tables.py"
 BATCHES = "tests/retrieval/models/test_batches.py"
 
 MUTATIONS = [
+    # Corpora of files and tables, and their refresh.
+    (
+        "checksums of files are trusted after another change of the index",
+        "retrieval/index/refresh.py",
+        "trusted = known.generation == index.manifest.generation",
+        "trusted = True",
+        [REFRESH],
+    ),
+    (
+        "documents that are gone stay where others were added",
+        "retrieval/index/build.py",
+        "replaced += delete()",
+        "delete()",
+        [REFRESH],
+    ),
+    (
+        "documents of files that were skipped count as gone",
+        "retrieval/index/refresh.py",
+        "self._seen[segment][those] = True",
+        "self._seen[segment][those] = False",
+        [REFRESH],
+    ),
+    (
+        "a document with other metadata counts as unchanged",
+        "retrieval/index/refresh.py",
+        "return stored[:3] == document[:3] and _listed(stored) == _listed(document)",
+        "return stored[:3] == document[:3]",
+        [REFRESH],
+    ),
+    (
+        "an overlapping passage ends within the one before",
+        "retrieval/data/passages.py",
+        "max(tokens[first + limit // 2][0], end)",
+        "tokens[first + limit // 2][0]",
+        [PASSAGES],
+    ),
+    (
+        "the title does not count towards the tokens of a passage",
+        "retrieval/data/passages.py",
+        "limit = max(_LEAST, budget // 2, budget - used)",
+        "limit = budget",
+        [PASSAGES],
+    ),
+    (
+        "a passage of an HTML page has the line of the block before it",
+        "retrieval/data/files.py",
+        "places.append((length, int(marks[0])))",
+        "places.append((length + len(line), int(marks[0])))",
+        [FILES],
+    ),
+    (
+        "a passage begins with the white space of the one before it",
+        "retrieval/data/files.py",
+        "first = span.start + len(text) - len(text.lstrip())",
+        "first = span.start - 1",
+        [FILES],
+    ),
+    (
+        "numbers with leading zeros lose them",
+        "retrieval/data/tables.py",
+        '_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")',
+        '_INTEGER = re.compile(r"-?[0-9]{1,18}")',
+        [TABLES],
+    ),
     # The encode loop.
     (
         "vectors are put where the batch lies and not where their texts are",
@@ -75,6 +143,20 @@ MUTATIONS = [
         ["tests/test_fake_cuda.py"],
     ),
     (
+        "workers choose their own batch size",
+        "retrieval/models/loading.py",
+        "load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens)",
+        "load_model(card.source, dtype=card.dtype)",
+        ["tests/retrieval/models/test_loading.py"],
+    ),
+    (
+        "every worker sees the first GPU",
+        "retrieval/cluster/executors.py",
+        "visible_devices(device, os.environ.get(VISIBLE))",
+        'visible_devices("cuda:0", os.environ.get(VISIBLE))',
+        ["tests/retrieval/cluster/test_executors.py::test_each_worker_sees_its_own_device"],
+    ),
+    (
         "the thread goes on after its consumer has gone",
         "retrieval/models/batches.py",
         "thread.shutdown(cancel_futures=True)",
@@ -86,7 +168,7 @@ MUTATIONS = [
         "retrieval/index/pieces.py",
         "                yield from from_sample()\n                chunk",
         "                chunk",
-        ["tests/retrieval/index/test_workers.py", "tests/retrieval/index/test_build.py"],
+        ["tests/retrieval/index/test_build.py::test_a_codec_is_trained_on_documents_chosen_at_random_which_are_encoded_once"],
     ),
     # Training.
     (
@@ -766,6 +848,27 @@ MUTATIONS = [
         "retrieval/models/triton_maxsim.py",
         'tl.where((token < bound)[None, :], similarity, float("-inf"))\n                best',
         'tl.where((token <= bound)[None, :], similarity, float("-inf"))\n                best',
-        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-23]"],
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
+    ),
+    (
+        "a masked document token of MaxSim gets a gradient",
+        "retrieval/models/maxsim.py",
+        "gather(2, winner), -1)",
+        "gather(2, winner), 0)",
+        ["tests/retrieval/models/test_maxsim.py"],
+    ),
+    (
+        "the MaxSim kernel lets the last of equal similarities win",
+        "retrieval/models/triton_maxsim.py",
+        "better = value > best  # the first",
+        "better = value >= best  # the first",
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
+    ),
+    (
+        "the gradient of a document has the weight of another pair",
+        "retrieval/models/triton_maxsim.py",
+        "weight = tl.load(incoming + pair)",
+        "weight = tl.load(incoming + query)",
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
     ),
 ]

@@ -31,7 +31,8 @@ def test_every_command_that_encodes_has_a_device() -> None:
     assert encoding - missing >= {"index build", "index add", "index calibrate", "evaluate", "search", "serve", "mine", "teacher-scores"}
     assert missing == {"bench index", "bench training"}  # these run on the default device
     # Where an index is there, its model runs in the dtype of the index.
-    assert {name for name in encoding - missing if "--dtype" not in found[name]} == {"index add", "index calibrate", "search", "serve"}
+    of_indexes = {"index add", "index refresh", "index calibrate", "search", "serve"}
+    assert {name for name in encoding - missing if "--dtype" not in found[name]} == of_indexes
 
 
 def test_every_command_that_trains_has_a_dtype_and_a_device(quiver: Callable[..., Any], tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def make_pdf(pages: Sequence[str], title: str = "") -> bytes:
     return (content + tail).encode("latin-1")
 
 
-HTML = """<!DOCTYPE html>
+HTML = """<!DOCTYPE html><!-- comment -->
 <html><head><title>The
 page</title><style>p { color: red }</style></head>
 <body><nav>menu</nav>
@@ -114,7 +114,7 @@ def test_html_becomes_markdown_with_the_lines_of_the_source(tmp_path: Path) -> N
     assert "    # comment" in first.text
     assert "item_one" in second.text
     assert "a * b" in second.text
-    assert not re.search("menu|alert|color|[\ue000\ue001]", first.text + second.text)
+    assert not re.search("menu|alert|color|comment -|html|[\ue000\ue001]", first.text + second.text)
 
 
 def test_pdf_passages_name_their_pages(tmp_path: Path) -> None:
@@ -262,6 +262,15 @@ def test_an_encrypted_pdf_is_left_out_by_name(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.INFO, logger="quiver.retrieval.data.files"):
         assert [document.id for document in documents(tmp_path)] == ["plain.pdf#1"]
     assert "locked.pdf: the PDF needs a password" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="needs a file system that takes any bytes")
+def test_a_name_that_is_not_utf_8_and_lone_surrogates_cost_only_themselves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")).write_text("lost")
+    (tmp_path / "b.ipynb").write_text('{"cells": [{"cell_type": "markdown", "source": "x \\ud83d y"}]}')
+    assert [(document.id, document.text.strip()) for document in documents(tmp_path)] == [("a.txt#1", "words"), ("b.ipynb#1", "x ? y")]
+    assert r"names with control characters or without an encoding left out: 1 (such as '\udcff.txt')" in caplog.text
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root can read every file")

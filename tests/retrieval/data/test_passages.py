@@ -85,6 +85,21 @@ def test_markdown_is_cut_at_headings_with_their_path() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        *(("# a # b", ("a # b",)), ("## a ##  ", ("a",)), ("# C#", ("C#",))),
+        *(("#", ()), ("### ###", ()), ("####### a", ()), ("#a", ()), ("    # a", ())),
+    ],
+)
+def test_headings_are_those_of_commonmark(line: str, path: tuple[str, ...]) -> None:
+    assert [found for _, found in paths(f"{line}\nwords\n", "markdown")] == [path]
+
+
+def test_a_heading_with_a_million_spaces_is_read_at_once() -> None:
+    assert paths("# a" + " " * 1_000_000 + "b\n", "markdown")[0][1][0].startswith("a  ")
+
+
 def test_a_list_or_an_empty_line_above_dashes_is_no_heading() -> None:
     assert len(spans_of("- item\n---\n\n---\ntext\n\n---\n", "markdown")) == 1
 

@@ -40,6 +40,7 @@ from quiver.retrieval.index import (
     compact_index,
     delete_documents,
     open_index,
+    refresh_index,
     repair_index,
 )
 from quiver.retrieval.index.files import Disk, RealDisk
@@ -279,6 +280,20 @@ def add(path: Path, engine: str, disk: Disk) -> None:
     add_documents(path, [*SECOND, Document("c", "word3 new")], ENGINES[engine].model, replace_existing=True, disk=disk)
 
 
+def changed_files(path: Path, engine: str) -> None:
+    """An index of files, of which one was changed, one is new and one is gone; they are in a folder beside the index."""
+    folder = path.parent / "files"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for number in range(9):
+        (folder / f"{number}.txt").write_text(f"word{number} first")
+    chosen = BuildOptions(engine=engine, settings=ENGINES[engine].settings, calibrate=False)
+    build_index(folder, ENGINES[engine].model, path, options=chosen, disk=FAST)
+    (folder / "3.txt").write_text("word3 other first")
+    (folder / "9.txt").write_text("word3 new")
+    (folder / "5.txt").unlink()
+
+
 def calibrate(path: Path, engine: str, disk: Disk) -> None:
     """Measured with two queries."""
     calibrate_index(path, ENGINES[engine].model, queries=["word3 new", "first"], ks=(2,), disk=disk)
@@ -290,6 +305,7 @@ OPERATIONS = {
     "overwrite": Operation(prepared, lambda path, engine, disk: build(path, engine, SECOND, overwrite=True, disk=disk)),
     "add": Operation(prepared, add),
     "add and merge": Operation(several_additions, add),
+    "refresh": Operation(changed_files, lambda path, engine, disk: refresh_index(path, ENGINES[engine].model, disk=disk)),
     "delete": Operation(prepared, lambda path, engine, disk: delete_documents(path, ["a0", "b0"], disk=disk)),
     "compact": Operation(prepared, lambda path, engine, disk: compact_index(path, disk=disk)),
     "collect garbage": Operation(compacted, lambda path, engine, disk: delete_documents(path, ["a0"], disk=disk)),

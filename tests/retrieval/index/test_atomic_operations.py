@@ -26,7 +26,7 @@ from quiver.retrieval.index.files import RealDisk, put_file
 from quiver.retrieval.index.store import writing
 
 SCRIPT = Path(__file__).with_name("faults.py")
-OPERATIONS = ["build", "resume", "overwrite", "add", "add and merge", "delete", "compact", "collect garbage", "repair"]
+OPERATIONS = ["build", "resume", "overwrite", "add", "add and merge", "refresh", "delete", "compact", "collect garbage", "repair"]
 # Calls that each operation makes at least: a test over few of them would prove little.
 LEAST = {
     "build": 250,
@@ -34,6 +34,7 @@ LEAST = {
     "overwrite": 70,
     "add": 70,
     "add and merge": 100,
+    "refresh": 80,
     "delete": 10,
     "compact": 60,
     "collect garbage": 30,
@@ -59,6 +60,7 @@ CALLS = {
     "overwrite": 340,
     "add": 170,
     "add and merge": 230,
+    "refresh": 180,
     "delete": 36,
     "compact": 175,
     "collect garbage": 61,
@@ -120,7 +122,10 @@ def check_kills(engine: str, name: str, lines: Sequence[list[str]]) -> None:
 @pytest.mark.parametrize(
     "sweeps",
     [
-        pytest.param([(EXACT, "build", 61), (EXACT, "add", 19), (EXACT, "add and merge", 19), (EXACT, "delete", 7)], id="exact"),
+        pytest.param(
+            [(EXACT, "build", 61), (EXACT, "add", 19), (EXACT, "add and merge", 19), (EXACT, "refresh", 17), (EXACT, "delete", 7)],
+            id="exact",
+        ),
         pytest.param(A_FEW_CALLS, id="compressed", marks=pytest.mark.slow),
         pytest.param([(EXACT, name, 1) for name in OPERATIONS], id="exact-every-call", marks=pytest.mark.exhaustive),
         *(

@@ -432,13 +432,13 @@ class Trained:
         return open_tokens(folder)
 
 
-@pytest.mark.parametrize("wanted", [20, 10_000])
+@pytest.mark.parametrize(("wanted", "chunk"), [(20, 4), (20, 1), (10_000, 4)])
 def test_a_codec_is_trained_on_documents_chosen_at_random_which_are_encoded_once(
-    tmp_path: Path, word_by_word: Any, wanted: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, word_by_word: Any, wanted: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = Trained(wanted)
     monkeypatch.setitem(exact.ENGINES, "exact-tokens", Engine("colbert", trained.train, trained.open, lambda vectors: min(vectors, wanted)))
-    sizes = PieceSizes(chunk_documents=4, documents=8, probe_documents=5, sample_documents=6)
+    sizes = PieceSizes(chunk_documents=chunk, documents=8, probe_documents=5, sample_documents=6)
     encoded = stopping(word_by_word, 1000, monkeypatch)
     documents = [Document(f"d{number:02d}", " ".join(["word"] * (number % 4)) + f" w{number}") for number in range(40)]
     index = build_index(documents, word_by_word, tmp_path / "i", options=BuildOptions(seed=3, settings={"bits": 4}, pieces=sizes))

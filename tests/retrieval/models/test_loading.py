@@ -244,3 +244,17 @@ def test_an_unknown_dtype_is_refused(dense: Path) -> None:
     for dtype in ("float8", torch.float64):
         with pytest.raises(InputError, match="dtype must be one of float32, bfloat16, float16, int8, got 'float"):
             load_model(dense, dtype=dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_the_batch_size_is_that_of_the_device_or_the_one_asked_for(kind: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(kind)
+    assert load_model(folder, device="cpu").batch_size.tokens == 4096
+    model = load_model(folder, device="cpu", batch_tokens=70)
+    assert model.batch_size.tokens == 70
+    assert type(model).from_pretrained(folder, batch_tokens=9, device="cpu").batch_size.tokens == 9
+    assert load_index_model(model.card, device="cpu", batch_tokens=9).batch_size.tokens == 9
+    # Workers encode with the same batches, and no caller loses the size that is left after memory ran out.
+    assert WorkerModel.of(model).load().batch_size.tokens == 70
+    model.batch_size.halve(60)
+    assert model.batch_size.tokens == 30
