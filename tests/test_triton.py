@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from quiver.encoder.heads import linear_cross_entropy
 from quiver.encoder.ops import add_norm, embed, gated, normalize, rotate
 from tests.triton_tools import compile_launch, launches
 
+logger = logging.getLogger(__name__)
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
@@ -29,6 +32,17 @@ def test_kernels_do_what_torchs_code_does(file: str, count: int) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert f"{count} passed" in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("file", ["encoder/triton_kernels.py", "retrieval/models/triton_maxsim.py"])
+def test_kernels_do_what_torchs_code_does_on_a_gpu(file: str) -> None:
+    """In bfloat16; the slow test runs all of them."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "dtype1", str(Path(__file__).parent / file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 NORMS: dict[str, Callable[[int], nn.LayerNorm | nn.RMSNorm]] = {
@@ -89,6 +103,7 @@ def test_kernels_compile_without_spills(
     for launch in launches(monkeypatch, lambda: training(width, dtype, norm, activation)):
         code = compile_launch(launch, capability, tmp_path)
         names.add(name := launch.kernel.fn.__name__)
+        logger.info("%s %d %s %s", name, capability, dtype, code)
         assert code.spilled == 0, (name, code)
         assert code.registers <= 255
         assert code.vectors == 16, (name, code)
