@@ -29,6 +29,13 @@ MUTATIONS = [
         ["tests/encoder/test_flash.py::test_tokens_that_only_read"],
     ),
     (
+        "flash attention is told the greatest number of keys, so that flash-attn 2 ignores the window",
+        "encoder/attention/flash.py",
+        "key_borders, longest, longest), *places)",
+        "key_borders, longest, int(counts.max())), *places)",
+        ["tests/encoder/test_flash.py::test_tokens_that_only_read"],
+    ),
+    (
         "heads padded for flash attention change the scale of scores",
         "encoder/attention/flash.py",
         "KernelCall(borders, width**-0.5,",
@@ -38,8 +45,8 @@ MUTATIONS = [
     (
         "a CUDA graph keeps the attended tokens of its first batch",
         "encoder/gpu/graphs.py",
-        "_write(self._key_borders, key_offsets)",
-        "_write(self._key_borders, np.maximum(key_offsets, self._key_borders.numpy()))",
+        "values += key_offsets, reverse,",
+        "values += np.maximum(key_offsets, self._key_borders.numpy()), reverse,",
         ["tests/encoder/test_graphs.py::test_one_graph_gives_the_states_of_every_layout_of_its_bucket"],
     ),
     (

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -288,6 +289,28 @@ def test_an_optimizer_step_changes_the_model_that_is_searched_with(kind: str) ->
     trained.module.eval()
     assert loss_of(trained, without_scores()) < first
     assert max(np.abs(old - new).max() for old, new in zip(before, model.encode_queries(texts), strict=True)) > 1e-3
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "name", "others"),
+    [
+        *((kind, name, {}) for kind, names in recipes.LOSSES_BY_KIND.items() for name in names),
+        ("dense", "mnrl", {"matryoshka_dims": [16, 8]}),
+        ("dense", "cached_mnrl", {"matryoshka_dims": [16, 8]}),
+    ],
+)
+def test_a_loss_runs_as_many_backward_passes_as_it_says(kind: str, name: str, others: dict[str, Any], checkpointing: bool) -> None:
+    """The trainer reduces gradients in the last of them: with fewer than it says nothing overlaps, with more it stops."""
+    recipe = make_recipe(kind, read_by(name, mini_batch_size=3) | others, {"gradient_checkpointing": checkpointing})
+    trained, added = Trained(recipe, make_model(kind)), Counter[int]()
+    trained.module.train()
+    for number, weight in enumerate(trained.module.parameters()):
+        weight.register_post_accumulate_grad_hook(lambda _, number=number: added.update([number]))
+    inputs = trained.collate(ROWS if name in recipes.DISTILLATION else without_scores())
+    trained.loss(inputs).backward()
+    assert set(added.values()) == {trained.loss.backward_passes(inputs)}
+    assert (trained.loss.backward_passes(inputs) > 1) is name.startswith("cached")
 
 
 def test_teacher_scores_are_scaled_if_the_recipe_says_so() -> None:
