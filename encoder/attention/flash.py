@@ -283,7 +283,8 @@ def _build_parts(batch: PackedBatch) -> list[Part]:
         counts = attended[first:last]
         reverse, keys, key_offsets = reversal(lengths[first:last], counts)
         borders, key_borders, *places = moved(offsets.astype(np.int32), key_offsets.astype(np.int32), reverse, keys)
-        parts.append(Part(tokens, (borders, key_borders, longest, int(counts.max())), *places))
+        # Not the greatest number of keys: flash-attn 2 ignores a side of the window that is not below it, though queries may be farther.
+        parts.append(Part(tokens, (borders, key_borders, longest, longest), *places))
     return parts
 
 

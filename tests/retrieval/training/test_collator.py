@@ -19,7 +19,7 @@ from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 pytest.importorskip("pylate.models")
 
 from quiver.retrieval.training.dataloader import Collator, teacher_scores
-from quiver.retrieval.training.losses import LossModel
+from quiver.retrieval.training.losses import SHARED, LossModel
 
 QUERIES = ["How wide is the Window?", "", "wings, feathers and a beak! " * 9, " padded "]
 DOCUMENTS = ["A bird has wings, feathers and a beak!", "?!", "the window of a local layer is wide: " * 9, ""]
@@ -130,6 +130,7 @@ def test_features_are_made_without_reading_from_the_device(
             key: value.shape for key, value in other.items() if value.__class__ is torch.Tensor and value.device.type == "meta"
         }
         assert one["packed"].offsets == other["packed"].offsets
+        assert (SHARED in one) == (SHARED in other) == one_pass  # on a GPU all columns are encoded together too
 
 
 PROMPT = "Find what answers this: "
