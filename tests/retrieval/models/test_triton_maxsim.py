@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,15 @@ import torch
 from quiver.retrieval.models.maxsim import maxsim_padded
 from tests.triton_tools import compile_launch, launches
 
+logger = logging.getLogger(__name__)
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("query_tokens", "width"), [(32, 128), (10, 24), (200, 96), (32, 768)])
-def test_search_compiles_to_code_without_spills(
+def test_search_compiles_without_spills(
     query_tokens: int, width: int, dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from quiver.retrieval.models import triton_maxsim
@@ -29,6 +32,7 @@ def test_search_compiles_to_code_without_spills(
 
     (launch,) = launches(monkeypatch, search)
     code = compile_launch(launch, capability, tmp_path)
+    logger.info("%s %d %s %s", launch.kernel.fn.__name__, capability, dtype, code)
     assert code.spilled == 0
     assert code.registers <= 255
     assert code.vectors == 16
@@ -49,7 +53,7 @@ def test_search_compiles_to_code_without_spills(
         pytest.param(False, 768, torch.float32, marks=pytest.mark.slow),
     ],
 )
-def test_training_compiles_to_code_without_spills(
+def test_training_compiles_without_spills(
     own: bool, width: int, dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def score_and_differentiate() -> None:
@@ -63,6 +67,7 @@ def test_training_compiles_to_code_without_spills(
     assert [launch.kernel.fn.__name__ for launch in found] == ["padded_kernel", "query_gradient_kernel", "document_gradient_kernel"]
     for launch in found:
         code = compile_launch(launch, capability, tmp_path)
+        logger.info("%s %d %s %s", launch.kernel.fn.__name__, capability, dtype, code)
         assert code.spilled == 0, launch.kernel.fn.__name__
         assert code.registers <= 255
         assert code.vectors == 16, launch.kernel.fn.__name__
