@@ -101,22 +101,22 @@ MUTATIONS = [
     (
         "pre-norm takes the norm of the attention before the MLP",
         "encoder/layers.py",
-        "hidden, normed = add_norm(hidden, mixed, self.mlp_norm)",
-        "hidden, normed = add_norm(hidden, mixed, self.attention_norm)",
+        "hidden, normed = add_norm(hidden, mixed, self.mlp_norm, ",
+        "hidden, normed = add_norm(hidden, mixed, self.attention_norm, ",
         [FORMULAS],
     ),
     (
         "post-norm takes the norm of the MLP after attention",
         "encoder/layers.py",
-        "self.attention(hidden, batch, rope), self.attention_norm)",
-        "self.attention(hidden, batch, rope), self.mlp_norm)",
+        "_, hidden = add_norm(hidden, mixed, self.attention_norm, ",
+        "_, hidden = add_norm(hidden, mixed, self.mlp_norm, ",
         [FORMULAS],
     ),
     (
         "position offset is left out",
         "encoder/layers.py",
-        "self.positions(batch.positions + self.position_offset)",
-        "self.positions(batch.positions)",
+        "places = batch.positions + self.position_offset if self.position_offset else batch.positions",
+        "places = batch.positions",
         [FORMULAS],
     ),
     (

@@ -174,8 +174,8 @@ MUTATIONS = [
     (
         "temperature of the contrastive loss is inverted",
         "retrieval/training/losses.py",
-        "model, gather_across_devices=section.gather_across_devices, temperature=section.temperature",
-        "model, gather_across_devices=section.gather_across_devices, temperature=1 / section.temperature",
+        "model, contrastive_scores, gather_across_devices=section.gather_across_devices, temperature=section.temperature",
+        "model, contrastive_scores, gather_across_devices=section.gather_across_devices, temperature=1 / section.temperature",
         [COLBERT_LOSSES],
     ),
     (
@@ -420,15 +420,15 @@ MUTATIONS = [
     (
         "padding of a document scores 0",
         "retrieval/models/maxsim.py",
-        "masked_fill(~document_mask.bool()[None, :, None, :], lowest)",
-        "masked_fill(~document_mask.bool()[None, :, None, :], 0.0)",
+        "similarities.masked_fill_(~kept, masked)",
+        "similarities.masked_fill_(~kept, 0.0)",
         [f"{MAXSIM}::test_padding_never_exceeds_negative_similarities"],
     ),
     (
         "padding of a query adds to the score",
         "retrieval/models/maxsim.py",
-        "similarities.amax(dim=3).masked_fill(~query_mask.bool()[:, None, :], 0.0)",
-        "similarities.amax(dim=3)",
+        "best, winner = best.masked_fill(padding, 0.0), winner.masked_fill(padding, -1)",
+        "best, winner = best, winner.masked_fill(padding, -1)",
         [f"{MAXSIM}::test_padded_maxsim_is_the_sum_of_maxima_and_ranks_empty_documents_last"],
     ),
     (
