@@ -101,22 +101,22 @@ MUTATIONS = [
     (
         "pre-norm takes the norm of the attention before the MLP",
         "encoder/layers.py",
-        "hidden, normed = add_norm(hidden, mixed, self.mlp_norm, ",
-        "hidden, normed = add_norm(hidden, mixed, self.attention_norm, ",
+        "hidden, normed = add_norm(hidden, mixed, self.mlp_norm, dropout=dropout)",
+        "hidden, normed = add_norm(hidden, mixed, self.attention_norm, dropout=dropout)",
         [FORMULAS],
     ),
     (
         "post-norm takes the norm of the MLP after attention",
         "encoder/layers.py",
-        "_, hidden = add_norm(hidden, mixed, self.attention_norm, ",
-        "_, hidden = add_norm(hidden, mixed, self.mlp_norm, ",
+        "_, hidden = add_norm(hidden, mixed, self.attention_norm, dropout=dropout)",
+        "_, hidden = add_norm(hidden, mixed, self.mlp_norm, dropout=dropout)",
         [FORMULAS],
     ),
     (
         "position offset is left out",
         "encoder/layers.py",
-        "places = batch.positions + self.position_offset if self.position_offset else batch.positions",
-        "places = batch.positions",
+        "batch.positions + self.position_offset if self.position_offset else batch.positions",
+        "batch.positions",
         [FORMULAS],
     ),
     (
