@@ -377,6 +377,7 @@ class BatchLoop(Generic[Transfer]):
         copies: Copies between host and device.
         role: Queries or documents. Documents are encoded batch-invariantly, since parts of an index may be built again with other batches;
             queries by the fastest kernels.
+        most: Most texts per batch; None for no limit but that of the tokens.
         advance: Called with the number of texts finished since the last call.
     """
 
@@ -388,9 +389,10 @@ class BatchLoop(Generic[Transfer]):
         size: BatchSize,
         copies: Copies[Transfer],
         role: Role,
+        most: int | None = None,
         advance: Advance = lambda texts: None,
     ) -> None:
-        self._forward, self._dim, self._size, self._copies = forward, dim, size, copies
+        self._forward, self._dim, self._size, self._copies, self._most = forward, dim, size, copies, most
         self._invariant, self._advance = role == "document", advance
 
     def run(
@@ -448,7 +450,10 @@ class BatchLoop(Generic[Transfer]):
         """Divide texts into batches."""
         lengths = np.fromiter((len(inputs.ids[row]) for row in rows.tolist()), np.int64, len(rows))
         budget = self._size.limit(int(lengths.max(initial=0)))
-        return [rows[each] for each in rows_by_length(lengths, max_tokens=budget)]
+        batches = [rows[each] for each in rows_by_length(lengths, max_tokens=budget)]
+        if self._most is None:
+            return batches
+        return [each[first : first + self._most] for each in batches for first in range(0, len(each), self._most)]
 
     def _packed(self, inputs: ModelInputs, rows: NDArray[np.int64]) -> _Work[Transfer]:
         """Pack a batch and start its copy to the device."""
