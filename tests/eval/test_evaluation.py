@@ -200,13 +200,18 @@ def test_several_collections_keep_their_order(model: Any, make_collection: MakeC
 def test_a_model_is_loaded_by_its_folder(
     model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[str, str | None, str | None]] = []
+    asked: list[tuple[str, str | None, str | None, int | None]] = []
     module = importlib.import_module("quiver.eval.evaluation")  # ``from quiver.eval import evaluate`` would be the function
-    monkeypatch.setattr(module, "load_model", lambda source, *, dtype, device: asked.append((source, dtype, device)) or model)
+
+    def load(source: str, *, dtype: str | None, device: str | None, batch_tokens: int | None) -> Any:
+        asked.append((source, dtype, device, batch_tokens))
+        return model
+
+    monkeypatch.setattr(module, "load_model", load)
     collection = make_collection()
     evaluate(tmp_path / "model", collection, baselines=())
-    evaluate(tmp_path / "model", collection, baselines=(), dtype="bfloat16", device="cpu")
-    assert asked == [(str(tmp_path / "model"), None, None), (str(tmp_path / "model"), "bfloat16", "cpu")]
+    evaluate(tmp_path / "model", collection, baselines=(), dtype="bfloat16", device="cpu", batch_tokens=99)
+    assert asked == [(str(tmp_path / "model"), None, None, None), (str(tmp_path / "model"), "bfloat16", "cpu", 99)]
 
 
 @pytest.mark.parametrize("broken", ["qrels/test.tsv", "corpus.jsonl", "queries.jsonl"])
@@ -534,7 +539,8 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
     [
         ({"model": "bm25", "engine": "faiss-dense:factory=Flat"}, "bm25 has no engine"),
         ({"model": "bm25", "dtype": "int8"}, "bm25 has no engine, dtype, device, batch size or library"),
-        ({"model": "bm25", "library": "pylate"}, "no engine, dtype, device or library"),
+        ({"model": "bm25", "library": "pylate"}, "no engine, dtype, device, batch size or library"),
+        ({"model": "bm25", "batch_tokens": 9}, "no engine, dtype, device, batch size or library"),
         ({"model": "folder", "library": "pylate", "dtype": "int8"}, "dtype, device and batch size are only available for library quiver"),
         ({"library": "pylate"}, "the given model is loaded already"),
     ],
