@@ -79,7 +79,7 @@ def test_exact_search_runs_where_the_model_is(model: Any, make_collection: MakeC
     """``meta`` stands for a GPU that is not there. With FAISS, the exact search that measures the overlap runs there."""
     folder = make_collection()
     expected = evaluate(model, folder, engine=engine)
-    placed = SimpleNamespace(card=model.card, encode=model.encode, device=torch.device("meta"))
+    placed = SimpleNamespace(card=model.card, encode_texts=model.encode_texts, device=torch.device("meta"))
     with pytest.raises(NotImplementedError, match="meta"):
         evaluate(placed, folder, engine=engine)
     placed.device = torch.device("cpu")

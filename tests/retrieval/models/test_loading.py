@@ -252,7 +252,7 @@ def test_the_batch_size_is_that_of_the_device_or_the_one_asked_for(kind: str, re
     assert load_model(folder, device="cpu").batch_size.tokens == 4096
     model = load_model(folder, device="cpu", batch_tokens=70)
     assert model.batch_size.tokens == 70
-    assert type(model).from_pretrained(folder, batch_tokens=9, device="cpu").batch_size.tokens == 9
+    assert type(model)(folder, batch_tokens=9, device="cpu").batch_size.tokens == 9
     assert load_index_model(model.card, device="cpu", batch_tokens=9).batch_size.tokens == 9
     # Workers encode with the same batches, and no caller loses the size that is left after memory ran out.
     assert WorkerModel.of(model).load().batch_size.tokens == 70
