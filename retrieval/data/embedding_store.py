@@ -479,7 +479,7 @@ def encode_here(
         yield from model.encode_chunks(chunks, role)
         return
     for texts in chunks:
-        yield model.encode(list(texts), role, progress=show)
+        yield model.encode_texts(list(texts), role, progress=show)
 
 
 _TOGETHER = 4  # chunks of an item on a GPU, which waits for the next item but not between the chunks of one

@@ -118,7 +118,10 @@ def _padded_in_blocks(
 ) -> tuple[Tensor, Tensor]:
     """Scores (Q, ``each``) and winners (Q, ``each``, S_q) by PyTorch operators; -1 for a token that gets no gradient."""
     tokens, own = documents.shape[1], len(documents) != each
-    scores, winners = [], []
+    if not queries.numel() or not documents.numel():
+        winners = torch.full((len(queries), each, queries.shape[1]), -1, dtype=torch.int32, device=queries.device)
+        return queries.new_full((len(queries), each), 0.0 if tokens else masked), winners
+    parts: list[tuple[Tensor, Tensor]] = []
     for rows, places in _document_blocks(queries, documents, each, tokens):
         block, texts = queries[rows], documents[places]
         # (q, S_q, each * S_d) or (Q, S_q, p * S_d)
@@ -136,10 +139,9 @@ def _padded_in_blocks(
         score = best.sum(2)
         if kept is not None:
             score = score.masked_fill(~kept.squeeze(1).any(2), masked)
-        scores.append(score)
-        winners.append(winner.int())
-    dim = 0 if own else 1
-    return torch.cat(scores, dim), torch.cat(winners, dim)
+        parts.append((score, winner.int()))
+    scores, winners = (torch.cat(each_part, 0 if own else 1) for each_part in zip(*parts, strict=True))
+    return scores, winners
 
 
 def _padded_backward_in_blocks(queries: Tensor, documents: Tensor, winners: Tensor, incoming: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,6 +149,8 @@ def _padded_backward_in_blocks(queries: Tensor, documents: Tensor, winners: Tens
     (tokens, width), each = documents.shape[1:], winners.shape[1]
     own = len(documents) != each
     grad_queries, grad_documents = torch.zeros_like(queries), torch.zeros_like(documents)
+    if not queries.numel() or not documents.numel():
+        return grad_queries, grad_documents
     for rows, places in _document_blocks(queries, documents, each, width):
         block = slice(None) if own else places
         winner, weights = winners[rows, block].long(), incoming[rows, block, None, None]  # (q, p, S_q)

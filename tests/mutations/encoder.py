@@ -101,22 +101,22 @@ MUTATIONS = [
     (
         "pre-norm takes the norm of the attention before the MLP",
         "encoder/layers.py",
-        "hidden, normed = add_norm(hidden, mixed, self.mlp_norm)",
-        "hidden, normed = add_norm(hidden, mixed, self.attention_norm)",
+        "hidden, normed = add_norm(hidden, mixed, self.mlp_norm, dropout=dropout)",
+        "hidden, normed = add_norm(hidden, mixed, self.attention_norm, dropout=dropout)",
         [FORMULAS],
     ),
     (
         "post-norm takes the norm of the MLP after attention",
         "encoder/layers.py",
-        "self.attention(hidden, batch, rope), self.attention_norm)",
-        "self.attention(hidden, batch, rope), self.mlp_norm)",
+        "_, hidden = add_norm(hidden, mixed, self.attention_norm, dropout=dropout)",
+        "_, hidden = add_norm(hidden, mixed, self.mlp_norm, dropout=dropout)",
         [FORMULAS],
     ),
     (
         "position offset is left out",
         "encoder/layers.py",
-        "self.positions(batch.positions + self.position_offset)",
-        "self.positions(batch.positions)",
+        "batch.positions + self.position_offset if self.position_offset else batch.positions",
+        "batch.positions",
         [FORMULAS],
     ),
     (

@@ -174,8 +174,8 @@ MUTATIONS = [
     (
         "temperature of the contrastive loss is inverted",
         "retrieval/training/losses.py",
-        "model, gather_across_devices=section.gather_across_devices, temperature=section.temperature",
-        "model, gather_across_devices=section.gather_across_devices, temperature=1 / section.temperature",
+        "contrastive_scores, gather_across_devices=section.gather_across_devices, temperature=section.temperature",
+        "contrastive_scores, gather_across_devices=section.gather_across_devices, temperature=1 / section.temperature",
         [COLBERT_LOSSES],
     ),
     (
@@ -420,15 +420,15 @@ MUTATIONS = [
     (
         "padding of a document scores 0",
         "retrieval/models/maxsim.py",
-        "masked_fill(~document_mask.bool()[None, :, None, :], lowest)",
-        "masked_fill(~document_mask.bool()[None, :, None, :], 0.0)",
+        "similarities = similarities.masked_fill_(~kept, masked)",
+        "similarities = similarities.masked_fill_(~kept, 0.0)",
         [f"{MAXSIM}::test_padding_never_exceeds_negative_similarities"],
     ),
     (
         "padding of a query adds to the score",
         "retrieval/models/maxsim.py",
-        "similarities.amax(dim=3).masked_fill(~query_mask.bool()[:, None, :], 0.0)",
-        "similarities.amax(dim=3)",
+        "best, winner = best.masked_fill(padding, 0.0), winner.masked_fill(padding, -1)",
+        "best, winner = best, winner.masked_fill(padding, -1)",
         [f"{MAXSIM}::test_padded_maxsim_is_the_sum_of_maxima_and_ranks_empty_documents_last"],
     ),
     (
@@ -870,5 +870,33 @@ MUTATIONS = [
         "weight = tl.load(incoming + pair)",
         "weight = tl.load(incoming + query)",
         ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
+    ),
+    (
+        "batch size is ignored",
+        "retrieval/models/batches.py",
+        "each[first : first + self._most] for each in batches for first in range(0, len(each), self._most)",
+        "each for each in batches",
+        ["tests/retrieval/models/test_python_names.py::test_batch_size_limits_the_texts_of_a_batch"],
+    ),
+    (
+        "scaled before truncation",
+        "retrieval/models/biencoder.py",
+        "return F.normalize(vectors, dim=1) if job.normalize else vectors\n\n        copies",
+        "return vectors\n\n        copies",
+        ["tests/retrieval/models/test_python_names.py::test_vectors_are_scaled_after_truncation"],
+    ),
+    (
+        "another width has the same fingerprint",
+        "retrieval/models/biencoder.py",
+        "described += [self.dim] if self.dim < super().dim else []",
+        "described += []",
+        ["tests/retrieval/models/test_python_names.py::test_settings_change_the_fingerprint_and_come_back_with_the_card"],
+    ),
+    (
+        "quantized from the highest value",
+        "retrieval/models/encoding.py",
+        "steps = (high - low) / 255",
+        "steps = (high - low) / 256",
+        ["tests/parity/test_first_calls.py::test_quantized_values_are_those_of_sentence_transformers"],
     ),
 ]

@@ -27,7 +27,9 @@ def model(tmp_path: Path) -> Path:
     config = EncoderConfig.modernbert(
         vocab_size=len(tokenizer), hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32
     )
-    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save(tmp_path / "model")
+    BiEncoder.from_parts(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save_pretrained(
+        tmp_path / "model"
+    )
     return tmp_path / "model"
 
 

@@ -40,7 +40,7 @@ class Counting:
     def card(self) -> ModelCard:
         return ModelCard("counting", "dense", "c" * 64, 8, "cosine", 64, 64)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         if self.fail_after is not None and len(self.encoded) + len(texts) > self.fail_after:
             raise KeyboardInterrupt
         if role == "document":
@@ -63,7 +63,7 @@ def content(index: Index) -> dict[str, Document]:
 
 def same_as_new(index: Path, root: Path, tmp_path: Path, options: SourceOptions = SourceOptions()) -> bool:  # noqa: B008 - frozen
     built = build_index(open_corpus(root, options), Counting())
-    query = Counting().encode(["a query"], "query").vectors
+    query = Counting().encode_texts(["a query"], "query").vectors
     refreshed = open_index(index)
     assert content(refreshed) == content(built)
     (a,), (b,) = refreshed.search(query, 50).ids, built.search(query, 50).ids

@@ -191,3 +191,16 @@ def test_padded_maxsim_never_holds_all_similarities(own: bool, monkeypatch: pyte
         maxsim_padded(queries, documents, document_mask=torch.ones(documents.shape[:-1])).sum().backward()
     assert largest.elements <= max(20_000, documents.numel())
     assert largest.elements < pairs * 16 * 50
+
+
+@pytest.mark.parametrize(
+    ("queries", "documents"), [((0, 3, 4), (2, 5, 4)), ((2, 0, 4), (2, 5, 4)), ((2, 3, 4), (0, 5, 4)), ((2, 3, 4), (2, 0, 4))]
+)
+@pytest.mark.parametrize("own", [False, True])
+def test_padded_maxsim_without_texts_or_tokens(queries: tuple[int, ...], documents: tuple[int, ...], own: bool) -> None:
+    q = torch.ones(*queries, requires_grad=True)
+    d = torch.ones(*((queries[0], *documents) if own else documents), requires_grad=True)
+    scores = maxsim_padded(q, d)
+    assert scores.tolist() == [[0.0 if documents[1] else torch.finfo(torch.float32).min] * documents[0]] * queries[0]
+    for leaf, gradient in zip((q, d), torch.autograd.grad(scores.sum(), (q, d)), strict=True):
+        assert torch.equal(gradient, torch.zeros_like(leaf))

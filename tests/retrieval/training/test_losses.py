@@ -80,10 +80,10 @@ def make_model(kind: str, **settings: Any) -> BiEncoder | ColBERT:
     with torch.no_grad():
         encoder.embeddings.tokens.weight.mul_(20)  # texts of a model as it is drawn are all but alike
     if kind == "dense":
-        return BiEncoder(encoder, tokenizer, replace(ModelFolder("dense", Path(), max_length=24, normalize=True), **settings))
+        return BiEncoder.from_parts(encoder, tokenizer, replace(ModelFolder("dense", Path(), max_length=24, normalize=True), **settings))
     torch.manual_seed(3)
     colbert = replace(ColBERTSettings(query_length=10, document_length=24), **settings)
-    return ColBERT(encoder, tokenizer, ModelFolder("colbert", Path(), projections=(Projection(16, 8),), colbert=colbert))
+    return ColBERT.from_parts(encoder, tokenizer, ModelFolder("colbert", Path(), projections=(Projection(16, 8),), colbert=colbert))
 
 
 @dataclass(frozen=True)
@@ -125,17 +125,17 @@ def without_scores(rows: list[dict[str, Any]] = ROWS) -> list[dict[str, Any]]:
 
 def dense_scores(model: BiEncoder) -> torch.Tensor:
     """Dot products of queries and documents, (4 queries, 3 documents per row, 4 rows)."""
-    queries = model.encode_queries([row["query"] for row in ROWS])
-    documents = np.stack([model.encode_documents([row[f"document_{place}"] for row in ROWS]) for place in (1, 2, 3)])
+    queries = model.encode_query([row["query"] for row in ROWS])
+    documents = np.stack([model.encode_document([row[f"document_{place}"] for row in ROWS]) for place in (1, 2, 3)])
     return torch.from_numpy(np.einsum("qd,prd->qpr", queries, documents))
 
 
 def late_scores(model: ColBERT) -> torch.Tensor:
     """MaxSim scores of queries and documents, (4 queries, 3 documents per row, 4 rows)."""
-    queries = model.encode_queries([row["query"] for row in ROWS])
+    queries = model.encode_query([row["query"] for row in ROWS])
     scores = []
     for place in (1, 2, 3):
-        documents = model.encode_documents([row[f"document_{place}"] for row in ROWS])
+        documents = model.encode_document([row[f"document_{place}"] for row in ROWS])
         offsets = np.cumsum([0, *map(len, documents)])
         scores.append(torch.from_numpy(maxsim_packed(queries, np.concatenate(documents), offsets)))
     return torch.stack(scores, dim=1)
@@ -280,7 +280,7 @@ def test_an_optimizer_step_changes_the_model_that_is_searched_with(kind: str) ->
     model = make_model(kind)
     trained = Trained(make_recipe(kind, {"name": "mnrl" if kind == "dense" else "contrastive"}), model)
     texts = [row["query"] for row in ROWS]
-    before = [np.array(vector) for vector in model.encode_queries(texts)]
+    before = [np.array(vector) for vector in model.encode_query(texts)]
     optimizer = torch.optim.SGD(trained.module.parameters(), lr=0.1)
     trained.module.train()
     first = loss_of(trained, without_scores())
@@ -288,7 +288,7 @@ def test_an_optimizer_step_changes_the_model_that_is_searched_with(kind: str) ->
     optimizer.step()
     trained.module.eval()
     assert loss_of(trained, without_scores()) < first
-    assert max(np.abs(old - new).max() for old, new in zip(before, model.encode_queries(texts), strict=True)) > 1e-3
+    assert max(np.abs(old - new).max() for old, new in zip(before, model.encode_query(texts), strict=True)) > 1e-3
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

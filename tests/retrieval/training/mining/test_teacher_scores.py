@@ -51,7 +51,7 @@ def section(path: Path, **fields: Any) -> DataSection:
 
 
 def similarity(model: Any, query: str, document: str) -> float:
-    left, right = (model.encode([text], "query").vectors[0].astype(np.float64) for text in (query, document))
+    left, right = (model.encode_texts([text], "query").vectors[0].astype(np.float64) for text in (query, document))
     product = left @ right.T
     return float(product if product.ndim == 0 else product.max(axis=1).sum())
 
@@ -400,7 +400,7 @@ def killing(self, part, content):
     plain(self, part, content)
 job_folder.JobFolder.write = killing
 section = DataSection(train=({path!r},), document_fields=("positive", "negatives"))
-teacher_scores.score_rows(section, VectorTeacher(BiEncoder.from_pretrained({model!r})), Path({out!r}), cache=Path({cache!r}))
+teacher_scores.score_rows(section, VectorTeacher(BiEncoder({model!r})), Path({out!r}), cache=Path({cache!r}))
 """
 
 
@@ -411,7 +411,9 @@ def tiny_model(tmp_path: Path) -> Path:
         vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=32
     )
     folder = tmp_path / "model"
-    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
+    BiEncoder.from_parts(
+        init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)
+    ).save_pretrained(folder)
     return folder
 
 
