@@ -40,7 +40,7 @@ else:
     settings = ModelFolder("colbert", Path(), projections=(Projection(16, 8),), similarity="maxsim", colbert=lengths)
     model = ColBERT.from_parts(encoder, tokenizer, settings)
 model.save_pretrained(folder / "model")
-model = type(model).from_pretrained(folder / "model")
+model = type(model)(folder / "model")
 
 
 def documents(count, prefix="d"):
