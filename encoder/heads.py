@@ -29,7 +29,7 @@ from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.linear import compute_dtype
 from quiver.encoder.layers import make_norm
 from quiver.encoder.model import INIT_CUTOFF, Encoder
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout, product_dtype
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout, product_dtype, use_triton
 from quiver.encoder.packing import PackedBatch, copy_to
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATION_FUNCTIONS, "tanh": torch.tanh}
@@ -269,22 +269,34 @@ def _walk(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, g
     grad_hidden, grad_weight, grad_bias = grads
     total = torch.zeros((), dtype=exact, device=hidden.device)
     rows = max(weight.shape[1], MIN_ROWS)
+    differentiable = any(grad is not None for grad in grads)
     for start in range(0, len(hidden), rows):
-        chunk, target = hidden[start : start + rows], labels[start : start + rows, None]
-        log_probabilities = F.log_softmax(F.linear(chunk, weight, bias), dim=-1, dtype=exact)  # (C, V)
-        total -= log_probabilities.gather(1, target).sum()
-        if grad_hidden is None and grad_weight is None and grad_bias is None:
-            continue
+        chunk, target = hidden[start : start + rows], labels[start : start + rows]
         # The derivative of a row's loss with respect to its logits: its probabilities, minus one at the label.
-        slope = log_probabilities.exp_().scatter_add_(1, target, torch.full_like(target, -1, dtype=exact))
+        loss, slope = _cross_entropy(F.linear(chunk, weight, bias), target, exact, differentiable=differentiable)
+        total += loss.sum()
         if grad_bias is not None:
-            grad_bias += slope.sum(0)
+            grad_bias += slope.sum(0, dtype=exact)
         slope = slope.to(hidden.dtype)
         if grad_hidden is not None:
             grad_hidden[start : start + rows] = slope @ weight
         if grad_weight is not None:
             _add_product(grad_weight, slope.T, chunk)
     return total
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, exact: torch.dtype, *, differentiable: bool) -> tuple[Tensor, Tensor]:
+    """Return the loss of each row of logits, (C, V), and its derivatives; the logits may be overwritten."""
+    if use_triton(logits):
+        from quiver.encoder.gpu import triton_cross_entropy
+
+        return triton_cross_entropy.cross_entropy_(logits, labels.contiguous(), differentiable=differentiable), logits
+    target = labels[:, None]
+    log_probabilities = F.log_softmax(logits, dim=-1, dtype=exact)
+    loss = -log_probabilities.gather(1, target)
+    if not differentiable:
+        return loss, logits
+    return loss, log_probabilities.exp_().scatter_add_(1, target, torch.full_like(target, -1, dtype=exact))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

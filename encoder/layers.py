@@ -142,15 +142,29 @@ class Block(nn.Module):
         Returns:
             The residual stream, and the update to add to it, with `update_dropout`; None after a post-norm block.
         """
-        attention_dropout, mlp_dropout = self.attention.dropout, self.mlp.output_dropout
         if self.norm_position == "post":
-            _, hidden = add_norm(hidden, self.attention(hidden, batch, rope), self.attention_norm, dropout=attention_dropout.probability)
-            return add_norm(hidden, self.mlp(hidden), self.mlp_norm, dropout=mlp_dropout.probability)[1], None
+            return self.feed_forward(hidden, self.attention(hidden, batch, rope))
         hidden, normed = add_norm(hidden, update, self.attention_norm, dropout=self.update_dropout)
         mixed = self.attention(normed, batch, rope)
         if self.norm_position == "parallel":
-            return hidden, attention_dropout(mixed) + mlp_dropout(self.mlp(normed))
-        hidden, normed = add_norm(hidden, mixed, self.mlp_norm, dropout=attention_dropout.probability)
+            return hidden, self.attention.dropout(mixed) + self.mlp.output_dropout(self.mlp(normed))
+        return self.feed_forward(hidden, mixed)
+
+    def feed_forward(self, hidden: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Run what follows attention, token by token, unless norms are parallel; `quiver.encoder.model.compile_encoder` replaces it.
+
+        Args:
+            hidden: The residual stream, (N, D).
+            mixed: Output of attention before dropout, (N, D).
+
+        Returns:
+            As ``forward``.
+        """
+        dropout = self.attention.dropout.probability
+        if self.norm_position == "post":
+            _, hidden = add_norm(hidden, mixed, self.attention_norm, dropout=dropout)
+            return add_norm(hidden, self.mlp(hidden), self.mlp_norm, dropout=self.mlp.output_dropout.probability)[1], None
+        hidden, normed = add_norm(hidden, mixed, self.mlp_norm, dropout=dropout)
         return hidden, self.mlp(normed)
 
     @property

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -249,14 +249,15 @@ def init_weights(encoder: Encoder, *, seed: int) -> Encoder:
 
 
 def compile_encoder(encoder: Encoder, *, backend: str = "inductor") -> Encoder:
-    """Compile an encoder's MLPs with torch.compile, in place; its weights, their names and its results stay the same.
+    """Compile what is done token by token between two attention layers, in place: residual sums, norms and MLP by torch.compile.
 
-    MLPs see (N, D), and are half of the work and most of what can be fused. Attention is not compiled: it groups a batch's sequences by
-    length, so a compiled version would be recompiled for every new set of lengths.
+    The weights, their names and the results stay the same. Attention and the product before it are not compiled: attention depends on the
+    layout of a batch, so a compiled version would be recompiled for every new set of lengths. In blocks with parallel norms only the MLP is
+    compiled.
 
     The first batch is compiled, and again the first batch of a single token, the first in training instead of inference and the first under
     another autocast setting; batches of other lengths are not. Requires a C++ compiler on a CPU and Triton on a GPU. It pays off in
-    training; in inference on a CPU, Quiver's own kernels are faster.
+    training; in inference on a CPU, Quiver's own kernels are faster, and larger batches use them.
 
     Args:
         encoder: Changed in place.
@@ -265,9 +266,12 @@ def compile_encoder(encoder: Encoder, *, backend: str = "inductor") -> Encoder:
     Returns:
         ``encoder``.
     """
-    compiled = torch.compile(MLP.forward, dynamic=True, fullgraph=True, backend=backend)
+    options: dict[str, Any] = {"dynamic": True, "fullgraph": True, "backend": backend}
+    compiled_block, compiled_mlp = torch.compile(Block.feed_forward, **options), torch.compile(MLP.forward, **options)
     for layer in cast("list[Block]", list(encoder.layers)):
-        # As a bound method it follows the module into copies (weight averaging); a closure would not.
-        mlp = layer.mlp
-        mlp.forward = types.MethodType(compiled, mlp)  # type: ignore[method-assign]
+        # As bound methods they follow the module into copies (weight averaging); closures would not.
+        if layer.norm_position == "parallel":
+            layer.mlp.forward = types.MethodType(compiled_mlp, layer.mlp)  # type: ignore[method-assign]
+        else:
+            layer.feed_forward = types.MethodType(compiled_block, layer)  # type: ignore[method-assign]
     return encoder

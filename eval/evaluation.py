@@ -532,7 +532,8 @@ class ModelRanker:
 
 def _searched(index: Index, queries: Any, k: int, card: ModelCard, effort: str | Mapping[str, Setting]) -> Hits:
     try:
-        return index.search(queries, k, effort=effort)
+        hits: Hits = index.search(queries, k, effort=effort)
+        return hits
     except ValueError as error:  # the shapes are known to be right, so the cause is in the model's vectors
         raise InputError(f"{card.source}: its vectors cannot be searched: {error}") from error
 

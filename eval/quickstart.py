@@ -138,7 +138,7 @@ def quickstart(
         with _making_room(out):
             write_pairs(train, out / "data" / "train.jsonl.gz")
             write_collection(held_out, collection)
-            model.save(out / "untrained" / "model")
+            model.save_pretrained(out / "untrained" / "model")
             _train(recipe, rows, model, out / "trained", progress=progress, command=command)
 
             clock.start("evaluation", "scoring the untrained model, the trained one and BM25")

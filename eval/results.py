@@ -32,7 +32,8 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json, write_text
 from quiver.encoder.schema import RECORD, Field, parse_record
 from quiver.encoder.versions import installed_version
-from quiver.eval.metrics import Interval, Part, average, data_sets
+from quiver.eval.metrics import DEFAULT, Interval, Part, average, data_sets
+from quiver.retrieval.display import html_table, text_table
 from quiver.retrieval.records import Document, Dtype, ModelCard, Query
 
 logger = logging.getLogger(__name__)
@@ -415,9 +416,37 @@ class CollectionResult:
         return Part(self.name, self.split, self.group, self.group_size, value)
 
 
-@dataclass(frozen=True, config=RECORD)
+class ScoreTable:
+    """Scores in points (hundredths), shown as a table in a terminal and in a notebook.
+
+    Args:
+        header: Names of the columns.
+        rows: Their cells.
+
+    Example:
+        >>> ScoreTable(("collection", "bm25"), [("scifact.test", "66.5")])
+        collection    bm25
+        scifact.test  66.5
+    """
+
+    def __init__(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self.header = tuple(header)
+        self.rows = tuple(map(tuple, rows))
+
+    def __repr__(self) -> str:
+        return text_table(self.header, self.rows)
+
+    def _repr_html_(self) -> str:
+        return html_table(self.header, self.rows)
+
+
+def _points(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+@dataclass(frozen=True, config=RECORD, repr=False)
 class Results:
-    """Results of one system on one or more collections.
+    """Results of one system on one or more collections. They show themselves as a table: a row per collection and system.
 
     Attributes:
         system: The evaluated system.
@@ -434,6 +463,80 @@ class Results:
         """Mean nDCG@10 over the data sets, where a group counts once; None if there are no data sets or a group lacks a part."""
         scores = data_sets(self.parts(HEADLINE))
         return average(scores, list(scores)).value
+
+    def __repr__(self) -> str:
+        return f"{self.system.source} ({self.system.kind}), in points\n{self.table()!r}"
+
+    def _repr_html_(self) -> str:
+        """Table for notebooks."""
+        return self.table()._repr_html_()
+
+    def table(self) -> ScoreTable:
+        """Scores of the system and of the baselines: a row per collection and system, a column per measure that one of them has."""
+        rows: list[tuple[str, str, Mapping[str, float]]] = []
+        for each in self.collections:
+            rows += [(each.key, self.system.source, each.measures), *((each.key, base.name, base.measures) for base in each.baselines)]
+        names = [name for name in DEFAULT if any(name in measures for _, _, measures in rows)]
+        return ScoreTable(
+            ("collection", "system", *names),
+            [(key, system, *(_points(measures.get(name)) for name in names)) for key, system, measures in rows],
+        )
+
+    def compare(self, *others: Results, measure: str = HEADLINE) -> ScoreTable:
+        """Scores of several systems side by side, and each one's difference from this one on the collections that both have.
+
+        Whether a difference is significant says ``quiver report compare``, which reads the scores per query.
+
+        Args:
+            others: Results of other systems.
+            measure: Name of a measure.
+
+        Raises:
+            InputError: No other results are given, two results for a collection have other data, or none has the measure.
+        """
+        if not others:
+            raise InputError("nothing to compare: pass the results of at least one other system")
+        keys = list(dict.fromkeys(each.key for results in (self, *others) for each in results.collections))
+        scored = [{each.key: each for each in results.collections} for results in (self, *others)]
+        rows = []
+        for key in keys:
+            if len({by_key[key].data_sha256 for by_key in scored if key in by_key}) > 1:
+                raise InputError(f"{key}: the results were computed on different data; evaluate both again on the same")
+            values = [by_key[key].measures.get(measure) if key in by_key else None for by_key in scored]
+            cells = [_points(values[0])]
+            for value in values[1:]:
+                cells += [_points(value), "" if value is None or values[0] is None else f"{100 * (value - values[0]):+.1f}"]
+            rows.append((key, *cells))
+        if not any(any(cells) for _, *cells in rows):
+            raise InputError(f"none of the results has the measure {measure!r}; there are {', '.join(DEFAULT)}")
+        header = [self.system.source, *(column for other in others for column in (other.system.source, "difference"))]
+        return ScoreTable(("collection", *header), rows)
+
+    def plot(self, measure: str = HEADLINE) -> Any:
+        """Draw a bar per collection and system as a matplotlib figure, with the confidence intervals of nDCG@10.
+
+        Args:
+            measure: Name of a measure.
+
+        Raises:
+            InputError: matplotlib is not installed, or no collection has the measure.
+        """
+        from quiver.eval.report.charts import Bar, Key, axis_top, bar_chart, check_matplotlib
+
+        check_matplotlib()
+        bars = []
+        for each in self.collections:
+            systems = [
+                (self.system.source, each.measures, each.interval),
+                *((base.name, base.measures, base.interval) for base in each.baselines),
+            ]
+            for colour, (name, measures, interval) in enumerate(systems, start=1):
+                if measure in measures:
+                    ends = (interval.low, interval.high) if measure == HEADLINE else (None, None)
+                    bars.append(Bar(Key("", colour, f"{name} on {each.key}"), measures[measure], *ends))
+        if not bars:
+            raise InputError(f"no collection has the measure {measure!r}; there are {', '.join(DEFAULT)}")
+        return bar_chart(bars, axis_top(max(bar.high or bar.value for bar in bars)))
 
     def parts(self, measure: str) -> list[Part]:
         """The collections as input to ``quiver.eval.metrics``.

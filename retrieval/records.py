@@ -9,11 +9,14 @@ Shapes: Q queries, k hits per query, B texts, n rows, d vector width, n_i token 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from quiver.retrieval.display import html_table, text_table
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Judgements: query id -> document id -> grade (0 means judged and not relevant)."""
@@ -77,7 +80,74 @@ class Missing(NamedTuple):
     documents: int
 
 
-@dataclass(frozen=True)
+class Hit(NamedTuple):
+    """A document that was found.
+
+    Attributes:
+        id: Id of the document.
+        score: Its score; greater is better.
+        text: Its text; None if the index stores no texts.
+        title: Its title.
+        fields: Its metadata.
+    """
+
+    id: str
+    score: float
+    text: str | None = None
+    title: str = ""
+    fields: Metadata = MappingProxyType({})
+
+
+class QueryHits(Sequence[Hit]):
+    """Documents found for one query, best first; shown as a table.
+
+    Example:
+        >>> QueryHits([Hit("owl", 0.91, "Owls have wings."), Hit("trout", 0.12, "Trout have fins.", "Fish", {"year": 2008})])
+        rank  id     score   title  fields     text
+        1     owl    0.9100                    Owls have wings.
+        2     trout  0.1200  Fish   year=2008  Trout have fins.
+    """
+
+    def __init__(self, hits: Sequence[Hit]) -> None:
+        self._hits = tuple(hits)
+
+    def __len__(self) -> int:
+        return len(self._hits)
+
+    @overload
+    def __getitem__(self, number: int) -> Hit: ...
+    @overload
+    def __getitem__(self, number: slice) -> QueryHits: ...
+    def __getitem__(self, number: int | slice) -> Hit | QueryHits:
+        return QueryHits(self._hits[number]) if isinstance(number, slice) else self._hits[number]
+
+    def __repr__(self) -> str:
+        return text_table(*self._table()) if self._hits else "no hits"
+
+    def _repr_html_(self) -> str:
+        """Table for notebooks."""
+        return html_table(*self._table())
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [
+            [
+                str(rank),
+                hit.id,
+                f"{hit.score:.4f}",
+                hit.title,
+                ", ".join(f"{name}={value}" for name, value in hit.fields.items()),
+                hit.text or "",
+            ]
+            for rank, hit in enumerate(self._hits, start=1)
+        ]
+        header = ["rank", "id", "score", "title", "fields", "text"]
+        shown = [
+            column for column, name in enumerate(header) if name in ("rank", "id", "score", "text") or any(row[column] for row in rows)
+        ]
+        return [header[column] for column in shown], [[row[column] for column in shown] for row in rows]
+
+
+@dataclass(frozen=True, repr=False)
 class Hits:
     """Documents found for each query, best first.
 
@@ -85,14 +155,48 @@ class Hits:
         ids: Document ids, Q lists of at most k.
         scores: Scores of these documents, Q float32 arrays.
         missing: Part of the index that was not searched; None if all of it was.
+        document: Function from an id to the document, for ``hits[query]``; None if texts are not at hand.
+
+    Example:
+        >>> hits = Hits([["owl"], []], [np.array([0.5], np.float32), np.array([], np.float32)])
+        >>> hits[0][0].id, len(hits[1])
+        ('owl', 0)
     """
 
     ids: Sequence[Sequence[str]]
     scores: Sequence[NDArray[np.float32]]
     missing: Missing | None = None
+    document: Callable[[str], Document | None] | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __getitem__(self, query: int) -> QueryHits:
+        """The documents found for a query, by its position, with their texts."""
+        hits = []
+        for key, score in zip(self.ids[query], self.scores[query], strict=True):
+            document = None if self.document is None else self.document(key)
+            if document is None:
+                hits.append(Hit(key, float(score)))
+            else:
+                hits.append(Hit(key, float(score), document.text, document.title, document.metadata or {}))
+        return QueryHits(hits)
+
+    def __repr__(self) -> str:
+        return text_table(*self._table())
+
+    def _repr_html_(self) -> str:
+        """Table for notebooks."""
+        return html_table(*self._table())
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """The best three documents of each query, of at most 20 queries."""
+        rows = [
+            [str(query), str(len(ids)), ", ".join(f"{key} ({score:.4f})" for key, score in zip(ids[:3], scores[:3], strict=True))]
+            for query, (ids, scores) in enumerate(zip(self.ids[:20], self.scores[:20], strict=True))
+        ]
+        rest = len(self.ids) - len(rows)
+        return ["query", "hits", "best"], rows + [["...", "", f"{rest} more queries"]] * (rest > 0)
 
     @property
     def partial(self) -> bool:
@@ -232,7 +336,7 @@ class DenseModel(Protocol):
     def card(self) -> ModelCard:
         """Facts about the model for indexes and reports."""
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         """Encode texts to (B, d) float32, in input order."""
 
 
@@ -243,7 +347,7 @@ class TokenModel(Protocol):
     def card(self) -> ModelCard:
         """Facts about the model for indexes and reports."""
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         """Encode texts to B arrays of (n_i, d) float32, in input order."""
 
 

@@ -98,4 +98,4 @@ def test_the_readme_example_runs(minilm: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     [example] = blocks("README.md", "python")
     exec(compile(example.replace("sentence-transformers/all-MiniLM-L6-v2", str(minilm)), "README.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("[['owl']]\n")
+    assert capsys.readouterr().out.startswith("owl Owls have wings.\n")

@@ -281,7 +281,9 @@ def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) ->
             encoder = Encoder(config(tokenizer))
             projections = (Projection(WIDTH, 128),) if kind == "colbert" else ()
         settings = ModelFolder(kind, encoder_folder=Path(), max_length=128, projections=projections, normalize=True)
-        model = ColBERT(encoder, tokenizer, settings) if kind == "colbert" else BiEncoder(encoder, tokenizer, settings)
+        model = (
+            ColBERT.from_parts(encoder, tokenizer, settings) if kind == "colbert" else BiEncoder.from_parts(encoder, tokenizer, settings)
+        )
         loss = RetrievalLoss(recipe, model)
 
         def value() -> Tensor:

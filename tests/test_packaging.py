@@ -7,11 +7,17 @@ import importlib
 import pkgutil
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import quiver
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, Kind, ModelFolder
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = {"encoder": "quiver.encoder", "retrieval": "quiver.retrieval", "eval": "quiver.eval", "quiver": "quiver"}
@@ -43,9 +49,32 @@ def test_pyproject_lists_every_package() -> None:
     assert re.findall(r'"([\w.]+)"', listed) == sorted(packages())
 
 
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], str]:
+    """Folders of small models with random weights, by their kind, for the examples in docstrings."""
+    root = tmp_path_factory.mktemp("models")
+
+    def make(kind: Kind) -> str:
+        folder = root / kind
+        if not folder.exists():
+            tokenizer = Tokenizer.train(["owls have wings", "trout have fins", "which animal has wings"] * 2, vocab_size=320)
+            for prefix in ("[Q] ", "[D] "):
+                tokenizer.add_token(prefix)
+            layers = {"num_heads": 2, "intermediate_size": 48, "layer_types": ["global", "local"], "max_positions": 64}
+            encoder = init_weights(Encoder(EncoderConfig.modernbert(vocab_size=330, hidden_size=32, **layers)), seed=1)
+            if kind == "dense":
+                BiEncoder.from_parts(encoder, tokenizer, ModelFolder("dense", folder, max_length=64)).save_pretrained(folder)
+            else:
+                settings = ModelFolder("colbert", folder, projections=(Projection(32, 8),), colbert=ColBERTSettings(document_length=60))
+                ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder)
+        return str(folder)
+
+    return make
+
+
 @pytest.mark.parametrize("name", modules())
-def test_the_examples_in_docstrings_are_right(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(name))
+def test_the_examples_in_docstrings_are_right(name: str, tiny_model: Callable[[Kind], str]) -> None:
+    result = doctest.testmod(importlib.import_module(name), extraglobs={"tiny_model": tiny_model})
     assert result.failed == 0
     assert sys.modules[name].__doc__
 

@@ -55,6 +55,8 @@ class AttentionCall(NamedTuple):
     dropout: bool = False
     slopes: bool = False
     """Whether the call has ALiBi."""
+    key_lengths: bool = False
+    """Whether some tokens attend to others but are not attended to."""
     local: bool = False
     """Whether there is a window shorter than a sequence."""
     deterministic: bool = False
@@ -88,13 +90,16 @@ class BackendLimits:
     """Widest head in training: with wider ones some GPUs lack the memory for the backward pass."""
     dropout: bool = False
     slopes: bool = False
+    unseeing: bool = True
+    """Whether a window may leave a whole block of queries without a key, as it does where many tokens are not attended to."""
 
 
 LIMITS = {
     "aten_flash": BackendLimits(dropout=True),
     "flash_attn_2": BackendLimits(dropout=True, slopes=True),
     "flash_attn_3": BackendLimits(capability=(9, 0), beyond=(10, 0)),
-    "flash_attn_4": BackendLimits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128),
+    # For a block of queries that sees no key, 4.0.0b36 loads the first keys and masks them as if they were others (flash_fwd_sm90.py).
+    "flash_attn_4": BackendLimits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128, unseeing=False),
     "compiled": BackendLimits(
         device="cpu",
         absent="too few tokens, or no numba, OpenMP threads, fused multiply-add or (for bfloat16 inference) fast bfloat16 products here",
@@ -122,6 +127,7 @@ def unsupported_reason(name: str, call: AttentionCall) -> str | None:
         f"head width {width} ({widths})": width % multiple != 0 or width > widest,
         "dropout": call.dropout and not limits.dropout,
         "ALiBi": call.slopes and not limits.slopes,
+        "windows with key lengths": call.key_lengths and call.local and not limits.unseeing,
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), None):
         return reason
@@ -166,7 +172,11 @@ def choose_backend(call: AttentionCall, override: str | None = None) -> str:
 
 
 def _words(call: AttentionCall) -> str:
-    words = [name.replace("_", " ") for name in ("gradients", "dropout", "slopes", "local", "deterministic") if getattr(call, name)]
+    words = [
+        name.replace("_", " ")
+        for name in ("gradients", "dropout", "slopes", "key_lengths", "local", "deterministic")
+        if getattr(call, name)
+    ]
     kind = f"attention on {call.device_type} in {str(call.dtype).removeprefix('torch.')}, head width {call.head_width}"
     return ", ".join((kind, *words))
 
@@ -189,6 +199,7 @@ def describe(
         gradients=gradients,
         dropout=dropout > 0,
         slopes=slopes is not None,
+        key_lengths=batch.key_lengths is not None,
         local=window is not None,
         deterministic=gradients and flash.deterministic_is_requested(),
         installed=flash.installed() if cuda else _installed(q, batch, gradients=gradients),

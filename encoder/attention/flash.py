@@ -267,8 +267,8 @@ def _build_parts(batch: PackedBatch) -> list[Part]:
     [shorter] = np.nonzero(attended < lengths)
     bounds = (0, int(shorter[0]), int(shorter[-1]) + 1, len(batch))
 
-    def tensor(numbers: Any) -> Tensor:
-        return copy_to(batch.ids.device, torch.from_numpy(numbers))[0]
+    def moved(*numbers: Integers) -> list[Tensor]:
+        return copy_to(batch.ids.device, *map(torch.from_numpy, numbers))
 
     parts = []
     for number, (first, last) in enumerate(pairwise(bounds)):
@@ -276,14 +276,15 @@ def _build_parts(batch: PackedBatch) -> list[Part]:
             continue
         offsets = np.asarray(batch.offsets[first : last + 1]) - batch.offsets[first]
         tokens, longest = int(offsets[-1]), int(lengths[first:last].max())
-        borders = tensor(offsets.astype(np.int32))
         if number != 1:
+            [borders] = moved(offsets.astype(np.int32))
             parts.append(Part(tokens, (borders, borders, longest, longest)))
             continue
         counts = attended[first:last]
         reverse, keys, key_offsets = reversal(lengths[first:last], counts)
-        key_borders = tensor(key_offsets.astype(np.int32))
-        parts.append(Part(tokens, (borders, key_borders, longest, int(counts.max())), tensor(reverse), tensor(keys)))
+        borders, key_borders, *places = moved(offsets.astype(np.int32), key_offsets.astype(np.int32), reverse, keys)
+        # Not the greatest number of keys: flash-attn 2 ignores a side of the window that is not below it, though queries may be farther.
+        parts.append(Part(tokens, (borders, key_borders, longest, longest), *places))
     return parts
 
 

@@ -161,8 +161,6 @@ def _infer_in_chunks(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor
 
 def _packed_mlp(mlp: MLP, hidden: Tensor) -> Product:
     """Return an MLP, without dropout, whose matrices are packed once for all hidden states."""
-    if "forward" in vars(mlp):  # replaced by `compile_encoder`
-        return mlp
     up, down = packed_once(mlp.up, hidden), packed_once(mlp.down, hidden)
     return lambda x: down(mlp.activate(up(x)))
 
@@ -385,11 +383,11 @@ def training_unsupported_reason(block: Block) -> str | None:
 
 
 def _is_unmodified(block: Block) -> bool:
-    """Return whether a block has its original module types, no hooks and no replaced ``forward``."""
+    """Return whether a block has its original module types, no hooks and no replaced methods, as `compile_encoder` replaces them."""
     kinds = {"": Block, "attention": SelfAttention, "mlp": MLP} | dict.fromkeys(MATRIX_NAMES, Linear)
     for name, module in block.named_modules():
         hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-        if any(hooks) or "forward" in vars(module) or type(module) is not kinds.get(name, type(module)):
+        if any(hooks) or not {"forward", "feed_forward"}.isdisjoint(vars(module)) or type(module) is not kinds.get(name, type(module)):
             return False
     return True
 

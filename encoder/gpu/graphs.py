@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.attention import dispatch, flash
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.packing import PackedBatch, copy_to
 
 if TYPE_CHECKING:
     from quiver.encoder.model import Encoder
@@ -119,18 +119,16 @@ class StaticBatch:
         surplus = range(tokens + size.max_seqlen, size.tokens, size.max_seqlen)
         offsets = [*batch.offsets, *surplus]
         offsets += [size.tokens] * (size.slots + 1 - len(offsets))
-        _write(self._cu_seqlens, offsets)
+        targets, values = [self._cu_seqlens], [np.asarray(offsets)]
         if self._part is not None and self._part.reverse is not None and self._part.keys is not None:
             lengths = np.diff(offsets)
             counts = np.concatenate((batch.key_lengths or batch.lengths, lengths[len(batch) :]))
             reverse, keys, key_offsets = flash.reversal(lengths, counts)
-            _write(self._key_borders, key_offsets)
-            _write(self._part.reverse, reverse)
-            _write(self._part.keys, np.pad(keys, (0, size.tokens - len(keys))))  # token 0 in the place of unattended tokens, never read
-
-
-def _write(target: Tensor, numbers: Sequence[int] | np.ndarray[Any, Any]) -> None:
-    target.copy_(torch.as_tensor(np.asarray(numbers)).to(target.dtype), non_blocking=True)
+            targets += self._key_borders, self._part.reverse, self._part.keys
+            # Token 0 stands in the place of unattended keys, which are never read.
+            values += key_offsets, reverse, np.pad(keys, (0, size.tokens - len(keys)))
+        for target, value in zip(targets, copy_to(self._cu_seqlens.device, *map(torch.from_numpy, values)), strict=True):
+            target.copy_(value)
 
 
 class Recording(NamedTuple):

@@ -367,12 +367,12 @@ class HeldOut:
     def loss(self, model: MaskedLM) -> float:
         """Mean cross entropy over the masked tokens; the model is in training mode before and after."""
         model.eval()
-        total, masked = 0.0, 0
+        # Summed on the device, so that the host prepares the next row while the device computes.
+        sums = torch.zeros((), dtype=torch.float64, device=model.encoder.device)
         for row in self._rows:
-            total += float(model(row.batch, row.labels).loss) * row.masked
-            masked += row.masked
+            sums += model(row.batch, row.labels).loss.double() * row.masked
         model.train()
-        [total, count] = self._processes.sum([total, masked])
+        [total, count] = self._processes.sum([float(sums), sum(row.masked for row in self._rows)])
         return total / max(1.0, count)
 
 

@@ -30,7 +30,7 @@ from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.ranking import token_rows
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.records import DenseModel, DenseVectors, Document, ModelCard, Query, TokenModel
+from quiver.retrieval.records import DenseModel, DenseVectors, Document, Hits, ModelCard, Query, TokenModel
 
 if TYPE_CHECKING:
     from mteb import TaskMetadata
@@ -85,7 +85,7 @@ class DenseRetriever:
             convert_to_tensor: Ignored; BEIR converts arrays itself.
         """
         del batch_size, convert_to_tensor
-        return self._model.encode(list(queries), "query", progress=show_progress_bar).vectors
+        return self._model.encode_texts(list(queries), "query", progress=show_progress_bar).vectors
 
     def encode_corpus(
         self,
@@ -97,7 +97,7 @@ class DenseRetriever:
     ) -> DenseVectors:
         """Encode documents ``{"title": ..., "text": ...}`` to (B, d) float32; the arguments are those of ``encode_queries``."""
         del batch_size, convert_to_tensor
-        return self._model.encode(list(_contents(corpus)), "document", progress=show_progress_bar).vectors
+        return self._model.encode_texts(list(_contents(corpus)), "document", progress=show_progress_bar).vectors
 
 
 class IndexRetriever:
@@ -337,7 +337,8 @@ class _CorpusSearch:
 
     def search(self, queries: Sequence[Query], k: int, *, progress: bool) -> dict[str, dict[str, float]]:
         """Return the k best documents of each query, best first."""
-        return self._index.search(self._query_vectors(queries, progress), k).to_run([query.id for query in queries])
+        hits: Hits = self._index.search(self._query_vectors(queries, progress), k)
+        return hits.to_run([query.id for query in queries])
 
     def rerank(
         self, queries: Sequence[Query], candidates: Mapping[str, Sequence[str]], k: int, *, progress: bool

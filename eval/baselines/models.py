@@ -72,7 +72,7 @@ class SentenceTransformersModel:
         """Device of the weights."""
         return torch.device(self._model.device)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         """Encode texts with the library's ``encode_query`` or ``encode_document``.
 
         Args:
@@ -121,7 +121,7 @@ class MultiVectorModel:
         """Device of the weights."""
         return torch.device(self._model.device)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         """Encode texts with the library's ``encode_query`` or ``encode_document``.
 
         Args:
@@ -186,7 +186,7 @@ class PyLateModel:
         """Device of the weights."""
         return torch.device(self._model.device)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         """Encode texts with PyLate's ``encode``.
 
         Args:

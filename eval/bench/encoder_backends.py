@@ -290,7 +290,7 @@ def _load_biencoder(model: str, settings: Settings, *, int8: bool = False) -> Lo
     own = load_model(model, dtype="int8" if int8 else DTYPES[settings.dtype], device=settings.device)
     if not isinstance(own, BiEncoder):
         raise InputError(f"{model}: not a bi-encoder; texts can be timed only with models that have one vector per text")
-    return LoadedTextEncoder(lambda texts: own.encode(texts, "document").vectors, own)
+    return LoadedTextEncoder(lambda texts: own.encode_texts(texts, "document").vectors, own)
 
 
 def _sentence_transformers(model: str, settings: Settings, **arguments: Any) -> Any:

@@ -572,9 +572,9 @@ def queries(context: Context, measured: Measured) -> None:
 
 def _query_encoders(model: str, settings: EncoderSettings, measured: Measured) -> Iterator[tuple[str, Callable[[str], object]]]:
     own = load_model(model, dtype=DTYPES[settings.dtype], device=settings.device)
-    yield OWN, lambda text: own.encode_queries([text])
+    yield OWN, lambda text: own.encode_query([text])
     if settings.device == "cuda":
-        yield GRAPHS, lambda text: _with_graphs(lambda: own.encode_queries([text]))
+        yield GRAPHS, lambda text: _with_graphs(lambda: own.encode_query([text]))
     else:
         measured.not_run.append(NotRun("queries with CUDA graphs", "needs CUDA"))
     other = TEXT_BACKENDS["sentence-transformers"]

@@ -145,7 +145,7 @@ class _FolderModel:
         path, dense = str(vectors.path), vectors.kind == "dense"
         self.card = ModelCard(path, vectors.kind, text_sha256(path), vectors.dim, "dot" if dense else "maxsim", 0, 0)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         del role, progress
         reading = Clock()
         rows = np.array([int(text) for text in texts])

@@ -340,7 +340,7 @@ def gpu(
         list[str] | None, typer.Option("--stage", help=f"Stage to run: {', '.join(STAGES)}. Repeatable. Default: all.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Device: cuda, or cpu for a small form that tests the benchmark. Default: cuda.")
+        str | None, typer.Option(help="Device: cuda, or cpu for a small form that tests the benchmark. Default: cuda if there is a GPU.")
     ] = None,
     seed: options.Seed = 42,
     overwrite: options.Overwrite = False,

@@ -80,7 +80,7 @@ def build(
     encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
     given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
     if source != STANDARD_INPUT:
-        open_corpus(source, given)  # its mistakes are found before the model is loaded
+        next(iter(open_corpus(source, given)), None)  # a wrong name of a field is found before the model is loaded
     loaded = load_model(model, dtype=dtype, device=where[0] if where else device, batch_tokens=batch_tokens)
     corpus = open_corpus(source, given, tokens_of(loaded))
     shown = show_progress(progress)

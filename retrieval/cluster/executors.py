@@ -162,6 +162,11 @@ class LocalProcesses:
         if not self._devices:
             raise InputError(f"workers must be >= 1, got {workers if isinstance(workers, int) else 'no device'}")
 
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self._devices)
+
     def threads(self, here: int) -> int:
         """Return the threads of this process, divided among the workers."""
         return max(1, here // len(self._devices))

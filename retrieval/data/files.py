@@ -324,10 +324,11 @@ class FolderFiles:
 
     Attributes:
         digests: Path -> checksum of the bytes, for every file of the last pass.
+        unreachable: Paths that exist and could not be opened in the last pass; what they hold is unknown.
     """
 
     def __init__(self, root: Path, choice: FileChoice, rules: PassageRules, token_spans: TokenSpans) -> None:
-        self.root, self.digests = root, dict[str, str]()
+        self.root, self.digests, self.unreachable = root, dict[str, str](), list[str]()
         self._choice, self._rules, self._token_spans = choice, rules, token_spans
         self._told = False
 
@@ -338,10 +339,10 @@ class FolderFiles:
             unchanged: Whether a file with a path and a checksum can be skipped.
 
         Raises:
-            InputError: A library is missing, or the only file of the source cannot be read.
+            InputError: A library is missing, or a folder or the only file of the source cannot be read.
         """
-        skipped, digests = _Skipped(), dict[str, str]()
-        read = 0
+        skipped, digests, read = _Skipped(), dict[str, str](), 0
+        self.unreachable = []
         for name, path in self._files(skipped):
             kind = type_of(path) or "text"
             try:
@@ -353,6 +354,8 @@ class FolderFiles:
                     raise
                 logger.info("%s", error)
                 skipped.add("unreadable", name)
+                if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                    self.unreachable.append(name)
                 continue
             read += 1
             if file is not None:
@@ -373,7 +376,7 @@ class FolderFiles:
         if self.root.is_file():
             yield self.root.name, self.root
             return
-        for folder, inner, names in os.walk(self.root):
+        for folder, inner, names in os.walk(self.root, onerror=_raise_unreadable):
             here = Path(folder).relative_to(self.root).as_posix()
             prefix = "" if here == "." else f"{here}/"
             kept = []
@@ -403,6 +406,11 @@ class FolderFiles:
             skipped.add(_OTHER_TYPES, path, kind=Path(name).suffix or name)
             return False
         return True
+
+
+def _raise_unreadable(error: OSError) -> None:
+    """A folder whose files are unknown must not look like an empty one."""
+    raise InputError(f"{error.filename}: cannot be read ({error.strerror}); leave it out with --exclude") from error
 
 
 class _Skipped:

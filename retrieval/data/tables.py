@@ -126,6 +126,69 @@ def _documents(
         raise InputError(f"{position.file}: no field '{columns.title}' (--title); {_known(columns.title or '', row)}")
 
 
+class GivenDocuments:
+    """Documents made of what Python code has: texts, rows of any fields, a data frame, or a data set of the datasets library.
+
+    Args:
+        given: Items of one kind: texts, which are numbered from 1; mappings, whose fields are found as `table_of` finds them; or documents.
+            Or a data frame of pandas or polars, whose columns are the fields. It is read again at each iteration.
+
+    Example:
+        >>> list(GivenDocuments(["owls", "trout"]))
+        [Document(id='1', text='owls', title='', metadata=None), Document(id='2', text='trout', title='', metadata=None)]
+        >>> list(GivenDocuments([{"id": "a", "text": "owls", "year": 2012}]))
+        [Document(id='a', text='owls', title='', metadata={'year': 2012})]
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+
+    def __iter__(self) -> Iterator[Document]:
+        """Iterate over the documents.
+
+        Raises:
+            InputError: While iterating: an item is neither text, mapping nor document, or of another kind than the first, or as `table_of`.
+        """
+        return documents_among(_rows_of_frame(self._given))
+
+
+def documents_among(items: Iterable[Any]) -> Iterator[Document]:
+    """Make documents of items of one kind; see `GivenDocuments`."""
+    stream = iter(items)
+    first = next(stream, None)
+    if first is None:
+        return iter(())
+    kind = Document if isinstance(first, Document) else str if isinstance(first, str) else Mapping
+    checked = _of_one_kind(chain([first], stream), kind)
+    if kind is Document:
+        return checked
+    if kind is str:
+        return (Document(str(number), text) for number, text in enumerate(checked, start=1))
+    return (document for _, document in table_of(checked, "documents"))
+
+
+def _of_one_kind(items: Iterable[Any], kind: type) -> Iterator[Any]:
+    for number, item in enumerate(items, start=1):
+        if not isinstance(item, kind):
+            wanted = {Document: "a Document", str: "a string"}.get(kind, "a string, a mapping or a Document")
+            raise InputError(f"documents:{number}: must be {wanted}, got {type(item).__name__}")
+        yield item
+
+
+def _rows_of_frame(given: Any) -> Iterable[Any]:
+    """The rows of a data frame as mappings, without pandas' and polars' help to import them; other values are returned unchanged."""
+    if hasattr(given, "iter_rows") and hasattr(given, "columns"):  # polars
+        rows: Iterable[Any] = given.iter_rows(named=True)
+        return rows
+    if hasattr(given, "itertuples") and hasattr(given, "columns"):  # pandas
+        names = [str(name) for name in given.columns]
+        return (
+            {name: None if value != value else value for name, value in zip(names, row, strict=True)}  # NaN, NaT: missing
+            for row in given.itertuples(index=False, name=None)
+        )
+    return given  # type: ignore[no-any-return]
+
+
 def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
     """Find the fields of a document in the first row.
 

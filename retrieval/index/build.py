@@ -30,6 +30,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Field, with_config
 from quiver.encoder.versions import installed_version
 from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of
+from quiver.retrieval.data.tables import GivenDocuments, documents_among
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate
 from quiver.retrieval.index.documents import is_described
 from quiver.retrieval.index.engines import AnyCodec, Sample, engine, engine_name, is_approximate, open_codec, parse_engine, train_codec
@@ -388,7 +389,7 @@ _MAKING = 3
 
 
 def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
-    corpus: str | Path | Iterable[Document],
+    corpus: str | Path | Iterable[Document] | Iterable[str] | Iterable[Mapping[str, object]],
     model: Model,
     out: Path | str | None = None,
     *,
@@ -402,8 +403,10 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     """Encode a corpus into a new index and open it. An interrupted build of the same corpus resumes.
 
     Args:
-        corpus: A source of `quiver.retrieval.data.source.open_corpus`, such as a folder or a CSV file, or documents. It is read several
-            times; an iterator is written to the index's folder first.
+        corpus: A source of `quiver.retrieval.data.source.open_corpus`, such as a folder or a CSV file; or documents; or texts, which get
+            the numbers from 1 as ids; or mappings from field to value, a data set of the datasets library, or a data frame of pandas or
+            polars, whose fields are found as those of files are. It is read several times; an iterator is written to the index's folder
+            first.
         model: Encodes the documents.
         out: Folder to write. Until the new index is committed, readers open the previous index, if any. None keeps the index in memory.
         options: Engine, settings and limits.
@@ -418,6 +421,13 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         InputError: The corpus is malformed (names file:line) or empty, a document id is repeated, no document has a filter field, a vector
             is not finite, the options do not fit the model, ``out`` exists, or a worker cannot read ``out`` or load the model.
         WorkerError: Workers died repeatedly; run the build again to resume.
+
+    Example:
+        >>> from quiver import BiEncoder
+        >>> rows = [{"id": "owl", "text": "owls have wings", "year": 2012}, {"id": "trout", "text": "trout have fins", "year": 2008}]
+        >>> index = build_index(rows, BiEncoder(tiny_model("dense")))
+        >>> [hit.id for hit in index.search("which animal has wings", k=10, filter="year >= 2010")]
+        ['owl']
     """
     begun = time.monotonic()
     corpus = _opened_corpus(corpus, model)
@@ -457,12 +467,18 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         if isinstance(corpus, Corpus) and is_rereadable(corpus):
             write_sources(out, committed(writer).generation, [describe_source(corpus)], disk)
         writer.collect_garbage()
-    return open_index(out)
+    built = open_index(out)
+    built.model = model
+    return built
 
 
-def _opened_corpus(corpus: str | Path | Iterable[Document], model: Model) -> Iterable[Document]:
-    """Open a source with the model's tokens as the measure of passages."""
-    return open_corpus(corpus, tokens=tokens_of(model)) if isinstance(corpus, str | Path) else corpus
+def _opened_corpus(corpus: Any, model: Model) -> Iterable[Document]:
+    """Open a source with the model's tokens as the measure of passages; make documents of texts, mappings and data frames."""
+    if isinstance(corpus, str | Path):
+        return open_corpus(corpus, tokens=tokens_of(model))
+    if isinstance(corpus, Iterator):  # it can be read only once
+        return documents_among(corpus)
+    return corpus if isinstance(corpus, Corpus) else GivenDocuments(corpus)
 
 
 def _build_in_memory(
@@ -471,15 +487,18 @@ def _build_in_memory(
     if executor.remote:
         raise InputError("workers write to the folder of an index; name a folder to build with them, or build without workers")
     index = build_in_memory(corpus, model, options, progress=progress)
+    index.model = model
     if not options.calibrate or not is_approximate(index.codec):
         return index
     calibration = measured(index, begun, memory=options.memory, seed=options.seed, progress=progress)
-    return Index(index.path, replace(index.manifest, calibration=calibration), index.codec, index.segments)
+    calibrated = Index(index.path, replace(index.manifest, calibration=calibration), index.codec, index.segments)
+    calibrated.model = model
+    return calibrated
 
 
 def add_documents(  # noqa: PLR0913 - the public entry: one option for each choice
     path: Path | str,
-    corpus: str | Path | Iterable[Document],
+    corpus: str | Path | Iterable[Document] | Iterable[str] | Iterable[Mapping[str, object]],
     model: Model,
     *,
     replace_existing: bool = False,
@@ -831,7 +850,7 @@ def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progr
     if model is None:
         raise ValueError("model is required to encode queries")
     index.check_model(model.card)
-    encoding = model.encode(queries, "query", progress=progress)
+    encoding = model.encode_texts(queries, "query", progress=progress)
     return comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
 
 

@@ -32,6 +32,7 @@ from quiver.retrieval.index.engines import Setting, one_thread
 from quiver.retrieval.index.index import Index, OpenSegment
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
 from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.records import Hits
 
 MIXED = {"dense": 3, "colbert": 4}
 """Number of documents that a pseudo query is mixed from, by kind of model."""
@@ -252,7 +253,8 @@ class _Course:
         point.recalls.append(len(wanted & set(found)) / len(wanted))
 
     def _ids(self, query: MeasuredQuery, point: _Point) -> Sequence[str]:
-        return self._index.search(query.vectors, point.k, effort=point.search_params).ids[0]
+        hits: Hits = self._index.search(query.vectors, point.k, effort=point.search_params)
+        return hits.ids[0]
 
     def tables(self) -> tuple[RecallTable, ...]:
         """The measurements as recall tables."""

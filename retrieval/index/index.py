@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from itertools import compress
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.display import html_table
 from quiver.retrieval.index.documents import DocumentTable, DocumentTableWriter, Filter, FilterLike, as_filter, describe, merge_documents
 from quiver.retrieval.index.engines import (
     AnyCodec,
@@ -50,7 +51,19 @@ from quiver.retrieval.index.store.reading import (
     verify_files,
 )
 from quiver.retrieval.index.strings import LOOK, StringColumn
-from quiver.retrieval.records import DenseVectors, Document, Hits, ModelCard, TextTokens, TokenCounts, TokenVectors
+from quiver.retrieval.records import (
+    DenseEncoding,
+    DenseModel,
+    DenseVectors,
+    Document,
+    Hits,
+    ModelCard,
+    QueryHits,
+    TextTokens,
+    TokenCounts,
+    TokenModel,
+    TokenVectors,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -490,6 +503,7 @@ class Index:
         # Not a cached method: it would form a reference cycle and keep deleted files mapped until the next garbage collection.
         remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.segments))
         self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
+        self._model: DenseModel | TokenModel | None = None
         self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
         self._parsed_presets: dict[tuple[str, int], Any] = {}
 
@@ -535,6 +549,43 @@ class Index:
     def __len__(self) -> int:
         return self.manifest.documents
 
+    def __repr__(self) -> str:
+        return f"Index({'; '.join(f'{name}: {value}' for name, value in self._described())})"
+
+    def _repr_html_(self) -> str:
+        """Table for notebooks."""
+        return html_table(("Index", ""), self._described())
+
+    def _described(self) -> list[tuple[str, str]]:
+        """Facts for people: name and value."""
+        model, described = self.manifest.model, [("path", str(self.path)), ("documents", f"{len(self):,}")]
+        described += [("engine", self.kind), ("model", f"{model.source or '(made of parts)'}, {model.dim} dimensions, {model.similarity}")]
+        return [*described, ("fields", ", ".join(self.fields))] if self.fields else described
+
+    @property
+    def model(self) -> DenseModel | TokenModel:
+        """The model that encodes texts given to `search`: the one that built the index, or was set; loaded at its first use.
+
+        Raises:
+            InputError: It cannot be loaded, or the model set is another one.
+        """
+        if self._model is None:
+            # Loading imports PyTorch, which a search by vectors does not need.
+            from quiver.retrieval.models.loading import load_index_model
+
+            try:
+                loaded = load_index_model(self.manifest.model)
+                self.check_model(loaded.card)
+            except InputError as error:
+                raise InputError(f"{error}; set index.model to the model if it has moved") from error
+            self._model = loaded
+        return self._model
+
+    @model.setter
+    def model(self, model: DenseModel | TokenModel) -> None:
+        self.check_model(model.card)
+        self._model = model
+
     def search_on(self, device: torch.device) -> Index:
         """Search on a device from now on, and return the index.
 
@@ -550,19 +601,42 @@ class Index:
             logger.info("%s: the engine %s searches on %s", self.path, self.kind, chosen)
         return self
 
-    def search(
+    @overload
+    def search(  # type: ignore[overload-overlap]  # a str is a sequence of str, too
         self,
-        queries: Any,
-        k: int,
+        queries: str,
+        k: int = 10,
         *,
         filter: FilterLike = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
-    ) -> Hits:
+    ) -> QueryHits: ...
+    @overload
+    def search(
+        self,
+        queries: Sequence[str] | Sequence[ArrayLike] | NDArray[Any],
+        k: int = 10,
+        *,
+        filter: FilterLike = None,
+        effort: str | Mapping[str, Setting] | None = None,
+        target_recall: float | None = None,
+    ) -> Hits: ...
+    def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        *,
+        filter: FilterLike = None,
+        effort: str | Mapping[str, Setting] | None = None,
+        target_recall: float | None = None,
+    ) -> Hits | QueryHits:
         """The k best documents of each query; ties go to the greater id.
 
+        One text gives its hits, a list of texts or of vectors gives the hits of each: ``search("a")`` is ``search(["a"])[0]``.
+
         Args:
-            queries: (Q, d) for a dense index, Q arrays (n_i, d) for token vectors; similarity is the inner product, computed in float32.
+            queries: A text or Q texts, which ``model`` encodes as queries; or vectors, (Q, d) for a dense index, Q arrays (n_i, d) for
+                token vectors. Similarity is the inner product, computed in float32; texts of a model with cosine similarity are scaled.
             k: Hits per query; capped at the number of documents that have a vector and match the filter.
             filter: Condition on fields as on the command line, such as ``"year>=2015"``, several conditions that must all hold, or a
                 `Filter`. It is applied during the search, so that k hits are found if k documents match.
@@ -575,7 +649,21 @@ class Index:
                 recall was not measured for the target.
             ValueError: k < 1, the queries are not finite or have a wrong width, or both an effort and a target recall are given.
         """
-        return self.answer(self.request(queries, k, SearchOptions(filter, effort, target_recall)))
+        options = SearchOptions(filter, effort, target_recall)
+        if isinstance(queries, str):
+            return self.search([queries], k, filter=filter, effort=effort, target_recall=target_recall)[0]
+        vectors = self._encoded(queries) if isinstance(queries, Sequence) and queries and isinstance(queries[0], str) else queries
+        return replace(self.answer(self.request(vectors, k, options)), document=self._document_or_none)
+
+    def _encoded(self, texts: Sequence[str]) -> Any:
+        from quiver.retrieval.models.encoding import comparable
+
+        encoding = self.model.encode_texts(list(texts), "query")
+        return comparable(encoding.vectors, self.manifest.model) if isinstance(encoding, DenseEncoding) else encoding.vectors
+
+    def _document_or_none(self, key: str) -> Document | None:
+        """A document; None if the index stores no texts."""
+        return self.document(key) if self.manifest.policy.store_text else None
 
     def request(self, queries: Any, k: int, options: SearchOptions) -> SearchRequest:
         """The checked arguments of `search`, with the chosen search parameters.

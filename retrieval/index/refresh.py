@@ -161,11 +161,14 @@ class _Comparison:
             corpus: The corpus.
             files: Path -> checksum of the files that are in the index.
         """
-        if isinstance(corpus.read, FolderFiles):
-            corpus = replace(corpus, read=partial(corpus.read, lambda name, digest: self._skip(name, files.get(name) == digest)))
+        files_read = corpus.read if isinstance(corpus.read, FolderFiles) else None
+        if files_read is not None:
+            corpus = replace(corpus, read=partial(files_read, lambda name, digest: self._skip(name, files.get(name) == digest)))
         documents = iter(corpus)
         while chunk := list(islice(documents, _CHUNK)):
             yield from self._compare(chunk)
+        for name in files_read.unreachable if files_read else ():
+            self._skip(name, True)  # what the file holds now is unknown; its passages stay
 
     def _skip(self, name: str, same: bool) -> bool:
         """Whether a file is skipped; its documents count as seen."""

@@ -377,6 +377,7 @@ class BatchLoop(Generic[Transfer]):
         copies: Copies between host and device.
         role: Queries or documents. Documents are encoded batch-invariantly, since parts of an index may be built again with other batches;
             queries by the fastest kernels.
+        most: Most texts per batch; None for no limit but that of the tokens.
         advance: Called with the number of texts finished since the last call.
     """
 
@@ -388,9 +389,10 @@ class BatchLoop(Generic[Transfer]):
         size: BatchSize,
         copies: Copies[Transfer],
         role: Role,
+        most: int | None = None,
         advance: Advance = lambda texts: None,
     ) -> None:
-        self._forward, self._dim, self._size, self._copies = forward, dim, size, copies
+        self._forward, self._dim, self._size, self._copies, self._most = forward, dim, size, copies, most
         self._invariant, self._advance = role == "document", advance
 
     def run(
@@ -448,7 +450,10 @@ class BatchLoop(Generic[Transfer]):
         """Divide texts into batches."""
         lengths = np.fromiter((len(inputs.ids[row]) for row in rows.tolist()), np.int64, len(rows))
         budget = self._size.limit(int(lengths.max(initial=0)))
-        return [rows[each] for each in rows_by_length(lengths, max_tokens=budget)]
+        batches = [rows[each] for each in rows_by_length(lengths, max_tokens=budget)]
+        if self._most is None:
+            return batches
+        return [each[first : first + self._most] for each in batches for first in range(0, len(each), self._most)]
 
     def _packed(self, inputs: ModelInputs, rows: NDArray[np.int64]) -> _Work[Transfer]:
         """Pack a batch and start its copy to the device."""
@@ -514,18 +519,23 @@ _WINDOW_BATCHES = 8  # batches of a window: enough that the last one, which is n
 _CHARACTERS = 4  # of a token, about
 
 
-def text_windows(texts: Sequence[str], size: BatchSize) -> list[slice]:
+def text_windows(texts: Sequence[str], size: BatchSize, *, max_length: int) -> list[slice]:
     """Divide texts into windows that are tokenized and packed one after the other; on a CPU there is one.
 
     The first window is about one batch, so that a GPU soon has work, and each following one twice the one before, up to eight batches.
 
+    Args:
+        texts: B texts.
+        size: Tokens per batch.
+        max_length: Tokens to which a text is truncated.
+
     Example:
-        >>> [(part.start, part.stop) for part in text_windows(["abcd"] * 100, BatchSize(torch.device("cuda"), 10))]
+        >>> [(part.start, part.stop) for part in text_windows(["abcd"] * 100, BatchSize(torch.device("cuda"), 10), max_length=8)]
         [(0, 10), (10, 30), (30, 70), (70, 100)]
     """
     if size.device.type != "cuda":
         return [slice(0, len(texts))]
-    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    ends = np.cumsum(np.minimum(np.fromiter(map(len, texts), np.int64, len(texts)), max_length * _CHARACTERS))
     windows: list[slice] = []
     first, filled, batches = 0, 0, 1
     while first < len(texts):

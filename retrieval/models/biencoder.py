@@ -6,62 +6,122 @@ Source: Dense Passage Retrieval, arXiv:2004.04906; sentence-transformers' conven
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
-from quiver.retrieval.models.encoding import check_texts, clean, describe_tokens, document_texts, fingerprint, joined_tokens, pool
+from quiver.retrieval.models.encoding import (
+    Precision,
+    check_texts,
+    clean,
+    contents,
+    describe_tokens,
+    fingerprint,
+    joined_tokens,
+    pool,
+    quantize_embeddings,
+)
 from quiver.retrieval.models.export.sentence_transformers import write_dense
-from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
+from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, WorkerModel, check_device, dtype_of
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role
+from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, Dtype, ModelCard, Role, TextTokens
+
+if TYPE_CHECKING:
+    from quiver.retrieval.cluster.executors import LocalProcesses
 
 
 class BiEncoder(PretrainedModel):
     """Encoder, pooling, projections and normalization, with prompts and lengths from the checkpoint.
 
-    A text's vector does not depend on the rest of the batch, to 1e-6 in float32.
+    Names, arguments and results are those of ``SentenceTransformer`` in sentence-transformers 5 and 6. A text's vector does not depend on
+    the rest of the batch, to 1e-6 in float32.
 
     Args:
-        encoder: The native encoder.
-        tokenizer: The encoder's tokenizer.
-        settings: Pooling, prompts, lengths and projections.
-        source: Folder or Hub id, for manifests and reports.
+        model_name_or_path: Folder of sentence-transformers or of a plain Hugging Face encoder, or Hub id.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available. On a CPU the model is for inference only.
+        prompts: Prompts by name; they take precedence over those of the folder unless they are empty.
+        default_prompt_name: Name of the prompt that `encode` puts before texts; None for that of the folder.
+        similarity_fn_name: ``cosine`` or ``dot``; None for that of the folder.
+        truncate_dim: Width to which vectors are cut; None for the whole vectors.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.loading.default_dtype`.
         batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
 
     Raises:
-        InputError: The checkpoint is a ColBERT model, or its parts do not fit each other.
+        InputError: The folder is no bi-encoder, a ColBERT model, say; the device is not available, a prompt does not exist, or
+            ``truncate_dim`` is less than 1.
+
+    Example:
+        >>> model = BiEncoder(tiny_model("dense"))
+        >>> vectors = model.encode_document(["owls have wings", "trout have fins"])
+        >>> vectors.shape, vectors.dtype
+        ((2, 32), dtype('float32'))
+        >>> model.similarity(model.encode_query("owls have wings"), vectors).argmax().item()
+        0
     """
 
-    def __init__(
-        self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "", batch_tokens: int | None = None
+    def __init__(  # noqa: PLR0913 - the arguments of sentence-transformers
+        self,
+        model_name_or_path: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        similarity_fn_name: Literal["cosine", "dot"] | None = None,
+        truncate_dim: int | None = None,
+        revision: str | None = None,
+        dtype: Dtype | torch.dtype | None = None,
+        batch_tokens: int | None = None,
     ) -> None:
+        super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens)
+        self.prompts = {**self.prompts, **{name: text for name, text in (prompts or {}).items() if text or name not in self.prompts}}
+        if default_prompt_name is not None:
+            self._prompt(None, default_prompt_name)
+            self.settings = replace(self.settings, default_prompt_name=default_prompt_name)
+        if similarity_fn_name is not None:
+            self.similarity_fn_name = similarity_fn_name
+        self.truncate_dim = truncate_dim
+
+    def _assemble(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, source: str, batch_tokens: int | None) -> None:
         if settings.kind != "dense":
             raise InputError(f"{source or 'this model'}: a ColBERT checkpoint (one vector per token); load it with ColBERT")
-        super().__init__(encoder, tokenizer, settings, source=source, batch_tokens=batch_tokens)
+        self._truncate_dim: int | None = None
+        super()._assemble(encoder, tokenizer, settings, source, batch_tokens)
         limits = (settings.max_length, tokenizer.max_length, encoder.config.max_positions)
-        self.max_length = settings.max_length or min(limit for limit in limits if limit is not None)
-        if settings.max_length is not None and settings.max_length < 1:
-            raise InputError(f"{source}: max_seq_length must be >= 1, got {settings.max_length}")
-        if self.max_length > encoder.config.max_positions:
-            raise InputError(f"{source}: max_seq_length {self.max_length} exceeds the encoder's {encoder.config.max_positions} positions")
+        self.max_length = self._checked_length(settings.max_length or min(limit for limit in limits if limit is not None))
+        if settings.max_length is not None:
+            self._checked_length(settings.max_length)
+
+    def _checked_length(self, length: int) -> int:
+        if length < 1:
+            raise InputError(f"{self.source}: max_seq_length must be >= 1, got {length}")
+        if length > self.encoder.config.max_positions:
+            raise InputError(f"{self.source}: max_seq_length {length} exceeds the encoder's {self.encoder.config.max_positions} positions")
+        return length
+
+    # Settings.
 
     @cached_property
     def card(self) -> ModelCard:
         """Facts about the model for indexes and reports."""
         settings = self.settings
-        described = [settings.pooling, settings.include_prompt, settings.normalize, settings.lower_case, self.max_length]
+        described: list[object] = [settings.pooling, settings.include_prompt, settings.normalize, settings.lower_case, self.max_length]
         described += [settings.query_prompt, settings.document_prompt, settings.similarity]
+        # Hashed only if set: fingerprints are stored in indexes and must not change.
+        described += [self.dim] if self.dim < super().dim else []
         return ModelCard(
             source=self.source,
             kind="dense",
@@ -75,12 +135,299 @@ class BiEncoder(PretrainedModel):
             dtype=dtype_of(self.encoder),
         )
 
+    def _changed(self, settings: ModelFolder) -> None:
+        """Take other settings; the card is made again when it is asked for."""
+        self.settings = settings
+        self.__dict__.pop("card", None)
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Prompts by name; read-only: assign a new mapping to change them.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"))
+            >>> model.prompts = {**model.prompts, "query": "question: "}
+            >>> dict(model.prompts)
+            {'query': 'question: ', 'document': ''}
+        """
+        settings = self.settings
+        return MappingProxyType({"query": settings.query_prompt, "document": settings.document_prompt, **settings.prompts})
+
+    @prompts.setter
+    def prompts(self, prompts: Mapping[str, str]) -> None:
+        others = {name: text for name, text in prompts.items() if name not in ("query", "document")}
+        self._changed(
+            replace(self.settings, query_prompt=prompts.get("query", ""), document_prompt=prompts.get("document", ""), prompts=others)
+        )
+
+    @property
+    def default_prompt_name(self) -> str | None:
+        """Name of the prompt that `encode` puts before texts; None for no prompt."""
+        return self.settings.default_prompt_name
+
+    @property
+    def truncate_dim(self) -> int | None:
+        """Width to which vectors are cut; None for the whole vectors. It can be set, and can exceed the width."""
+        return self._truncate_dim
+
+    @truncate_dim.setter
+    def truncate_dim(self, dim: int | None) -> None:
+        if dim is not None and dim < 1:
+            raise InputError(f"truncate_dim must be >= 1, got {dim}")
+        self._truncate_dim = dim
+        self.__dict__.pop("card", None)
+
+    @property
+    def dim(self) -> int:
+        """Vector width d, after truncation."""
+        return super().dim if self._truncate_dim is None else min(super().dim, self._truncate_dim)
+
+    @property
+    def max_seq_length(self) -> int:
+        """Maximum tokens of a text, special tokens included. It can be set, up to the encoder's positions."""
+        return self.max_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, length: int) -> None:
+        self.max_length = self._checked_length(length)
+        self.__dict__.pop("card", None)
+
+    def get_max_seq_length(self) -> int:
+        """Return the maximum tokens of a text."""
+        return self.max_length
+
+    @property
+    def similarity_fn_name(self) -> Literal["cosine", "dot"]:
+        """Similarity of vectors: ``cosine`` or ``dot``. It can be set."""
+        return "dot" if self.settings.similarity == "dot" else "cosine"
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, name: Literal["cosine", "dot"]) -> None:
+        if name not in ("cosine", "dot"):
+            raise InputError(f"similarity_fn_name must be cosine or dot, got {name!r}")
+        self._changed(replace(self.settings, similarity=name))
+
+    # Encoding, with the names of sentence-transformers.
+
+    def encode(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
+        self,
+        sentences: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        precision: Precision = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        pool: LocalProcesses | None = None,
+        chunk_size: int | None = None,
+    ) -> Any:
+        """Encode texts to vectors, as sentence-transformers does. For search use `encode_query` and `encode_document`.
+
+        Args:
+            sentences: A text, or B texts; an empty text has a vector too.
+            prompt_name: Name of the prompt in ``prompts`` that is put before every text; None for the default prompt, if there is one.
+            prompt: Prompt that is put before every text, instead of a named one.
+            batch_size: Most texts per batch; None for no limit. Batches are limited by tokens in any case, see ``batch_tokens``.
+            show_progress_bar: Show a progress bar on standard error.
+            precision: ``float32``; ``int8`` and ``uint8`` (each column's range over these texts in 255 steps), ``binary`` and ``ubinary``
+                (one bit per column, eight in a byte), see `quiver.retrieval.models.encoding.quantize_embeddings`.
+            convert_to_numpy: Return an array; if false, a list of tensors.
+            convert_to_tensor: Return a tensor on the model's device; takes precedence.
+            device: Move the model to this device first; several devices encode with one process each, which end with the call.
+            normalize_embeddings: Scale vectors to length 1, after truncation.
+            truncate_dim: Width to which vectors are cut; None for the model's.
+            pool: Processes of `start_multi_process_pool` to encode with.
+            chunk_size: Texts that a process takes at a time; None for a tenth of its share, at most 5,000.
+
+        Returns:
+            (d,) for a text, (B, d) for a list of texts, in input order. Without texts (0, d), where sentence-transformers returns (0,).
+
+        Raises:
+            InputError: There is no such prompt, the device is not available, or a number is less than 1.
+            ValueError: An item of ``sentences`` is not a string, or the precision does not exist.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"))
+            >>> model.encode("a bird").shape, model.encode(["a bird", "a fish"], truncate_dim=8).shape
+            ((32,), (2, 8))
+            >>> model.encode(["a bird", "a fish"], precision="ubinary").dtype
+            dtype('uint8')
+        """
+        chosen = self._prompt(prompt, prompt_name or (self.default_prompt_name if prompt is None else None))
+        job = EncodingJob("document", chosen, truncate_dim, normalize_embeddings, batch_size)
+        return self._public(sentences, job, precision, convert_to_numpy, convert_to_tensor, device, pool, chunk_size, show_progress_bar)
+
+    def encode_query(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
+        self,
+        sentences: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        precision: Precision = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        pool: LocalProcesses | None = None,
+        chunk_size: int | None = None,
+    ) -> Any:
+        """Encode queries: as `encode`, with the prompt named ``query``.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), prompts={"query": "question: "})
+            >>> bool(np.allclose(model.encode_query("a bird"), model.encode("question: a bird"), atol=1e-5))
+            True
+        """
+        job = EncodingJob("query", self._prompt(prompt, prompt_name or "query"), truncate_dim, normalize_embeddings, batch_size)
+        return self._public(sentences, job, precision, convert_to_numpy, convert_to_tensor, device, pool, chunk_size, show_progress_bar)
+
+    def encode_document(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
+        self,
+        sentences: str | Document | Sequence[str | Document],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        precision: Precision = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        pool: LocalProcesses | None = None,
+        chunk_size: int | None = None,
+    ) -> Any:
+        """Encode documents or their texts: as `encode`, with the prompt named ``document``; a title is put before the text.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"))
+            >>> model.encode_document([Document("owl", "has wings", "An owl"), "a fish"]).shape
+            (2, 32)
+        """
+        texts = contents(sentences)
+        job = EncodingJob("document", self._prompt(prompt, prompt_name or "document"), truncate_dim, normalize_embeddings, batch_size)
+        return self._public(texts, job, precision, convert_to_numpy, convert_to_tensor, device, pool, chunk_size, show_progress_bar)
+
+    def similarity(self, embeddings1: ArrayLike | Tensor, embeddings2: ArrayLike | Tensor) -> Tensor:
+        """Similarity of each of A vectors to each of B vectors, (A, B), by the model's similarity.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"))
+            >>> model.similarity(np.eye(2, dtype=np.float32), np.array([[3, 0]], dtype=np.float32)).tolist()
+            [[1.0], [0.0]]
+        """
+        first, second = (_matrix(each) for each in (embeddings1, embeddings2))
+        if self.similarity_fn_name == "cosine":
+            first, second = F.normalize(first, dim=1), F.normalize(second, dim=1)
+        return first @ second.to(first.device).T
+
+    def similarity_pairwise(self, embeddings1: ArrayLike | Tensor, embeddings2: ArrayLike | Tensor) -> Tensor:
+        """Similarity of the vectors at the same positions of two lists of B vectors, (B,).
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"))
+            >>> model.similarity_pairwise(np.eye(2, dtype=np.float32), np.array([[3, 0], [3, 0]], dtype=np.float32)).tolist()
+            [1.0, 0.0]
+        """
+        first, second = (_tensor(each) for each in (embeddings1, embeddings2))
+        if self.similarity_fn_name == "cosine":
+            first, second = F.normalize(first, dim=-1), F.normalize(second, dim=-1)
+        return (first * second.to(first.device)).sum(-1)
+
+    def start_multi_process_pool(self, target_devices: Sequence[str] | None = None) -> LocalProcesses:
+        """Name the processes of ``encode(pool=...)``: one per device.
+
+        The processes start with each call of `encode` and end with it, so a pool is worth its start-up (seconds) for long lists only. They
+        load the model from its folder or the Hub.
+
+        Args:
+            target_devices: Device of each process; None for all GPUs, or four processes without a GPU.
+        """
+        from quiver.retrieval.cluster.executors import LocalProcesses
+
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        devices = [f"cuda:{number}" for number in range(count)] or ["cpu"] * 4
+        return LocalProcesses([check_device(device) for device in (devices if target_devices is None else target_devices)])
+
+    def stop_multi_process_pool(self, pool: LocalProcesses) -> None:
+        """Do nothing: the processes ended with the calls of `encode`. It is there for code written for sentence-transformers."""
+
+    def _prompt(self, prompt: str | None, name: str | None) -> str:
+        """The prompt given, or that of a name."""
+        if prompt is not None or name is None:
+            return prompt or ""
+        if name not in self.prompts:
+            raise InputError(f"prompt_name must be one of {', '.join(self.prompts)}, got {name!r}")
+        return self.prompts[name]
+
+    def _public(  # noqa: PLR0913 - what the three ways to encode share
+        self,
+        sentences: str | Sequence[str],
+        job: EncodingJob,
+        precision: Precision,
+        as_numpy: bool,
+        as_tensor: bool,
+        device: str | torch.device | Sequence[str | torch.device] | None,
+        pool: LocalProcesses | None,
+        chunk_size: int | None,
+        progress: bool | None,
+    ) -> Any:
+        """Encode and convert to what was asked for."""
+        for name, number in (("batch_size", job.batch_size), ("truncate_dim", job.truncate_dim), ("chunk_size", chunk_size)):
+            if number is not None and number < 1:
+                raise InputError(f"{name} must be >= 1, got {number}")
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        check_texts(texts)
+        if device is not None and isinstance(device, str | torch.device):
+            self.to(device)
+        elif device is not None and pool is None:
+            pool = self.start_multi_process_pool([str(each) for each in device])
+        if pool is None:
+            vectors, _ = self._encoded(texts, job, progress=bool(progress))
+        else:
+            vectors = self._encoded_by(pool, texts, job, chunk_size, progress=bool(progress))
+        result: Any = vectors if precision == "float32" else torch.from_numpy(quantize_embeddings(vectors.numpy(), precision))
+        if as_tensor:
+            result = result.to(self.device)
+        elif as_numpy:
+            result = result.numpy()
+        else:
+            result = list(result)
+        return result[0] if isinstance(sentences, str) else result
+
+    def _encoded_by(self, pool: LocalProcesses, texts: list[str], job: EncodingJob, chunk_size: int | None, *, progress: bool) -> Tensor:
+        """Encode in other processes."""
+        size = chunk_size or max(1, min(-(-len(texts) // pool.workers // 10), 5000))
+        chunks = [(start, texts[start : start + size]) for start in range(0, len(texts), size)]
+        vectors = torch.empty(len(texts), self._width(job.truncate_dim))
+        task = EncodingTask(WorkerModel.of(self), job, pool.threads(torch.get_num_threads()))
+        with progress_bar("texts", len(texts), enabled=progress) as advance, closing(pool.run(task, chunks)) as done:
+            for (start, chunk), found in done:
+                vectors[start : start + len(chunk)] = torch.from_numpy(found)
+                advance(len(chunk))
+        return vectors
+
+    def _width(self, truncate_dim: int | None) -> int:
+        """Width of vectors that are cut as a call wants it."""
+        return self.dim if truncate_dim is None else min(super().dim, truncate_dim)
+
+    # Encoding for the rest of Quiver.
+
     def pool(self, hidden: Tensor, batch: PackedBatch, *, skip: int = 0) -> Tensor:
-        """Pool, project and normalize hidden states: (N, D) to (B, d)."""
+        """Pool, project and normalize hidden states, without truncation: (N, D) to (B, d)."""
         vectors: Tensor = self.projections(pool(hidden, batch, self.settings.pooling, skip=skip))
         return F.normalize(vectors, dim=1) if self.settings.normalize else vectors
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         """Encode texts to vectors, with token counts.
 
         Args:
@@ -92,43 +439,57 @@ class BiEncoder(PretrainedModel):
             (B, d) float32, in input order.
         """
         check_texts(texts)
-        vectors = torch.empty(len(texts), self.dim)
-        windows = text_windows(texts, self.batch_size)
-
-        def tokenize(window: slice) -> ModelInputs:
-            return self._inputs(texts[window], role, out=vectors[window])
-
-        with (
-            progress_bar("queries" if role == "query" else "documents", len(texts), enabled=progress) as advance,
-            closing(self._loop(role, advance).run(windows, tokenize, threaded=len(windows) > 1)) as groups,
-        ):
-            tokens = [inputs.tokens for inputs, _ in groups]
-        return DenseEncoding(vectors.numpy(), joined_tokens(tokens))
+        vectors, tokens = self._encoded(texts, self._job(role), progress=progress)
+        return DenseEncoding(vectors.numpy(), tokens)
 
     def encode_chunks(self, chunks: Iterable[Sequence[str]], role: Role) -> Generator[DenseEncoding, None, None]:
-        """Yield the encoding of each chunk of texts, as `encode` returns it; a GPU does not wait between chunks.
+        """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
 
         Args:
             chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
             role: Queries or documents; decides the prompt.
         """
-        with closing(self._loop(role).run(chunks, lambda texts: self._inputs(texts, role))) as groups:
+        job = self._job(role)
+        with closing(self._loop(job).run(chunks, lambda texts: self._inputs(texts, job.prompt))) as groups:
             for inputs, vectors in groups:
                 yield DenseEncoding(vectors.numpy(), joined_tokens([inputs.tokens]))
 
-    def _loop(self, role: Role, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
-        skip = self.skipped_tokens(role)
+    def _job(self, role: Role) -> EncodingJob:
+        return EncodingJob(role, self._role_prompt(role))
+
+    def _encoded(self, texts: Sequence[str], job: EncodingJob, *, progress: bool) -> tuple[Tensor, TextTokens]:
+        """Encode in this process: vectors (B, d) on the host, and token counts."""
+        vectors = torch.empty(len(texts), self._width(job.truncate_dim))
+        windows = text_windows(texts, self.batch_size, max_length=self.max_length)
+
+        def tokenize(window: slice) -> ModelInputs:
+            return self._inputs(texts[window], job.prompt, out=vectors[window])
+
+        with (
+            progress_bar("queries" if job.role == "query" else "documents", len(texts), enabled=progress) as advance,
+            closing(self._loop(job, advance).run(windows, tokenize, threaded=len(windows) > 1)) as groups,
+        ):
+            tokens = [inputs.tokens for inputs, _ in groups]
+        return vectors, joined_tokens(tokens)
+
+    def _loop(self, job: EncodingJob, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
+        skip, dim, whole = self._skipped(job.prompt), self._width(job.truncate_dim), super().dim
 
         def forward(batch: PackedBatch) -> Tensor:
-            return self.pool(self.encoder(batch), batch, skip=skip)
+            vectors = self.pool(self.encoder(batch), batch, skip=skip)
+            vectors = vectors if dim == whole else vectors[:, :dim]
+            return F.normalize(vectors, dim=1) if job.normalize else vectors
 
         copies = copies_for(self.encoder.device)
-        return BatchLoop(forward, dim=self.dim, size=self.batch_size, copies=copies, role=role, advance=advance)
+        return BatchLoop(forward, dim=dim, size=self.batch_size, copies=copies, role=job.role, most=job.batch_size, advance=advance)
 
-    def _inputs(self, texts: Sequence[str], role: Role, *, out: Tensor | None = None) -> ModelInputs:
-        tokens = self.tokenize(texts, role)
+    def _inputs(self, texts: Sequence[str], prompt: str, *, out: Tensor | None = None) -> ModelInputs:
+        tokens = self._tokenized(texts, prompt, self.max_length)
         described = describe_tokens(texts, tokens.ids, tokens.truncated)
         return ModelInputs(tokens.ids, described, np.ones(len(tokens.ids), np.int64), out=out)
+
+    def _tokenized(self, texts: Sequence[str], prompt: str, max_length: int) -> TokenizedTexts:
+        return self.tokenizer.encode(clean(texts, prompt=prompt, lower_case=self.settings.lower_case), max_length=max_length)
 
     def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
         """Clean and tokenize texts with the prompt of their role.
@@ -138,13 +499,16 @@ class BiEncoder(PretrainedModel):
             role: Queries or documents; decides the prompt.
             max_length: Tokens to which texts are truncated, if fewer than the model's limit.
         """
-        prompt = self.settings.query_prompt if role == "query" else self.settings.document_prompt
-        cleaned = clean(texts, prompt=prompt, lower_case=self.settings.lower_case)
-        return self.tokenizer.encode(cleaned, max_length=min(self.max_length, max_length or self.max_length))
+        return self._tokenized(texts, self._role_prompt(role), min(self.max_length, max_length or self.max_length))
+
+    def _role_prompt(self, role: Role) -> str:
+        return self.settings.query_prompt if role == "query" else self.settings.document_prompt
 
     def skipped_tokens(self, role: Role) -> int:
         """Number of leading tokens that pooling skips: those of the prompt, if the model does not pool it."""
-        prompt = self.settings.query_prompt if role == "query" else self.settings.document_prompt
+        return self._skipped(self._role_prompt(role))
+
+    def _skipped(self, prompt: str) -> int:
         return 0 if self.settings.include_prompt or not prompt else self.prompt_tokens(prompt)
 
     def prompt_tokens(self, prompt: str) -> int:
@@ -152,14 +516,71 @@ class BiEncoder(PretrainedModel):
         ids = self.tokenizer.encode(clean([prompt], lower_case=self.settings.lower_case), max_length=self.max_length).ids[0]
         return len(ids) - (ids[-1] == self.tokenizer.special_id("sep"))
 
-    def encode_queries(self, texts: Sequence[str], *, progress: bool = False) -> DenseVectors:
-        """Encode queries to (B, d) float32."""
-        return self.encode(texts, "query", progress=progress).vectors
+    def save_pretrained(self, path: str | Path) -> None:
+        """Save the model as a folder that opens in Quiver and in sentence-transformers 5 and 6.
 
-    def encode_documents(self, documents: Sequence[str | Document], *, progress: bool = False) -> DenseVectors:
-        """Encode documents or their texts to (B, d) float32."""
-        return self.encode(document_texts(documents), "document", progress=progress).vectors
+        Raises:
+            InputError: The model has a residual Dense module, which the layout lacks; nothing is written.
+        """
+        write_dense(Path(path), self.settings, self.encoder, self.tokenizer, max_length=self.max_length)
 
-    def save(self, folder: str | Path) -> None:
-        """Save the model as a folder that opens in Quiver and in sentence-transformers 5 and 6."""
-        write_dense(Path(folder), self.settings, self.encoder, self.tokenizer, max_length=self.max_length)
+    def _described(self) -> list[tuple[str, str]]:
+        prompts = [f"{name} {text!r}" for name, text in self.prompts.items() if text]
+        facts = [*super()._described(), ("texts", f"at most {self.max_length} tokens"), ("pooling", self.settings.pooling)]
+        return [*facts, ("prompts", ", ".join(prompts))] if prompts else facts
+
+
+@dataclass(frozen=True)
+class EncodingJob:
+    """How the texts of a call are encoded.
+
+    Attributes:
+        role: Queries or documents; decides how exact batches are kept alike.
+        prompt: Put before every text.
+        truncate_dim: Width to which vectors are cut; None for the model's.
+        normalize: Scale vectors to length 1 at the end.
+        batch_size: Most texts per batch; None for no limit but that of the tokens.
+    """
+
+    role: Role
+    prompt: str
+    truncate_dim: int | None = None
+    normalize: bool = False
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class EncodingTask:
+    """Encodes chunks of texts in a worker; an item is the number of its first text, and the texts."""
+
+    model: WorkerModel
+    job: EncodingJob
+    threads: int
+
+    def open(self) -> Callable[[tuple[int, list[str]]], DenseVectors]:
+        """See `quiver.retrieval.records.WorkerTask`."""
+        torch.set_num_threads(self.threads)
+        model = self.model.load()
+        if not isinstance(model, BiEncoder):
+            raise InputError(f"{model.source}: no bi-encoder")
+
+        def encode(chunk: tuple[int, list[str]]) -> DenseVectors:
+            vectors: DenseVectors = model._encoded(chunk[1], self.job, progress=False)[0].numpy()
+            return vectors
+
+        return encode
+
+
+def _tensor(vectors: ArrayLike | Tensor) -> Tensor:
+    """Vectors as a tensor; a list of tensors is stacked."""
+    if isinstance(vectors, Tensor):
+        return vectors
+    if isinstance(vectors, list) and vectors and isinstance(vectors[0], Tensor):
+        return torch.stack(vectors)
+    return torch.from_numpy(np.asarray(vectors))
+
+
+def _matrix(vectors: ArrayLike | Tensor) -> Tensor:
+    """Vectors as a matrix; one vector is a matrix of one row."""
+    found = _tensor(vectors)
+    return found[None] if found.ndim == 1 else found

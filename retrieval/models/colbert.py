@@ -11,25 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-from quiver.encoder import Encoder, InputError, Tokenizer
+from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
-from quiver.retrieval.models.encoding import check_texts, clean, describe_tokens, document_texts, fingerprint, joined_tokens
+from quiver.retrieval.models.encoding import check_texts, clean, contents, describe_tokens, fingerprint, joined_tokens
 from quiver.retrieval.models.export.pylate import write_colbert
 from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.records import Document, ModelCard, Role, TokenEncoding, TokenVectors
+from quiver.retrieval.records import Document, Dtype, ModelCard, Role, TokenEncoding, TokenVectors
 
 
 def _flat(ids: Sequence[Sequence[int]]) -> NDArray[np.uint32]:
@@ -57,26 +59,45 @@ def _encoding(inputs: ModelInputs, vectors: Tensor) -> TokenEncoding:
 class ColBERT(PretrainedModel):
     """Encoder and projections with one unit vector per token.
 
+    Names, arguments and results of `encode` are those of PyLate's ``ColBERT``; `encode_query` and `encode_document` are those of
+    sentence-transformers 6.
+
     Args:
-        encoder: The native encoder.
-        tokenizer: The encoder's tokenizer, which has the two prefixes as tokens.
-        settings: Lengths, prefixes, expansion, skiplist and projections.
-        source: Folder or Hub id, for manifests and reports.
+        model_name_or_path: Folder of PyLate, Stanford's ColBERT or sentence-transformers 6, or Hub id.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available. On a CPU the model is for inference only.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.loading.default_dtype`.
         batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
 
     Raises:
-        InputError: The checkpoint is a bi-encoder, has no projection, or lacks a token that its settings name.
+        InputError: The checkpoint is a bi-encoder, has no projection, or lacks a token that its settings name; the device is not available.
+
+    Example:
+        >>> model = ColBERT(tiny_model("colbert"))
+        >>> [vectors.shape for vectors in model.encode(["owls have wings", "fins"], is_query=False)]
+        [(6, 8), (5, 8)]
+        >>> model.encode_query("which animal has wings").shape
+        (32, 8)
     """
 
     def __init__(
-        self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "", batch_tokens: int | None = None
+        self,
+        model_name_or_path: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        revision: str | None = None,
+        dtype: Dtype | torch.dtype | None = None,
+        batch_tokens: int | None = None,
     ) -> None:
+        super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens)
+
+    def _assemble(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, source: str, batch_tokens: int | None) -> None:
         name = source or "this model"
         if settings.kind != "colbert":
             raise InputError(f"{name}: not a ColBERT checkpoint (one vector per text); load it with BiEncoder")
         if not settings.projections:
             raise InputError(f"{name}: a ColBERT checkpoint needs at least one Dense module")
-        super().__init__(encoder, tokenizer, settings, source=source, batch_tokens=batch_tokens)
+        super()._assemble(encoder, tokenizer, settings, source, batch_tokens)
         colbert = settings.colbert
         longest = max(colbert.query_length, colbert.document_length)
         if longest > encoder.config.max_positions:
@@ -128,11 +149,148 @@ class ColBERT(PretrainedModel):
         """Ids of the tokens whose document vectors are dropped, ascending."""
         return sorted(token for token in self._skiplist if token is not None)
 
+    # Encoding, with the names of PyLate and of sentence-transformers 6.
+
+    def encode(  # noqa: PLR0913 - the arguments of PyLate, in its order
+        self,
+        sentences: str | Sequence[str],
+        prompt_name: Role | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        padding: bool = False,
+        device: str | torch.device | None = None,
+        normalize_embeddings: bool = True,
+        is_query: bool = True,
+    ) -> Any:
+        """Encode texts to one vector per token, as PyLate does.
+
+        Args:
+            sentences: A text, or B texts; an empty text has vectors too.
+            prompt_name: ``query`` or ``document``: the prompt that is put before every text; None for that of ``is_query``.
+            prompt: Prompt that is put before every text, behind the prefix token, instead of the model's.
+            batch_size: Most texts per batch; None for no limit. Batches are limited by tokens in any case, see ``batch_tokens``.
+            show_progress_bar: Show a progress bar on standard error.
+            convert_to_numpy: Return arrays; if false, tensors.
+            convert_to_tensor: Return tensors on the model's device; takes precedence.
+            padding: Pad the vectors of each text with zeros to the longest of the call; each is then (1, n, d), as in PyLate.
+            device: Move the model to this device first.
+            normalize_embeddings: Scale vectors to length 1.
+            is_query: Encode queries, with their prefix, length and expansion; otherwise documents, without the vectors of the skiplist.
+
+        Returns:
+            (n, d) float32 for a text, a list of B of them for a list of texts, in input order.
+
+        Raises:
+            InputError: The device is not available, or ``batch_size`` is less than 1.
+            ValueError: An item of ``sentences`` is not a string.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"))
+            >>> [vectors.shape for vectors in model.encode(["owls have wings", "fins"], is_query=False, padding=True)]
+            [(1, 6, 8), (1, 6, 8)]
+        """
+        if batch_size is not None and batch_size < 1:
+            raise InputError(f"batch_size must be >= 1, got {batch_size}")
+        if device is not None:
+            self.to(device)
+        role: Role = "query" if is_query else "document"
+        chosen = prompt if prompt is not None else self._prompt(prompt_name or role)
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        job = TokenJob(role, chosen, normalize_embeddings, batch_size)
+        found: list[Any] = [torch.from_numpy(vectors) for vectors in self._encoded(texts, job, progress=bool(show_progress_bar)).vectors]
+        if padding and found:
+            found = [vectors[None] for vectors in pad_sequence(found, batch_first=True)]
+        if convert_to_tensor or not convert_to_numpy:
+            found = [vectors.to(self.device) for vectors in found]
+        else:
+            found = [vectors.numpy() for vectors in found]
+        return found[0] if isinstance(sentences, str) else found
+
+    def encode_query(  # noqa: PLR0913 - the arguments of sentence-transformers
+        self,
+        sentences: str | Sequence[str],
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        padding: bool = False,
+        device: str | torch.device | None = None,
+        normalize_embeddings: bool = True,
+    ) -> Any:
+        """Encode queries: as `encode`; with expansion every query has as many vectors as the query length."""
+        return self.encode(
+            sentences,
+            None,
+            prompt,
+            batch_size,
+            show_progress_bar,
+            convert_to_numpy=convert_to_numpy,
+            convert_to_tensor=convert_to_tensor,
+            padding=padding,
+            device=device,
+            normalize_embeddings=normalize_embeddings,
+        )
+
+    def encode_document(  # noqa: PLR0913 - the arguments of sentence-transformers
+        self,
+        sentences: str | Document | Sequence[str | Document],
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        *,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        padding: bool = False,
+        device: str | torch.device | None = None,
+        normalize_embeddings: bool = True,
+    ) -> Any:
+        """Encode documents or their texts: as `encode` with ``is_query=False``; a title is put before the text."""
+        return self.encode(
+            contents(sentences),
+            None,
+            prompt,
+            batch_size,
+            show_progress_bar,
+            convert_to_numpy=convert_to_numpy,
+            convert_to_tensor=convert_to_tensor,
+            padding=padding,
+            device=device,
+            normalize_embeddings=normalize_embeddings,
+            is_query=False,
+        )
+
+    def similarity(self, queries: Sequence[TokenVectors], documents: Sequence[TokenVectors]) -> Tensor:
+        """MaxSim of each of A queries with each of B documents, (A, B): for each query vector the best inner product, summed.
+
+        Args:
+            queries: A arrays or tensors of (n_i, d), as `encode` returns them; padding adds nothing.
+            documents: B arrays or tensors of (m_i, d), without padding.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"))
+            >>> query, document = np.eye(2, dtype=np.float32), np.array([[1, 0], [0.5, 0]], np.float32)
+            >>> model.similarity([query], [document]).tolist()
+            [[1.0]]
+        """
+        rows = [[(torch.as_tensor(query) @ torch.as_tensor(document).T).amax(-1).sum() for document in documents] for query in queries]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    def _prompt(self, role: Role) -> str:
+        return self.settings.query_prompt if role == "query" else self.settings.document_prompt
+
+    # Encoding for the rest of Quiver.
+
     def project(self, hidden: Tensor) -> Tensor:
         """Project hidden states (N, D) to unit vectors (N, d)."""
         return F.normalize(self.projections(hidden.float()), dim=-1)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         """Encode texts to token vectors, with token counts.
 
         Args:
@@ -143,12 +301,15 @@ class ColBERT(PretrainedModel):
         Returns:
             B arrays of (n_i, d) float32, in input order, with the ids of their tokens.
         """
+        return self._encoded(texts, TokenJob(role, self._prompt(role)), progress=progress)
+
+    def _encoded(self, texts: Sequence[str], job: TokenJob, *, progress: bool) -> TokenEncoding:
         check_texts(texts)
-        windows = text_windows(texts, self.batch_size)
+        windows = text_windows(texts, self.batch_size, max_length=self._length(job.role, None))
         with (
-            progress_bar("queries" if role == "query" else "documents", len(texts), enabled=progress) as advance,
+            progress_bar("queries" if job.role == "query" else "documents", len(texts), enabled=progress) as advance,
             closing(
-                self._loop(role, advance).run(windows, lambda window: self._inputs(texts[window], role), threaded=len(windows) > 1)
+                self._loop(job, advance).run(windows, lambda window: self._inputs(texts[window], job), threaded=len(windows) > 1)
             ) as groups,
         ):
             parts = [_encoding(inputs, vectors) for inputs, vectors in groups]
@@ -156,31 +317,37 @@ class ColBERT(PretrainedModel):
         return TokenEncoding([each for part in parts for each in part.vectors], joined_tokens([part.tokens for part in parts]), ids)
 
     def encode_chunks(self, chunks: Iterable[Sequence[str]], role: Role) -> Generator[TokenEncoding, None, None]:
-        """Yield the encoding of each chunk of texts, as `encode` returns it; a GPU does not wait between chunks.
+        """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
 
         Args:
             chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
             role: Queries or documents; decides prefix, length, expansion and skiplist.
         """
-        with closing(self._loop(role).run(chunks, lambda texts: self._inputs(texts, role))) as groups:
+        job = TokenJob(role, self._prompt(role))
+        with closing(self._loop(job).run(chunks, lambda texts: self._inputs(texts, job))) as groups:
             for inputs, vectors in groups:
                 joined_tokens([inputs.tokens])
                 yield _encoding(inputs, vectors)
 
-    def _loop(self, role: Role, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
-        copies = copies_for(self.encoder.device)
+    def _loop(self, job: TokenJob, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
+        def forward(batch: PackedBatch) -> Tensor:
+            hidden = self.encoder(batch)
+            projected: Tensor = self.project(hidden) if job.normalize else self.projections(hidden.float())
+            return projected
+
         return BatchLoop(
-            lambda batch: self.project(self.encoder(batch)),
+            forward,
             dim=self.dim,
             size=self.batch_size,
-            copies=copies,
-            role=role,
+            copies=copies_for(self.encoder.device),
+            role=job.role,
+            most=job.batch_size,
             advance=advance,
         )
 
     def document_token_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Return the ids of the tokens whose vectors `encode` returns, without computing the vectors; B arrays of (n_i,)."""
-        return _vector_token_ids(self._inputs(texts, "document"))
+        """Return the ids of the tokens whose vectors `encode_texts` returns, without computing the vectors; B arrays of (n_i,)."""
+        return _vector_token_ids(self._inputs(texts, TokenJob("document", self._prompt("document"))))
 
     def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
         """Clean and tokenize texts with the prefix of their role, without query expansion.
@@ -190,9 +357,10 @@ class ColBERT(PretrainedModel):
             role: Queries or documents; decides prefix and length.
             max_length: Tokens to which texts are truncated, if fewer than the model's limit.
         """
-        length = self._length(role, max_length)
+        return self._tokenized(texts, role, self._prompt(role), self._length(role, max_length))
+
+    def _tokenized(self, texts: Sequence[str], role: Role, prompt: str, length: int) -> TokenizedTexts:
         prefix = self._prefix_ids[role]
-        prompt = self.settings.query_prompt if role == "query" else self.settings.document_prompt
         cleaned = clean(texts, prompt=prompt, lower_case=self.settings.lower_case)
         tokens = self.tokenizer.encode(cleaned, max_length=length - (prefix is not None))
         if prefix is None:
@@ -220,23 +388,41 @@ class ColBERT(PretrainedModel):
         own = self.settings.colbert.query_length if role == "query" else self.settings.colbert.document_length
         return min(own, max_length or own)
 
-    def _inputs(self, texts: Sequence[str], role: Role) -> ModelInputs:
-        tokens = self.tokenize(texts, role)
+    def _inputs(self, texts: Sequence[str], job: TokenJob) -> ModelInputs:
+        tokens = self._tokenized(texts, job.role, job.prompt, self._length(job.role, None))
         counts = describe_tokens(texts, tokens.ids, tokens.truncated)
-        if role == "query":
+        if job.role == "query":
             ids, key_lengths = self.expand(tokens.ids)
             return ModelInputs(ids, counts, np.fromiter(map(len, ids), np.int64, len(ids)), key_lengths)
         keep = _split(~np.isin(_flat(tokens.ids), self.skipped_ids), np.fromiter(map(len, tokens.ids), np.int64, len(tokens.ids)))
         return ModelInputs(tokens.ids, counts, np.fromiter(map(np.count_nonzero, keep), np.int64, len(keep)), keep=keep)
 
-    def encode_queries(self, texts: Sequence[str], *, progress: bool = False) -> list[TokenVectors]:
-        """Encode queries to B arrays of (n_i, d) float32; with expansion n_i is the query length."""
-        return self.encode(texts, "query", progress=progress).vectors
+    def save_pretrained(self, path: str | Path) -> None:
+        """Save the model as a folder that opens in Quiver, PyLate 1.6 and sentence-transformers 6.
 
-    def encode_documents(self, documents: Sequence[str | Document], *, progress: bool = False) -> list[TokenVectors]:
-        """Encode documents or their texts to B arrays of (n_i, d) float32, without skiplist tokens."""
-        return self.encode(document_texts(documents), "document", progress=progress).vectors
+        Raises:
+            InputError: The model needs a feature that only sentence-transformers 6 has; nothing is written.
+        """
+        write_colbert(Path(path), self.settings, self.encoder, self.tokenizer)
 
-    def save(self, folder: str | Path) -> None:
-        """Save the model as a folder that opens in Quiver, PyLate 1.6 and sentence-transformers 6."""
-        write_colbert(Path(folder), self.settings, self.encoder, self.tokenizer)
+    def _described(self) -> list[tuple[str, str]]:
+        colbert = self.settings.colbert
+        texts = f"queries of {colbert.query_length}, documents of {colbert.document_length} tokens"
+        return [*super()._described(), ("texts", texts)]
+
+
+@dataclass(frozen=True)
+class TokenJob:
+    """How the texts of a call are encoded.
+
+    Attributes:
+        role: Queries or documents; decides prefix, length, expansion and skiplist.
+        prompt: Put before every text, behind the prefix.
+        normalize: Scale vectors to length 1.
+        batch_size: Most texts per batch; None for no limit but that of the tokens.
+    """
+
+    role: Role
+    prompt: str
+    normalize: bool = True
+    batch_size: int | None = None

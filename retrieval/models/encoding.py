@@ -11,9 +11,11 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
@@ -48,10 +50,12 @@ def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -
     return [text.lower() for text in stripped] if lower_case else stripped
 
 
-def document_texts(documents: Sequence[str | Document]) -> list[str]:
-    """Return the text of each document, joined with its title; strings are returned unchanged."""
+def contents(documents: str | Document | Sequence[str | Document]) -> str | list[str]:
+    """Return the text of a document, or of each of a list, joined with its title; strings are returned unchanged."""
     if isinstance(documents, str):
-        raise ValueError("documents must be a list, got a string")
+        return documents
+    if isinstance(documents, Document):
+        return documents.content()
     return [document.content() if isinstance(document, Document) else document for document in documents]
 
 
@@ -205,6 +209,44 @@ class Projection(nn.Module):
         if self.use_residual:
             projected = projected + (vectors if self.residual is None else self.residual(vectors))
         return projected
+
+
+Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+"""Types of the values of a vector, by sentence-transformers' names."""
+
+
+def quantize_embeddings(vectors: DenseVectors, precision: Precision) -> NDArray[np.int8] | NDArray[np.uint8]:
+    """Quantize vectors as sentence-transformers does.
+
+    Args:
+        vectors: Vectors (B, d).
+        precision: ``uint8``: each column's range over the B vectors in 255 steps; ``int8``: the same, less 128. ``ubinary``: one bit per
+            column, set for positive values, eight in a byte, (B, ceil(d / 8)); ``binary``: the same bytes, less 128.
+
+    Raises:
+        ValueError: The precision does not exist.
+
+    Example:
+        >>> vectors = np.array([[0.0, -1.0], [0.5, 1.0], [1.0, 0.0]], np.float32)
+        >>> quantize_embeddings(vectors, "uint8").tolist(), quantize_embeddings(vectors, "ubinary").tolist()
+        ([[0, 0], [127, 254], [254, 127]], [[0], [192], [128]])
+    """
+    if precision in ("binary", "ubinary"):
+        bits = np.packbits(vectors > 0, axis=1)
+        return bits if precision == "ubinary" else np.subtract(bits, 128, dtype=np.int16).astype(np.int8)
+    if precision not in ("int8", "uint8"):
+        raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
+    if len(vectors) < 100:
+        logger.warning("%s: the ranges of the columns are those of %d vectors only; more are more stable", precision, len(vectors))
+    if not len(vectors):
+        return vectors.astype(np.int8 if precision == "int8" else np.uint8)
+    low, high = vectors.min(0), vectors.max(0)
+    steps = (high - low) / 255
+    shift = 128 if precision == "int8" else 0
+    # A column of one value has no range: its level is 0.
+    levels = np.divide(vectors - low, steps, out=np.full_like(vectors, shift), where=steps > 0)
+    quantized: NDArray[np.int8] | NDArray[np.uint8] = (levels - shift).astype(np.int8 if precision == "int8" else np.uint8)
+    return quantized
 
 
 def comparable(vectors: DenseVectors, card: ModelCard) -> DenseVectors:

@@ -10,6 +10,9 @@ import copy
 import logging
 import platform
 import string
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
@@ -21,6 +24,7 @@ from quiver.encoder import Encoder, Tokenizer, load_encoder, optimize_for_infere
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.retrieval.display import html_table
 from quiver.retrieval.models.batches import BatchSize
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.records import DenseModel, Dtype, ModelCard, TokenModel
@@ -93,6 +97,8 @@ class ModelFolder:
         document_prompt: Text put before every document.
         similarity: ``cosine`` or ``dot`` (dense), ``maxsim`` (ColBERT).
         colbert: Settings of ColBERT models; ignored for dense models.
+        prompts: Prompts with other names than ``query`` and ``document`` (dense).
+        default_prompt_name: Name of the prompt of texts that are neither queries nor documents; None for no prompt (dense).
     """
 
     kind: Kind
@@ -107,6 +113,8 @@ class ModelFolder:
     document_prompt: str = ""
     similarity: Literal["cosine", "dot", "maxsim"] = "cosine"
     colbert: ColBERTSettings = field(default_factory=ColBERTSettings)
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -258,7 +266,7 @@ def with_dtype(model: BiEncoder | ColBERT, dtype: Dtype) -> BiEncoder | ColBERT:
     encoder = copy.deepcopy(model.encoder).to("cpu", torch.float32 if dtype == "int8" else getattr(torch, dtype))
     if dtype == "int8":
         optimize_for_inference(encoder, precision="int8")
-    return type(model)(encoder, model.tokenizer, model.settings, source=model.source)
+    return type(model).from_parts(encoder, model.tokenizer, model.settings, source=model.source)
 
 
 def dtype_of(encoder: Encoder) -> Dtype:
@@ -277,23 +285,54 @@ def _dtype_name(dtype: str | torch.dtype) -> Dtype:
     return cast(Dtype, name)
 
 
-class PretrainedModel:
+class PretrainedModel(ABC):
     """Base class of `BiEncoder` and `ColBERT`: an encoder, its tokenizer, settings and projections.
 
     Args:
-        encoder: The native encoder.
-        tokenizer: The encoder's tokenizer.
-        settings: Settings of the model folder.
-        source: Folder or Hub id, for manifests and reports.
-        batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
+        model_name_or_path: Folder or Hub id.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the encoder's weights in memory; None for that of `default_dtype`. Vectors are float32 in every case.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available. On a CPU the model is for inference only.
+        batch_tokens: Tokens per batch; None for 4,096 on a CPU, and by free memory on a GPU, up to 65,536.
 
     Raises:
-        InputError: The parts do not fit each other, or ``batch_tokens`` is less than 1.
+        InputError: The folder is not a supported model of this class, or the device is not available.
     """
 
     def __init__(
-        self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "", batch_tokens: int | None = None
+        self,
+        model_name_or_path: str | Path,
+        *,
+        revision: str | None = None,
+        dtype: Dtype | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        batch_tokens: int | None = None,
     ) -> None:
+        parts = _load_for_inference(model_name_or_path, revision, dtype, None if device is None else str(device))
+        self._assemble(parts.encoder, parts.tokenizer, parts.settings, str(model_name_or_path), batch_tokens)
+
+    @classmethod
+    def from_parts(
+        cls, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "", batch_tokens: int | None = None
+    ) -> Self:
+        """Make a model of an encoder, its tokenizer and settings.
+
+        Args:
+            encoder: The native encoder.
+            tokenizer: The encoder's tokenizer.
+            settings: Settings of the model folder.
+            source: Folder or Hub id, for manifests and reports.
+            batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
+
+        Raises:
+            InputError: The settings are those of the other class, the parts do not fit each other, or ``batch_tokens`` is less than 1.
+        """
+        model = cls.__new__(cls)
+        model._assemble(encoder, tokenizer, settings, source, batch_tokens)
+        return model
+
+    def _assemble(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, source: str, batch_tokens: int | None) -> None:
+        """Check the parts and set the attributes; both ways to make a model end here."""
         name = source or "this model"
         if batch_tokens is not None and batch_tokens < 1:
             raise InputError(f"batch_tokens must be >= 1, got {batch_tokens}")
@@ -310,16 +349,41 @@ class PretrainedModel:
         self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
 
     @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.encoder.device
-
-    @property
     def dim(self) -> int:
         """Vector width d."""
         if self.settings.projections:
             return self.settings.projections[-1].linear.out_features
         return self.encoder.config.hidden_size
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return the vector width d; sentence-transformers' name up to version 5."""
+        return self.dim
+
+    def get_embedding_dimension(self) -> int:
+        """Return the vector width d; sentence-transformers' name from version 6 on."""
+        return self.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.encoder.device
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model to another device, in the same dtype.
+
+        Raises:
+            InputError: The device is not available, or the weights are packed for a CPU, as those of a model that was opened on one are.
+        """
+        wanted = torch.device(check_device(str(device)))
+        here = self.encoder.device
+        if wanted.type == here.type and (wanted.index or 0) == (here.index or 0):
+            return self
+        if self.encoder.prepacked:
+            name = f"{type(self).__name__}({self.source or '...'!r}, device={str(device)!r})"
+            raise InputError(f"the weights of this model are packed for the CPU; open it with {name}")
+        self.encoder.to(wanted)
+        self.projections.to(wanted)
+        return self
 
     @property
     def batch_size(self) -> BatchSize:
@@ -328,33 +392,71 @@ class PretrainedModel:
             self._batch_size = BatchSize.choose(self.encoder, self.dim, self.batch_tokens)
         return self._batch_size
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        source: str | Path,
-        *,
-        revision: str | None = None,
-        dtype: Dtype | torch.dtype | None = None,
-        device: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> Self:
-        """Load a model folder from disk or the Hub, in any layout that holds a model of this class.
+    @abstractmethod
+    def save_pretrained(self, path: str | Path) -> None:
+        """Save the model as a folder."""
 
-        A bi-encoder is a sentence-transformers folder or a plain Hugging Face folder; a ColBERT model is a folder of PyLate, Stanford's
-        ColBERT or sentence-transformers 6.
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        token: str | None = None,
+        private: bool | None = None,
+        commit_message: str | None = None,
+        exist_ok: bool = False,
+        revision: str | None = None,
+        create_pr: bool = False,
+    ) -> str:
+        """Upload the folder that `save_pretrained` writes to a repository on the Hugging Face Hub.
 
         Args:
-            source: Folder or Hub id.
-            revision: Branch, tag or commit on the Hub.
-            dtype: Dtype of the encoder's weights in memory; None for that of `default_dtype`. Vectors are float32 in every case.
-            device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available. On a CPU the model is for inference only.
-            batch_tokens: Tokens per batch; None for 4,096 on a CPU, and by free memory on a GPU, up to 65,536.
+            repo_id: Repository, ``owner/name``; created if it does not exist.
+            token: Token with write access; None for the one that ``hf auth login`` stored.
+            private: Make a new repository private; None for the owner's default.
+            commit_message: Message of the commit; None for ``Add NAME model``.
+            exist_ok: Write into a repository that exists; otherwise that is an error.
+            revision: Branch, created if missing; None for the main branch.
+            create_pr: Open a pull request instead of committing to the branch.
+
+        Returns:
+            Address of the commit, or of the pull request's commit.
 
         Raises:
-            InputError: The folder is not a supported model of this class, or the device is not available.
+            InputError: The Hub refuses the upload (the message says why).
         """
-        parts = _load_for_inference(source, revision, dtype, device)
-        return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source), batch_tokens=batch_tokens)
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        api = HfApi(token=token)
+        try:
+            name = api.create_repo(repo_id, private=private, exist_ok=exist_ok or create_pr).repo_id
+            if revision is not None:
+                api.create_branch(name, branch=revision, exist_ok=True)
+            with tempfile.TemporaryDirectory() as folder:
+                self.save_pretrained(Path(folder) / "model")
+                commit = api.upload_folder(
+                    repo_id=name,
+                    folder_path=Path(folder) / "model",
+                    commit_message=commit_message or f"Add {type(self).__name__} model",
+                    revision=revision,
+                    create_pr=create_pr,
+                )
+        except (HfHubHTTPError, HFValidationError) as error:
+            raise InputError(f"{repo_id}: {str(error).splitlines()[0]}") from error
+        return str(commit.commit_url)
+
+    def _described(self) -> list[tuple[str, str]]:
+        """Facts for people: name and value."""
+        return [("model", self.source or "(made of parts)"), ("vectors", f"{self.dim} dimensions, {self.settings.similarity}")]
+
+    def __repr__(self) -> str:
+        facts = [*self._described(), ("weights", f"{dtype_of(self.encoder)} on {self.device}")]
+        return f"{type(self).__name__}({'; '.join(f'{name}: {value}' for name, value in facts)})"
+
+    def _repr_html_(self) -> str:
+        """Table for notebooks."""
+        facts = [*self._described(), ("weights", f"{dtype_of(self.encoder)} on {self.device}")]
+        return html_table((type(self).__name__, ""), facts)
 
 
 def load_model(
@@ -367,7 +469,7 @@ def load_model(
 ) -> BiEncoder | ColBERT:
     """Load a bi-encoder or a ColBERT model from a folder or the Hub; the checkpoint decides which.
 
-    The arguments are those of `PretrainedModel.from_pretrained`.
+    The arguments are those of `PretrainedModel`.
 
     Raises:
         InputError: The folder is not a supported model.
@@ -378,7 +480,7 @@ def load_model(
 def load_index_model(
     card: ModelCard, source: str | None = None, *, device: str | None = None, batch_tokens: int | None = None
 ) -> BiEncoder | ColBERT:
-    """Load the model of an index in the dtype of the index.
+    """Load the model of an index, with its dtype, prompts, lengths and vector width.
 
     Args:
         card: Model that built the index.
@@ -390,11 +492,27 @@ def load_index_model(
         InputError: The model cannot be loaded.
     """
     try:
-        return load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens)
+        return _with_card(load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens), card)
     except InputError as error:
         if source is not None:
             raise
         raise InputError(f"{error}; the index was built with that model: pass --model if it has moved") from error
+
+
+def _with_card(model: BiEncoder | ColBERT, card: ModelCard) -> BiEncoder | ColBERT:
+    """Give a bi-encoder the settings that its owner changed after loading, as its card has them."""
+    from quiver.retrieval.models.biencoder import BiEncoder
+
+    if isinstance(model, BiEncoder) and card.kind == "dense":
+        prompts = {"query": card.query_prompt, "document": card.document_prompt}
+        model.prompts = {**model.prompts, **prompts}
+        if card.document_length <= model.encoder.config.max_positions:
+            model.max_seq_length = card.document_length
+        if card.dim < model.dim:
+            model.truncate_dim = card.dim
+        if card.similarity != "maxsim":
+            model.similarity_fn_name = card.similarity
+    return model
 
 
 def build_model(parts: ModelParts, source: str | Path, *, batch_tokens: int | None = None) -> BiEncoder | ColBERT:
@@ -403,7 +521,7 @@ def build_model(parts: ModelParts, source: str | Path, *, batch_tokens: int | No
     from quiver.retrieval.models.colbert import ColBERT
 
     model: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
-    return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source), batch_tokens=batch_tokens)
+    return model.from_parts(parts.encoder, parts.tokenizer, parts.settings, source=str(source), batch_tokens=batch_tokens)
 
 
 def with_absolute_source(card: ModelCard) -> ModelCard:
@@ -439,7 +557,7 @@ class WorkerModel:
         card = self.card
         if card.library != "quiver":
             raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
-        model = load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens)
+        model = _with_card(load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens), card)
         if model.card.fingerprint != card.fingerprint:
             raise InputError(
                 f"{card.source}: the model on {platform.node()} has the fingerprint {model.card.fingerprint[:12]}, expected "

@@ -68,7 +68,7 @@ def token_matches(model: ColBERT, query: str, document: str) -> list[QueryTokenM
     Returns:
         n matches, expansion tokens included; empty if the document has no vectors.
     """
-    vectors = model.encode([query], "query").vectors[0], model.encode([document], "document").vectors[0]
+    vectors = model.encode_texts([query], "query").vectors[0], model.encode_texts([document], "document").vectors[0]
     return match_tokens(*vectors, text_tokens(model, query, "query"), text_tokens(model, document, "document"))
 
 
@@ -222,13 +222,13 @@ def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Se
     """
     index.check_model(model.card)
     if not isinstance(model, ColBERT):
-        vector = comparable(model.encode([query], "query").vectors, model.card)[0]
+        vector = comparable(model.encode_texts([query], "query").vectors, model.card)[0]
         stored = index.manifest.policy.store_text
         return [
             Explanation(document, score, index.text_of(document) if stored else None, ())
             for document, score in zip(documents, index.scores(vector, documents).tolist(), strict=True)
         ]
-    vectors, query_tokens = model.encode([query], "query").vectors[0], text_tokens(model, query, "query")
+    vectors, query_tokens = model.encode_texts([query], "query").vectors[0], text_tokens(model, query, "query")
     explained = []
     for document, score in zip(documents, index.scores(vectors, documents).tolist(), strict=True):
         text = index.text_of(document)
@@ -262,7 +262,7 @@ def _matches(
     tokens = text_tokens(model, text, "document")
     if len(tokens) == len(stored):
         return match_tokens(query, stored, query_tokens, tokens)
-    return _pooled_matches(query, stored, model.encode([text], "document").vectors[0], query_tokens, tokens)
+    return _pooled_matches(query, stored, model.encode_texts([text], "document").vectors[0], query_tokens, tokens)
 
 
 def _pooled_matches(

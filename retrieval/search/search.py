@@ -92,7 +92,7 @@ def search(
     key, times = Counter(query_ids).most_common(1)[0]
     if times > 1:
         raise InputError(f"query id '{key}' occurs {times} times; ids must be unique")
-    encoding = model.encode([query.text for query in queries], "query", progress=progress)
+    encoding = model.encode_texts([query.text for query in queries], "query", progress=progress)
     vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
     if isinstance(index, Index):
         index.search_on(device_of(model))
@@ -405,7 +405,7 @@ class IndexScorer:
         Raises:
             InputError: A candidate is not in the index.
         """
-        vectors = self.model.encode(queries, "query").vectors
+        vectors = self.model.encode_texts(queries, "query").vectors
         return [self.index.scores(query, documents) for query, documents in zip(vectors, candidates, strict=True)]
 
 
@@ -429,7 +429,7 @@ class TextScorer:
         Raises:
             InputError: A candidate has no text.
         """
-        vectors = self.model.encode(queries, "query").vectors
+        vectors = self.model.encode_texts(queries, "query").vectors
         scores: list[NDArray[np.float32]] = []
         while len(scores) < len(queries):
             first = last = len(scores)
@@ -438,7 +438,7 @@ class TextScorer:
                 for document in candidates[last]:
                     wanted.setdefault(document, len(wanted))
                 last += 1
-            documents = self.model.encode([self.text_of(document) for document in wanted], "document").vectors if wanted else []
+            documents = self.model.encode_texts([self.text_of(document) for document in wanted], "document").vectors if wanted else []
             for query, own in zip(vectors[first:last], candidates[first:last], strict=True):
                 chosen = [documents[wanted[document]] for document in own]
                 tokens = np.concatenate([np.zeros((0, query.shape[1]), np.float32), *chosen])

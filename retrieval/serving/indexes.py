@@ -47,14 +47,14 @@ class SharedModel:
         self.lock = threading.Lock()
         self.card = model.card
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         """Encode texts, as the model does."""
         with self.lock:
-            return self.model.encode(texts, role, progress=progress)
+            return self.model.encode_texts(texts, role, progress=progress)
 
     def queries(self, texts: Sequence[str]) -> Sequence[Any]:
         """Encode Q queries for ``Index.search``."""
-        encoding: DenseEncoding | TokenEncoding = self.encode(texts, "query")
+        encoding: DenseEncoding | TokenEncoding = self.encode_texts(texts, "query")
         if isinstance(encoding, DenseEncoding):
             return list(comparable(encoding.vectors, self.card))
         return encoding.vectors

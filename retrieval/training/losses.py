@@ -37,6 +37,7 @@ from quiver.encoder.training.autocast import autocast
 from quiver.encoder.training.recipe_file import TrainingDtype
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.maxsim import maxsim_padded
 from quiver.retrieval.training.dataloader import COLUMNS, LABEL, TEXTS
 from quiver.retrieval.training.recipe import LossSection, Recipe
 
@@ -263,6 +264,31 @@ class PackedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc
         return super().embed_minibatch(features, begin, end, with_grad, copy_random_state, random_state)
 
 
+def contrastive_scores(
+    queries_embeddings: Tensor, documents_embeddings: Tensor, queries_mask: Tensor | None = None, documents_mask: Tensor | None = None
+) -> Tensor:
+    """Compute MaxSim of every query with every document, as PyLate's ``ColBERTScores`` does, without a tensor of all similarities.
+
+    Args:
+        queries_embeddings: (Q, S_q, d).
+        documents_embeddings: The C - 1 document columns side by side, (B, C - 1, S_d, d).
+        queries_mask: Query tokens that count, (Q, S_q); None for all.
+        documents_mask: Document tokens that count, (B, C - 1, S_d); the others have similarity 0. None for all.
+
+    Returns:
+        (Q, B * (C - 1)), the documents of the first row before those of the next.
+    """
+    documents, mask = documents_embeddings.flatten(0, 1), None if documents_mask is None else documents_mask.flatten(0, 1)
+    return maxsim_padded(queries_embeddings, documents, queries_mask, mask, masked_similarity=0.0)
+
+
+def distillation_scores(
+    queries_embeddings: Tensor, documents_embeddings: Tensor, queries_mask: Tensor | None = None, documents_mask: Tensor | None = None
+) -> Tensor:
+    """Compute MaxSim of every query with its own documents, (Q, P, S_d, d), as PyLate's ``colbert_kd_scores`` does; returns (Q, P)."""
+    return maxsim_padded(queries_embeddings, documents_embeddings, queries_mask, documents_mask, masked_similarity=0.0)
+
+
 def _pylate(name: str) -> Callable[..., nn.Module]:
     """A loss of `quiver.retrieval.training.pylate_losses`, which imports PyLate: bi-encoders train without it."""
     loss: Callable[..., nn.Module] = getattr(import_module("quiver.retrieval.training.pylate_losses"), name)
@@ -288,15 +314,18 @@ LOSSES: dict[str, Callable[[Any, LossSection], nn.Module]] = {
         model, similarity_fct=PAIRWISE[model.similarity_fn_name], temperature=section.temperature
     ),
     "contrastive": lambda model, section: _pylate("GatheredContrastive")(
-        model, gather_across_devices=section.gather_across_devices, temperature=section.temperature
+        model, contrastive_scores, gather_across_devices=section.gather_across_devices, temperature=section.temperature
     ),
     "cached_contrastive": lambda model, section: _pylate("MeanCachedContrastive")(
         model,
+        contrastive_scores,
         mini_batch_size=section.mini_batch_size,
         gather_across_devices=section.gather_across_devices,
         temperature=section.temperature,
     ),
-    "distillation": lambda model, section: _pylate("Distillation")(model, normalize_scores=section.student_scores == "minmax"),
+    "distillation": lambda model, section: _pylate("Distillation")(
+        model, distillation_scores, normalize_scores=section.student_scores == "minmax"
+    ),
 }
 """Name in a recipe -> the loss around a `LossModel`, or around a model of the library. `LOSSES_BY_KIND` of
 `quiver.retrieval.training.recipe` says which kind of model each trains."""

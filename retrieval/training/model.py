@@ -70,8 +70,8 @@ def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = No
         parts = load_parts(section.init, revision=section.revision, device=device)
         add_tokens(parts, prefixes, seed=seed)
     if recipe.kind == "dense":
-        return BiEncoder(parts.encoder, parts.tokenizer, _dense_settings(parts.settings, section), source=section.init)
-    return ColBERT(parts.encoder, parts.tokenizer, _colbert_settings(parts, section, seed=seed), source=section.init)
+        return BiEncoder.from_parts(parts.encoder, parts.tokenizer, _dense_settings(parts.settings, section), source=section.init)
+    return ColBERT.from_parts(parts.encoder, parts.tokenizer, _colbert_settings(parts, section, seed=seed), source=section.init)
 
 
 def _dense_settings(start: ModelFolder, section: ModelSection) -> ModelFolder:

@@ -280,9 +280,9 @@ class _Session:
         run, recipe = self.run, self.run.recipe
         kept = _model_steps(run, progress, schedule)
         model = average_models([run.checkpoints.path(step) for step in kept])
-        final = type(model)(model.encoder, model.tokenizer, model.settings, source=recipe.model.init)
+        final = type(model).from_parts(model.encoder, model.tokenizer, model.settings, source=recipe.model.init)
         shutil.rmtree(run_folder.unfinished_model(run.out), ignore_errors=True)
-        final.save(run_folder.unfinished_model(run.out))
+        final.save_pretrained(run_folder.unfinished_model(run.out))
         epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
         parts = {
@@ -378,7 +378,7 @@ def _model(run: Run, first_model: Callable[[], Model], *, step: int) -> Model:
     if not step and run.processes.is_main_process:
         # The frozen weights must stay the same even if the starting model changes or is deleted before the run is resumed.
         shutil.rmtree(start, ignore_errors=True)
-        model.save(start)
+        model.save_pretrained(start)
     add_lora(model.encoder, rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, seed=run.recipe.training.seed)
     return model
 

@@ -237,12 +237,12 @@ def _weights(modules: tuple[nn.Module, ...]) -> list[nn.Parameter]:
 def _cpu_copy(model: BiEncoder | ColBERT) -> BiEncoder | ColBERT:
     encoder = copy.deepcopy(model.encoder).to("cpu")
     settings = replace(model.settings, projections=tuple(copy.deepcopy(one).to("cpu") for one in model.settings.projections))
-    return type(model)(encoder, model.tokenizer, settings, source=model.source)
+    return type(model).from_parts(encoder, model.tokenizer, settings, source=model.source)
 
 
 def without_cache(model: BiEncoder | ColBERT) -> BiEncoder | ColBERT:
     """Return the model with the same weights and nothing cached from earlier ones, such as its fingerprint."""
-    return type(model)(model.encoder, model.tokenizer, model.settings, source=model.source)
+    return type(model).from_parts(model.encoder, model.tokenizer, model.settings, source=model.source)
 
 
 # Train state and checkpoints.
@@ -304,7 +304,7 @@ def write_checkpoint(folder: Path | None, train_state: TrainState, progress: Pro
         return
     with train_state.model_for_use() as model:
         if folder is not None and model is not None:
-            model.save(folder)
+            model.save_pretrained(folder)
     optimizer = train_state.optimizer_state()
     if folder is None:
         return
@@ -321,7 +321,7 @@ def load_trainable(folder: Path, *, device: str = "cpu") -> BiEncoder | ColBERT:
     """
     parts = load_parts(folder, device=device)
     kind: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
-    return kind(parts.encoder, parts.tokenizer, parts.settings, source=str(folder))
+    return kind.from_parts(parts.encoder, parts.tokenizer, parts.settings, source=str(folder))
 
 
 def read_checkpoint(folder: Path, train_state: TrainState) -> tuple[Progress, list[dict[str, Any]]]:
@@ -412,10 +412,10 @@ def write_average(sources: Sequence[str | Path], out: Path, *, overwrite: bool =
     for source in sources:
         check_target(out, Path(source), overwrite=overwrite)
     mean = average_models(sources)
-    model = type(mean)(mean.encoder, mean.tokenizer, mean.settings, source=str(out))
+    model = type(mean).from_parts(mean.encoder, mean.tokenizer, mean.settings, source=str(out))
     try:
         with replacing_folder(out) as folder:
-            model.save(folder)
+            model.save_pretrained(folder)
     except OSError as error:
         raise InputError(f"{out}: cannot be written ({error.strerror})") from error
     return model.card

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +14,26 @@ from torch._dynamo.utils import counters
 
 from quiver.encoder import Encoder, EncoderConfig, compile_encoder, init_weights, pack_ids
 
-CONFIG = EncoderConfig.modernbert(
+PRE = EncoderConfig.modernbert(
     vocab_size=64, hidden_size=48, num_heads=2, intermediate_size=64, layer_types=["global", "local", "local"], window=16, max_positions=300
 )
+CONFIGS = {
+    "pre": PRE,
+    "post": replace(PRE, norm_position="post", final_norm=False, first_attention_norm=True),
+    "parallel": replace(PRE, norm_position="parallel"),
+}
 
 
-def made() -> Encoder:
-    return init_weights(Encoder(CONFIG), seed=0)
+def made(norms: str = "pre") -> Encoder:
+    return init_weights(Encoder(CONFIGS[norms]), seed=0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
 
 
 # "aot_eager" traces forward and backward passes as inductor does, without the minute of a C++ compiler.
@@ -34,29 +50,69 @@ def made() -> Encoder:
         ),
     ],
 )
-def test_batches_of_every_length_share_one_compilation(backend: str) -> None:
-    plain, encoder = made(), made()
+@pytest.mark.parametrize("norms", CONFIGS)
+def test_batches_of_every_layout_share_one_compilation(backend: str, norms: str) -> None:
+    plain, encoder = made(norms), made(norms)
     assert compile_encoder(encoder, backend=backend) is encoder
-    torch._dynamo.reset()
-    counters.clear()
-    for length in (5, 17, 64, 200):
-        batch = pack_ids([[3] * length, *[[7, 8, 9]] * (length % 4)])  # the number of sequences and their groups differ too
+    for length in (5, 17, 64, 200, 33):
+        # The number of sequences, their groups and what is attended to differ too.
+        texts = [[3] * length, *[[7, 8, 9]] * (length % 4)]
+        batch = pack_ids(texts, key_lengths=[max(1, len(text) - length % 3) for text in texts])
         states = encoder(batch)
         torch.testing.assert_close(states, plain(batch), atol=1e-5, rtol=0)
         states.square().mean().backward()
         plain(batch).square().mean().backward()
         for found, expected in zip(encoder.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(found.grad, expected.grad, atol=1e-5, rtol=1e-4)
-    assert counters["stats"]["unique_graphs"] == 1  # three layers, four lengths
+    assert counters["stats"]["unique_graphs"] == 1  # three layers, five layouts
+    assert not counters["recompiles"]
     assert not counters["graph_break"]
 
 
-def test_names_and_copies_of_weights() -> None:
-    encoder = compile_encoder(made(), backend="aot_eager")
-    assert list(encoder.state_dict()) == list(made().state_dict())
-    twin = copy.deepcopy(encoder)
+@pytest.mark.parametrize(("norms", "count"), [("pre", 1), ("post", 2), ("parallel", 0)])
+def test_norms_are_compiled_with_the_mlp(norms: str, count: int) -> None:
+    """Counted in the graph that the backend is given: norms, and the matrix products of the MLP."""
+    names: list[str] = []
+
+    def record(graph: Any, inputs: Any) -> Any:
+        names.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    torch._dynamo.register_backend(record, name=f"record_{norms}")  # type: ignore[arg-type]  # any callable
+    encoder = compile_encoder(made(norms), backend=f"record_{norms}")
+    encoder(pack_ids([[1, 2, 3], [4, 5]]))
+    assert sum("layer_norm" in name for name in names) == count
+    assert sum("linear" in name for name in names) == 2
+
+
+def test_inference_is_compiled_once_too() -> None:
+    plain, encoder = made().eval(), compile_encoder(made().eval(), backend="aot_eager")
+    with torch.inference_mode():
+        for length in (5, 17, 64, 33):
+            batch = pack_ids([[3] * length, [7, 8, 9]])
+            torch.testing.assert_close(encoder(batch), plain(batch), atol=1e-5, rtol=0)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("norms", CONFIGS)
+def test_names_and_copies_of_weights(norms: str) -> None:
+    encoder = compile_encoder(made(norms), backend="aot_eager")
+    assert list(encoder.state_dict()) == list(made(norms).state_dict())
+    batch = pack_ids([[1, 2, 3]])
+    expected, twin = encoder(batch), copy.deepcopy(encoder)
     with torch.no_grad():
         for weight in encoder.parameters():
             weight.zero_()
-    assert all(layer.mlp.forward.__self__ is layer.mlp for layer in twin.layers)
-    assert twin(pack_ids([[1, 2, 3]])).abs().max() > 0
+    torch.testing.assert_close(twin(batch), expected, atol=1e-6, rtol=0)
+    assert expected.abs().max() > 0
+
+
+def test_dropout_is_compiled_and_drawn_anew_in_every_pass() -> None:
+    config = replace(PRE, attention_output_dropout=0.1, mlp_inner_dropout=0.1, mlp_output_dropout=0.1)
+    encoder = compile_encoder(init_weights(Encoder(config), seed=0).train(), backend="aot_eager")
+    batch = pack_ids([[1, 2, 3], [4, 5]])
+    first, second = encoder(batch), encoder(batch)
+    assert not torch.equal(first, second)
+    (first + second).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    torch.testing.assert_close(encoder.eval()(batch), init_weights(Encoder(config), seed=0).eval()(batch), atol=1e-5, rtol=0)

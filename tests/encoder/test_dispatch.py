@@ -64,6 +64,10 @@ def call(**changes: Any) -> AttentionCall:
         ({"slopes": True, "installed": ALL}, "flash_attn_2"),
         ({"slopes": True, "gradients": True, "dropout": True, "installed": ALL}, "flash_attn_2"),
         ({"slopes": True, "local": True, "installed": ALL}, "flash_attn_2"),
+        ({"key_lengths": True, "local": True}, "aten_flash"),
+        ({"installed": ALL, "key_lengths": True}, "flash_attn_4"),
+        ({"installed": ALL, "key_lengths": True, "local": True}, "flash_attn_3"),
+        ({"installed": ALL, "key_lengths": True, "local": True, "slopes": True}, "flash_attn_2"),
         ({"installed": ALL}, "flash_attn_4"),
         ({"installed": ALL, "gradients": True, "local": True}, "flash_attn_4"),
         ({"installed": ALL, "capability": BLACKWELL}, "flash_attn_4"),
@@ -102,6 +106,7 @@ def test_the_choice(changes: dict[str, Any], name: str) -> None:
         ("compiled", {"device_type": "cpu", "installed": HERE, "head_width": 24}, "head width 24 (multiples of 32 to 256)"),
         ("flash_attn_4", {"installed": ALL, "dropout": True}, "dropout"),
         ("aten_flash", {"slopes": True}, "ALiBi"),
+        ("flash_attn_4", {"installed": ALL, "local": True, "key_lengths": True}, "windows with key lengths"),
         ("flash_attn_3", {"installed": ALL, "missing": STRIPPED}, None),
         ("flash_attn_3", {"installed": ALL, "missing": STRIPPED, "gradients": True}, "this build has no gradients"),
         ("flash_attn_3", {"installed": ALL, "missing": STRIPPED, "local": True}, "this build has no windows"),
@@ -184,9 +189,11 @@ def test_a_backend_given_by_name_must_support_the_call() -> None:
 
 def test_a_call_is_described_by_its_tensors() -> None:
     q = torch.ones(6, 2, 16, dtype=torch.bfloat16)
-    batch = pack_ids([[1, 2, 3], [4, 5, 6]])
+    batch = pack_ids([[1, 2, 3], [4, 5, 6]], key_lengths=[1, 3])
     found = describe(q, batch, window=2, slopes=torch.ones(2), dropout=0.1, gradients=True)
-    assert found == AttentionCall("cpu", torch.bfloat16, head_width=16, gradients=True, dropout=True, slopes=True, local=True)
+    assert found == AttentionCall(
+        "cpu", torch.bfloat16, head_width=16, gradients=True, dropout=True, slopes=True, key_lengths=True, local=True
+    )
     assert describe(torch.ones(3, 1, 8), pack_ids([[1, 2], [3]])) == AttentionCall("cpu", torch.float32, head_width=8)
 
 

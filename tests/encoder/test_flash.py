@@ -33,7 +33,9 @@ class Borders:
 
     What follows is the kernels' contract in plain torch (flash_attn_varlen_func's docstring, flash-attn 2.8): a query at
     place i sees keys from i + n_k - n_q - left to i + n_k - n_q + right, both included, -1 for no limit; ALiBi takes
-    slope * |i + n_k - n_q - j| off; cu_seqlens are int32; max_seqlen bounds the launch, so it must not be too small.
+    slope * |i + n_k - n_q - j| off; cu_seqlens are int32; max_seqlen bounds the launch, so it must not be too small. flash-attn 2 and
+    PyTorch's copy drop the limit of a side that is not below max_seqlen_k, also where more queries than keys make it matter
+    (mha_varlen_fwd in csrc/flash_attn/flash_api.cpp).
     """
 
     cu_seqlens_q: Tensor
@@ -47,6 +49,7 @@ def pieces(
     q: Tensor, k: Tensor, v: Tensor, borders: Borders, *, left: int = -1, right: int = -1, slopes: Tensor | None = None
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """For each sequence its queries, its keys and the weights between them, (H, n_q, n_k)."""
+    left, right = (-1 if side >= borders.max_seqlen_k else side for side in (left, right))
     for cu_seqlens, most, tokens in (
         (borders.cu_seqlens_q, borders.max_seqlen_q, len(q)),
         (borders.cu_seqlens_k, borders.max_seqlen_k, len(k)),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.encoder import pack, pack_ids, pack_padded
-from quiver.encoder.packing import masked_lengths, pack_rows
+from quiver.encoder.packing import copy_to, masked_lengths, pack_rows
 
 
 def test_a_batch_written_out() -> None:
@@ -54,6 +54,14 @@ def test_padding_is_packing_backwards(sequences: list[list[int]]) -> None:
 
 def test_a_sequence_of_the_whole_budget_fits() -> None:
     assert [batch.num_tokens for batch in pack([[1] * 4], max_tokens=4)] == [4]
+
+
+def test_tensors_keep_values_and_dtypes_on_their_way_to_a_device() -> None:
+    tensors = [torch.arange(5), torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), torch.empty(0), torch.tensor([True, False])]
+    for device in ("cpu", *["cuda"] * torch.cuda.is_available()):
+        moved = copy_to(device, *tensors)
+        assert all(one.device.type == device and torch.equal(one.cpu(), other) for one, other in zip(moved, tensors, strict=True))
+        assert [one.dtype for one in moved] == [other.dtype for other in tensors]
 
 
 @pytest.mark.parametrize(

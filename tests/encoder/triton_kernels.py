@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
+from quiver.encoder.heads import linear_cross_entropy
 from quiver.encoder.ops import add_norm, embed, gated, normalize, rotate
 from tests.triton_tools import mend_interpreter, sample_programs
 
@@ -265,6 +266,37 @@ def test_embeddings(positions: bool, types: bool, kind: str, dtype: torch.dtype,
         return [result + 0 * (table.sum() + kinds.sum())]
 
     compare(monkeypatch, function, [*tables, *parameters])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 3), (40, 257), (140, 96), (3, 5003)])
+def test_cross_entropy_of_a_vocabulary(
+    rows: int, vocabulary: int, with_bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of more rows than a chunk has, and of a vocabulary that is no multiple of a block."""
+    labels = torch.randint(vocabulary, (rows,), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    labels[0], labels[-1] = 0, vocabulary - 1
+    inputs = [2 * normal(rows, 16, dtype=dtype), normal(vocabulary, 16, dtype=dtype, seed=2), normal(vocabulary, dtype=dtype, seed=3)]
+
+    def function(hidden: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+        return [linear_cross_entropy(hidden, weight, bias if with_bias else None, labels) + 0 * bias.sum()]
+
+    compare(monkeypatch, function, inputs)
+    first, second = (outcome(monkeypatch, "triton", function, inputs) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    monkeypatch.setenv("QUIVER_OPS", "triton")
+    with torch.no_grad():
+        torch.testing.assert_close(function(*inputs)[0], first[0])
+
+
+def test_cross_entropy_of_extreme_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIVER_OPS", "triton")
+    weight = torch.tensor([[1e4], [-1e4], [torch.inf], [torch.nan]], device=DEVICE)
+    hidden, label = torch.ones(1, 1, device=DEVICE), torch.tensor([1], device=DEVICE)
+    assert linear_cross_entropy(hidden, weight[:2], None, label).item() == 2e4
+    assert not linear_cross_entropy(hidden, weight[:3], None, label).isfinite()
+    assert linear_cross_entropy(hidden, weight, None, label).isnan()
 
 
 def test_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ class BagOfWords:
     def card(self) -> ModelCard:
         return ModelCard("bag of words", "dense", "0" * 64, WIDTH, "cosine", LENGTH, LENGTH)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         self.encoded.append((role, list(texts)))
         vectors = np.zeros((len(texts), WIDTH), np.float32)
         words = [text.lower().split() for text in texts]

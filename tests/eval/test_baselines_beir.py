@@ -37,8 +37,8 @@ class Scaled:
         self.model = model
         self.card = ModelCard(f"scaled {similarity}", "dense", ("2" if similarity == "dot" else "3") * 64, model.card.dim, similarity, 8, 8)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
-        encoding: DenseEncoding = self.model.encode(texts, role)
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+        encoding: DenseEncoding = self.model.encode_texts(texts, role)
         lengths = np.array([[1 + len(text)] for text in texts], np.float32)
         return DenseEncoding(encoding.vectors * lengths, encoding.tokens)
 
@@ -50,8 +50,8 @@ class Words:
         self.model = model
         self.card = ModelCard("words", "colbert", "1" * 64, model.card.dim, "maxsim", 8, 8)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        vectors = [self.model.encode(text.split(), role).vectors for text in texts]
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+        vectors = [self.model.encode_texts(text.split(), role).vectors for text in texts]
         lengths = np.array([len(matrix) for matrix in vectors], np.int32)
         return TokenEncoding(vectors, TextTokens(lengths, np.zeros(len(texts), bool), lengths == 0))
 

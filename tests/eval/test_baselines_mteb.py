@@ -95,7 +95,7 @@ class Recorder:
     def encode(self, inputs: Any, *, prompt_type: Any = None, **_: object) -> NDArray[np.float32]:
         texts = [text for batch in inputs for text in batch["text"]]
         self.texts[prompt_type.value] = texts
-        vectors: NDArray[np.float32] = self.model.encode(texts, prompt_type.value).vectors
+        vectors: NDArray[np.float32] = self.model.encode_texts(texts, prompt_type.value).vectors
         return vectors
 
     def similarity(self, one: Any, other: Any) -> Any:
@@ -112,8 +112,8 @@ class Words:
         self.model = model
         self.card = ModelCard("words", "colbert", "1" * 64, model.card.dim, "maxsim", 8, 8)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        vectors = [self.model.encode(text.split(), role).vectors for text in texts]
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+        vectors = [self.model.encode_texts(text.split(), role).vectors for text in texts]
         lengths = np.array([len(matrix) for matrix in vectors], np.int32)
         return TokenEncoding(vectors, TextTokens(lengths, np.zeros(len(texts), bool), lengths == 0))
 
@@ -217,8 +217,8 @@ def test_candidate_without_vectors_is_not_returned(model: Any) -> None:
     class Half(Words):
         """Gives d3 no vectors."""
 
-        def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-            return super().encode(["" if "granite is" in text else text for text in texts], role)
+        def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+            return super().encode_texts(["" if "granite is" in text else text for text in texts], role)
 
     run = searched(QuiverSearch(Half(model)), top_ranked={"q1": ["d3", "d1"], "q3": ["d3"]})
     assert (list(run["q1"]), run["q3"]) == (["d1"], {})
@@ -265,7 +265,9 @@ def biencoder() -> BiEncoder:
         vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
     )
     settings = ModelFolder("dense", Path(), max_length=24, query_prompt="find: ", similarity="dot")
-    return BiEncoder(init_weights(Encoder(config), seed=1), Tokenizer.train(["bird"], vocab_size=300), settings, source="birds/tiny-bird")
+    return BiEncoder.from_parts(
+        init_weights(Encoder(config), seed=1), Tokenizer.train(["bird"], vocab_size=300), settings, source="birds/tiny-bird"
+    )
 
 
 def test_model_meta_describes_the_model(biencoder: BiEncoder, model: Any) -> None:

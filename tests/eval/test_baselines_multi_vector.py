@@ -31,8 +31,8 @@ def colbert(tmp_path: Path, request: pytest.FixtureRequest) -> ColBERT:
         tokenizer.add_token(prefix)
     settings = replace(ColBERTSettings(query_length=12, document_length=24), query_expansion=request.param)
     folder = ModelFolder("colbert", Path(), projections=(Projection(32, 16),), similarity="maxsim", colbert=settings)
-    model = ColBERT(init_weights(Encoder(CONFIG), seed=1), tokenizer, folder, source=str(tmp_path / "colbert"))
-    model.save(tmp_path / "colbert")
+    model = ColBERT.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer, folder, source=str(tmp_path / "colbert"))
+    model.save_pretrained(tmp_path / "colbert")
     return model
 
 
@@ -47,7 +47,7 @@ def test_vectors_and_counts_equal_the_librarys(colbert: ColBERT) -> None:
     baseline = load_baseline("sentence-transformers", colbert.source, device="cpu")
     theirs = library.MultiVectorEncoder(colbert.source, device="cpu")
     for role, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
-        encoding, mine = baseline.encode(TEXTS, role), colbert.encode(TEXTS, role)
+        encoding, mine = baseline.encode_texts(TEXTS, role), colbert.encode_texts(TEXTS, role)
         for found, expected, ours in zip(encoding.vectors, encode(TEXTS, convert_to_numpy=True), mine.vectors, strict=True):
             np.testing.assert_array_equal(found, expected)
             np.testing.assert_allclose(found, ours, atol=1e-4, rtol=0)
@@ -58,4 +58,4 @@ def test_vectors_and_counts_equal_the_librarys(colbert: ColBERT) -> None:
     assert (card.query_length, card.document_length) == (12, 24)
     assert (card.query_prompt, card.document_prompt) == ("[Q] ", "[D] ")
     assert card.fingerprint == load_baseline("sentence-transformers", colbert.source).card.fingerprint
-    assert baseline.encode([], "query").vectors == []
+    assert baseline.encode_texts([], "query").vectors == []

@@ -71,7 +71,7 @@ def test_vectors_and_counts_equal_pylates(make_model: MakeModel, settings: dict[
     theirs, baseline = models.ColBERT(str(folder), device="cpu"), load_baseline("pylate", folder, device="cpu")
     prompt = "find: " if "prompts" in settings else ""
     for role, length in (("query", 12), ("document", 24)):
-        encoding = baseline.encode(TEXTS, role)
+        encoding = baseline.encode_texts(TEXTS, role)
         expected = theirs.encode(TEXTS, is_query=role == "query", show_progress_bar=False)
         for found, matrix in zip(encoding.vectors, expected, strict=True):
             np.testing.assert_array_equal(found, matrix)
@@ -93,20 +93,20 @@ def test_text_of_the_maximum_length_is_not_truncated(make_model: MakeModel) -> N
     tokens = len(tokenizer([TEXTS[0]])["input_ids"][0]) + 1  # the prefix
     for length, truncated in ((tokens, False), (tokens - 1, True)):
         baseline = load_baseline("pylate", make_model(f"l{length}", document_length=length), device="cpu")
-        encoding = baseline.encode([TEXTS[0]], "document")
+        encoding = baseline.encode_texts([TEXTS[0]], "document")
         assert (encoding.tokens.truncated.tolist(), encoding.tokens.tokens.tolist()) == ([truncated], [min(tokens, length)])
 
 
 def test_empty_input_gives_no_vectors(make_model: MakeModel) -> None:
-    encoding = load_baseline("pylate", make_model(), device="cpu").encode([], "document")
+    encoding = load_baseline("pylate", make_model(), device="cpu").encode_texts([], "document")
     assert (encoding.vectors, len(encoding.tokens.tokens)) == ([], 0)
 
 
 def test_quiver_colbert_agrees(make_model: MakeModel) -> None:
     folder = make_model()
-    baseline, ours = load_baseline("pylate", folder, device="cpu"), ColBERT.from_pretrained(folder)
+    baseline, ours = load_baseline("pylate", folder, device="cpu"), ColBERT(folder)
     for role in ("query", "document"):
-        theirs, mine = baseline.encode(TEXTS, role), ours.encode(TEXTS, role)
+        theirs, mine = baseline.encode_texts(TEXTS, role), ours.encode_texts(TEXTS, role)
         assert theirs.counts == mine.counts
         for one, other in zip(theirs.vectors, mine.vectors, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
@@ -156,7 +156,7 @@ def test_fingerprints_differ_between_models(make_model: MakeModel) -> None:
 def test_encoding_does_not_change_the_fingerprint(make_model: MakeModel) -> None:
     folder = make_model()
     baseline = PyLateModel(folder, device="cpu")
-    baseline.encode(TEXTS, "document")
+    baseline.encode_texts(TEXTS, "document")
     assert baseline.card.fingerprint == PyLateModel(folder, device="cpu").card.fingerprint
 
 

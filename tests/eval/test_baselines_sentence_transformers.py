@@ -83,14 +83,14 @@ def test_vectors_equal_the_librarys(make_model: MakeModel, settings: dict[str, A
     folder = make_model(similarity=similarity, **settings)
     theirs = library.SentenceTransformer(str(folder), device="cpu")
     baseline = load_baseline("sentence-transformers", folder, device="cpu")
-    np.testing.assert_array_equal(baseline.encode(TEXTS, "query").vectors, theirs.encode_query(TEXTS))
-    np.testing.assert_array_equal(baseline.encode(TEXTS, "document").vectors, theirs.encode_document(TEXTS))
+    np.testing.assert_array_equal(baseline.encode_texts(TEXTS, "query").vectors, theirs.encode_query(TEXTS))
+    np.testing.assert_array_equal(baseline.encode_texts(TEXTS, "document").vectors, theirs.encode_document(TEXTS))
     card = baseline.card
     assert (card.source, card.kind, card.library) == (str(folder), "dense", "sentence-transformers")
     assert (card.dim, card.similarity, card.query_length, card.document_length) == (32, similarity, 24, 24)
     for role, prompt in (("query", card.query_prompt), ("document", card.document_prompt)):
         expected = theirs.encode(TEXTS, prompt=prompt)
-        np.testing.assert_array_equal(baseline.encode(TEXTS, role).vectors, expected)
+        np.testing.assert_array_equal(baseline.encode_texts(TEXTS, role).vectors, expected)
 
 
 def test_tokens_are_counted_by_the_librarys_tokenizer(make_model: MakeModel) -> None:
@@ -98,7 +98,7 @@ def test_tokens_are_counted_by_the_librarys_tokenizer(make_model: MakeModel) -> 
     baseline = load_baseline("sentence-transformers", folder, device="cpu")
     theirs = library.SentenceTransformer(str(folder), device="cpu")
     for role, prompt in (("query", "find: "), ("document", "")):
-        tokens = baseline.encode(TEXTS, role).tokens
+        tokens = baseline.encode_texts(TEXTS, role).tokens
         kept = theirs.tokenize([prompt + text for text in TEXTS])["attention_mask"].sum(dim=1)
         assert tokens.tokens.tolist() == kept.tolist()
         assert tokens.truncated.tolist() == [False, False, False, True, False]
@@ -106,12 +106,12 @@ def test_tokens_are_counted_by_the_librarys_tokenizer(make_model: MakeModel) -> 
     theirs.max_seq_length = 60
     exact = int(theirs.tokenize([TEXTS[0]])["attention_mask"].sum())
     fits, cuts = (load_baseline("sentence-transformers", make_model(f"n{n}", max_length=n), device="cpu") for n in (exact, exact - 1))
-    assert not fits.encode([TEXTS[0]], "query").tokens.truncated[0]
-    assert cuts.encode([TEXTS[0]], "query").tokens.truncated[0]
+    assert not fits.encode_texts([TEXTS[0]], "query").tokens.truncated[0]
+    assert cuts.encode_texts([TEXTS[0]], "query").tokens.truncated[0]
 
 
 def test_empty_input_gives_no_vectors(make_model: MakeModel) -> None:
-    encoding = load_baseline("sentence-transformers", make_model(), device="cpu").encode([], "query")
+    encoding = load_baseline("sentence-transformers", make_model(), device="cpu").encode_texts([], "query")
     assert (encoding.vectors.shape, len(encoding.tokens.tokens)) == ((0, 32), 0)
 
 
@@ -139,11 +139,11 @@ def test_evaluation_score_equals_score_of_the_librarys_vectors(make_model: MakeM
 
 
 def test_quiver_biencoder_agrees_on_minilm(minilm: Path) -> None:
-    baseline, ours = load_baseline("sentence-transformers", minilm, device="cpu"), BiEncoder.from_pretrained(minilm)
+    baseline, ours = load_baseline("sentence-transformers", minilm, device="cpu"), BiEncoder(minilm)
     for role in ("query", "document"):
-        theirs = baseline.encode(TEXTS, role)
-        np.testing.assert_allclose(theirs.vectors, ours.encode(TEXTS, role).vectors, atol=1e-5, rtol=0)
-        assert theirs.counts == ours.encode(TEXTS, role).counts
+        theirs = baseline.encode_texts(TEXTS, role)
+        np.testing.assert_allclose(theirs.vectors, ours.encode_texts(TEXTS, role).vectors, atol=1e-5, rtol=0)
+        assert theirs.counts == ours.encode_texts(TEXTS, role).counts
     assert baseline.card.fingerprint != ours.card.fingerprint
     assert (baseline.card.similarity, baseline.card.query_length) == ("cosine", 256)
 
@@ -177,7 +177,7 @@ def test_fingerprints_differ_between_models(make_model: MakeModel, tmp_path: Pat
 def test_encoding_does_not_change_the_fingerprint(make_model: MakeModel) -> None:
     folder = make_model()
     baseline = SentenceTransformersModel(folder, device="cpu")
-    baseline.encode(TEXTS, "document")
+    baseline.encode_texts(TEXTS, "document")
     assert baseline.card.fingerprint == fingerprint(folder)
 
 

@@ -51,7 +51,7 @@ def _encoder(tokenizer: Tokenizer) -> Encoder:
 def _dense(tmp_path: Path) -> BiEncoder:
     tokenizer = _tokenizer()
     settings = ModelFolder("dense", tmp_path, pooling="mean", normalize=True, similarity="cosine", max_length=32)
-    return BiEncoder(_encoder(tokenizer), tokenizer, settings, source="tiny dense")
+    return BiEncoder.from_parts(_encoder(tokenizer), tokenizer, settings, source="tiny dense")
 
 
 def _colbert(tmp_path: Path) -> ColBERT:
@@ -59,7 +59,7 @@ def _colbert(tmp_path: Path) -> ColBERT:
     torch.manual_seed(0)
     colbert = ColBERTSettings(query_prefix="", document_prefix="", query_length=8, document_length=32)
     settings = ModelFolder("colbert", tmp_path, projections=(Projection(32, 16),), similarity="maxsim", colbert=colbert)
-    return ColBERT(_encoder(tokenizer), tokenizer, settings, source="tiny ColBERT")
+    return ColBERT.from_parts(_encoder(tokenizer), tokenizer, settings, source="tiny ColBERT")
 
 
 MODELS: dict[str, Callable[[Path], Any]] = {"dense": _dense, "colbert": _colbert}
@@ -136,13 +136,13 @@ def test_each_text_is_encoded_once_a_score_and_the_files_are_read_once(
     (folder / "queries.jsonl").unlink()
     (folder / "qrels" / "test.tsv").unlink()
     model, encoded = _dense(tmp_path), list[tuple[str, str]]()
-    encode = BiEncoder.encode
+    encode = BiEncoder.encode_texts
 
     def counting(self: BiEncoder, texts: Sequence[str], role: Any, *, progress: bool = False) -> Any:
         encoded.extend((role, text) for text in texts)
         return encode(self, texts, role, progress=progress)
 
-    monkeypatch.setattr(BiEncoder, "encode", counting)
+    monkeypatch.setattr(BiEncoder, "encode_texts", counting)
     scorer(model)
     lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(encoded) == len(set(encoded)) == len({json.loads(line)["text"] for line in lines}) + 7

@@ -79,7 +79,7 @@ def test_exact_search_runs_where_the_model_is(model: Any, make_collection: MakeC
     """``meta`` stands for a GPU that is not there. With FAISS, the exact search that measures the overlap runs there."""
     folder = make_collection()
     expected = evaluate(model, folder, engine=engine)
-    placed = SimpleNamespace(card=model.card, encode=model.encode, device=torch.device("meta"))
+    placed = SimpleNamespace(card=model.card, encode_texts=model.encode_texts, device=torch.device("meta"))
     with pytest.raises(NotImplementedError, match="meta"):
         evaluate(placed, folder, engine=engine)
     placed.device = torch.device("cpu")
@@ -92,8 +92,8 @@ def test_a_model_with_a_vector_a_token_takes_the_same_walk(model: Any, make_coll
 
         card = replace(model.card, kind="colbert", similarity="maxsim")
 
-        def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-            words = [model.encode(text.split(), role).vectors for text in texts]
+        def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+            words = [model.encode_texts(text.split(), role).vectors for text in texts]
             lengths = np.array([len(text) for text in words], np.int32)
             return TokenEncoding(words, TextTokens(lengths, np.zeros(len(texts), bool), lengths == 0))
 
@@ -200,13 +200,18 @@ def test_several_collections_keep_their_order(model: Any, make_collection: MakeC
 def test_a_model_is_loaded_by_its_folder(
     model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[str, str | None, str | None]] = []
+    asked: list[tuple[str, str | None, str | None, int | None]] = []
     module = importlib.import_module("quiver.eval.evaluation")  # ``from quiver.eval import evaluate`` would be the function
-    monkeypatch.setattr(module, "load_model", lambda source, *, dtype, device: asked.append((source, dtype, device)) or model)
+
+    def load(source: str, *, dtype: str | None, device: str | None, batch_tokens: int | None) -> Any:
+        asked.append((source, dtype, device, batch_tokens))
+        return model
+
+    monkeypatch.setattr(module, "load_model", load)
     collection = make_collection()
     evaluate(tmp_path / "model", collection, baselines=())
-    evaluate(tmp_path / "model", collection, baselines=(), dtype="bfloat16", device="cpu")
-    assert asked == [(str(tmp_path / "model"), None, None), (str(tmp_path / "model"), "bfloat16", "cpu")]
+    evaluate(tmp_path / "model", collection, baselines=(), dtype="bfloat16", device="cpu", batch_tokens=99)
+    assert asked == [(str(tmp_path / "model"), None, None, None), (str(tmp_path / "model"), "bfloat16", "cpu", 99)]
 
 
 @pytest.mark.parametrize("broken", ["qrels/test.tsv", "corpus.jsonl", "queries.jsonl"])
@@ -296,10 +301,10 @@ def test_a_failure_while_encoding_keeps_the_old_results(model: Any, make_collect
     class Broken:
         card = model.card
 
-        def encode(self, texts: list[str], role: str, *, progress: bool = False) -> Any:
+        def encode_texts(self, texts: list[str], role: str, *, progress: bool = False) -> Any:
             if role == "document":
                 raise RuntimeError("out of memory")
-            return model.encode(texts, role)
+            return model.encode_texts(texts, role)
 
     with pytest.raises(RuntimeError, match="out of memory"):
         evaluate(Broken(), folder, out=out, overwrite=True)
@@ -321,11 +326,11 @@ def test_what_is_finished_when_a_run_is_stopped_is_not_done_again(model: Any, ma
         card = model.card
         calls = 0
 
-        def encode(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
+        def encode_texts(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
             self.calls += role == "document"
             if self.calls == 2:
                 raise KeyboardInterrupt
-            return model.encode(texts, role)
+            return model.encode_texts(texts, role)
 
     with pytest.raises(KeyboardInterrupt):
         evaluate(Stopping(), [first, second], out=out)
@@ -377,11 +382,11 @@ def test_a_second_evaluation_in_one_folder_is_refused(model: Any, make_collectio
         card = model.card
         refused = 0
 
-        def encode(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
+        def encode_texts(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
             code = f"from quiver.eval import evaluate; evaluate('bm25', {str(folder)!r}, out={str(out)!r})"
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
             self.refused += "another evaluation is writing here" in done.stderr
-            return model.encode(texts, role)
+            return model.encode_texts(texts, role)
 
     meanwhile = Meanwhile()
     results = evaluate(meanwhile, folder, out=out)
@@ -450,7 +455,7 @@ first, second, out, cache, deadly = *map(Path, sys.argv[1:5]), int(sys.argv[5])
 class Model:
     card = ModelCard("numbers", "dense", "1" * 64, 8, "dot", 9, 9)
 
-    def encode(self, texts, role, *, progress=False):
+    def encode_texts(self, texts, role, *, progress=False):
         if role == "document":
             if len(texts) == deadly:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -521,8 +526,8 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
     class Huge:
         card = replace(model.card, similarity="dot", fingerprint="2" * 64)
 
-        def encode(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
-            encoding = model.encode(texts, role)
+        def encode_texts(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
+            encoding = model.encode_texts(texts, role)
             return replace(encoding, vectors=encoding.vectors * np.float32(1e30))
 
     with pytest.raises(InputError, match=r"bag of words: its vectors cannot be searched: scores up to .* do not fit into float32"):
@@ -534,7 +539,8 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
     [
         ({"model": "bm25", "engine": "faiss-dense:factory=Flat"}, "bm25 has no engine"),
         ({"model": "bm25", "dtype": "int8"}, "bm25 has no engine, dtype, device, batch size or library"),
-        ({"model": "bm25", "library": "pylate"}, "no engine, dtype, device or library"),
+        ({"model": "bm25", "library": "pylate"}, "no engine, dtype, device, batch size or library"),
+        ({"model": "bm25", "batch_tokens": 9}, "no engine, dtype, device, batch size or library"),
         ({"model": "folder", "library": "pylate", "dtype": "int8"}, "dtype, device and batch size are only available for library quiver"),
         ({"library": "pylate"}, "the given model is loaded already"),
     ],

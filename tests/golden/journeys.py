@@ -82,8 +82,8 @@ class Entered:
 
 def encode(work: Path) -> Callable[[], object]:
     """BiEncoder.encode of two texts."""
-    model = name("BiEncoder").from_pretrained(fixtures.tiny_biencoder(work))
-    return lambda: model.encode(["a bird has wings", "which animal has wings and flies over the sea"], "query")
+    model = name("BiEncoder")(fixtures.tiny_biencoder(work))
+    return lambda: model.encode_texts(["a bird has wings", "which animal has wings and flies over the sea"], "query")
 
 
 def _command(command: str, *positional: object, **options: object) -> Callable[[], object]:
@@ -158,7 +158,7 @@ def train(work: Path) -> Callable[[], object]:
 def encode_api(work: Path) -> Callable[[], object]:
     """BiEncoder.from_pretrained and encode."""
     folder = fixtures.tiny_biencoder(work)
-    return lambda: name("BiEncoder").from_pretrained(folder).encode(["a bird has wings"], "query")
+    return lambda: name("BiEncoder")(folder).encode_texts(["a bird has wings"], "query")
 
 
 def search_api(work: Path) -> Callable[[], object]:
@@ -167,8 +167,8 @@ def search_api(work: Path) -> Callable[[], object]:
 
     def run() -> object:
         index = name("open_index")(folder)
-        model = name("BiEncoder").from_pretrained(fixtures.tiny_biencoder(work))
-        return index.search(model.encode_queries(["vitamin D and bones"]), k=5)
+        model = name("BiEncoder")(fixtures.tiny_biencoder(work))
+        return index.search(model.encode_query(["vitamin D and bones"]), k=5)
 
     return run
 
@@ -177,7 +177,7 @@ def build_api(work: Path) -> Callable[[], object]:
     """build_index from Python."""
 
     def run() -> object:
-        model = name("BiEncoder").from_pretrained(fixtures.tiny_biencoder(work))
+        model = name("BiEncoder")(fixtures.tiny_biencoder(work))
         return name("build_index")(_small(work), model, work / "journey-built-api", overwrite=True)
 
     return run
@@ -187,7 +187,7 @@ def evaluate_api(work: Path) -> Callable[[], object]:
     """Evaluate from Python."""
 
     def run() -> object:
-        model = name("BiEncoder").from_pretrained(fixtures.tiny_biencoder(work))
+        model = name("BiEncoder")(fixtures.tiny_biencoder(work))
         return name("evaluate")(model, _small(work), out=work / "journey-results-api", overwrite=True)
 
     return run

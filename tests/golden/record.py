@@ -198,10 +198,10 @@ def colbert_scores(work: Path) -> Item:
     """Vectors of a few texts, and the rankings of 20 queries over 500 documents by exact MaxSim."""
     corpus, folder = fixtures.corpus(work, 500, 20, words=400), exported_colbert(work)
     index = build(work, "colbert", corpus, folder, "exact")
-    model = name("ColBERT").from_pretrained(folder)
+    model = name("ColBERT")(folder)
     query = fixtures.read_lines(corpus / "queries.jsonl")[0]["text"]
     document = fixtures.read_lines(corpus / "corpus.jsonl")[0]["text"]
-    [one], [other] = model.encode_queries([query]), model.encode_documents([document])
+    [one], [other] = model.encode_query([query]), model.encode_document([document])
     return {
         "rankings": {"exact": search(work, index, corpus / "queries.jsonl", k=20)},
         "values": {"query": rounded(one[:, :4].tolist()), "document": rounded(other[::8, :4].tolist())},

@@ -102,7 +102,7 @@ class Counting:
     words = sorted({word for fields in CORPUS.values() for word in f"{fields['title']} {fields['text']}".split()})
     card = ModelCard("counting", "dense", "0" * 64, len(words), "dot", 512, 512)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         counts = [[text.lower().split().count(word) for word in self.words] for text in texts]
         lengths = np.array([len(text.split()) for text in texts], np.int32)
         vectors = np.array(counts, np.float32).reshape(-1, len(self.words))
@@ -117,7 +117,7 @@ class MtebCounting:
         return mteb.models.ModelMeta.create_empty()
 
     def encode(self, inputs: Any, *, prompt_type: Any = None, **_: object) -> NDArray[np.float32]:
-        return Counting().encode([text for batch in inputs for text in batch["text"]], prompt_type.value).vectors
+        return Counting().encode_texts([text for batch in inputs for text in batch["text"]], prompt_type.value).vectors
 
     def similarity(self, one: Any, other: Any) -> Any:
         return np.asarray(one) @ np.asarray(other).T
@@ -200,7 +200,7 @@ class Stored:
         self._model, self._store = model, store
         self.card = model.card
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         stored = self._store.encode(self._model, texts, role)
         unknown = np.zeros(len(texts), np.int32)
         return DenseEncoding(stored.rows.span(0, len(texts)), TextTokens(unknown, unknown.astype(bool), unknown.astype(bool)))
@@ -213,13 +213,13 @@ class MtebStored(MtebCounting):
         self._model = model
 
     def encode(self, inputs: Any, *, prompt_type: Any = None, **_: object) -> NDArray[np.float32]:
-        return self._model.encode([text for batch in inputs for text in batch["text"]], prompt_type.value).vectors
+        return self._model.encode_texts([text for batch in inputs for text in batch["text"]], prompt_type.value).vectors
 
 
 @pytest.mark.data
 @pytest.mark.exhaustive
 def test_three_harnesses_one_score_on_scifact(minilm: Path, quiver_data: Path, scifact_vectors: Path) -> None:
-    model = BiEncoder.from_pretrained(minilm)
+    model = BiEncoder(minilm)
     collection = load_collection(quiver_data / "scifact", "test")
     corpus = {document.id: {"title": document.title, "text": document.text} for document in collection.documents}
     queries = {query.id: query.text for query in collection.queries}
@@ -242,6 +242,6 @@ def test_three_harnesses_one_score_on_scifact(minilm: Path, quiver_data: Path, s
 @pytest.mark.parametrize(("name", "expected", "documents", "queries"), [("cranfield", 0.509, 1400, 225), ("cosqa", 0.593, 6267, 500)])
 def test_minilm_on_other_collections(minilm: Path, quiver_data: Path, name: str, expected: float, documents: int, queries: int) -> None:
     """Measured on these very folders with sentence-transformers' vectors, FAISS and ir_measures."""
-    scored = evaluate(BiEncoder.from_pretrained(minilm), quiver_data / name, baselines=()).collections[0]
+    scored = evaluate(BiEncoder(minilm), quiver_data / name, baselines=()).collections[0]
     assert (scored.documents, scored.queries) == (documents, queries)
     assert scored.measures["ndcg@10"] == pytest.approx(expected, abs=0.002)

@@ -96,14 +96,16 @@ def sources(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     tanh = Projection(64, 32, bias=True, activation="torch.nn.modules.activation.Tanh")
     dense = ModelFolder("dense", root, max_length=48, pooling="cls", normalize=True, projections=(tanh,))
     dense = dataclasses.replace(dense, query_prompt="query: ", document_prompt="passage: ")
-    BiEncoder(modernbert(), tokenizer(), dense).save(root / "modernbert-dense")
+    BiEncoder.from_parts(modernbert(), tokenizer(), dense).save_pretrained(root / "modernbert-dense")
     plain = dataclasses.replace(dense, projections=(), pooling="mean")
-    BiEncoder(modernbert(), tokenizer(), plain).save(root / "modernbert-plain")
+    BiEncoder.from_parts(modernbert(), tokenizer(), plain).save_pretrained(root / "modernbert-plain")
     unpooled = dataclasses.replace(plain, include_prompt=False)
-    BiEncoder(modernbert(), tokenizer(), unpooled).save(root / "modernbert-unpooled")
+    BiEncoder.from_parts(modernbert(), tokenizer(), unpooled).save_pretrained(root / "modernbert-unpooled")
     settings = ModelFolder("colbert", root, projections=(Projection(64, 16),), similarity="maxsim")
     colbert = ColBERTSettings(query_length=40, document_length=60)
-    ColBERT(modernbert(), tokenizer(), dataclasses.replace(settings, colbert=colbert)).save(root / "modernbert-colbert")
+    ColBERT.from_parts(modernbert(), tokenizer(), dataclasses.replace(settings, colbert=colbert)).save_pretrained(
+        root / "modernbert-colbert"
+    )
     parts = load_parts(minilm)
     for prefix in ("[Q] ", "[D] "):
         parts.tokenizer.add_token(prefix)
@@ -111,11 +113,11 @@ def sources(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     settings = dataclasses.replace(settings, projections=(Projection(384, 64), Projection(64, 32)))
     # The last skipped word is no token: PyLate takes it for [UNK], and so for the heart; sentence-transformers 6 takes it for nothing.
     listed = ColBERTSettings(document_length=60, attend_to_expansion=True, skiplist=("!", "?", "no single token"))
-    ColBERT(encoder, parts.tokenizer, dataclasses.replace(settings, colbert=listed)).save(root / "minilm-colbert")
+    ColBERT.from_parts(encoder, parts.tokenizer, dataclasses.replace(settings, colbert=listed)).save_pretrained(root / "minilm-colbert")
     settings = dataclasses.replace(settings, projections=settings.projections[:1], colbert=ColBERTSettings())
-    ColBERT(encoder, parts.tokenizer, settings).save(root / "minilm-stanford")
+    ColBERT.from_parts(encoder, parts.tokenizer, settings).save_pretrained(root / "minilm-stanford")
     without = ColBERTSettings(query_prefix="", document_prefix="", query_length=48, query_expansion=False, skiplist=())
-    ColBERT(encoder, parts.tokenizer, dataclasses.replace(settings, colbert=without)).save(root / "minilm-plain")
+    ColBERT.from_parts(encoder, parts.tokenizer, dataclasses.replace(settings, colbert=without)).save_pretrained(root / "minilm-plain")
     return {"minilm-dense": minilm, **{folder.name: folder for folder in root.iterdir()}}
 
 
@@ -133,8 +135,8 @@ def assert_equal(found: Sequence[Any], expected: Sequence[Any]) -> None:
 def test_a_bi_encoder_in_sentence_transformers(sources: dict[str, Path], tmp_path: Path, name: str) -> None:
     export_model(sources[name], tmp_path / "out", layout="sentence-transformers")
     ours, theirs = load_model(sources[name]), sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    assert_equal(theirs.encode_query(QUERIES), ours.encode_queries(QUERIES))
-    assert_equal(theirs.encode_document(DOCUMENTS), ours.encode_documents(DOCUMENTS))
+    assert_equal(theirs.encode_query(QUERIES), ours.encode_query(QUERIES))
+    assert_equal(theirs.encode_document(DOCUMENTS), ours.encode_document(DOCUMENTS))
 
 
 @pytest.mark.parametrize(
@@ -149,11 +151,11 @@ def test_a_bi_encoder_in_sentence_transformers(sources: dict[str, Path], tmp_pat
 def test_a_colbert_in_pylate(sources: dict[str, Path], tmp_path: Path, name: str, layout: str) -> None:
     export_model(sources[name], tmp_path / "out", layout=layout)
     ours, theirs = load_model(sources[name]), models.ColBERT(str(tmp_path / "out"), device="cpu")
-    assert_equal(theirs.encode(QUERIES, is_query=True, show_progress_bar=False), ours.encode_queries(QUERIES))
-    assert_equal(theirs.encode(DOCUMENTS, is_query=False, show_progress_bar=False), ours.encode_documents(DOCUMENTS))
+    assert_equal(theirs.encode(QUERIES, is_query=True, show_progress_bar=False), ours.encode_query(QUERIES))
+    assert_equal(theirs.encode(DOCUMENTS, is_query=False, show_progress_bar=False), ours.encode_document(DOCUMENTS))
     again = load_model(tmp_path / "out")
-    assert_equal(again.encode_queries(QUERIES), ours.encode_queries(QUERIES))
-    assert_equal(again.encode_documents(DOCUMENTS), ours.encode_documents(DOCUMENTS))
+    assert_equal(again.encode_query(QUERIES), ours.encode_query(QUERIES))
+    assert_equal(again.encode_document(DOCUMENTS), ours.encode_document(DOCUMENTS))
 
 
 @pytest.mark.parametrize("name", ["minilm-dense", "modernbert-plain"])
@@ -167,8 +169,8 @@ def test_the_card_says_how_transformers_gives_the_vectors(
     exec(code, scope)  # what a reader of the card would do
     ours = load_model(sources[name])
     settings = ours.settings
-    assert_equal(scope["encode"](QUERIES, settings.query_prompt).numpy(), ours.encode_queries(QUERIES))
-    assert_equal(scope["encode"](DOCUMENTS, settings.document_prompt).numpy(), ours.encode_documents(DOCUMENTS))
+    assert_equal(scope["encode"](QUERIES, settings.query_prompt).numpy(), ours.encode_query(QUERIES))
+    assert_equal(scope["encode"](DOCUMENTS, settings.document_prompt).numpy(), ours.encode_document(DOCUMENTS))
 
 
 def test_the_encoder_of_a_colbert_in_transformers(sources: dict[str, Path], tmp_path: Path) -> None:
@@ -178,11 +180,11 @@ def test_the_encoder_of_a_colbert_in_transformers(sources: dict[str, Path], tmp_
     batch = words([text.strip() for text in DOCUMENTS], padding=True, truncation=True, max_length=64, return_tensors="pt")
     with torch.inference_mode():
         hidden = theirs(**batch).last_hidden_state
-    ours = BiEncoder.from_pretrained(tmp_path / "out")  # a bare encoder: the mean over the tokens
+    ours = BiEncoder(tmp_path / "out")  # a bare encoder: the mean over the tokens
     mask = batch["attention_mask"].unsqueeze(-1)
     expected = ((hidden * mask).sum(1) / mask.sum(1)).numpy()
     ours.max_length = 64
-    np.testing.assert_allclose(ours.encode_documents(DOCUMENTS), expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(ours.encode_document(DOCUMENTS), expected, atol=1e-5, rtol=0)
 
 
 def test_a_model_of_pylates_own_goes_through(minilm: Path, tmp_path: Path) -> None:
@@ -254,8 +256,8 @@ def test_exports_open_in_sentence_transformers_6(sources: dict[str, Path], tmp_p
     for (name, layout), (queries, documents) in zip(EXPORTS, found, strict=True):
         for folder in (sources[name], tmp_path / f"{name}-{layout}"):
             ours = load_model(folder)
-            assert_equal(queries, ours.encode_queries(QUERIES))
-            assert_equal(documents, ours.encode_documents(DOCUMENTS))
+            assert_equal(queries, ours.encode_query(QUERIES))
+            assert_equal(documents, ours.encode_document(DOCUMENTS))
 
 
 @pytest.mark.slow
@@ -281,5 +283,5 @@ def test_models_of_sentence_transformers_6_open_here(minilm: Path, sources: dict
     assert len(found) == 10
     for job, (queries, documents) in zip(jobs, found, strict=True):
         ours = load_model(job["save"])
-        assert_equal(ours.encode_queries(QUERIES), queries)
-        assert_equal(ours.encode_documents(DOCUMENTS), documents)
+        assert_equal(ours.encode_query(QUERIES), queries)
+        assert_equal(ours.encode_document(DOCUMENTS), documents)

@@ -32,8 +32,8 @@ def test_minilm_embeds_a_thousand_tokens_as_sentence_transformers_does(minilm: P
     assert reference.max_seq_length == 1024
     model = load_model(tmp_path / "longer")
     assert isinstance(model, BiEncoder)
-    np.testing.assert_allclose(model.encode_documents(texts), reference.encode_document(texts), atol=1e-5, rtol=0)
-    assert model.encode(texts, "document").counts.truncated == 1
+    np.testing.assert_allclose(model.encode_document(texts), reference.encode_document(texts), atol=1e-5, rtol=0)
+    assert model.encode_texts(texts, "document").counts.truncated == 1
 
 
 def test_factor_one_leaves_minilms_vectors(minilm: Path, tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_factor_one_leaves_minilms_vectors(minilm: Path, tmp_path: Path) -> None
     assert isinstance(old, BiEncoder)
     assert isinstance(new, BiEncoder)
     texts = [" ".join(WORDS), " ".join(WORDS * 20)]
-    assert np.array_equal(old.encode_documents(texts), new.encode_documents(texts))
+    assert np.array_equal(old.encode_document(texts), new.encode_document(texts))
 
 
 def test_twice_the_positions_leave_texts_near_where_they_were(minilm: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_twice_the_positions_leave_texts_near_where_they_were(minilm: Path, tmp_
     assert isinstance(old, BiEncoder)
     assert isinstance(new, BiEncoder)
     texts = [f"{line} {SENTENCE}. {line}." * 2 for line in ("A bird flies", "The sea is deep", "Granite is hard", "Rivers carry sand")]
-    before, after = old.encode_documents(texts), new.encode_documents(texts)
+    before, after = old.encode_document(texts), new.encode_document(texts)
     assert (before * after).sum(1).min() > 0.85
     assert (before @ after.T).argmax(1).tolist() == [0, 1, 2, 3]
 

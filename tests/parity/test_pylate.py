@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_token_vectors_and_rankings_are_pylates(base: Path, tmp_path: Path, sett
     assert isinstance(ours, ColBERT)
     their_queries = theirs.encode(QUERIES, is_query=True, show_progress_bar=False)
     their_documents = theirs.encode(DOCUMENTS, is_query=False, show_progress_bar=False)
-    our_queries, our_documents = ours.encode_queries(QUERIES), ours.encode_documents(DOCUMENTS)
+    our_queries, our_documents = ours.encode_query(QUERIES), ours.encode_document(DOCUMENTS)
     for expected, found in [*zip(their_queries, our_queries, strict=True), *zip(their_documents, our_documents, strict=True)]:
         np.testing.assert_allclose(found, np.asarray(expected), atol=1e-5, rtol=0)
     from quiver.retrieval.index import index_vectors
@@ -102,25 +103,55 @@ def test_token_vectors_and_rankings_are_pylates(base: Path, tmp_path: Path, sett
 
 def test_token_vectors_do_not_depend_on_the_batch(base: Path, tmp_path: Path) -> None:
     pylate_model(base, tmp_path / "model", {})
-    model = ColBERT.from_pretrained(tmp_path / "model")
-    together = model.encode_queries(QUERIES)
+    model = ColBERT(tmp_path / "model")
+    together = model.encode_query(QUERIES)
     for text, vectors in zip(QUERIES, together, strict=True):
-        np.testing.assert_allclose(model.encode_queries([text])[0], vectors, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(model.encode_query([text])[0], vectors, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("settings", SETTINGS[:3], ids=lambda settings: ",".join(settings) or "defaults")
 def test_a_saved_model_opens_in_pylate(base: Path, tmp_path: Path, settings: dict[str, object]) -> None:
     pylate_model(base, tmp_path / "theirs", settings)
-    ours = ColBERT.from_pretrained(tmp_path / "theirs")
-    ours.save(tmp_path / "ours")
+    ours = ColBERT(tmp_path / "theirs")
+    ours.save_pretrained(tmp_path / "ours")
     again = models.ColBERT(str(tmp_path / "ours"), device="cpu", model_kwargs={"attn_implementation": "sdpa"})
-    for expected, found in zip(ours.encode_queries(QUERIES), again.encode(QUERIES, is_query=True, show_progress_bar=False), strict=True):
+    for expected, found in zip(ours.encode_query(QUERIES), again.encode(QUERIES, is_query=True, show_progress_bar=False), strict=True):
         np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5, rtol=0)
-    assert ColBERT.from_pretrained(tmp_path / "ours").card.fingerprint == ours.card.fingerprint
+    assert ColBERT(tmp_path / "ours").card.fingerprint == ours.card.fingerprint
 
 
 def test_settings_come_from_the_checkpoint(base: Path, tmp_path: Path) -> None:
     pylate_model(base, tmp_path / "model", {"query_length": 20})
     path = tmp_path / "model" / "config_sentence_transformers.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "query_length": 24}))
-    assert {len(vectors) for vectors in ColBERT.from_pretrained(tmp_path / "model").encode_queries(QUERIES)} == {24}
+    assert {len(vectors) for vectors in ColBERT(tmp_path / "model").encode_query(QUERIES)} == {24}
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "queries": {"is_query": True},
+    "is_query by default": {},
+    "documents": {"is_query": False},
+    "batch_size": {"is_query": False, "batch_size": 2},
+    "convert_to_tensor": {"is_query": False, "convert_to_tensor": True},
+    "convert_to_numpy=False": {"convert_to_numpy": False},
+    "padding": {"is_query": False, "padding": True},
+    "normalize_embeddings=False": {"is_query": False, "normalize_embeddings": False},
+    "prompt": {"prompt": "find: "},
+    "prompt_name": {"prompt_name": "query"},
+    "device": {"device": "cpu"},
+}
+
+
+@pytest.mark.parametrize("given", [QUERIES, QUERIES[0]], ids=["list", "text"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_of_encode_gives_what_pylate_gives(base: Path, tmp_path: Path, call: str, given: Any) -> None:
+    theirs = pylate_model(base, tmp_path / "model", {})
+    expected = theirs.encode(given, show_progress_bar=False, **CALLS[call])
+    found = ColBERT(tmp_path / "model").encode(given, show_progress_bar=False, **CALLS[call])
+    if isinstance(given, str):
+        expected, found = [expected], [found]
+    assert isinstance(found, list)
+    for one, other in zip(expected, found, strict=True):
+        assert type(one) is type(other)
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(np.asarray(other), np.asarray(one), atol=1e-5, rtol=1e-5)

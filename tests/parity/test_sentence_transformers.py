@@ -39,19 +39,19 @@ def test_minilm_vectors_are_equal_in_any_order(minilm: Path, reference: sentence
     model = load_model(minilm)
     assert isinstance(model, BiEncoder)
     expected = reference.encode_document(TEXTS)
-    np.testing.assert_allclose(model.encode_documents(TEXTS), expected, atol=1e-5, rtol=0)
-    np.testing.assert_allclose(model.encode_queries(TEXTS), reference.encode_query(TEXTS), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(model.encode_document(TEXTS), expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(model.encode_query(TEXTS), reference.encode_query(TEXTS), atol=1e-5, rtol=0)
     for seed in range(3):
         order = list(range(len(TEXTS)))
         random.Random(seed).shuffle(order)
-        shuffled = model.encode_documents([TEXTS[place] for place in order])
+        shuffled = model.encode_document([TEXTS[place] for place in order])
         np.testing.assert_allclose(shuffled, expected[order], atol=1e-5, rtol=0)
-    alone = np.concatenate([model.encode_documents([text]) for text in TEXTS])
+    alone = np.concatenate([model.encode_document([text]) for text in TEXTS])
     np.testing.assert_allclose(alone, expected, atol=1e-5, rtol=0)
 
 
 def test_truncation_is_counted(minilm: Path, reference: sentence_transformers.SentenceTransformer) -> None:
-    encoding = load_model(minilm).encode(TEXTS, "document")
+    encoding = load_model(minilm).encode_texts(TEXTS, "document")
     counts = encoding.counts
     lengths = [len(ids) for ids in reference.tokenizer(TEXTS)["input_ids"]]
     assert counts.truncated == sum(length > 256 for length in lengths) > 2
@@ -91,26 +91,26 @@ def test_module_stacks_and_prompts(minilm: Path, tmp_path: Path, pooling: str, i
     prompts = {"query": "search query: ", "document": "passage: "}
     folder = variant(minilm, tmp_path / "model", pooling=pooling, prompts=prompts, include_prompt=include_prompt, modules=modules)
     theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
-    ours = BiEncoder.from_pretrained(folder)
+    ours = BiEncoder(folder)
     texts = [
         text for text in TEXTS[3:9] + TEXTS[-3:] if text
     ]  # 15 to 250 words; an empty text behind a prompt that is not pooled has no tokens: see below
-    np.testing.assert_allclose(ours.encode_queries(texts), theirs.encode_query(texts), atol=1e-5, rtol=0)
-    np.testing.assert_allclose(ours.encode_documents(texts), theirs.encode_document(texts), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(ours.encode_query(texts), theirs.encode_query(texts), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(ours.encode_document(texts), theirs.encode_document(texts), atol=1e-5, rtol=0)
 
-    ours.save(tmp_path / "saved")
+    ours.save_pretrained(tmp_path / "saved")
     again = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     np.testing.assert_allclose(again.encode_query(texts), theirs.encode_query(texts), atol=1e-6, rtol=0)
-    np.testing.assert_allclose(BiEncoder.from_pretrained(tmp_path / "saved").encode_queries(texts), ours.encode_queries(texts), atol=0)
+    np.testing.assert_allclose(BiEncoder(tmp_path / "saved").encode_query(texts), ours.encode_query(texts), atol=0)
 
 
 def test_bare_hugging_face_folder(minilm: Path, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         shutil.copy(minilm / name, tmp_path / name)
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
-    ours = BiEncoder.from_pretrained(tmp_path)
+    ours = BiEncoder(tmp_path)
     assert ours.max_length == theirs.max_seq_length == 512
-    np.testing.assert_allclose(ours.encode_documents(TEXTS), theirs.encode_document(TEXTS), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(ours.encode_document(TEXTS), theirs.encode_document(TEXTS), atol=1e-5, rtol=0)
 
 
 def test_new_class_paths_of_sentence_transformers_6(minilm: Path, tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_new_class_paths_of_sentence_transformers_6(minilm: Path, tmp_path: Path
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"embedding_dimension": 384, "pooling_mode": "mean", "include_prompt": True})
     )
-    expected = BiEncoder.from_pretrained(minilm).encode_documents(TEXTS)
-    np.testing.assert_allclose(BiEncoder.from_pretrained(folder).encode_documents(TEXTS), expected, atol=0)
+    expected = BiEncoder(minilm).encode_document(TEXTS)
+    np.testing.assert_allclose(BiEncoder(folder).encode_document(TEXTS), expected, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_a_broken_folder_says_in_one_line_what_is_wrong(minilm: Path, tmp_path: 
 
 
 def test_fingerprints_tell_models_apart(minilm: Path, tmp_path: Path) -> None:
-    model = BiEncoder.from_pretrained(minilm)
-    model.save(tmp_path / "same")
-    assert BiEncoder.from_pretrained(tmp_path / "same").card.fingerprint == model.card.fingerprint
+    model = BiEncoder(minilm)
+    model.save_pretrained(tmp_path / "same")
+    assert BiEncoder(tmp_path / "same").card.fingerprint == model.card.fingerprint
     folder = variant(minilm, tmp_path / "other", pooling="cls", prompts={}, include_prompt=True, modules=["normalize"])
-    assert BiEncoder.from_pretrained(folder).card.fingerprint != model.card.fingerprint
+    assert BiEncoder(folder).card.fingerprint != model.card.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_other_names_of_prompts_mean_what_they_mean_there(
     settings = json.loads(path.read_text()) | {"prompts": prompts, "default_prompt_name": default}
     path.write_text(json.dumps(settings))
     theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
-    ours = BiEncoder.from_pretrained(folder)
+    ours = BiEncoder(folder)
     texts = ["wings of birds", "deep sea"]
-    np.testing.assert_allclose(ours.encode_queries(texts), theirs.encode_query(texts), atol=1e-5)
-    np.testing.assert_allclose(ours.encode_documents(texts), theirs.encode_document(texts), atol=1e-5)
+    np.testing.assert_allclose(ours.encode_query(texts), theirs.encode_query(texts), atol=1e-5)
+    np.testing.assert_allclose(ours.encode_document(texts), theirs.encode_document(texts), atol=1e-5)

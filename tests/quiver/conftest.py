@@ -31,5 +31,7 @@ def model(tmp_path: Path) -> Path:
     config = EncoderConfig.modernbert(
         vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
     )
-    BiEncoder(init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
+    BiEncoder.from_parts(
+        init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)
+    ).save_pretrained(folder)
     return folder

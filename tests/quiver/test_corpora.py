@@ -49,6 +49,10 @@ def test_a_wrong_field_is_one_line_before_the_model_is_loaded(quiver: Callable[.
     done = quiver("index", "build", tmp_path / "a.xlsx", "--model", "none", "--out", tmp_path / "index")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "no such file or folder" in done.err
+    done = quiver("index", "build", tmp_path / "a.csv", "--text", "bdy", "--model", "none", "--out", tmp_path / "index")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "a.csv:2: no field 'bdy' (--text); did you mean 'body'? the fields are id, body" in done.err
+    assert not (tmp_path / "index").exists()
 
 
 def test_a_corpus_of_any_kind_can_be_estimated(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> Path:
         vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=32
     )
     settings = ModelFolder("dense", tmp_path, max_length=24, normalize=True)
-    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, settings).save(tmp_path / "runs" / "model")
+    BiEncoder.from_parts(init_weights(Encoder(config), seed=3), tokenizer, settings).save_pretrained(tmp_path / "runs" / "model")
     return tmp_path / "runs" / "model"
 
 

@@ -41,7 +41,7 @@ def make_model(folder: Path, *, seed: int = 1) -> Path:
         vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
     )
     settings = ModelFolder("dense", folder, max_length=12, normalize=True)
-    BiEncoder(init_weights(Encoder(config), seed=seed), tokenizer, settings).save(folder)
+    BiEncoder.from_parts(init_weights(Encoder(config), seed=seed), tokenizer, settings).save_pretrained(folder)
     return folder
 
 
@@ -71,7 +71,7 @@ def test_index_search_evaluate_report(quiver: Callable[..., Any], model: Path, d
     assert info["documents"] == 4
     assert info["tokens"]["empty"] == 0  # its title is text too
     assert info["model"]["source"] == str(model)
-    assert info["model"]["fingerprint"] == BiEncoder.from_pretrained(model).card.fingerprint
+    assert info["model"]["fingerprint"] == BiEncoder(model).card.fingerprint
 
     hits = json.loads(quiver("search", index, "a bird has wings and feathers", "-k", 10, "--json").out)
     assert [hit["rank"] for hit in hits] == [1, 2, 3, 4]  # k is capped at the corpus
@@ -116,7 +116,7 @@ def test_a_valid_recipe_is_trained(quiver: Callable[..., Any], tmp_path: Path) -
     done = quiver("train", "quickstart", "--out", tmp_path / "run", *settings)
     assert done.code == 0, done.err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["result"]["steps"] == 2
-    assert BiEncoder.from_pretrained(tmp_path / "run" / "model").dim == 32
+    assert BiEncoder(tmp_path / "run" / "model").dim == 32
     assert quiver("validate", "quickstart").out.strip() == "1 recipe checked, no problems"
 
 
@@ -169,7 +169,9 @@ def test_every_loader_uses_an_available_gpu(tmp_path: Path, monkeypatch: pytest.
     config = EncoderConfig.modernbert(
         vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=32
     )
-    BiEncoder(init_weights(Encoder(config), seed=0), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save(tmp_path / "model")
+    BiEncoder.from_parts(init_weights(Encoder(config), seed=0), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save_pretrained(
+        tmp_path / "model"
+    )
     asked: list[str | None] = []
     load = loading.load_parts
 
@@ -181,12 +183,12 @@ def test_every_loader_uses_an_available_gpu(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for loader in (BiEncoder.from_pretrained, load_model):
+    for loader in (BiEncoder, load_model):
         loader(tmp_path / "model")
         loader(tmp_path / "model", device="cpu")
     for settings in ({}, {"device": "cpu"}):
         with pytest.raises(InputError, match="not a ColBERT checkpoint"):  # it has been read by then
-            ColBERT.from_pretrained(tmp_path / "model", **settings)
+            ColBERT(tmp_path / "model", **settings)
     assert asked == ["cuda", "cpu"] * 3
 
 
@@ -393,10 +395,10 @@ def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Any], monkeypatch
 def test_a_model_that_gives_nan_is_found_and_nothing_is_written(
     quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path
 ) -> None:
-    broken = BiEncoder.from_pretrained(model)
+    broken = BiEncoder(model)
     with torch.no_grad():
         broken.encoder.final_norm.weight.fill_(math.nan)
-    broken.save(tmp_path / "broken")
+    broken.save_pretrained(tmp_path / "broken")
     for command, what in (
         (("index", "build", data), "the vector of document 'd1' is not finite"),
         (("evaluate", "--data", data), "the vector of the query 'which animal has wings' is not finite"),
@@ -417,7 +419,7 @@ def test_files_that_cannot_be_written_are_found_before_encoding(
     assert quiver("evaluate", "--model", "bm25", "--data", data, "--out", tmp_path / "results").code == 0
     (tmp_path / "work" / "folder").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr(BiEncoder, "encode", _must_not_be_called)
+    monkeypatch.setattr(BiEncoder, "encode_texts", _must_not_be_called)
     for command in (
         ("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--run", target),
         ("report", tmp_path / "results", "--out", target),
@@ -435,7 +437,7 @@ def test_ids_that_no_run_can_hold_are_found_before_encoding(
 ) -> None:
     damage(data / file, lambda text: text + json.dumps({"_id": "two words", "text": "wings"}) + "\n")
     assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
-    monkeypatch.setattr(BiEncoder, "encode", _must_not_be_called)
+    monkeypatch.setattr(BiEncoder, "encode_texts", _must_not_be_called)
     done = quiver("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--run", tmp_path / "run.trec")
     assert done.code == 2
     assert is_one_line(done.err), done.err

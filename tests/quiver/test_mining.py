@@ -26,7 +26,9 @@ def model(tmp_path: Path) -> Path:
     config = EncoderConfig.modernbert(
         vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32
     )
-    BiEncoder(init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
+    BiEncoder.from_parts(
+        init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)
+    ).save_pretrained(folder)
     return folder
 
 
@@ -69,8 +71,8 @@ def test_mined_rows_are_scored_by_a_teacher(quiver: Callable[..., Any], model: P
 
 def test_rows_are_scored_by_several_teachers(quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    first = BiEncoder.from_pretrained(model)
-    BiEncoder(init_weights(Encoder(first.encoder.config), seed=2), first.tokenizer, first.settings).save(other)
+    first = BiEncoder(model)
+    BiEncoder.from_parts(init_weights(Encoder(first.encoder.config), seed=2), first.tokenizer, first.settings).save_pretrained(other)
     fields = ("--query-field", "question", "--document-field", "pos")
     for name, teachers in (("one", (model,)), ("two", (other,)), ("both", (model, other))):
         given = [part for teacher in teachers for part in ("-t", teacher)] + (["--weight", 3, "--weight", 0.5] if name == "both" else [])
@@ -172,9 +174,9 @@ def test_a_folder_with_the_layout_of_bge_m3_is_a_teacher(quiver: Callable[..., A
         "teacher-scores", pairs, "--query-field", "question", "--document-field", "pos", "--teacher", bge_m3, "--out", tmp_path / "out"
     )
     assert done.code == 0, done.err
-    model = BiEncoder.from_pretrained(bge_m3)
+    model = BiEncoder(bge_m3)
     for row in rows_of(tmp_path / "out"):
-        query, document = model.encode_queries([row["question"]])[0], model.encode_documents([row["pos"]])[0]
+        query, document = model.encode_query([row["question"]])[0], model.encode_document([row["pos"]])[0]
         assert row["scores"] == pytest.approx([float(query @ document)], abs=1e-5)
 
 

@@ -59,13 +59,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=256
     )
     encoder = init_weights(Encoder(config), seed=3)
-    BiEncoder(encoder, tokenizer, ModelFolder("dense", folder, max_length=200, normalize=True)).save(folder / "dense-model")
+    BiEncoder.from_parts(encoder, tokenizer, ModelFolder("dense", folder, max_length=200, normalize=True)).save_pretrained(
+        folder / "dense-model"
+    )
     for prefix in ("[Q] ", "[D] "):
         tokenizer.add_token(prefix)
     colbert = ColBERTSettings(query_length=16, document_length=250)
     torch.manual_seed(3)  # the projection's weights decide which tokens meet
     settings = ModelFolder("colbert", folder, projections=(Projection(32, 16),), similarity="maxsim", colbert=colbert)
-    ColBERT(encoder, tokenizer, settings).save(folder / "colbert-model")
+    ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder / "colbert-model")
     for kind in ("dense", "colbert"):
         build_index(DOCUMENTS, load_model(folder / f"{kind}-model"), folder / kind)
     return Built(folder / "dense", folder / "colbert", folder / "dense-model", folder / "colbert-model")

@@ -54,7 +54,7 @@ def test_a_sweep_trains_selects_and_resumes(quiver: Callable[..., Any], recipe: 
     assert all(str(out / folder / "model") in done.out for folder in best["folders"])
     for run in record["runs"]:
         folder = out / run["folder"]
-        BiEncoder.from_pretrained(folder / "model")
+        BiEncoder(folder / "model")
         trained = json.loads((folder / "run.json").read_text())["recipe"]
         assert {path: trained["training"][path.partition(".")[2]] for path in run["settings"]} == run["settings"]
     said = next(line for line in done.out.splitlines() if line.startswith("to train it again: "))

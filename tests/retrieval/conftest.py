@@ -37,7 +37,7 @@ class WordSum:
         self.card = ModelCard(f"word-sum-{fingerprint[0]}", "dense", fingerprint, WIDTH, "dot", 100, 100)
         self.calls: list[tuple[Role, list[str]]] = []
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         self.calls.append((role, list(texts)))
         vectors = np.zeros((len(texts), WIDTH), np.float32)
         for row, text in enumerate(texts):
@@ -52,7 +52,7 @@ class WordByWord:
     def __init__(self, fingerprint: str = "c" * 64) -> None:
         self.card = ModelCard(f"word-by-word-{fingerprint[0]}", "colbert", fingerprint, WIDTH, "maxsim", 100, 100)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         return TokenEncoding(
             [np.array([word_vector(word) for word in text.split()], np.float32).reshape(-1, WIDTH) for text in texts], describe(texts)
         )

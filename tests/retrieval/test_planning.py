@@ -74,7 +74,7 @@ class Random:
         )
         self._rng = np.random.default_rng(0)
 
-    def encode(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
+    def encode_texts(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
         lengths = [len(text.split()) for text in texts]
         tokens = TextTokens(np.array(lengths, np.int32), np.zeros(len(texts), bool), np.zeros(len(texts), bool))
         if self.card.kind == "dense":
@@ -132,7 +132,7 @@ def small_colbert(minilm: Path, tmp_path: Path) -> ColBERT:
     settings = ModelFolder("colbert", minilm, projections=(Projection(384, 32),), similarity="maxsim",
                            colbert=ColBERTSettings(query_prefix="", document_prefix="", document_length=100))  # fmt: skip
     del parts.encoder.layers[1:]
-    return ColBERT(parts.encoder.eval(), parts.tokenizer, settings)
+    return ColBERT.from_parts(parts.encoder.eval(), parts.tokenizer, settings)
 
 
 @pytest.mark.data
@@ -154,7 +154,7 @@ def test_estimated_sizes_fit_a_real_index(quiver_data: Path, minilm: Path, small
     corpus = list(islice(read_documents(quiver_data / "scifact"), 3000))
     parts = load_parts(minilm)
     del parts.encoder.layers[1:]
-    dense = BiEncoder(parts.encoder.eval(), parts.tokenizer, parts.settings)
+    dense = BiEncoder.from_parts(parts.encoder.eval(), parts.tokenizer, parts.settings)
     models: list[tuple[BiEncoder | ColBERT, str]] = [(dense, "pq-dense"), (small_colbert, "ivf-tokens")]
     for model, engine in models:
         known = real(model, corpus)

@@ -118,9 +118,9 @@ print(queries @ documents.T)
 QUIVER = """\
 from quiver.retrieval import {kind}
 
-model = {kind}.from_pretrained({name})
-queries = model.encode_queries({queries})
-documents = model.encode_documents({documents})
+model = {kind}({name})
+queries = model.encode_query({queries})
+documents = model.encode_document({documents})
 """
 
 POOLING = {

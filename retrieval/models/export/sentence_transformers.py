@@ -477,6 +477,8 @@ def read_dense(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFold
         similarity=_similarity(typed(config, "similarity_fn_name", str, "cosine", path), path),
         query_prompt=typed(prompts, "query", str, "", path),
         document_prompt=typed(prompts, "document", str, "", path),
+        prompts={name: typed(prompts, name, str, "", path) for name in prompts if name not in ("query", "document")},
+        default_prompt_name=typed(config, "default_prompt_name", str, "", path) or None,
     )
 
 
@@ -519,8 +521,8 @@ def write_dense(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer
         {
             "__version__": VERSIONS_5,
             "model_type": "SentenceTransformer",
-            "prompts": {"query": settings.query_prompt, "document": settings.document_prompt},
-            "default_prompt_name": None,
+            "prompts": {"query": settings.query_prompt, "document": settings.document_prompt, **settings.prompts},
+            "default_prompt_name": settings.default_prompt_name,
             "similarity_fn_name": settings.similarity,
         },
     )

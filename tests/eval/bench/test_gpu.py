@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from quiver.encoder import InputError
 from quiver.eval.bench import gpu
+from quiver.eval.bench.child import measure_memory
 from quiver.eval.bench.gpu import (
     TARGETS,
     Results,
@@ -411,6 +412,94 @@ def test_kernels_have_short_names_and_times() -> None:
     assert times["aten::mm"][0] > 0
     assert len(kernel_name("x" * 500)) == 80
     assert matmul_rate("cpu", torch.float32, 64, repeats=1) > 0
+
+
+class Event(NamedTuple):
+    """What the profiler says of a kernel, an operator or a span."""
+
+    key: str
+    device_type: torch.autograd.DeviceType
+    self_device_time_total: float
+    count: int = 1
+    is_user_annotation: bool = False
+    self_cpu_time_total: float = 1000.0
+
+
+def test_time_on_a_gpu_is_that_of_kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
+    events = [
+        Event("aten::mm", cpu, 40.0),  # the operator, with the time of the kernels that it started
+        Event("nvjet_tst_128x256", cuda, 30.0, count=2),
+        Event("Memcpy HtoD (Pinned -> Device)", cuda, 6.0),
+        Event("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, int>(int)", cuda, 3.0),
+        Event("void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>, int>(int)", cuda, 1.0),
+        Event("Optimizer.step#AdamW.step", cuda, 500.0, is_user_annotation=True),
+        Event("cudaLaunchKernel", cpu, 0.0),
+    ]
+
+    class Profile:
+        def __init__(self, activities: list[Any]) -> None:
+            assert torch.profiler.ProfilerActivity.CUDA in activities
+
+        def __enter__(self) -> Profile:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def key_averages(self) -> list[Event]:
+            return events
+
+    monkeypatch.setattr(torch.profiler, "profile", Profile)
+    assert kernel_times(lambda: None, "cuda") == {
+        "nvjet_tst_128x256": (pytest.approx(30e-6), 2),
+        "Memcpy HtoD": (pytest.approx(6e-6), 1),
+        "at::native::vectorized_elementwise_kernel, CUDAFunctor_add": (pytest.approx(4e-6), 2),
+    }
+    events.clear()
+    with pytest.raises(RuntimeError, match="the profiler saw no kernels"):
+        kernel_times(lambda: None, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_kernels_of_a_gpu_are_seen_and_its_memory_is_counted() -> None:
+    matrix = torch.randn(2048, 2048, device="cuda")
+
+    def run() -> None:
+        for _ in range(3):
+            torch.mm(matrix, matrix)
+        torch.cuda.synchronize()
+
+    run()
+    times = kernel_times(run, "cuda")
+    assert sum(calls for _, calls in times.values()) >= 3
+    assert not any(name.startswith(("aten::", "cuda")) for name in times)
+    assert 1e12 < matmul_rate("cuda", torch.bfloat16, 4096) < 1e16
+    product = 4 * 2048**2
+    assert product <= int(measure_memory(run, on_cuda=True)["above"] or 0) <= 4 * product
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_largest_batch_of_a_gpu_is_found_in_this_process() -> None:
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, 2**30 / total))
+    try:
+
+        def measure(request: dict[str, Any]) -> dict[str, Any]:
+            torch.cuda.empty_cache()
+            torch.empty(len(request["batches"][0]), 2**20, dtype=torch.uint8, device="cuda")
+            return {"above": 2**20 * len(request["batches"][0])}
+
+        fits, fails, reason = largest_on_gpu(measure, 512, stop=lambda: False)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert fails is not None
+    # A mebibyte per document of the gibibyte that this process may have; earlier tests may hold some of it.
+    assert 700 <= fits <= 1024
+    assert fails - fits <= max(1, fits // 16)
+    assert reason == "out of memory"
 
 
 def memory_of(limit: int, tried: list[int]) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -127,12 +127,12 @@ def test_token_ids_of_a_colbert_are_the_models(make_collection: Callable[..., Pa
         vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
     )
     settings = ColBERTSettings(query_length=16, document_length=24, query_prefix="[Q] ", document_prefix="[D] ", skiplist=(".",))
-    model = ColBERT(
+    model = ColBERT.from_parts(
         init_weights(Encoder(config), seed=1),
         tokenizer,
         ModelFolder("colbert", Path(), projections=(Projection(32, 16),), similarity="maxsim", colbert=settings),
     )
-    expected = model.encode([document.content() for document in documents], "document")
+    expected = model.encode_texts([document.content() for document in documents], "document")
     assert expected.token_ids is not None
     # Encoded now, and found in a cache, which keeps vectors alone.
     for name in ("new", "again"):

@@ -208,7 +208,7 @@ def test_positions_are_extended_before_training(tmp_path: Path, tokenizer: Token
     if head:
         save_head(model, tmp_path / "old")
     else:  # from a sentence-transformers model, the encoder is used
-        BiEncoder(model.encoder, tokenizer, ModelFolder("dense", tmp_path, max_length=32)).save(tmp_path / "old")
+        BiEncoder.from_parts(model.encoder, tokenizer, ModelFolder("dense", tmp_path, max_length=32)).save_pretrained(tmp_path / "old")
     tokenizer.save(tmp_path / "old")
     longer, opened = open_span_qa(tmp_path / "old", seed=7, extend=2)
     assert longer.encoder.config.max_positions == 128 == opened.max_length

@@ -295,7 +295,7 @@ def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFacto
     """MiniLM in float32 with an exact and a graph index, in int8 and as a ColBERT model, with BM25 as baseline, on parts of real data."""
     root = tmp_path_factory.mktemp("real")
     folders: list[str | Path] = [_part(quiver_data / name, root / name) for name in COLLECTIONS]
-    dense = BiEncoder.from_pretrained(minilm)
+    dense = BiEncoder(minilm)
     torch.manual_seed(0)
     settings = ModelFolder(
         "colbert",
@@ -305,7 +305,7 @@ def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFacto
         similarity="maxsim",
         colbert=ColBERTSettings(query_prefix="", document_prefix="", query_expansion=False),
     )
-    colbert = ColBERT(dense.encoder, dense.tokenizer, settings, source="minilm as ColBERT")
+    colbert = ColBERT.from_parts(dense.encoder, dense.tokenizer, settings, source="minilm as ColBERT")
     cache = root / "cache"
     return [
         evaluate(dense, folders, out=root / "exact", cache=cache, command="quiver evaluate --model minilm"),

@@ -74,7 +74,7 @@ class Built(NamedTuple):
     model: Any
 
     def queries(self, texts: list[str] = QUERIES) -> Any:
-        return self.model.encode(texts, "query").vectors
+        return self.model.encode_texts(texts, "query").vectors
 
     def add(self, begin: int, count: int) -> Index:
         return add_documents(self.path, documents(begin, count), self.model, memory=APART, disk=FAST)

@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
     )
     encoder = init_weights(Encoder(config), seed=3)
-    BiEncoder(encoder, tokenizer, ModelFolder("dense", folder, max_length=50, normalize=True)).save(folder / "model")
+    BiEncoder.from_parts(encoder, tokenizer, ModelFolder("dense", folder, max_length=50, normalize=True)).save_pretrained(folder / "model")
     model = load_model(folder / "model")
     build_index(DOCUMENTS[:4], model, folder / "i")
     add_documents(folder / "i", DOCUMENTS[4:6], model)

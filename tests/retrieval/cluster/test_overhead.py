@@ -33,7 +33,7 @@ def colbert(minilm: Path) -> ColBERT:
     torch.manual_seed(0)
     settings = ColBERTSettings(query_prefix="", document_prefix="")
     folder = ModelFolder("colbert", minilm, projections=(Projection(384, 128),), similarity="maxsim", colbert=settings)
-    return ColBERT(load_encoder(minilm), Tokenizer.from_pretrained(minilm), folder)
+    return ColBERT.from_parts(load_encoder(minilm), Tokenizer.from_pretrained(minilm), folder)
 
 
 @pytest.mark.exhaustive
@@ -43,12 +43,12 @@ def test_overhead(
     engine: str, cluster: None, tmp_path: Path, minilm: Path, quiver_data: Path, assert_same: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     documents = [*itertools.islice(read_documents(quiver_data / "cranfield" / "corpus.jsonl"), DOCUMENTS)]
-    model: Any = colbert(minilm) if engine == "ivf-tokens" else BiEncoder.from_pretrained(str(minilm))
+    model: Any = colbert(minilm) if engine == "ivf-tokens" else BiEncoder(str(minilm))
     options = BuildOptions(engine=engine, calibrate=False)
     build_index(documents[: DOCUMENTS // 2], model, tmp_path / "i", options=options)
     index = add_documents(tmp_path / "i", documents[DOCUMENTS // 2 :], model)
     texts = [query.text for query in read_queries(quiver_data / "cranfield" / "queries.jsonl")]
-    queries = model.encode(texts, "query").vectors
+    queries = model.encode_texts(texts, "query").vectors
     with open_sharded(tmp_path / "i", Sharding(shards=2), RayLauncher()) as sharded:
         assert_same(sharded.search(queries, 100), open_index(tmp_path / "i").search(queries, 100))
         assert len(sharded.plan.shards) == len(index.segments) == 2

@@ -44,7 +44,7 @@ class Counting:
         self.asked: list[list[str]] = []
         self.length = length
 
-    def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
+    def encode_texts(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
         self.asked.append(list(texts))
         words = [text.split() for text in texts]
         counts = np.array([len(text) for text in words], np.int32)
@@ -65,7 +65,7 @@ def vector(word: str) -> NDArray[np.float64]:
 
 def check(stored: StoredVectors, model: Counting, texts: Sequence[str]) -> None:
     """Check that every way of reading returns the vectors of the model."""
-    encoding = Counting(model.card.kind, length=model.length).encode(texts, "document")
+    encoding = Counting(model.card.kind, length=model.length).encode_texts(texts, "document")
     matrix = encoding.vectors if model.card.kind == "dense" else np.concatenate(encoding.vectors)
     assert stored.counts == encoding.counts
     assert stored.rows.shape == matrix.shape
@@ -179,7 +179,7 @@ def killing(function):
     return call
 model = t.Counting({kind!r})
 if {where!r} == "encode":
-    model.encode = killing(model.encode)
+    model.encode_texts = killing(model.encode_texts)
 else:
     os.{where} = killing(os.{where})
 EmbeddingStore(Path({folder!r}), limits=StoreLimits(chunk_texts=10, shard_texts=40)).encode(model, t.many(), "document")
@@ -247,10 +247,10 @@ def test_vectors_encoded_before_an_error_are_kept(tmp_path: Path, failing: str) 
         raise InputError("corpus.jsonl:8: malformed")
 
     class Failing(Counting):
-        def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
+        def encode_texts(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
             if "g" in texts:
                 raise RuntimeError("out of memory")
-            return super().encode(texts, role)
+            return super().encode_texts(texts, role)
 
     with pytest.raises(InputError if failing == "texts" else RuntimeError):
         small_store(tmp_path).encode(*((Counting(), broken()) if failing == "texts" else (Failing(), TEXTS)), "document")
@@ -346,8 +346,8 @@ def test_a_folder_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_vector_that_is_not_finite_is_not_stored(tmp_path: Path, kind: str, bad: float) -> None:
     class Broken(Counting):
-        def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
-            encoding = super().encode(texts, role)
+        def encode_texts(self, texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
+            encoding = super().encode_texts(texts, role)
             if "d e f" in texts:
                 encoding.vectors[list(texts).index("d e f")][..., -1] = bad
             return encoding
@@ -365,8 +365,8 @@ def test_vectors_that_contradict_the_model_card_are_refused(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="width 4, its card says 5"):
         small_store(tmp_path).encode(model, TEXTS, "document")
     short = Counting(fingerprint="b" * 64)
-    whole = short.encode
-    short.encode = lambda texts, role, *, progress=False: whole(texts[1:], role)  # type: ignore[method-assign]
+    whole = short.encode_texts
+    short.encode_texts = lambda texts, role, *, progress=False: whole(texts[1:], role)  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="returned vectors for 2 texts, expected 3"):
         small_store(tmp_path).encode(short, TEXTS, "document")
 
@@ -385,13 +385,13 @@ def test_one_progress_bar_counts_encoded_and_stored_texts(tmp_path: Path, monkey
     monkeypatch.setattr(rich.progress, "Progress", RecordedProgress)
     model = Counting()
     shown: list[bool] = []
-    encode = model.encode
+    encode = model.encode_texts
 
     def watched(texts: Sequence[str], role: str, *, progress: bool = False) -> Any:
         shown.append(progress)
         return encode(texts, role)
 
-    model.encode = watched  # type: ignore[method-assign]
+    model.encode_texts = watched  # type: ignore[method-assign]
     store = small_store(tmp_path)
     store.encode(model, TEXTS[:6], "document", total=6, progress=True)
     store.encode(model, TEXTS, "document", total=12, progress=True, description="corpus")
@@ -426,7 +426,7 @@ def test_texts_and_vectors_are_not_kept_in_memory(tmp_path: Path) -> None:
     class Wide:
         card = ModelCard("wide", "dense", "d" * 64, 256, "dot", 9, 9)
 
-        def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> DenseEncoding:
+        def encode_texts(self, texts: Sequence[str], role: str, *, progress: bool = False) -> DenseEncoding:
             one = np.ones(len(texts), np.int32)
             return DenseEncoding(np.full((len(texts), 256), len(texts[0]), np.float32), TextTokens(one, one > 1, one > 1))
 
@@ -451,7 +451,7 @@ from quiver.retrieval.data.embedding_store import EmbeddingStore
 
 class Random:
     card = ModelCard("random", "dense", "f" * 64, 384, "cosine", 9, 9)
-    def encode(self, texts, role, *, progress=False):
+    def encode_texts(self, texts, role, *, progress=False):
         one = np.ones(len(texts), np.int32)
         rng = np.random.default_rng(int(texts[0]))
         return DenseEncoding(rng.standard_normal((len(texts), 384), dtype=np.float32), TextTokens(one, one > 1, one > 1))

@@ -27,7 +27,9 @@ def model(tmp_path: Path) -> Path:
     config = EncoderConfig.modernbert(
         vocab_size=len(tokenizer), hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32
     )
-    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save(tmp_path / "model")
+    BiEncoder.from_parts(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save_pretrained(
+        tmp_path / "model"
+    )
     return tmp_path / "model"
 
 
@@ -53,7 +55,7 @@ class Backwards:
     name, remote = "local", True
 
     def __init__(self) -> None:
-        self.done: list[int] = []
+        self.done: list[list[int]] = []
 
     def threads(self, here: int) -> int:
         return here
@@ -61,15 +63,16 @@ class Backwards:
     def run(self, task: Any, items: Iterable[Any], *, threads: int = 1) -> Generator[tuple[Any, Any], None, None]:
         work = task.open()
         for item in reversed(list(items)):
-            self.done.append(item.number)
+            self.done.append([chunk.number for chunk in item])
             yield item, work(item)
 
 
-def test_chunks_of_workers_are_returned_in_order(model: Path) -> None:
+@pytest.mark.parametrize(("together", "items"), [(None, [[4], [3], [2], [1], [0]]), (2, [[4], [2, 3], [0, 1]])])
+def test_chunks_of_workers_are_returned_in_order(model: Path, together: int | None, items: list[list[int]]) -> None:
     loaded, executor = load_model(model), Backwards()
     chunks = [Chunk(number, (f"text {number}",)) for number in range(5)]
-    found = list(encode_chunks(loaded, chunks, "document", executor=executor))
-    assert executor.done == [4, 3, 2, 1, 0]
+    found = list(encode_chunks(loaded, chunks, "document", executor=executor, together=together))
+    assert executor.done == items
     assert [chunk.number for chunk, _ in found] == [0, 1, 2, 3, 4]
     again = list(encode_chunks(loaded, chunks, "document", executor=IN_PROCESS))
     for (_, one), (_, two) in zip(found, again, strict=True):

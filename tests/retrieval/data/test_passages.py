@@ -55,6 +55,13 @@ def test_consecutive_passages_share_the_wanted_tokens() -> None:
     assert [before[-10:] for before in parts[:-1]] == [after[:10] for after in parts[1:]]
 
 
+def test_an_overlap_that_reaches_back_to_a_word_does_not_end_where_the_passage_before_did() -> None:
+    text = "a.a.a a.a.a.a.a.a\n" + "b " * 40
+    first, second, *_ = cut(text, "text", PassageRules(tokens=16, overlap=7), word_spans)
+    assert (text[first.start : first.end], text[second.start : second.start + 11]) == (text[:18], "a.a.a.a.a.a")
+    assert second.end > first.end
+
+
 def test_a_long_passage_is_cut_at_its_last_paragraph_line_sentence_or_word() -> None:
     words = "w " * 12
     for end in ("\n\n", "\n", "x. ", " "):

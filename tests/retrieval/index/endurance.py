@@ -74,7 +74,7 @@ class WordModel:
         kind: Any = "colbert" if engine.endswith("tokens") else "dense"
         self.card = ModelCard("words", kind, "ab" * 32, WIDTH, "maxsim" if kind == "colbert" else "dot", 99, 99)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         matrices = [np.array([word_vector(word) for word in text.split()], np.float32).reshape(-1, WIDTH) for text in texts]
         lengths = np.array([len(matrix) for matrix in matrices], np.int32)
         tokens = TextTokens(lengths, np.zeros(len(texts), bool), np.zeros(len(texts), bool))
@@ -103,7 +103,7 @@ def build(path: Path, engine: str, documents: Sequence[Document], **options: Any
 
 
 def listed(index: Index, **asked: Any) -> list[list[tuple[str, float]]]:
-    queries = WordModel(index.kind).encode(QUERIES, "query")
+    queries = WordModel(index.kind).encode_texts(QUERIES, "query")
     hits = index.search(queries.vectors, **asked)
     return [list(zip(ids, scores.tolist(), strict=True)) for ids, scores in zip(hits.ids, hits.scores, strict=True)]
 
@@ -128,7 +128,7 @@ SEARCHES: Mapping[str, Callable[[Index], object]] = {
     ),
     "list ids": lambda index: list(index.ids),
     "locate": lambda index: [index.locate([name(number)])[0] is not None for number in range(0, 1000, 3)],
-    "score": lambda index: index.scores(WordModel(index.kind).encode(QUERIES[:1], "query").vectors[0], SCORED).tolist(),
+    "score": lambda index: index.scores(WordModel(index.kind).encode_texts(QUERIES[:1], "query").vectors[0], SCORED).tolist(),
 }
 FILTERED: Mapping[str, Callable[[Index], object]] = {
     "filter numbers": lambda index: listed(index, k=1000, effort="exact", filter=Filter.parse(["n>=7", "n<12"])),

@@ -56,7 +56,7 @@ class Words:
     def __init__(self, kind: Any) -> None:
         self.card = ModelCard("words", kind, "ab" * 32, WIDTH, "dot" if kind == "dense" else "maxsim", 99, 99)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         tokens = TextTokens(
             np.array([len(text.split()) for text in texts], np.int32), np.zeros(len(texts), bool), np.zeros(len(texts), bool)
         )
@@ -349,7 +349,7 @@ def answers(path: Path) -> tuple[str, str]:
     """What an index finds where it looks at as little as it can; and its documents, with what it finds where it looks at everything."""
     index = open_index(path)
     kind = ENGINES[index.kind]
-    queries = kind.model.encode(["word3 new", "first"], "query").vectors
+    queries = kind.model.encode_texts(["word3 new", "first"], "query").vectors
     near = repr(listed(index.search(queries, 1, effort=kind.narrow)))
     return near, repr((list(index.documents), listed(index.search(queries, 4, effort="exact"))))
 
@@ -449,9 +449,9 @@ class Counting:
     def __init__(self, model: Words) -> None:
         self.model, self.card, self.texts = model, model.card, 0
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         self.texts += len(texts)
-        return self.model.encode(texts, role)
+        return self.model.encode_texts(texts, role)
 
 
 def add_in_pieces(path: Path, model: Any, disk: Disk) -> None:
@@ -526,7 +526,7 @@ def read(folder: Path, stop: int) -> None:
         index = open_index(folder)
         ids = list(index.ids)
         kind = ENGINES[index.kind]
-        query = kind.model.encode(["word3 text"], "query").vectors
+        query = kind.model.encode_texts(["word3 text"], "query").vectors
         found = index.search(query, 5, effort="exact").ids[0]
         near = index.search(query, 1, effort=kind.narrow).ids[0]
         if not {*found, *near} <= set(ids) or len(found) != min(5, len(ids)) or len(near) != min(1, len(ids)):
@@ -570,7 +570,7 @@ def search_unverified(folder: Path, flips: int) -> None:
 
 def use(index: Index, kind: Kind) -> None:
     """Search an index in several ways and read all that is in it."""
-    queries = kind.model.encode(["word3 new", "first"], "query").vectors
+    queries = kind.model.encode_texts(["word3 new", "first"], "query").vectors
     for effort in (kind.narrow, "exact"):
         for filter in (None, Filter.parse(["n<=3"]), Filter(ids=frozenset(["a3", "b1"]))):
             for k in (1, 100):

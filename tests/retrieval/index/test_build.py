@@ -65,7 +65,7 @@ def test_built_and_opened_it_finds_and_shows(tmp_path: Path, word_sum: DenseMode
     model = word_sum if kind == "dense" else word_by_word
     index = build_index(DOCUMENTS, model, tmp_path / "i")
     assert index.kind == ("exact-dense" if kind == "dense" else "exact-tokens")
-    query = model.encode(["a bird flies"], "query").vectors
+    query = model.encode_texts(["a bird flies"], "query").vectors
     for each in (index, open_index(tmp_path / "i"), open_index(str(tmp_path / "i"), verify=False)):
         assert each.search(query, 2).ids[0][0] == "b"
         assert list(each.ids) == ["a", "b", "c", "é"]
@@ -136,7 +136,7 @@ def test_texts_and_fields_can_be_left_out(tmp_path: Path, word_sum: DenseModel) 
             show()
     added = add_documents(tmp_path / "i", [Document("n", "new", "", {"year": 3, "other": 4})], word_sum)
     assert dict(added.fields) == {"year": ("integer",)}
-    assert added.search(word_sum.encode(["new"], "query").vectors, 9, filter=Filter.parse(["year<=3"])).ids == [["n"]]
+    assert added.search(word_sum.encode_texts(["new"], "query").vectors, 9, filter=Filter.parse(["year<=3"])).ids == [["n"]]
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
@@ -155,7 +155,7 @@ def test_the_bytes_do_not_depend_on_chunks_and_pieces(tmp_path: Path, word_sum: 
 
 
 def test_a_small_budget_makes_several_segments_that_are_searched_as_one(tmp_path: Path, word_sum: DenseModel) -> None:
-    queries = word_sum.encode(["word3 text3", "text1", "x"], "query").vectors
+    queries = word_sum.encode_texts(["word3 text3", "text1", "x"], "query").vectors
     whole = build_index(MANY, word_sum, tmp_path / "whole").search(queries, 50)
     index = build_index(MANY, word_sum, tmp_path / "i", options=BuildOptions(memory=1, pieces=PieceSizes(chunk_documents=4)))
     assert len(index.manifest.segments) == 10
@@ -171,7 +171,7 @@ def test_a_small_budget_makes_several_segments_that_are_searched_as_one(tmp_path
 def test_ids_and_metadata_count_in_the_budget(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch, compacting: bool) -> None:
     """Merging holds copies of them: a corpus whose documents are described at length goes into more segments, not beyond the memory."""
     sizes = PieceSizes(documents=1000)
-    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: nothing(len(texts), word_sum.card.dim))
+    monkeypatch.setattr(word_sum, "encode_texts", lambda texts, role, *, progress=False: nothing(len(texts), word_sum.card.dim))
     documents = [
         Document(
             f"https://example.org/{number:09d}/index.html", "x", "", {"url": f"https://example.org/{number:09d}/" * 8, "tags": tags(number)}
@@ -235,7 +235,7 @@ def test_documents_without_a_vector_are_kept_and_never_found(tmp_path: Path, wor
     with pytest.raises(InputError, match="none of the documents has a vector"):
         build_index([Document("x", ""), Document("y", "")], word_by_word, tmp_path / "i")
     index = build_index(DOCUMENTS, word_by_word, tmp_path / "j")
-    query = word_by_word.encode(["sea"], "query").vectors
+    query = word_by_word.encode_texts(["sea"], "query").vectors
     assert sorted(index.search(query, 10).ids[0]) == ["a", "b", "é"]
     assert index.search(query, 10, filter=Filter(ids=frozenset(["c"]))).ids == [[]]
     assert build_index([DOCUMENTS[0]], word_by_word, tmp_path / "one").search(query, 10).ids == [["a"]]
@@ -243,15 +243,17 @@ def test_documents_without_a_vector_are_kept_and_never_found(tmp_path: Path, wor
 
 def test_vectors_that_do_not_match_the_model_card_are_refused(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = TextTokens(np.ones(4, np.int32), np.zeros(4, bool), np.zeros(4, bool))
-    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), tokens))
+    monkeypatch.setattr(word_sum, "encode_texts", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), tokens))
     with pytest.raises(ValueError, match="width 5, its card says 256"):
         build_index(DOCUMENTS, word_sum, tmp_path / "i")
-    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((3, 256), np.float32), tokens))
+    monkeypatch.setattr(
+        word_sum, "encode_texts", lambda texts, role, *, progress=False: DenseEncoding(np.ones((3, 256), np.float32), tokens)
+    )
     with pytest.raises(ValueError, match="returned vectors for 3 texts, expected 4"):
         build_index(DOCUMENTS, word_sum, tmp_path / "i")
     broken = np.ones((4, 256), np.float32)
     broken[1] = np.nan
-    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(broken, tokens))
+    monkeypatch.setattr(word_sum, "encode_texts", lambda texts, role, *, progress=False: DenseEncoding(broken, tokens))
     with pytest.raises(InputError, match="document 'b' is not finite"):
         build_index(DOCUMENTS, word_sum, tmp_path / "i")
     assert list(tmp_path.iterdir()) == []
@@ -272,7 +274,7 @@ class StopError(Exception):
 
 def stopping(model: Any, calls: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The model fails after some calls; gives the texts that it has encoded."""
-    encode, encoded = type(model).encode, []
+    encode, encoded = type(model).encode_texts, []
     left = calls
 
     def watched(texts: Any, role: str, *, progress: bool = False) -> Any:
@@ -283,7 +285,7 @@ def stopping(model: Any, calls: int, monkeypatch: pytest.MonkeyPatch) -> list[st
         encoded.extend(texts)
         return encode(model, texts, role)
 
-    monkeypatch.setattr(model, "encode", watched)
+    monkeypatch.setattr(model, "encode_texts", watched)
     return encoded
 
 
@@ -375,7 +377,7 @@ def test_an_interrupted_addition_is_checked_against_the_index_as_it_is_when_it_r
     again.clear()
     index = add_documents(tmp_path / "j", titled, word_sum)
     assert again == [document.text for document in MANY]
-    query = word_sum.encode(["Title"], "query").vectors
+    query = word_sum.encode_texts(["Title"], "query").vectors
     assert index.search(query, 1).scores[0][0] < 0.8  # a text with the word itself scores about 1
 
 
@@ -411,7 +413,7 @@ def test_an_existing_index_is_kept_unless_overwriting_is_asked_for(tmp_path: Pat
     after = build_index(DOCUMENTS, word_sum, tmp_path / "i", overwrite=True)
     assert (list(after.ids), after.manifest.generation) == (["a", "b", "c", "é"], 2)
     assert before.text_of("d07") == "word7 text0"  # what was open stays what it was
-    assert before.search(word_sum.encode(["word7"], "query").vectors, 1).ids == [["d07"]]
+    assert before.search(word_sum.encode_texts(["word7"], "query").vectors, 1).ids == [["d07"]]
     assert [path.name for path in tmp_path.iterdir()] == ["i"]
 
 
@@ -432,13 +434,13 @@ class Trained:
         return open_tokens(folder)
 
 
-@pytest.mark.parametrize("wanted", [20, 10_000])
+@pytest.mark.parametrize(("wanted", "chunk"), [(20, 4), (20, 1), (10_000, 4)])
 def test_a_codec_is_trained_on_documents_chosen_at_random_which_are_encoded_once(
-    tmp_path: Path, word_by_word: Any, wanted: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, word_by_word: Any, wanted: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = Trained(wanted)
     monkeypatch.setitem(exact.ENGINES, "exact-tokens", Engine("colbert", trained.train, trained.open, lambda vectors: min(vectors, wanted)))
-    sizes = PieceSizes(chunk_documents=4, documents=8, probe_documents=5, sample_documents=6)
+    sizes = PieceSizes(chunk_documents=chunk, documents=8, probe_documents=5, sample_documents=6)
     encoded = stopping(word_by_word, 1000, monkeypatch)
     documents = [Document(f"d{number:02d}", " ".join(["word"] * (number % 4)) + f" w{number}") for number in range(40)]
     index = build_index(documents, word_by_word, tmp_path / "i", options=BuildOptions(seed=3, settings={"bits": 4}, pieces=sizes))
@@ -487,8 +489,8 @@ def test_documents_are_added_and_replaced(tmp_path: Path, word_sum: DenseModel) 
     assert list(index.ids) == ["a", "c", "é", "n", "b"]
     assert (index.manifest.documents, index.manifest.deleted, index.manifest.operation) == (5, 1, "add")
     assert index.text_of("b") == "again"
-    assert index.search(word_sum.encode(["a bird flies"], "query").vectors, 10).ids[0].count("b") == 1
-    assert index.search(word_sum.encode(["again"], "query").vectors, 1).ids == [["b"]]
+    assert index.search(word_sum.encode_texts(["a bird flies"], "query").vectors, 10).ids[0].count("b") == 1
+    assert index.search(word_sum.encode_texts(["again"], "query").vectors, 1).ids == [["b"]]
     once_more = add_documents(tmp_path / "i", [Document("b", "third")], word_sum, replace_existing=True)
     assert once_more.text_of("b") == "third"
     assert (len(once_more), once_more.manifest.deleted) == (5, 2)
@@ -548,4 +550,4 @@ def test_documents_without_vectors_can_be_added(tmp_path: Path, word_by_word: To
     build_index(DOCUMENTS, word_by_word, tmp_path / "i")
     index = add_documents(tmp_path / "i", [Document("empty", "")], word_by_word)
     assert (len(index), index.manifest.vectors) == (5, 13)
-    assert "empty" not in index.search(word_by_word.encode(["sea"], "query").vectors, 10).ids[0]
+    assert "empty" not in index.search(word_by_word.encode_texts(["sea"], "query").vectors, 10).ids[0]

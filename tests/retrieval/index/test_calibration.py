@@ -50,7 +50,7 @@ class Heaps:
         self.card = ModelCard("heaps", kind, 64 * fingerprint, WIDTH, "dot" if kind == "dense" else "maxsim", 99, 99)
         self.documents: list[str] = []
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         if role == "document":
             self.documents += texts
         counts = TextTokens(np.ones(len(texts), np.int32), np.zeros(len(texts), bool), np.zeros(len(texts), bool))
@@ -121,7 +121,7 @@ def brute_force(index: Index, query: NDArray[np.float32], k: int) -> list[str]:
 
 
 def real_queries(engine: str, count: int) -> Any:
-    encoding = model_for(engine).encode([f"q{number}" for number in range(count)], "query")
+    encoding = model_for(engine).encode_texts([f"q{number}" for number in range(count)], "query")
     return encoding.vectors
 
 
@@ -214,7 +214,7 @@ def test_balanced_reaches_a_recall_of_095_where_documents_lie_almost_anywhere(tm
     model = Noise()
     options = BuildOptions("ivf-tokens", {"centroids": 512})
     index = build_index(corpus(last=3000), model, tmp_path / "i", options=options)
-    queries = model.encode([f"q{number}" for number in range(40)], "query").vectors
+    queries = model.encode_texts([f"q{number}" for number in range(40)], "query").vectors
     wanted = index.search(queries, 10, effort="exact").ids
 
     def recall(effort: Any) -> float:
@@ -276,7 +276,7 @@ def test_an_exact_engine_just_searches(tmp_path: Path) -> None:
     index = build_index(corpus(last=20), model, tmp_path / "i")
     assert index.kind == "exact-dense"
     assert index.calibration is None
-    queries = model.encode(["q"], "query").vectors
+    queries = model.encode_texts(["q"], "query").vectors
     assert index.search(queries, 3, target_recall=0.5).ids == index.search(queries, 3).ids
     assert index.search_params_for(0.5, 1000) == {}
     with pytest.raises(ValueError, match="target_recall must be above 0"):
@@ -462,7 +462,7 @@ class Noise:
 
     card = ModelCard("noise", "colbert", 64 * "a", 32, "maxsim", 99, 99)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         counts = TextTokens(np.ones(len(texts), np.int32), np.zeros(len(texts), bool), np.zeros(len(texts), bool))
         count = 40 if role == "document" else 24
         rngs = [np.random.default_rng([ord(letter) for letter in text]) for text in texts]

@@ -283,7 +283,9 @@ def indexed(quiver: Callable[..., Any], tmp_path: Path) -> Path:
     config = EncoderConfig.modernbert(
         vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=64
     )
-    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=60)).save(tmp_path / "model")
+    BiEncoder.from_parts(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=60)).save_pretrained(
+        tmp_path / "model"
+    )
     lines = [{"_id": each.id, "text": each.text, **(each.metadata or {})} for each in DOCUMENTS]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = quiver("index", "build", tmp_path / "corpus.jsonl", "--model", tmp_path / "model", "--out", tmp_path / "index")

@@ -60,7 +60,7 @@ def findable(index: Index, filter: Filter | None) -> list[str]:
 def check(index: Index, faults: ModuleType, texts: list[str], *, filters: dict[str, Filter | None] = WHERE) -> int:
     """Search in many ways; how many hits were looked at."""
     kind = faults.ENGINES[index.kind]
-    queries, seen = kind.model.encode(texts, "query").vectors, 0
+    queries, seen = kind.model.encode_texts(texts, "query").vectors, 0
     for filter in filters.values():
         ids = sorted(findable(index, filter), reverse=True)
         for k in (1, 3, 1000):
@@ -105,7 +105,7 @@ def test_single_additions_merge_and_find_the_same_as_a_compacted_index(engine: s
     assert sorted(order) == sorted(each.id for each in documents if each.id != "d004")
     assert order[-4:] == ["d060", "d068", "d069", "d070", "d071"][-4:]
     assert check(index, faults, QUERIES) > 1000
-    queries = kind.model.encode(QUERIES, "query").vectors
+    queries = kind.model.encode_texts(QUERIES, "query").vectors
     found = index.search(queries, 20, effort="exact")
     whole = compact_index(tmp_path / "i", disk=faults.FAST)
     assert [each.id for each in whole.documents] == order
@@ -138,7 +138,7 @@ def test_one_text_again_and_again_is_found_by_the_greatest_ids(engine: str, tmp_
     assert check(index, faults, ["w1", "w2 w9"]) > 500
     kind = faults.ENGINES[engine]
     for effort in ("exact", "balanced", "fast", kind.narrow):
-        found = index.search(kind.model.encode(["w1"], "query").vectors, 5, effort=effort).ids[0]
+        found = index.search(kind.model.encode_texts(["w1"], "query").vectors, 5, effort=effort).ids[0]
         assert found == ["d059", "d058", "d057", "d056", "d055"]
 
 
@@ -146,7 +146,7 @@ def test_one_text_again_and_again_is_found_by_the_greatest_ids(engine: str, tmp_
 def test_everything_deleted_compacted_and_added_to(engine: str, tmp_path: Path, faults: ModuleType) -> None:
     documents, kind = mixed(20), faults.ENGINES[engine]
     faults.build(tmp_path / "i", engine, documents)
-    query = kind.model.encode(["w1", "w2 w3"], "query").vectors
+    query = kind.model.encode_texts(["w1", "w2 w3"], "query").vectors
     for change in (
         lambda: delete_documents(tmp_path / "i", [document.id for document in documents], disk=faults.FAST),
         lambda: compact_index(tmp_path / "i", disk=faults.FAST),

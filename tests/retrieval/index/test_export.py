@@ -44,7 +44,7 @@ def test_documents_and_vectors(tmp_path: Path, word_sum: Any, word_by_word: Any,
         else {path.stem: np.load(path, mmap_mode="r") for path in out.glob("*.npy")}
     )
     assert {name: list(array.shape) for name, array in arrays.items()} == described["arrays"]
-    expected = model.encode([each.content() for each in alive], "document").vectors
+    expected = model.encode_texts([each.content() for each in alive], "document").vectors
     if kind == "dense":
         assert list(arrays) == ["vectors"]
         np.testing.assert_array_equal(arrays["vectors"], expected)

@@ -27,7 +27,7 @@ def test_an_index_in_memory_is_that_of_a_folder(tmp_path: Path, word_sum: DenseM
     model = word_sum if kind == "dense" else word_by_word
     documents = [document._replace(metadata={"row": row}) for row, document in enumerate(DOCUMENTS)]
     index, folder = build_index(documents, model), build_index(documents, model, tmp_path / "i")
-    queries = model.encode(["a bird flies", "sea"], "query").vectors
+    queries = model.encode_texts(["a bird flies", "sea"], "query").vectors
     for filter in (None, "row>1"):
         ours, theirs = index.search(queries, 3, filter=filter), folder.search(queries, 3, filter=filter)
         assert ours.ids == theirs.ids
@@ -44,7 +44,7 @@ def test_every_engine_works_without_a_folder(tmp_path: Path, word_sum: DenseMode
     documents = [Document(f"d{row:03d}", f"word{row % 7} text{row % 11} end{row}") for row in range(150)]
     index = build_index(documents, model, options=BuildOptions(engine, calibrate=False))
     exact = build_index(documents, model, options=BuildOptions("exact"))
-    queries = model.encode(["word3 text4 end7", "end101"], "query").vectors
+    queries = model.encode_texts(["word3 text4 end7", "end101"], "query").vectors
     assert index.kind == engine.partition(":")[0]
     assert [set(ids) & set(best) for ids, best in zip(index.search(queries, 3).ids, exact.search(queries, 1).ids, strict=True)] == [
         set(best) for best in exact.search(queries, 1).ids
@@ -66,12 +66,12 @@ def test_no_documents_and_repeated_ids_are_refused(word_sum: DenseModel) -> None
 
 def test_vectors_that_do_not_match_the_model_card_are_refused(word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = one_token_each(4)
-    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), tokens))
+    monkeypatch.setattr(word_sum, "encode_texts", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), tokens))
     with pytest.raises(ValueError, match="width 5, its card says 256"):
         build_index(DOCUMENTS, word_sum)
     broken = np.ones((4, 256), np.float32)
     broken[1] = np.nan
-    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(broken, tokens))
+    monkeypatch.setattr(word_sum, "encode_texts", lambda texts, role, *, progress=False: DenseEncoding(broken, tokens))
     with pytest.raises(InputError, match="document 'b' is not finite"):
         build_index(DOCUMENTS, word_sum)
 
@@ -87,7 +87,7 @@ class Wide:
         dense = kind == "dense"
         self.card = ModelCard("wide", "dense" if dense else "colbert", "d" * 64, 64, "cosine" if dense else "maxsim", 9, 9)
 
-    def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> DenseEncoding | TokenEncoding:
+    def encode_texts(self, texts: Sequence[str], role: str, *, progress: bool = False) -> DenseEncoding | TokenEncoding:
         tokens = one_token_each(len(texts))
         vectors = np.full((len(texts), 64), 0.125, np.float32)
         return DenseEncoding(vectors, tokens) if self.card.kind == "dense" else TokenEncoding([row[None] for row in vectors], tokens)
@@ -101,7 +101,7 @@ def test_a_model_keeps_the_vectors_it_gave(kind: str, monkeypatch: pytest.Monkey
     model.card = replace(model.card, dim=3)
     tokens = one_token_each(4)
     encoding = DenseEncoding(given, tokens) if kind == "dense" else TokenEncoding(list(given[:, None]), tokens)
-    monkeypatch.setattr(model, "encode", lambda texts, role, *, progress=False: encoding)
+    monkeypatch.setattr(model, "encode_texts", lambda texts, role, *, progress=False: encoding)
     index = build_index(DOCUMENTS, model)
     np.testing.assert_array_equal(given, vectors)
     query = np.array([[1.0, 0.0, 0.0]], np.float32)
@@ -122,7 +122,7 @@ def test_stored_vectors_make_the_same_index(
     index = index_vectors(ids, stored.rows, model.card, lengths=stored.lengths, read_bytes=read_bytes)
     built = build_index(DOCUMENTS, model)
     assert (list(index.ids), len(index), index.kind, index.nbytes) == (ids, 4, built.kind, built.nbytes)
-    queries = model.encode(["hard stone", "sea", "x y z"], "query").vectors
+    queries = model.encode_texts(["hard stone", "sea", "x y z"], "query").vectors
     ours, theirs = index.search(queries, 10), built.search(queries, 10)
     assert ours.ids == theirs.ids
     np.testing.assert_allclose(np.array(ours.scores), np.array(theirs.scores), rtol=1e-6, atol=1e-6)
@@ -137,7 +137,7 @@ def test_an_engine_is_checked_before_anything_is_encoded(tmp_path: Path, word_su
     stored = EmbeddingStore(tmp_path).encode(word_sum, ["a b", "c"], "document")
     index = index_vectors(["x", "y"], stored.rows, word_sum.card, engine="faiss-dense:factory=Flat")
     assert index.kind == "faiss-dense"
-    assert index.search(word_sum.encode(["b"], "query").vectors, 1).ids == [["x"]]
+    assert index.search(word_sum.encode_texts(["b"], "query").vectors, 1).ids == [["x"]]
     for card, engine, message in (
         (word_sum.card, "exacty", "unknown index engine 'exacty' (did you mean 'exact'?)"),
         (word_sum.card, "faiss-dense:factory=Flat,nprobe=3", "faiss-dense has no setting 'nprobe'; it has factory, bits"),

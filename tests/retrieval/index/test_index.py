@@ -59,7 +59,7 @@ def same(found: Hits, wanted: Hits) -> None:
 
 
 def brute_force(model: Any, documents: Sequence[Document], k: int) -> Hits:
-    queries = model.encode(QUERIES, "query").vectors
+    queries = model.encode_texts(QUERIES, "query").vectors
     if not documents:
         return Hits([[]] * len(QUERIES), [np.zeros(0, np.float32)] * len(QUERIES))
     return build_index(documents, model, options=BuildOptions("exact")).search(queries, k)
@@ -67,7 +67,7 @@ def brute_force(model: Any, documents: Sequence[Document], k: int) -> Hits:
 
 def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, list[Document]], model: Any) -> None:
     index, alive = changed
-    queries = model.encode(QUERIES, "query").vectors
+    queries = model.encode_texts(QUERIES, "query").vectors
     for filter, years in (
         ("year>2004", range(2005, 2010)),
         (["year > 2004", "year!=2007"], (2005, 2006, 2008, 2009)),
@@ -92,7 +92,7 @@ def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, 
 @pytest.mark.parametrize("k", [np.int64(5), np.uint8(5), np.int32(5)])
 def test_the_number_of_hits_may_be_any_integer(changed: tuple[Index, list[Document]], model: Any, k: Any) -> None:
     index, alive = changed
-    queries = model.encode(QUERIES, "query").vectors
+    queries = model.encode_texts(QUERIES, "query").vectors
     same(index.search(queries, k), index.search(queries, 5))
     same(build_index(alive, model, options=BuildOptions("exact")).search(queries, k), brute_force(model, alive, 5))
     assert len(search(index, model, [Query("q", "tail")], k).run["q"]) == 5
@@ -163,7 +163,7 @@ def test_segments_are_searched_as_one(changed: tuple[Index, list[Document]], mod
     index, alive = changed
     assert len(index.segments) == 3
     assert (len(index), list(index.ids)) == (len(alive), [document.id for document in alive])
-    same(index.search(model.encode(QUERIES, "query").vectors, k), brute_force(model, alive, k))
+    same(index.search(model.encode_texts(QUERIES, "query").vectors, k), brute_force(model, alive, k))
     assert list(index.documents) == alive
     assert [index.documents[number] for number in (0, 29, -1)] == [alive[0], alive[29], alive[-1]]
     with pytest.raises(IndexError):
@@ -208,12 +208,14 @@ def test_a_filtered_search_equals_brute_force_over_the_allowed_documents(
     ]
     for k in (1, 7, 1000):
         for effort in ("exact", "balanced", "fast"):
-            same(index.search(model.encode(QUERIES, "query").vectors, k, filter=filter, effort=effort), brute_force(model, allowed, k))
+            same(
+                index.search(model.encode_texts(QUERIES, "query").vectors, k, filter=filter, effort=effort), brute_force(model, allowed, k)
+            )
 
 
 def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document]], model: Any) -> None:
     index, _ = changed
-    queries = model.encode(QUERIES, "query").vectors
+    queries = model.encode_texts(QUERIES, "query").vectors
     with pytest.raises(InputError, match="no document has the field 'yaer' to filter by; there are part, year"):
         index.search(queries, 3, filter=Filter.parse(["yaer=3"]))
     with pytest.raises(InputError, match=r"has no search parameter .nprobe."):
@@ -224,7 +226,7 @@ def test_queries_that_cannot_be_searched(changed: tuple[Index, list[Document]], 
     index, _ = changed
     dense = index.manifest.model.kind == "dense"
     with pytest.raises(ValueError, match="k must be >= 1"):
-        index.search(model.encode(QUERIES, "query").vectors, 0)
+        index.search(model.encode_texts(QUERIES, "query").vectors, 0)
     wrong: Any = np.ones((2, 5), np.float32)
     with pytest.raises(ValueError, match="must have the shape"):
         index.search(wrong if dense else [wrong], 3)
@@ -236,7 +238,7 @@ def test_queries_that_cannot_be_searched(changed: tuple[Index, list[Document]], 
 
 def test_scores_of_chosen_documents(changed: tuple[Index, list[Document]], model: Any) -> None:
     index, alive = changed
-    queries = model.encode(QUERIES, "query").vectors
+    queries = model.encode_texts(QUERIES, "query").vectors
     hits = index.search(queries, len(alive))
     for query, ids, scores in zip(queries, hits.ids, hits.scores, strict=True):
         np.testing.assert_allclose(index.scores(query, ids[::-1]), scores[::-1], rtol=1e-5, atol=1e-5)
@@ -247,7 +249,7 @@ def test_scores_of_chosen_documents(changed: tuple[Index, list[Document]], model
 
 def test_a_compacted_index_equals_a_new_build(changed: tuple[Index, list[Document]], model: Any, tmp_path: Path) -> None:
     index, alive = changed
-    before = index.search(model.encode(QUERIES, "query").vectors, 20)
+    before = index.search(model.encode_texts(QUERIES, "query").vectors, 20)
     size = index.manifest.bytes
     compacted = compact_index(tmp_path / "i")
     built = build_index(alive, model, tmp_path / "new")
@@ -255,13 +257,13 @@ def test_a_compacted_index_equals_a_new_build(changed: tuple[Index, list[Documen
     assert compacted.manifest.tokens == built.manifest.tokens
     assert (compacted.manifest.vectors, compacted.manifest.deleted) == (built.manifest.vectors, 0)
     assert compacted.manifest.bytes < size
-    same(compacted.search(model.encode(QUERIES, "query").vectors, 20), before)
+    same(compacted.search(model.encode_texts(QUERIES, "query").vectors, 20), before)
     assert compact_index(tmp_path / "i").manifest.generation == compacted.manifest.generation  # nothing to do, nothing committed
     # What a reader has open it keeps, although its files are gone.
     delete_documents(tmp_path / "i", [alive[0].id])
     delete_documents(tmp_path / "i", [alive[1].id])
     assert len(list((tmp_path / "i" / "manifests").iterdir())) == 2
-    same(index.search(model.encode(QUERIES, "query").vectors, 20), before)
+    same(index.search(model.encode_texts(QUERIES, "query").vectors, 20), before)
     assert list(index.documents) == alive
 
 
@@ -277,7 +279,7 @@ def test_single_additions_are_merged_and_the_large_segment_is_not_written_again(
     first = [Document(f"f{number:04d}", f"word{number} text") for number in range(1200)]
     more = [Document(f"n{number:02d}", f"word{number} new") for number in range(27)]
     before = build_index(first, model, tmp_path / "i", options=BuildOptions(engine="exact"))
-    query = model.encode(["word3 text", "word26 new"], "query").vectors
+    query = model.encode_texts(["word3 text", "word26 new"], "query").vectors
     found = before.search(query, 20)
     (base,) = before.manifest.segments
     counts, written, names = [], 0, {base.name}
@@ -330,8 +332,8 @@ def test_an_index_can_be_emptied_and_filled_again(tmp_path: Path, model: Any) ->
     empty = delete_documents(tmp_path / "i", [document.id for document in DOCUMENTS[:3]])
     for index in (empty, compact_index(tmp_path / "i"), open_index(tmp_path / "i")):
         assert (len(index), list(index.ids)) == (0, [])
-        assert index.search(model.encode(QUERIES, "query").vectors, 5).ids == [[]] * 4
-        assert index.search(model.encode(QUERIES, "query").vectors, 5, filter=Filter(ids=frozenset(["d000"]))).ids == [[]] * 4
+        assert index.search(model.encode_texts(QUERIES, "query").vectors, 5).ids == [[]] * 4
+        assert index.search(model.encode_texts(QUERIES, "query").vectors, 5, filter=Filter(ids=frozenset(["d000"]))).ids == [[]] * 4
     assert open_index(tmp_path / "i").manifest.segments == ()
     with pytest.raises(InputError, match="document 'd000' is not in this index"):
         delete_documents(tmp_path / "i", ["d000"])
@@ -354,14 +356,14 @@ def test_ties_across_segments_go_to_the_greater_id(tmp_path: Path, word_sum: Any
     build_index([Document(key, "same") for key in ids[:13]], word_sum, tmp_path / "i")
     add_documents(tmp_path / "i", [Document(key, "same") for key in ids[13:14]], word_sum)
     index = add_documents(tmp_path / "i", [Document(key, "same") for key in ids[14:]], word_sum)
-    query = word_sum.encode(["same"], "query").vectors
+    query = word_sum.encode_texts(["same"], "query").vectors
     for k in (1, 3, 39, 40, 41):
         assert index.search(query, k).ids == [sorted(ids, reverse=True)[:k]]
 
 
 def test_the_last_filters_are_remembered_and_stay_right(changed: tuple[Index, list[Document]], model: Any) -> None:
     index, alive = changed
-    queries = model.encode(QUERIES, "query").vectors
+    queries = model.encode_texts(QUERIES, "query").vectors
     for _ in range(2):
         for year in range(2000, 2010):
             found = index.search(queries, 100, filter=Filter.parse([f"year={year}"]))

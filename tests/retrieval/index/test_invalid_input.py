@@ -30,7 +30,7 @@ def built(engine: str, path: Path, faults: ModuleType) -> Index:
 
 
 def queries_for(index: Index, faults: ModuleType) -> Any:
-    return faults.ENGINES[index.kind].model.encode(["w1 w2", "w30 w4"], "query").vectors
+    return faults.ENGINES[index.kind].model.encode_texts(["w1 w2", "w30 w4"], "query").vectors
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -123,8 +123,8 @@ class HalfPrecision:
     def __init__(self, model: Any) -> None:
         self.model, self.card = model, model.card
 
-    def encode(self, texts: Any, role: Any, *, progress: bool = False) -> Any:
-        encoding = self.model.encode(texts, role, progress=progress)
+    def encode_texts(self, texts: Any, role: Any, *, progress: bool = False) -> Any:
+        encoding = self.model.encode_texts(texts, role, progress=progress)
         if isinstance(encoding, DenseEncoding):
             return replace(encoding, vectors=encoding.vectors.astype(np.float16))
         return replace(encoding, vectors=[each.astype(np.float16) for each in encoding.vectors])
@@ -133,8 +133,8 @@ class HalfPrecision:
 class Rounded(HalfPrecision):
     """The same numbers as float32."""
 
-    def encode(self, texts: Any, role: Any, *, progress: bool = False) -> Any:
-        encoding = super().encode(texts, role, progress=progress)
+    def encode_texts(self, texts: Any, role: Any, *, progress: bool = False) -> Any:
+        encoding = super().encode_texts(texts, role, progress=progress)
         if isinstance(encoding, DenseEncoding):
             return replace(encoding, vectors=encoding.vectors.astype(np.float32))
         return replace(encoding, vectors=[each.astype(np.float32) for each in encoding.vectors])
@@ -155,8 +155,8 @@ class Long:
     def __init__(self, model: Any, factor: float) -> None:
         self.model, self.card, self.factor = model, model.card, np.float32(factor)
 
-    def encode(self, texts: Any, role: Any, *, progress: bool = False) -> TokenEncoding:
-        encoding = self.model.encode(texts, role, progress=progress)
+    def encode_texts(self, texts: Any, role: Any, *, progress: bool = False) -> TokenEncoding:
+        encoding = self.model.encode_texts(texts, role, progress=progress)
         return replace(encoding, vectors=[self.factor * each for each in encoding.vectors])
 
 
@@ -201,7 +201,7 @@ def test_integers_that_no_float_can_hold_are_compared_all_the_same(tmp_path: Pat
     values = [-(10**400), -5, 7, 10**400]
     documents = [Document(f"d{place}", "text", "", {"n": value}) for place, value in enumerate(values)]
     index = build_index(documents, word_sum, tmp_path / "i")
-    query = word_sum.encode(["text"], "query").vectors
+    query = word_sum.encode_texts(["text"], "query").vectors
     for condition, found in (
         ("n>1e300", ["d3"]),
         ("n<-1e300", ["d0"]),

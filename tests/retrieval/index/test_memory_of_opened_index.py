@@ -47,7 +47,7 @@ class Noise:
     def __init__(self, kind: Any) -> None:
         self.card = ModelCard("noise", kind, 64 * "a", WIDTH, "dot" if kind == "dense" else "maxsim", 999, 999)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         counts = TextTokens(np.ones(len(texts), np.int32), np.zeros(len(texts), bool), np.zeros(len(texts), bool))
         if self.card.kind == "dense":
             rows = [np.random.default_rng(int(text)).standard_normal(WIDTH, dtype=np.float32) for text in texts]

@@ -34,13 +34,13 @@ config = EncoderConfig.modernbert(
 encoder = init_weights(Encoder(config), seed=3)
 folder = Path(sys.argv[2])
 if sys.argv[1] == "dense":
-    model = BiEncoder(encoder, tokenizer, ModelFolder("dense", Path(), max_length=16))
+    model = BiEncoder.from_parts(encoder, tokenizer, ModelFolder("dense", Path(), max_length=16))
 else:
     lengths = ColBERTSettings(query_length=8, document_length=16)
     settings = ModelFolder("colbert", Path(), projections=(Projection(16, 8),), similarity="maxsim", colbert=lengths)
-    model = ColBERT(encoder, tokenizer, settings)
-model.save(folder / "model")
-model = type(model).from_pretrained(folder / "model")
+    model = ColBERT.from_parts(encoder, tokenizer, settings)
+model.save_pretrained(folder / "model")
+model = type(model)(folder / "model")
 
 
 def documents(count, prefix="d"):
@@ -48,7 +48,7 @@ def documents(count, prefix="d"):
 
 
 def first(index, text):
-    vectors = model.encode([text], "query").vectors
+    vectors = model.encode_texts([text], "query").vectors
     return index.search(vectors, 1, effort="exact")
 """
 BUILD = """

@@ -40,7 +40,7 @@ class Counting:
     def card(self) -> ModelCard:
         return ModelCard("counting", "dense", "c" * 64, 8, "cosine", 64, 64)
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
         if self.fail_after is not None and len(self.encoded) + len(texts) > self.fail_after:
             raise KeyboardInterrupt
         if role == "document":
@@ -63,7 +63,7 @@ def content(index: Index) -> dict[str, Document]:
 
 def same_as_new(index: Path, root: Path, tmp_path: Path, options: SourceOptions = SourceOptions()) -> bool:  # noqa: B008 - frozen
     built = build_index(open_corpus(root, options), Counting())
-    query = Counting().encode(["a query"], "query").vectors
+    query = Counting().encode_texts(["a query"], "query").vectors
     refreshed = open_index(index)
     assert content(refreshed) == content(built)
     (a,), (b,) = refreshed.search(query, 50).ids, built.search(query, 50).ids
@@ -140,6 +140,28 @@ def test_documents_that_are_from_no_file_stay(root: Path, index: Path) -> None:
     (root / "e.py").unlink()
     done = refresh_index(index, Counting())
     assert (done.deleted, done.index.document("mine").text) == (1, "my own document")
+
+
+def test_a_file_that_cannot_be_opened_keeps_its_passages_and_a_folder_ends_the_refresh(
+    root: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(root, {"e.py": "x = 2\n"})
+    read, scan = Path.read_bytes, os.scandir
+
+    def denied(path: Any) -> Any:
+        if Path(path).name in closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return (scan if Path(path).is_dir() else read)(path)
+
+    closed = {"3.md"}
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(os, "scandir", denied)
+    done = refresh_index(index, Counting())
+    assert (done.changed, done.deleted) == (1, 0)
+    closed = {"d"}
+    with pytest.raises(InputError, match=r"files/d: cannot be read \(Permission denied\); leave it out with --exclude"):
+        refresh_index(index, Counting())
+    assert len(open_index(index)) == 41
 
 
 def test_a_killed_refresh_changes_nothing_and_a_repeat_completes_it(root: Path, index: Path, tmp_path: Path) -> None:

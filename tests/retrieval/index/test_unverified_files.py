@@ -15,7 +15,7 @@ from quiver.retrieval.index import DamagedIndexError, Filter, Index, delete_docu
 
 def searched(index: Index, faults: ModuleType, effort: Any, filter: Filter | None = None) -> object:
     model = faults.ENGINES[index.kind].model
-    return index.search(model.encode(["word3 new"], "query").vectors, 3, effort=effort, filter=filter)
+    return index.search(model.encode_texts(["word3 new"], "query").vectors, 3, effort=effort, filter=filter)
 
 
 USES: dict[str, Callable[[Index, ModuleType], object]] = {
@@ -23,7 +23,7 @@ USES: dict[str, Callable[[Index, ModuleType], object]] = {
     "look at everything": lambda index, faults: searched(index, faults, "exact"),
     "look at little": lambda index, faults: searched(index, faults, faults.ENGINES[index.kind].narrow),
     "decode": lambda index, faults: index.segments[0].vectors.vectors(np.arange(9)),
-    "score": lambda index, faults: index.scores(faults.TOKENS.encode(["word3"], "query").vectors[0], ["a0", "a3", "a8"]),
+    "score": lambda index, faults: index.scores(faults.TOKENS.encode_texts(["word3"], "query").vectors[0], ["a0", "a3", "a8"]),
     "filter": lambda index, faults: searched(index, faults, "exact", Filter.parse(["n<100"])),
     "locate": lambda index, faults: index.locate([f"a{number}" for number in range(9)]),
     "name": lambda index, faults: list(index.ids),

@@ -45,11 +45,11 @@ def make_model(folder: Path, kind: str) -> Path:
     )
     encoder = init_weights(Encoder(config), seed=3)
     if kind == "dense":
-        BiEncoder(encoder, tokenizer, ModelFolder("dense", folder, max_length=64, normalize=True)).save(folder)
+        BiEncoder.from_parts(encoder, tokenizer, ModelFolder("dense", folder, max_length=64, normalize=True)).save_pretrained(folder)
     else:
         colbert = ColBERTSettings(query_prefix="", document_prefix="", query_length=16, document_length=64)
         settings = ModelFolder("colbert", folder, projections=(Projection(64, 32),), similarity="maxsim", colbert=colbert)
-        ColBERT(encoder, tokenizer, settings).save(folder)
+        ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder)
     return folder
 
 

@@ -43,5 +43,5 @@ def colbert_minilm(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     settings = ModelFolder("colbert", minilm, projections=(Projection(384, 64),), similarity="maxsim",
                            colbert=ColBERTSettings(query_prefix="", document_prefix="", document_length=128))  # fmt: skip
     folder = tmp_path_factory.mktemp("colbert") / "model"
-    ColBERT(parts.encoder, parts.tokenizer, settings).save(folder)
+    ColBERT.from_parts(parts.encoder, parts.tokenizer, settings).save_pretrained(folder)
     return folder

@@ -41,7 +41,7 @@ def same(found: Found, index: Index, query: NDArray[np.float32], k: int, *, tole
 
 
 def queries(model: Any) -> list[NDArray[np.float32]]:
-    return list(model.encode(["word1 word2", "other3", "titled word6 word0"], "query").vectors)
+    return list(model.encode_texts(["word1 word2", "other3", "titled word6 word0"], "query").vectors)
 
 
 def test_qdrant_finds_what_the_index_finds(index: Index, model: Any) -> None:
@@ -118,7 +118,7 @@ def test_documents_without_texts_or_vectors_are_exported(store: str, word_by_wor
     index = build_index(corpus, word_by_word, tmp_path / "i", options=BuildOptions(engine="exact", store_text=False))
     assert export_to(index, f"{store}://{tmp_path / store}", collection="c").written == 2
     assert ids_in(store, tmp_path, "c") == ["empty", "full"]
-    query = word_by_word.encode(["word1"], "query").vectors[0]
+    query = word_by_word.encode_texts(["word1"], "query").vectors[0]
     if store == "lancedb":
         found = lance.search_table(tmp_path / store, "c", query, 10)
     else:
@@ -146,8 +146,8 @@ def test_lancedb_refuses_token_vectors_that_are_not_of_unit_length(word_by_word:
     class Doubled:
         card = word_by_word.card
 
-        def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-            encoding = word_by_word.encode(texts, role)
+        def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+            encoding = word_by_word.encode_texts(texts, role)
             return replace(encoding, vectors=[2 * vectors for vectors in encoding.vectors])
 
     index = build_index([Document("d1", "word1")], Doubled(), tmp_path / "i", options=BuildOptions(engine="exact"))
@@ -202,7 +202,7 @@ def test_stores_agree_with_an_index_of_a_bi_encoder_over_real_texts(quiver_data:
     corpus, texts = first_texts(quiver_data, 60, 8)
     model = load_model(minilm)
     index = build_index(corpus, model, tmp_path / "i", options=BuildOptions(engine="exact"))
-    compared(index, list(model.encode(texts, "query").vectors), tmp_path)
+    compared(index, list(model.encode_texts(texts, "query").vectors), tmp_path)
     assert open_index(tmp_path / "i").ids[0] == corpus[0].id
 
 
@@ -211,4 +211,4 @@ def test_stores_agree_with_an_index_of_a_colbert_model_over_real_texts(quiver_da
     corpus, texts = first_texts(quiver_data, 40, 5)
     model = load_model(colbert_minilm)
     index = build_index(corpus, model, tmp_path / "i", options=BuildOptions(engine="exact"))
-    compared(index, list(model.encode(texts, "query").vectors), tmp_path)
+    compared(index, list(model.encode_texts(texts, "query").vectors), tmp_path)

@@ -42,14 +42,18 @@ def tokenizer() -> Tokenizer:
 
 def save_dense(folder: Path, **changes: Any) -> Path:
     settings = ModelFolder("dense", folder, max_length=32, normalize=True, projections=(Projection(32, 16),))
-    BiEncoder(init_weights(Encoder(CONFIG), seed=1), tokenizer(), dataclasses.replace(settings, **changes)).save(folder)
+    BiEncoder.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer(), dataclasses.replace(settings, **changes)).save_pretrained(
+        folder
+    )
     return folder
 
 
 def save_colbert(folder: Path, *, projections: tuple[Projection, ...] | None = None, **changes: Any) -> Path:
     settings = ModelFolder("colbert", folder, projections=projections or (Projection(32, 8),), similarity="maxsim")
     colbert = dataclasses.replace(ColBERTSettings(query_length=12, document_length=40), **changes)
-    ColBERT(init_weights(Encoder(CONFIG), seed=1), tokenizer(), dataclasses.replace(settings, colbert=colbert)).save(folder)
+    ColBERT.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer(), dataclasses.replace(settings, colbert=colbert)).save_pretrained(
+        folder
+    )
     return folder
 
 
@@ -77,8 +81,8 @@ def change(path: Path, **values: object) -> None:
 def same_vectors(one: Path, other: Path) -> None:
     first, second = load_model(one), load_model(other)
     for found, expected in (
-        (second.encode_queries(TEXTS), first.encode_queries(TEXTS)),
-        (second.encode_documents(TEXTS), first.encode_documents(TEXTS)),
+        (second.encode_query(TEXTS), first.encode_query(TEXTS)),
+        (second.encode_document(TEXTS), first.encode_document(TEXTS)),
     ):
         for left, right in zip(found, expected, strict=True):
             np.testing.assert_array_equal(left, right)
@@ -263,7 +267,7 @@ def test_a_model_without_settings_has_the_length_of_its_tokenizer_and_no_expansi
     settings = read_model_folder(multi_vector).colbert
     assert (settings.query_length, settings.document_length, settings.query_expansion) == (50, 50, False)
     assert (settings.query_prefix, settings.document_prefix) == ("", "")
-    assert [len(vectors) for vectors in load_model(multi_vector).encode_queries(["x"])] == [3]
+    assert [len(vectors) for vectors in load_model(multi_vector).encode_query(["x"])] == [3]
 
 
 def test_prompts_of_several_tokens_and_a_minimum_expansion_are_read(multi_vector: Path, tmp_path: Path) -> None:
@@ -275,7 +279,7 @@ def test_prompts_of_several_tokens_and_a_minimum_expansion_are_read(multi_vector
     assert (model.card.query_prompt, model.card.document_prompt) == ("wings: ", "a bird: ")
     assert model.card.fingerprint != plain.card.fingerprint
     queries = ["x", "a bird has wings and " * 9]
-    assert [len(vectors) for vectors in model.encode_queries(queries)] == [12, 30]
+    assert [len(vectors) for vectors in model.encode_query(queries)] == [12, 30]
     assert [len(text_tokens(model, query, "query")) for query in queries] == [12, 30]
     assert text_tokens(model, "x", "document")[1].name == "a"
     exported = export_model(multi_vector, tmp_path / "out", layout="sentence-transformers")

@@ -32,7 +32,7 @@ def text(words: int) -> str:
 @pytest.fixture
 def dense(tmp_path: Path) -> Path:
     settings = ModelFolder("dense", tmp_path, max_length=20, normalize=True, projections=(Projection(16, 8),))
-    BiEncoder(*encoder_and_tokenizer("bert-base"), settings).save(tmp_path / "dense")
+    BiEncoder.from_parts(*encoder_and_tokenizer("bert-base"), settings).save_pretrained(tmp_path / "dense")
     return tmp_path / "dense"
 
 
@@ -52,15 +52,15 @@ def test_a_bi_encoder_reads_longer_texts(quiver: Callable[..., Any], dense: Path
     old, new = load_model(dense), load_model(out)
     assert isinstance(old, BiEncoder)
     assert isinstance(new, BiEncoder)
-    counts = new.encode([text(100)], "document").counts
+    counts = new.encode_texts([text(100)], "document").counts
     assert (counts.tokens, counts.truncated) == (102, 0)
-    assert old.encode([text(100)], "document").counts.truncated == 1
+    assert old.encode_texts([text(100)], "document").counts.truncated == 1
     # What stands behind the old limit counts.
-    assert not np.allclose(new.encode_documents([text(99) + " wings"]), new.encode_documents([text(99) + " deep"]), atol=1e-5)
+    assert not np.allclose(new.encode_document([text(99) + " wings"]), new.encode_document([text(99) + " deep"]), atol=1e-5)
     # The same as the encoder extended in memory, behind the same Dense module.
     parts = load_parts(dense)
-    expected = BiEncoder(extend_positions(parts.encoder, 4), parts.tokenizer, replace(parts.settings, max_length=128))
-    np.testing.assert_allclose(new.encode_documents([text(5), text(100)]), expected.encode_documents([text(5), text(100)]), atol=1e-6)
+    expected = BiEncoder.from_parts(extend_positions(parts.encoder, 4), parts.tokenizer, replace(parts.settings, max_length=128))
+    np.testing.assert_allclose(new.encode_document([text(5), text(100)]), expected.encode_document([text(5), text(100)]), atol=1e-6)
     assert {file.name for file in out.iterdir()} == {file.name for file in dense.iterdir()}
 
 
@@ -69,7 +69,7 @@ def test_a_length_limit_below_the_number_of_positions_is_written(quiver: Callabl
     done = quiver("extend-positions", dense, "--factor", 2, "--out", out, "--max-length", 40, "--json")
     assert done.code == 0
     assert json.loads(done.out) == {"folder": str(out), "positions": [32, 64], "max_length": [20, 40], "plot": None}
-    assert load_model(out).encode([text(100)], "document").counts.tokens == 40
+    assert load_model(out).encode_texts([text(100)], "document").counts.tokens == 40
 
 
 def test_factor_one_gives_the_same_vectors(quiver: Callable[..., Any], dense: Path, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_factor_one_gives_the_same_vectors(quiver: Callable[..., Any], dense: Pa
     old, new = load_model(dense), load_model(tmp_path / "same")
     assert isinstance(old, BiEncoder)
     assert isinstance(new, BiEncoder)
-    assert np.array_equal(old.encode_documents([text(9), text(50)]), new.encode_documents([text(9), text(50)]))
+    assert np.array_equal(old.encode_document([text(9), text(50)]), new.encode_document([text(9), text(50)]))
     assert old.card.fingerprint == new.card.fingerprint
 
 
@@ -88,7 +88,7 @@ def test_documents_of_a_colbert_model_get_longer_and_queries_do_not(quiver: Call
         tokenizer.add_token(token)
     colbert = ColBERTSettings(query_length=12, document_length=30)
     settings = ModelFolder("colbert", tmp_path, projections=(Projection(16, 8, bias=False),), similarity="maxsim", colbert=colbert)
-    ColBERT(encoder, tokenizer, settings).save(tmp_path / "own")
+    ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(tmp_path / "own")
     export_model(tmp_path / "own", tmp_path / "old", layout=layout)
     done = quiver("extend-positions", tmp_path / "old", "--factor", 2, "--out", tmp_path / "new")
     assert (done.code, done.err) == (0, "")
@@ -115,7 +115,9 @@ def test_mistakes_are_reported_in_one_line_and_write_nothing(quiver: Callable[..
     rope = tmp_path / "rope"
     tokenizer = Tokenizer.train([text(200)], vocab_size=300, max_length=32)
     config = replace(preset("modernbert-base"), vocab_size=310, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=("global",))
-    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=20)).save(rope)
+    BiEncoder.from_parts(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=20)).save_pretrained(
+        rope
+    )
     full, file = tmp_path / "full", tmp_path / "file"
     full.mkdir()
     (full / "notes.txt").write_text("mine")
@@ -205,7 +207,7 @@ def test_extending_a_stanford_folder_is_refused(quiver: Callable[..., Any], tmp_
         tokenizer.add_token(token)
     colbert = ColBERTSettings("[unused0]", "[unused1]", query_length=12, document_length=30)
     settings = ModelFolder("colbert", tmp_path, projections=(Projection(16, 8, bias=False),), similarity="maxsim", colbert=colbert)
-    ColBERT(encoder, tokenizer, settings).save(tmp_path / "own")
+    ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(tmp_path / "own")
     export_model(tmp_path / "own", tmp_path / "old", layout="stanford")
     done = quiver("extend-positions", tmp_path / "old", "--factor", 2, "--out", tmp_path / "new")
     assert done.code == 2

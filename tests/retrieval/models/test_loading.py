@@ -34,7 +34,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def dense(tmp_path: Path) -> Path:
     settings = ModelFolder("dense", tmp_path, max_length=32, normalize=True, projections=(Projection(32, 16),))
-    BiEncoder(init_weights(Encoder(CONFIG), seed=1), tokenizer(), settings).save(tmp_path / "dense")
+    BiEncoder.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer(), settings).save_pretrained(tmp_path / "dense")
     return tmp_path / "dense"
 
 
@@ -42,7 +42,7 @@ def dense(tmp_path: Path) -> Path:
 def colbert(tmp_path: Path) -> Path:
     settings = ModelFolder("colbert", tmp_path, projections=(Projection(32, 8),), similarity="maxsim")
     settings = dataclasses.replace(settings, colbert=dataclasses.replace(settings.colbert, document_length=60))
-    ColBERT(init_weights(Encoder(CONFIG), seed=1), tokenizer(), settings).save(tmp_path / "colbert")
+    ColBERT.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer(), settings).save_pretrained(tmp_path / "colbert")
     return tmp_path / "colbert"
 
 
@@ -135,20 +135,20 @@ def test_mistyped_colbert_settings_are_named(colbert: Path, key: str, value: obj
 def test_widths_of_successive_modules_must_agree() -> None:
     settings = ModelFolder("dense", Path(), projections=(Projection(32, 16), Projection(17, 8)))
     with pytest.raises(InputError, match="Dense module 2 expects 17 features, its input has 16"):
-        BiEncoder(Encoder(CONFIG), tokenizer(), settings)
+        BiEncoder.from_parts(Encoder(CONFIG), tokenizer(), settings)
 
 
 def test_loading_with_the_wrong_class_names_the_right_one(dense: Path, colbert: Path) -> None:
     with pytest.raises(InputError, match="load it with ColBERT"):
-        BiEncoder.from_pretrained(colbert)
+        BiEncoder(colbert)
     with pytest.raises(InputError, match="load it with BiEncoder"):
-        ColBERT.from_pretrained(dense)
+        ColBERT(dense)
 
 
 def test_a_residual_module_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     settings = ModelFolder("dense", Path(), projections=(Projection(32, 16, residual=True),))
     with pytest.raises(InputError, match="residual Dense module, which the layout of sentence-transformers 5 does not support"):
-        BiEncoder(Encoder(CONFIG), tokenizer(), settings).save(tmp_path / "out")
+        BiEncoder.from_parts(Encoder(CONFIG), tokenizer(), settings).save_pretrained(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -157,9 +157,9 @@ def test_a_residual_module_is_refused_before_anything_is_written(tmp_path: Path)
 )
 def test_the_fingerprint_covers_the_architecture(change: dict[str, object]) -> None:
     words, settings = tokenizer(), ModelFolder("dense", Path())
-    model = BiEncoder(init_weights(Encoder(CONFIG), seed=1), words, settings)
+    model = BiEncoder.from_parts(init_weights(Encoder(CONFIG), seed=1), words, settings)
     other = init_weights(Encoder(dataclasses.replace(CONFIG, **change)), seed=1)
-    assert BiEncoder(other, words, settings).card.fingerprint != model.card.fingerprint
+    assert BiEncoder.from_parts(other, words, settings).card.fingerprint != model.card.fingerprint
 
 
 def test_the_fingerprint_covers_settings_and_projections_and_nothing_else() -> None:
@@ -169,7 +169,7 @@ def test_the_fingerprint_covers_settings_and_projections_and_nothing_else() -> N
         encoder = init_weights(Encoder(dataclasses.replace(CONFIG, **config)), seed=1)
         for projection in settings.projections:
             projection.linear.weight.data.fill_(0.5)
-        return BiEncoder(encoder, words, settings).card.fingerprint
+        return BiEncoder.from_parts(encoder, words, settings).card.fingerprint
 
     plain = ModelFolder("dense", Path())
     tanh = Projection(32, 16, activation="torch.nn.modules.activation.Tanh")
@@ -204,9 +204,9 @@ def test_the_dtype_is_in_the_card_and_in_the_fingerprint(dense: Path, colbert: P
 
 
 def test_vectors_are_float32_and_near_in_every_dtype(dense: Path) -> None:
-    expected = BiEncoder.from_pretrained(dense).encode_documents(TEXTS)
+    expected = BiEncoder(dense).encode_document(TEXTS)
     for dtype, tolerance in (("bfloat16", 0.02), ("float16", 0.002), ("int8", 0.05)):
-        found = BiEncoder.from_pretrained(dense, dtype=cast(Dtype, dtype)).encode_documents(TEXTS)
+        found = BiEncoder(dense, dtype=cast(Dtype, dtype)).encode_document(TEXTS)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, atol=tolerance)
 
@@ -244,3 +244,17 @@ def test_an_unknown_dtype_is_refused(dense: Path) -> None:
     for dtype in ("float8", torch.float64):
         with pytest.raises(InputError, match="dtype must be one of float32, bfloat16, float16, int8, got 'float"):
             load_model(dense, dtype=dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_the_batch_size_is_that_of_the_device_or_the_one_asked_for(kind: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(kind)
+    assert load_model(folder, device="cpu").batch_size.tokens == 4096
+    model = load_model(folder, device="cpu", batch_tokens=70)
+    assert model.batch_size.tokens == 70
+    assert type(model)(folder, batch_tokens=9, device="cpu").batch_size.tokens == 9
+    assert load_index_model(model.card, device="cpu", batch_tokens=9).batch_size.tokens == 9
+    # Workers encode with the same batches, and no caller loses the size that is left after memory ran out.
+    assert WorkerModel.of(model).load().batch_size.tokens == 70
+    model.batch_size.halve(60)
+    assert model.batch_size.tokens == 30

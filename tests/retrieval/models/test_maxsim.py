@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from quiver.retrieval.models import maxsim
 from quiver.retrieval.models.maxsim import maxsim_packed, maxsim_padded, maxsim_ragged
@@ -115,7 +117,7 @@ def test_pylate_gives_the_same_scores_for_documents_without_padding() -> None:
 def test_ragged_maxsim_is_the_packed_one_whatever_the_blocks(
     dtype: torch.dtype, similarities: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maxsim, "RAGGED_SIMILARITIES", similarities)
+    monkeypatch.setattr(maxsim, "SIMILARITIES", similarities)
     queries, documents = random_texts(0, [5, 1, 32]), random_texts(1, LENGTHS)
     inputs = []
     for texts in (queries, documents):
@@ -147,3 +149,58 @@ def test_ragged_maxsim_refuses_vectors_that_differ() -> None:
     for documents in (torch.ones(1, 5), torch.ones(1, 4, dtype=torch.bfloat16)):
         with pytest.raises(ValueError, match="one width and dtype"):
             maxsim_ragged(torch.ones(1, 4), offsets, documents, offsets)
+
+
+@pytest.mark.parametrize("similarities", [1, 500, 2**24])
+@pytest.mark.parametrize("own", [False, True])
+def test_padded_maxsim_has_the_gradients_of_its_definition_whatever_the_blocks(
+    own: bool, similarities: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maxsim, "SIMILARITIES", similarities)
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(3, 4, 5, dtype=torch.float64, generator=generator).requires_grad_()
+    documents = torch.randn(*((3, 2) if own else (6,)), 7, 5, dtype=torch.float64, generator=generator).requires_grad_()
+    query_mask, document_mask = torch.rand(3, 4, generator=generator) > 0.3, torch.rand(documents.shape[:-1], generator=generator) > 0.5
+    assert torch.autograd.gradcheck(
+        lambda q, d: maxsim_padded(q, d, query_mask, document_mask, masked_similarity=0.0), (queries, documents)
+    )
+    similarity = torch.einsum("qsd,qptd->qpst" if own else "qsd,ptd->qpst", queries, documents)
+    kept = document_mask.unsqueeze(-2) if own else document_mask[None, :, None]
+    best = similarity.where(kept, 0.0).amax(3) * query_mask[:, None]
+    torch.testing.assert_close(maxsim_padded(queries, documents, query_mask, document_mask, masked_similarity=0.0), best.sum(2))
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that an operator makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(each.numel() for each in tree_leaves(result) if isinstance(each, torch.Tensor))])
+        return result
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_padded_maxsim_never_holds_all_similarities(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maxsim, "SIMILARITIES", 20_000)
+    queries = torch.randn(8, 16, 8, requires_grad=True)
+    documents = torch.randn(*((8, 10) if own else (80,)), 50, 8, requires_grad=True)
+    pairs = 80 if own else 8 * 80
+    with Largest() as largest:
+        maxsim_padded(queries, documents, document_mask=torch.ones(documents.shape[:-1])).sum().backward()
+    assert largest.elements <= max(20_000, documents.numel())
+    assert largest.elements < pairs * 16 * 50
+
+
+@pytest.mark.parametrize(
+    ("queries", "documents"), [((0, 3, 4), (2, 5, 4)), ((2, 0, 4), (2, 5, 4)), ((2, 3, 4), (0, 5, 4)), ((2, 3, 4), (2, 0, 4))]
+)
+@pytest.mark.parametrize("own", [False, True])
+def test_padded_maxsim_without_texts_or_tokens(queries: tuple[int, ...], documents: tuple[int, ...], own: bool) -> None:
+    q = torch.ones(*queries, requires_grad=True)
+    d = torch.ones(*((queries[0], *documents) if own else documents), requires_grad=True)
+    scores = maxsim_padded(q, d)
+    assert scores.tolist() == [[0.0 if documents[1] else torch.finfo(torch.float32).min] * documents[0]] * queries[0]
+    for leaf, gradient in zip((q, d), torch.autograd.grad(scores.sum(), (q, d)), strict=True):
+        assert torch.equal(gradient, torch.zeros_like(leaf))

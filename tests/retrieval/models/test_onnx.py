@@ -65,14 +65,14 @@ def colbert(folder: Path, *, attend: bool = False) -> Path:
         similarity="maxsim",
         colbert=ColBERTSettings(query_length=12, document_length=80, attend_to_expansion=attend),
     )
-    ColBERT(init_weights(Encoder(modernbert(len(words))), seed=3).eval(), words, settings).save(folder / "model")
+    ColBERT.from_parts(init_weights(Encoder(modernbert(len(words))), seed=3).eval(), words, settings).save_pretrained(folder / "model")
     return folder / "model"
 
 
 def dense(folder: Path, config: Callable[[int], EncoderConfig], **settings: Any) -> Path:
     words = tokenizer()
     about = ModelFolder("dense", folder, max_length=90, **settings)
-    BiEncoder(init_weights(Encoder(config(len(words))), seed=4).eval(), words, about).save(folder / "model")
+    BiEncoder.from_parts(init_weights(Encoder(config(len(words))), seed=4).eval(), words, about).save_pretrained(folder / "model")
     return folder / "model"
 
 
@@ -102,7 +102,7 @@ def test_onnx_gives_the_token_vectors_of_a_colbert_model(tmp_path: Path, monkeyp
     assert {path.name for path in out.iterdir()} <= FILES
     encode, model = run_card(out, monkeypatch)["encode"], load_model(source)
     for role in ("query", "document"):
-        expected = model.encode(TEXTS, role).vectors
+        expected = model.encode_texts(TEXTS, role).vectors
         for found, ours in zip(encode(TEXTS, role), expected, strict=True):
             np.testing.assert_allclose(found, ours, atol=1e-4)
 
@@ -125,7 +125,7 @@ def test_onnx_gives_the_vectors_of_a_bi_encoder(
     assert ("pooling_mask" in written["inputs"]) == (settings.get("include_prompt") is False)
     encode, model = run_card(out, monkeypatch)["encode"], load_model(source)
     for role in ("query", "document"):
-        expected = model.encode(TEXTS, role).vectors
+        expected = model.encode_texts(TEXTS, role).vectors
         finite = np.isfinite(expected)  # the maximum over no token is none
         np.testing.assert_allclose(encode(TEXTS, role)[finite], expected[finite], atol=1e-4)
 
@@ -167,7 +167,7 @@ def test_onnx_gives_the_vectors_of_minilm(tmp_path: Path, monkeypatch: pytest.Mo
     assert settings["check"]["largest_difference"] < 1e-5
     every_length(minilm, out, range(1, settings["document"]["max_length"] + 1, 15))
     encode = run_card(out, monkeypatch)["encode"]
-    np.testing.assert_allclose(encode(TEXTS, "query"), load_model(minilm).encode(TEXTS, "query").vectors, atol=1e-4)
+    np.testing.assert_allclose(encode(TEXTS, "query"), load_model(minilm).encode_texts(TEXTS, "query").vectors, atol=1e-4)
 
 
 @pytest.mark.exhaustive

@@ -40,7 +40,7 @@ def model() -> ColBERT:
     colbert = ColBERTSettings(query_length=24, document_length=60)
     torch.manual_seed(5)  # the projection's weights decide which tokens meet
     folder = ModelFolder("colbert", Path(), projections=(Projection(32, 16),), similarity="maxsim", colbert=colbert)
-    return ColBERT(init_weights(Encoder(config), seed=5), tokenizer, folder)
+    return ColBERT.from_parts(init_weights(Encoder(config), seed=5), tokenizer, folder)
 
 
 class Pooled:
@@ -50,8 +50,8 @@ class Pooled:
         self._model = model
         self.card = model.card
 
-    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        encoding = self._model.encode(texts, role, progress=progress)
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+        encoding = self._model.encode_texts(texts, role, progress=progress)
         if role == "document":
             merged = [pool(each, np.array([len(each)]), None, factor=3)[0] for each in encoding.vectors]
             encoding = replace(encoding, vectors=merged, token_ids=None)
@@ -60,7 +60,7 @@ class Pooled:
 
 def test_similarities_of_matches_add_up_to_the_score(tmp_path: Path, model: ColBERT) -> None:
     index = build_index(DOCUMENTS, model, tmp_path / "i")
-    hits = index.search(model.encode_queries([QUERY]), 3)
+    hits = index.search(model.encode_query([QUERY]), 3)
     explained = explain(index, model, QUERY, hits.ids[0])
     assert [each.document for each in explained] == list(hits.ids[0])
     np.testing.assert_allclose([each.score for each in explained], hits.scores[0], rtol=1e-6)
@@ -81,13 +81,13 @@ def test_pooled_vectors_are_matched_to_their_nearest_token(tmp_path: Path, model
     index = build_index(DOCUMENTS, Pooled(model), tmp_path / "i")
     stored, lengths = index.segments[0].vectors.vectors(np.arange(3))
     ends = np.cumsum(lengths)
-    query = model.encode_queries([QUERY])[0]
+    query = model.encode_query([QUERY])[0]
     hits = index.search([query], 3)
     for each in explain(index, model, QUERY, hits.ids[0]):
         row = int(each.document[1]) - 1
         kept = stored[ends[row] - lengths[row] : ends[row]]
         tokens = text_tokens(model, each.text or "", "document")
-        encoded = model.encode_documents([each.text or ""])[0]
+        encoded = model.encode_document([each.text or ""])[0]
         assert len(kept) < len(tokens) == len(encoded)
         assert sum(match.similarity for match in each.matches) == pytest.approx(
             float(hits.scores[0][list(hits.ids[0]).index(each.document)])
@@ -106,7 +106,7 @@ def test_texts_are_explained_without_an_index(model: ColBERT) -> None:
     assert list(explained[0].matches) == token_matches(model, QUERY, "a bird flies")
     assert explained[0].score == pytest.approx(sum(match.similarity for match in explained[0].matches))
     bare = replace(model.settings.colbert, skiplist=("[CLS]", "[SEP]"), document_prefix="")
-    without = ColBERT(model.encoder, model.tokenizer, replace(model.settings, colbert=bare))
+    without = ColBERT.from_parts(model.encoder, model.tokenizer, replace(model.settings, colbert=bare))
     (nothing,) = explain_texts(without, QUERY, {"b": ""})
     assert (nothing.score, nothing.matches) == (-np.inf, ())
 
@@ -114,7 +114,7 @@ def test_texts_are_explained_without_an_index(model: ColBERT) -> None:
 @pytest.mark.parametrize("store_text", [True, False])
 def test_a_bi_encoder_explains_by_similarity(tmp_path: Path, word_sum: Any, store_text: bool) -> None:
     index = build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(store_text=store_text))
-    hits = index.search(word_sum.encode([QUERY], "query").vectors, 2)
+    hits = index.search(word_sum.encode_texts([QUERY], "query").vectors, 2)
     explained = explain(index, word_sum, QUERY, hits.ids[0])
     assert [each.score for each in explained] == hits.scores[0].tolist()
     assert [each.text for each in explained] == [index.text_of(key) if store_text else None for key in hits.ids[0]]

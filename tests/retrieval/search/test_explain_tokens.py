@@ -61,7 +61,7 @@ def make_model() -> MakeModel:
     def make(tokenizer: Tokenizer | None = None, **settings: object) -> ColBERT:
         colbert = replace(ColBERTSettings(query_length=16, document_length=40), **settings)
         folder = ModelFolder("colbert", Path(), projections=(Projection(32, 16),), similarity="maxsim", colbert=colbert)
-        return ColBERT(init_weights(Encoder(CONFIG), seed=1), tokenizer or byte_level(), folder)
+        return ColBERT.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer or byte_level(), folder)
 
     return make
 
@@ -79,7 +79,7 @@ SETTINGS = [
 def test_matches_are_the_best_tokens_and_sum_to_the_score(make_model: MakeModel, settings: dict[str, object]) -> None:
     model = make_model(**settings)
     matches = token_matches(model, QUERY, DOCUMENT)
-    queries, documents = model.encode_queries([QUERY])[0], model.encode_documents([DOCUMENT])[0]
+    queries, documents = model.encode_query([QUERY])[0], model.encode_document([DOCUMENT])[0]
     asked, answers = text_tokens(model, QUERY, "query"), text_tokens(model, DOCUMENT, "document")
     assert (len(asked), len(answers)) == (len(queries), len(documents))
     assert [match.query for match in matches] == asked
@@ -118,7 +118,7 @@ def test_word_pieces_keep_their_hashes(make_model: MakeModel) -> None:
     assert names(model, "birds?", "query")[:6] == ["[CLS]", "[Q]", "bird", "##s", "?", "[SEP]"]
     unknown = make_model(word_piece(), skiplist=("no single token",))  # stands for [UNK], as in the model
     assert names(unknown, "a zebra", "document") == ["[CLS]", "[D]", "a", "[SEP]"]
-    assert len(unknown.encode_documents(["a zebra"])[0]) == 4
+    assert len(unknown.encode_document(["a zebra"])[0]) == 4
 
 
 def test_sentence_pieces_are_shown_without_their_space_mark(make_model: MakeModel) -> None:
@@ -137,7 +137,7 @@ def test_skiplist_tokens_are_never_matched(make_model: MakeModel) -> None:
 
 def test_a_document_without_vectors_matches_nothing(make_model: MakeModel) -> None:
     model = make_model(skiplist=("[CLS]", "[SEP]", "."), document_prefix="")
-    assert model.encode_documents(["."])[0].shape == (0, 16)
+    assert model.encode_document(["."])[0].shape == (0, 16)
     assert token_matches(model, QUERY, ".") == []
 
 
@@ -198,7 +198,7 @@ def test_spans_of_a_truncated_text_are_right(make_model: MakeModel, side: str) -
     assert [part for part in spans(model, text, "document") if part] == (
         ["a", "bird", "has"] if side == "right" else ["wings", "a", "bird"]
     )
-    assert len(text_tokens(model, text, "document")) == len(model.encode_documents([text])[0])
+    assert len(text_tokens(model, text, "document")) == len(model.encode_document([text])[0])
 
 
 def test_spans_of_sentence_pieces_are_right(make_model: MakeModel) -> None:

@@ -154,7 +154,7 @@ def test_systems_are_searched_to_the_depth_and_fused(tmp_path: Path, word_sum: A
     queries = [Query("q1", "word1 text2"), Query("q2", "nothing at all")]
     fusion = Fusion(weights=(1.0, 2.0))
     found = search_fused([index_system(index, word_sum), word_system(words)], queries, 3, fusion=fusion, depth=7)
-    vectors = index.search(word_sum.encode([query.text for query in queries], "query").vectors, 7).to_run(["q1", "q2"])
+    vectors = index.search(word_sum.encode_texts([query.text for query in queries], "query").vectors, 7).to_run(["q1", "q2"])
     terms = words.search([query.text for query in queries], 7).to_run(["q1", "q2"])
     assert found.lists == (vectors, terms)
     assert (len(vectors["q1"]), len(terms["q1"]), len(terms["q2"])) == (7, 7, 0)

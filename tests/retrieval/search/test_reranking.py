@@ -26,10 +26,10 @@ def index(tmp_path: Path, word_by_word: Any) -> Index:
 
 
 def brute_force(model: Any, query: str, documents: Sequence[str]) -> dict[str, float]:
-    (asked,) = model.encode([query], "query").vectors
+    (asked,) = model.encode_texts([query], "query").vectors
     scores = {}
     for document in documents:
-        (tokens,) = model.encode([TEXTS[document]], "document").vectors
+        (tokens,) = model.encode_texts([TEXTS[document]], "document").vectors
         if len(tokens):
             scores[document] = sum(max(float(token @ vector) for token in tokens) for vector in asked)
     return scores
@@ -60,10 +60,10 @@ def test_a_candidate_of_several_queries_is_encoded_once(word_by_word: Any) -> No
     class Counting:
         card = word_by_word.card
 
-        def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+        def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
             if role == "document":
                 encoded.extend(texts)
-            return word_by_word.encode(texts, role, progress=progress)
+            return word_by_word.encode_texts(texts, role, progress=progress)
 
     TextScorer(Counting(), TEXTS.__getitem__)(["word1", "word2"], [["d1", "d2"], ["d2", "d3"]])
     assert encoded == [TEXTS["d1"], TEXTS["d2"], TEXTS["d3"]]

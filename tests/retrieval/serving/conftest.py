@@ -60,7 +60,7 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Indexes:
     )
     torch.manual_seed(5)
     encoder = init_weights(Encoder(config), seed=5)
-    BiEncoder(encoder, tokenizer, ModelFolder("dense", Path())).save(folder / "bi-encoder")
+    BiEncoder.from_parts(encoder, tokenizer, ModelFolder("dense", Path())).save_pretrained(folder / "bi-encoder")
     settings = ModelFolder(
         "colbert",
         Path(),
@@ -68,8 +68,8 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Indexes:
         similarity="maxsim",
         colbert=ColBERTSettings(query_length=24, document_length=60),
     )
-    ColBERT(encoder, tokenizer, settings).save(folder / "colbert-model")
-    dense, colbert = BiEncoder.from_pretrained(folder / "bi-encoder"), ColBERT.from_pretrained(folder / "colbert-model")
+    ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder / "colbert-model")
+    dense, colbert = BiEncoder(folder / "bi-encoder"), ColBERT(folder / "colbert-model")
     build_index(texts, dense, folder / "dense")
     build_index(texts, colbert, folder / "colbert")
     build_index(texts, dense, folder / "silent", options=BuildOptions(store_text=False))

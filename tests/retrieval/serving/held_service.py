@@ -16,14 +16,14 @@ def main() -> None:
     folder, file, limits = sys.argv[1:]
     service = open_service({"held": Path(folder)}, limits=Limits(**json.loads(limits)), workers=1)
     model = service.indexes[0].current.model
-    encode = model.encode
+    encode = model.encode_texts
 
     def held(*arguments: object, **options: object) -> object:
         while not Path(file).exists():
             time.sleep(0.01)
         return encode(*arguments, **options)
 
-    model.encode = held
+    model.encode_texts = held
     run_service(service, Address(port=0, drain_delay=3), started=say)
 
 

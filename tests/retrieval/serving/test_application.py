@@ -357,11 +357,11 @@ model = load_model(open_index(sys.argv[1]).manifest.model.source)
 class Killed:
     card, calls = model.card, int(sys.argv[3])
 
-    def encode(self, texts, role, *, progress=False):
+    def encode_texts(self, texts, role, *, progress=False):
         if not self.calls:
             os.kill(os.getpid(), signal.SIGKILL)
         self.calls -= 1
-        return model.encode(texts, role)
+        return model.encode_texts(texts, role)
 
 
 add_documents(sys.argv[1], sys.argv[2], Killed())
@@ -399,10 +399,10 @@ def test_the_service_and_the_commands_wait_for_another_writer(indexes: Indexes, 
     class Held:
         card = model.card
 
-        def encode(self, texts: Any, role: Any, *, progress: bool = False) -> Any:
+        def encode_texts(self, texts: Any, role: Any, *, progress: bool = False) -> Any:
             begun.set()
             assert release.wait(60)
-            return model.encode(texts, role)
+            return model.encode_texts(texts, role)
 
     def add(app: Any, key: str) -> Any:
         return answer(app, "POST", "/api/documents", json={"documents": [{"id": key, "text": "sea"}]}, headers=AUTHORISED)

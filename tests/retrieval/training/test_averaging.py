@@ -43,7 +43,7 @@ def write(make_recipe: MakeRecipe, tmp_path: Path) -> Write:
                 for weight in (*made.encoder.parameters(), *made.projections.parameters()):
                     weight.add_(torch.randn(weight.shape, generator=generator) * 10.0 ** (seed % 3))
         folder = tmp_path / f"{kind}-{seed}-{len(list(tmp_path.iterdir()))}"
-        made.save(folder)
+        made.save_pretrained(folder)
         return folder
 
     return model
@@ -109,13 +109,13 @@ def test_a_large_weight_does_not_swallow_small_ones(write: Write) -> None:
 
 
 def other_prompt(made: Any) -> Any:
-    return type(made)(made.encoder, made.tokenizer, replace(made.settings, query_prompt="look: "), source=made.source)
+    return type(made).from_parts(made.encoder, made.tokenizer, replace(made.settings, query_prompt="look: "), source=made.source)
 
 
 def dense_module(activation: str) -> Callable[[Any], Any]:
     def change(made: Any) -> Any:
         settings = replace(made.settings, projections=(Projection(16, 16, bias=True, activation=activation),))
-        return type(made)(made.encoder, made.tokenizer, settings, source=made.source)
+        return type(made).from_parts(made.encoder, made.tokenizer, settings, source=made.source)
 
     return change
 

@@ -19,7 +19,7 @@ from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 pytest.importorskip("pylate.models")
 
 from quiver.retrieval.training.dataloader import Collator, teacher_scores
-from quiver.retrieval.training.losses import LossModel
+from quiver.retrieval.training.losses import SHARED, LossModel
 
 QUERIES = ["How wide is the Window?", "", "wings, feathers and a beak! " * 9, " padded "]
 DOCUMENTS = ["A bird has wings, feathers and a beak!", "?!", "the window of a local layer is wide: " * 9, ""]
@@ -40,13 +40,13 @@ def parts() -> tuple[Encoder, Tokenizer]:
 
 def make_dense(parts: tuple[Encoder, Tokenizer], **settings: Any) -> BiEncoder:
     plain = ModelFolder("dense", Path(), max_length=24, query_prompt="Find: ", document_prompt="Code ", normalize=True)
-    return BiEncoder(*parts, replace(plain, **settings))
+    return BiEncoder.from_parts(*parts, replace(plain, **settings))
 
 
 def make_colbert(parts: tuple[Encoder, Tokenizer], **settings: Any) -> ColBERT:
     torch.manual_seed(3)
     colbert = replace(ColBERTSettings(query_length=16, document_length=24), **settings)
-    return ColBERT(*parts, ModelFolder("colbert", Path(), lower_case=True, projections=(Projection(16, 8),), colbert=colbert))
+    return ColBERT.from_parts(*parts, ModelFolder("colbert", Path(), lower_case=True, projections=(Projection(16, 8),), colbert=colbert))
 
 
 def columns(
@@ -78,7 +78,7 @@ def test_dense_batches_give_the_vectors_of_search(parts: tuple[Encoder, Tokenize
     for (column, role), one in zip(ROLES.items(), features, strict=True):
         with torch.no_grad():
             found = module(one)["sentence_embedding"].numpy()
-        np.testing.assert_allclose(found, model.encode([row[column] for row in ROWS], role).vectors, atol=1e-6)
+        np.testing.assert_allclose(found, model.encode_texts([row[column] for row in ROWS], role).vectors, atol=1e-6)
 
 
 @pytest.mark.parametrize("one_pass", [True, False])
@@ -100,7 +100,7 @@ def test_colbert_batches_give_the_vectors_of_search(parts: tuple[Encoder, Tokeni
         with torch.no_grad():
             found = torch.nn.functional.normalize(module(one)["token_embeddings"], dim=-1)
         kept = one["attention_mask"] if role == "document" else one["attention_mask"] | module.do_query_expansion
-        expected = model.encode([row[column] for row in ROWS], role).vectors
+        expected = model.encode_texts([row[column] for row in ROWS], role).vectors
         assert [len(text) for text in expected] == kept.sum(1).tolist()
         for vectors, mask, wanted in zip(found, kept, expected, strict=True):
             np.testing.assert_allclose(vectors[mask].numpy(), wanted, atol=1e-5)
@@ -130,6 +130,7 @@ def test_features_are_made_without_reading_from_the_device(
             key: value.shape for key, value in other.items() if value.__class__ is torch.Tensor and value.device.type == "meta"
         }
         assert one["packed"].offsets == other["packed"].offsets
+        assert (SHARED in one) == (SHARED in other) == one_pass  # on a GPU all columns are encoded together too
 
 
 PROMPT = "Find what answers this: "
@@ -150,7 +151,7 @@ def test_a_limit_that_the_prompt_fills_is_refused(parts: tuple[Encoder, Tokenize
     assert not torch.equal(room(alike)["texts"][:1].ids, room(other)["texts"][:1].ids)
     full = replace(model.settings, query_prompt="", document_prompt=PROMPT * 9)
     with pytest.raises(InputError, match=r"model\.max_length: 60 tokens .* of a document .*, or shorten model\.document_prompt"):
-        Collator(BiEncoder(*parts, full))
+        Collator(BiEncoder.from_parts(*parts, full))
     assert Collator(make_dense(parts, query_prompt="", document_prompt=""), max_length=3)(ROWS)["texts"].max_seqlen == 3
 
 
@@ -192,7 +193,7 @@ def test_one_warning_if_many_texts_are_truncated(
 @pytest.mark.parametrize("kind", [make_dense, make_colbert])
 def test_truncated_texts_are_counted_as_in_search(parts: tuple[Encoder, Tokenizer], kind: Any) -> None:
     model = kind(parts)
-    counts = [model.encode([row[column] for row in ROWS], "query" if column == "query" else "document").counts for column in ROWS[0]]
+    counts = [model.encode_texts([row[column] for row in ROWS], "query" if column == "query" else "document").counts for column in ROWS[0]]
     collator = Collator(model)
     for passes in (1, 2):
         collator(ROWS)
@@ -205,7 +206,7 @@ def test_a_shorter_length_in_training_leaves_the_model_alone(parts: tuple[Encode
     dense, colbert = make_dense(parts), make_colbert(parts)
     module, (_, short, _) = columns(dense, max_length=9)
     assert short["packed"].max_seqlen == 9
-    expected = BiEncoder(*parts, replace(dense.settings, max_length=9)).encode_documents([row["document_1"] for row in ROWS])
+    expected = BiEncoder.from_parts(*parts, replace(dense.settings, max_length=9)).encode_document([row["document_1"] for row in ROWS])
     np.testing.assert_allclose(module(short)["sentence_embedding"].detach().numpy(), expected, atol=1e-6)
     _, features = columns(colbert, max_length=9)
     assert {one["input_ids"].shape[1] for one in features} == {9}

@@ -56,7 +56,7 @@ def make_dense() -> BiEncoder:
         query_prompt="Find: ",
         document_prompt="Code ",
     )
-    return BiEncoder(*make_parts(), settings)
+    return BiEncoder.from_parts(*make_parts(), settings)
 
 
 def make_colbert(*, expansion: bool = True) -> ColBERT:
@@ -68,7 +68,7 @@ def make_colbert(*, expansion: bool = True) -> ColBERT:
         similarity="maxsim",
         colbert=ColBERTSettings(query_length=16, document_length=24, query_expansion=expansion),
     )
-    return ColBERT(*make_parts(), settings)
+    return ColBERT.from_parts(*make_parts(), settings)
 
 
 @pytest.mark.parametrize("one_pass", [True, False])

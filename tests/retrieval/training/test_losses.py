@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from quiver.retrieval.training.recipe import RULES, Recipe
 
 pytest.importorskip("pylate.models")
 
-from quiver.retrieval.training.losses import LOSSES, RetrievalLoss
+from quiver.retrieval.training.losses import LOSSES, RetrievalLoss, contrastive_scores, distillation_scores
 
 WORDS = ["a", "bird", "has", "wings", "feathers", "and", "beak", "the", "window", "of", "local", "layer", "is", "wide"]
 ROWS = [
@@ -79,10 +80,10 @@ def make_model(kind: str, **settings: Any) -> BiEncoder | ColBERT:
     with torch.no_grad():
         encoder.embeddings.tokens.weight.mul_(20)  # texts of a model as it is drawn are all but alike
     if kind == "dense":
-        return BiEncoder(encoder, tokenizer, replace(ModelFolder("dense", Path(), max_length=24, normalize=True), **settings))
+        return BiEncoder.from_parts(encoder, tokenizer, replace(ModelFolder("dense", Path(), max_length=24, normalize=True), **settings))
     torch.manual_seed(3)
     colbert = replace(ColBERTSettings(query_length=10, document_length=24), **settings)
-    return ColBERT(encoder, tokenizer, ModelFolder("colbert", Path(), projections=(Projection(16, 8),), colbert=colbert))
+    return ColBERT.from_parts(encoder, tokenizer, ModelFolder("colbert", Path(), projections=(Projection(16, 8),), colbert=colbert))
 
 
 @dataclass(frozen=True)
@@ -124,17 +125,17 @@ def without_scores(rows: list[dict[str, Any]] = ROWS) -> list[dict[str, Any]]:
 
 def dense_scores(model: BiEncoder) -> torch.Tensor:
     """Dot products of queries and documents, (4 queries, 3 documents per row, 4 rows)."""
-    queries = model.encode_queries([row["query"] for row in ROWS])
-    documents = np.stack([model.encode_documents([row[f"document_{place}"] for row in ROWS]) for place in (1, 2, 3)])
+    queries = model.encode_query([row["query"] for row in ROWS])
+    documents = np.stack([model.encode_document([row[f"document_{place}"] for row in ROWS]) for place in (1, 2, 3)])
     return torch.from_numpy(np.einsum("qd,prd->qpr", queries, documents))
 
 
 def late_scores(model: ColBERT) -> torch.Tensor:
     """MaxSim scores of queries and documents, (4 queries, 3 documents per row, 4 rows)."""
-    queries = model.encode_queries([row["query"] for row in ROWS])
+    queries = model.encode_query([row["query"] for row in ROWS])
     scores = []
     for place in (1, 2, 3):
-        documents = model.encode_documents([row[f"document_{place}"] for row in ROWS])
+        documents = model.encode_document([row[f"document_{place}"] for row in ROWS])
         offsets = np.cumsum([0, *map(len, documents)])
         scores.append(torch.from_numpy(maxsim_packed(queries, np.concatenate(documents), offsets)))
     return torch.stack(scores, dim=1)
@@ -210,6 +211,36 @@ def test_colbert_losses_by_hand(expansion: bool) -> None:
 CACHED = [("dense", "mnrl", {}), ("dense", "mnrl", {"matryoshka_dims": [16, 4]}), ("colbert", "contrastive", {})]
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["contrastive", "distillation"])
+@pytest.mark.parametrize("query_mask", [False, True])
+@pytest.mark.parametrize("document_mask", [False, True])
+def test_scores_and_gradients_of_a_colbert_are_pylates(name: str, query_mask: bool, document_mask: bool) -> None:
+    """Also of equal similarities, of which one wins, of negative ones beside padding, and of a document without tokens."""
+    scores = pytest.importorskip("pylate.scores")
+    theirs, ours = {
+        "contrastive": (scores.ColBERTScores(), contrastive_scores),
+        "distillation": (scores.colbert_kd_scores, distillation_scores),
+    }[name]
+    generator = torch.Generator().manual_seed(0)
+    queries, documents = torch.randn(3, 4, 5, generator=generator), torch.randn(3, 2, 6, 5, generator=generator)
+    documents[:, :, 3] = documents[:, :, 1]
+    documents[1] = -queries[1, 0] - 0.1
+    masks = {
+        "queries_mask": torch.rand(3, 4, generator=generator) > 0.3 if query_mask else None,
+        "documents_mask": torch.rand(3, 2, 6, generator=generator) > 0.5 if document_mask else None,
+    }
+    if document_mask:
+        masks["documents_mask"][0, 0] = False
+    outcomes = []
+    for function in (theirs, ours):
+        leaves = [queries.clone().requires_grad_(), documents.clone().requires_grad_()]
+        found = function(*leaves, **masks)
+        outcomes.append([found, *torch.autograd.grad((found * torch.linspace(-1, 1, found.numel()).view_as(found)).sum(), leaves)])
+    for one, other in zip(*outcomes, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize(("kind", "name", "others"), CACHED)
 def test_a_cached_loss_equals_the_plain_loss(kind: str, name: str, others: dict[str, Any]) -> None:
     """Losses and gradients are equal for every mini-batch size."""
@@ -249,7 +280,7 @@ def test_an_optimizer_step_changes_the_model_that_is_searched_with(kind: str) ->
     model = make_model(kind)
     trained = Trained(make_recipe(kind, {"name": "mnrl" if kind == "dense" else "contrastive"}), model)
     texts = [row["query"] for row in ROWS]
-    before = [np.array(vector) for vector in model.encode_queries(texts)]
+    before = [np.array(vector) for vector in model.encode_query(texts)]
     optimizer = torch.optim.SGD(trained.module.parameters(), lr=0.1)
     trained.module.train()
     first = loss_of(trained, without_scores())
@@ -257,7 +288,29 @@ def test_an_optimizer_step_changes_the_model_that_is_searched_with(kind: str) ->
     optimizer.step()
     trained.module.eval()
     assert loss_of(trained, without_scores()) < first
-    assert max(np.abs(old - new).max() for old, new in zip(before, model.encode_queries(texts), strict=True)) > 1e-3
+    assert max(np.abs(old - new).max() for old, new in zip(before, model.encode_query(texts), strict=True)) > 1e-3
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "name", "others"),
+    [
+        *((kind, name, {}) for kind, names in recipes.LOSSES_BY_KIND.items() for name in names),
+        ("dense", "mnrl", {"matryoshka_dims": [16, 8]}),
+        ("dense", "cached_mnrl", {"matryoshka_dims": [16, 8]}),
+    ],
+)
+def test_a_loss_runs_as_many_backward_passes_as_it_says(kind: str, name: str, others: dict[str, Any], checkpointing: bool) -> None:
+    """The trainer reduces gradients in the last of them: with fewer than it says nothing overlaps, with more it stops."""
+    recipe = make_recipe(kind, read_by(name, mini_batch_size=3) | others, {"gradient_checkpointing": checkpointing})
+    trained, added = Trained(recipe, make_model(kind)), Counter[int]()
+    trained.module.train()
+    for number, weight in enumerate(trained.module.parameters()):
+        weight.register_post_accumulate_grad_hook(lambda _, number=number: added.update([number]))
+    inputs = trained.collate(ROWS if name in recipes.DISTILLATION else without_scores())
+    trained.loss(inputs).backward()
+    assert set(added.values()) == {trained.loss.backward_passes(inputs)}
+    assert (trained.loss.backward_passes(inputs) > 1) is name.startswith("cached")
 
 
 def test_teacher_scores_are_scaled_if_the_recipe_says_so() -> None:

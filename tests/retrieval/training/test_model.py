@@ -73,7 +73,7 @@ def biencoder(bare: Path, tmp_path: Path) -> Path:
     torch.manual_seed(2)
     projections = (Projection(16, 12, bias=True), Projection(12, 6, activation="torch.nn.modules.activation.Tanh"))
     settings = ModelFolder("dense", bare, lower_case=True, include_prompt=False, projections=projections, query_prompt="q: ", max_length=20)
-    BiEncoder(load_encoder(bare), Tokenizer.from_pretrained(bare), settings).save(tmp_path / "biencoder")
+    BiEncoder.from_parts(load_encoder(bare), Tokenizer.from_pretrained(bare), settings).save_pretrained(tmp_path / "biencoder")
     return tmp_path / "biencoder"
 
 
@@ -84,7 +84,7 @@ def colbert(bare: Path, tmp_path: Path) -> Path:
     torch.manual_seed(2)
     projections = (Projection(16, 12), Projection(12, 8))
     settings = replace(model.settings, lower_case=True, projections=projections)
-    ColBERT(model.encoder, model.tokenizer, settings).save(tmp_path / "colbert")
+    ColBERT.from_parts(model.encoder, model.tokenizer, settings).save_pretrained(tmp_path / "colbert")
     return tmp_path / "colbert"
 
 
@@ -98,7 +98,7 @@ def test_equal_seeds_give_equal_random_models(tmp_path: Path, kind: str, model: 
     built = [build_model(make_recipe(kind, RANDOM | model, seed=seed), iter(TEXTS)) for seed in (3, 3, 4)]
     assert built[0].card.fingerprint == built[1].card.fingerprint != built[2].card.fingerprint
     assert built[0].encoder.config.vocab_size == len(built[0].tokenizer) == 384
-    built[0].save(tmp_path / "model")
+    built[0].save_pretrained(tmp_path / "model")
     assert load_model(tmp_path / "model").card.fingerprint == built[0].card.fingerprint
 
 
@@ -115,7 +115,7 @@ def test_a_random_model_can_use_an_existing_vocabulary(bare: Path) -> None:
 
 def test_a_dense_model_keeps_settings_that_the_recipe_does_not_set(biencoder: Path) -> None:
     model = build_model(make_recipe("dense", {"init": str(biencoder), **DENSE, "document_prompt": "d: ", "normalize": False}), [])
-    old = BiEncoder.from_pretrained(biencoder)
+    old = BiEncoder(biencoder)
     assert isinstance(model, BiEncoder)
     assert same_weights(model.projections, old.projections)
     assert (model.dim, model.settings.lower_case, model.settings.include_prompt) == (6, True, False)
@@ -150,8 +150,8 @@ def test_a_colbert_gets_a_projection_and_prefixes(bare: Path, biencoder: Path, t
         assert (rows[300] - rows[301]).norm() > 0.3 * torch.pdist(old[:300]).median()
         assert rows[300:302].norm(dim=1).max() < 2 * old[:300].norm(dim=1).max()
         assert [model.tokenizer.token_id(prefix) for prefix in ("[Q] ", "[D] ")] == [300, 301]
-        model.save(tmp_path / "model")
-        assert ColBERT.from_pretrained(tmp_path / "model").card.fingerprint == model.card.fingerprint
+        model.save_pretrained(tmp_path / "model")
+        assert ColBERT(tmp_path / "model").card.fingerprint == model.card.fingerprint
 
 
 @pytest.mark.parametrize("dim", [8, 16, 24])
@@ -217,7 +217,7 @@ def test_building_a_model_does_not_advance_torchs_generator(bare: Path) -> None:
 def test_a_colbert_keeps_its_projections_and_its_prefixes(colbert: Path) -> None:
     asked = {"query_prefix": "[A] ", "document_prefix": "[B] ", "skiplist": "none", "query_expansion": False, "attend_to_expansion": True}
     model = build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | asked}), [])
-    old = ColBERT.from_pretrained(colbert)
+    old = ColBERT(colbert)
     assert same_weights(model.projections, old.projections)
     assert model.settings.lower_case
     assert [model.tokenizer.token_id(token) for token in ("[A] ", "[D] ", "[B] ")] == [300, 301, 302]

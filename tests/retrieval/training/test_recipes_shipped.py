@@ -264,10 +264,10 @@ def _models(work: Path) -> None:
         tokenizer.save(folder)
     for source, (name, pooling, length) in BI_ENCODERS.items():
         settings = ModelFolder("dense", work / source, pooling=pooling, normalize=True, max_length=length)
-        BiEncoder(init_weights(Encoder(_narrow(name)), seed=1), tokenizer, settings).save(work / source)
+        BiEncoder.from_parts(init_weights(Encoder(_narrow(name)), seed=1), tokenizer, settings).save_pretrained(work / source)
     start = load_recipe("pycodesearch-colbert", [f"model.init={work / 'sentence-transformers/all-MiniLM-L6-v2'}"])
     for name in ("pycodesearch-colbert", "pycodesearch-colbert-mined"):
-        build_model(start, ()).save(work / "runs" / name / "model")
+        build_model(start, ()).save_pretrained(work / "runs" / name / "model")
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ class Scorer:
 
     def __call__(self, model: BiEncoder | ColBERT) -> float:
         assert not model.encoder.training
-        model.encode(["open every file"], "query")
+        model.encode_texts(["open every file"], "query")
         self.models.append(model.card.fingerprint)
         random.random(), torch.rand(3), np.random.rand()  # noqa: NPY002  # what a scorer draws is its own business
         self.then(len(self.models))
@@ -140,7 +140,10 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     assert (result["steps"], result["epochs"], result["resumed_at"]) == (6, 6 / 16, [])
     batches = [[rows[row] for row in batch.rows] for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 6)]
     queries, *documents = ([row[key] for row in batches[0]] for key in ("query", "document_1", "document_2", "document_3"))
-    scores = start.encode(queries, "query").vectors @ start.encode([text for column in documents for text in column], "document").vectors.T
+    scores = (
+        start.encode_texts(queries, "query").vectors
+        @ start.encode_texts([text for column in documents for text in column], "document").vectors.T
+    )
     expected = F.cross_entropy(torch.from_numpy(20 * scores), torch.arange(4)).item()
     assert result["losses"][0] == [1, pytest.approx(expected, rel=1e-5)]
     assert [step for step, _ in result["losses"]] == [1, 2, 3, 4, 5, 6]
@@ -148,7 +151,7 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     assert result["learning_rates"] == [[step, pytest.approx(rate)] for step, rate in enumerate(rates, start=1)]
     assert all(value > 0 for key in ("grad_norms", "tokens_per_second") for _, value in result[key])
     encoded = [
-        start.encode([row[key] for batch in batches for row in batch], role)
+        start.encode_texts([row[key] for batch in batches for row in batch], role)
         for key, role in (("query", "query"), *((f"document_{place}", "document") for place in (1, 2, 3)))
     ]
     assert result["texts"] == 6 * 4 * 4
@@ -170,7 +173,7 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     ours = load_model(out / "model")
     plain = sentence_transformers.SentenceTransformer(str(out / "model"), device="cpu")
     assert type(plain[0]).__module__.startswith("sentence_transformers.")
-    np.testing.assert_allclose(ours.encode_documents(documents[0]), plain.encode_document(documents[0]), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(ours.encode_document(documents[0]), plain.encode_document(documents[0]), atol=1e-5, rtol=0)
 
 
 def test_the_recorded_passes_are_those_done(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_a_checkpoint_opens_as_the_model_for_use(case: str, make_recipe: MakeRec
     with state.model_for_use() as used:
         assert used is not None
         names = {name for name, _ in used.encoder.named_parameters()}
-        expected = used.encode(["open every file", "def sort_page(x): return x"], "document").vectors
-    found = load_model(tmp_path).encode(["open every file", "def sort_page(x): return x"], "document").vectors
+        expected = used.encode_texts(["open every file", "def sort_page(x): return x"], "document").vectors
+    found = load_model(tmp_path).encode_texts(["open every file", "def sort_page(x): return x"], "document").vectors
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), atol=2e-6, rtol=0)
     assert (tmp_path / WEIGHTS).exists() == (case not in ("dense", "colbert"))

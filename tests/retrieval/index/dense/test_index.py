@@ -45,7 +45,7 @@ def test_an_index_of_several_segments_is_searched_as_one(tmp_path: Path, word_su
     index = delete_documents(tmp_path / "i", gone)
     exact = build_index([each for each in corpus(0, 500) + corpus(500, 700) if each.id not in gone], word_sum, tmp_path / "exact")
     assert exact.kind == "exact-dense"
-    queries = word_sum.encode(["w1 w2 w3", "w4 w9", "w33 w7 w8 w50"], "query").vectors
+    queries = word_sum.encode_texts(["w1 w2 w3", "w4 w9", "w33 w7 w8 w50"], "query").vectors
     even = Filter(conditions=(Condition.parse("even = true"),))
     for filter in (None, even):
         wanted = exact.search(queries, 10, filter=filter)
@@ -70,7 +70,7 @@ def test_an_index_of_several_segments_is_searched_as_one(tmp_path: Path, word_su
 def test_a_damaged_index_of_faiss_is_not_read(tmp_path: Path, word_sum: Any) -> None:
     options = BuildOptions(engine="faiss-dense", settings={"factory": "HNSW8,Flat"})
     index = build_index(corpus(0, 200), word_sum, tmp_path / "i", options=options)
-    queries = word_sum.encode(["word1"], "query").vectors
+    queries = word_sum.encode_texts(["word1"], "query").vectors
     for path in (tmp_path / "i").rglob("*.faiss"):
         content = path.read_bytes()
         path.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])

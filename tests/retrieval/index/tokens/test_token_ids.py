@@ -24,11 +24,11 @@ def model() -> ColBERT:
     config = EncoderConfig.modernbert(vocab_size=384, hidden_size=32, **shape)
     settings = ColBERTSettings(query_length=16, document_length=24, query_prefix="[Q] ", document_prefix="[D] ", skiplist=(",", ".", ";"))
     folder = ModelFolder("colbert", Path(), projections=(Projection(32, 16),), similarity="maxsim", colbert=settings)
-    return ColBERT(init_weights(Encoder(config), seed=1), tokenizer, folder)
+    return ColBERT.from_parts(init_weights(Encoder(config), seed=1), tokenizer, folder)
 
 
 def test_of_documents_the_tokens_that_are_kept(model: ColBERT) -> None:
-    encoding = model.encode(TEXTS, "document")
+    encoding = model.encode_texts(TEXTS, "document")
     skipped = {model.tokenizer.token_id(word) for word in ",.;"}
     prefix = model.tokenizer.token_id("[D] ")
     assert encoding.token_ids is not None
@@ -44,7 +44,7 @@ def test_of_documents_the_tokens_that_are_kept(model: ColBERT) -> None:
 
 
 def test_of_queries_the_expansion_too(model: ColBERT) -> None:
-    encoding = model.encode(TEXTS, "query")
+    encoding = model.encode_texts(TEXTS, "query")
     mask = model.tokenizer.special_id("mask")
     assert encoding.token_ids is not None
     for ids, vectors in zip(encoding.token_ids, encoding.vectors, strict=True):

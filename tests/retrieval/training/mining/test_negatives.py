@@ -80,7 +80,7 @@ def pairs_file(folder: Path, *, count: int = 60) -> tuple[Path, list[tuple[str, 
 
 @cache
 def vectors(kind: Callable[[], Any], text: str) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = kind().encode([text], "document").vectors[0].astype(np.float64)
+    found: NDArray[np.float64] = kind().encode_texts([text], "document").vectors[0].astype(np.float64)
     return found
 
 

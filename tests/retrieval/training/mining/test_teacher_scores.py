@@ -51,7 +51,7 @@ def section(path: Path, **fields: Any) -> DataSection:
 
 
 def similarity(model: Any, query: str, document: str) -> float:
-    left, right = (model.encode([text], "query").vectors[0].astype(np.float64) for text in (query, document))
+    left, right = (model.encode_texts([text], "query").vectors[0].astype(np.float64) for text in (query, document))
     product = left @ right.T
     return float(product if product.ndim == 0 else product.max(axis=1).sum())
 
@@ -400,7 +400,7 @@ def killing(self, part, content):
     plain(self, part, content)
 job_folder.JobFolder.write = killing
 section = DataSection(train=({path!r},), document_fields=("positive", "negatives"))
-teacher_scores.score_rows(section, VectorTeacher(BiEncoder.from_pretrained({model!r})), Path({out!r}), cache=Path({cache!r}))
+teacher_scores.score_rows(section, VectorTeacher(BiEncoder({model!r})), Path({out!r}), cache=Path({cache!r}))
 """
 
 
@@ -411,7 +411,9 @@ def tiny_model(tmp_path: Path) -> Path:
         vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=32
     )
     folder = tmp_path / "model"
-    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
+    BiEncoder.from_parts(
+        init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)
+    ).save_pretrained(folder)
     return folder
 
 
@@ -481,6 +483,52 @@ def test_a_cross_encoder_gives_logits(cross_encoder: Path, tmp_path: Path, small
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert max(found) > 1 or min(found) < 0  # no sigmoid
     assert record["teacher"]["fingerprint"] == load_teacher(str(cross_encoder)).description["fingerprint"]
+
+
+@pytest.mark.parametrize(("pairs", "fitting", "sizes"), [(None, 99, {32, 9}), (3, 99, {3, 1}), (None, 20, {16, 9}), (0, 99, {1})])
+def test_a_cross_encoder_scores_in_batches_that_fit(
+    cross_encoder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    pairs: int | None,
+    fitting: int,
+    sizes: set[int],
+) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    seen: list[int] = []
+    predict = library.CrossEncoder.predict
+
+    def limited(model: Any, pairs: Sequence[tuple[str, str]], **options: Any) -> Any:
+        if len(pairs) > fitting:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        seen.append(len(pairs))
+        return predict(model, pairs, **options)
+
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    length = load_teacher(str(cross_encoder)).description["max_length"] or 512
+    teacher = load_teacher(str(cross_encoder), batch_tokens=None if pairs is None else max(1, pairs * length))
+    monkeypatch.setattr(library.CrossEncoder, "predict", limited)
+    score_rows(section(path), teacher, tmp_path / "out")
+    monkeypatch.undo()
+    found = [score for row in read_lines(tmp_path / "out" / "train.jsonl.gz") for score in row["scores"]]
+    texts = [(row["query"], text) for row in ROWS for text in (row["positive"], *row["negatives"])]
+    np.testing.assert_allclose(found, logits(cross_encoder, texts), atol=1e-5)
+    assert set(seen) == sizes
+    assert sum(seen) == len(texts) == 73
+    assert caplog.text.count("going on with") == (fitting < 32)
+
+
+def test_a_cross_encoder_that_never_fits_is_reported(cross_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("sentence_transformers")
+
+    def full(model: Any, pairs: Sequence[tuple[str, str]], **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    teacher = load_teacher(str(cross_encoder))
+    monkeypatch.setattr(library.CrossEncoder, "predict", full)
+    with pytest.raises(InputError, match="pass a smaller --batch-tokens"):
+        score_rows(section(write_lines(tmp_path / "rows.jsonl", ROWS)), teacher, tmp_path / "out")
 
 
 @pytest.mark.slow

@@ -1,0 +1,177 @@
+"""What models offer Python code beyond encoding: settings that can be set, limits, devices, tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.index import build_index, open_index
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, WorkerModel, load_index_model
+from quiver.retrieval.records import Document
+
+CONFIG = EncoderConfig.modernbert(
+    vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
+)
+TEXTS = ["a bird has wings", "fish", "which animal has wings and flies over the sea", ""]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer.train([*TEXTS, "query: passage:"], vocab_size=300)
+    settings = ModelFolder("dense", tmp_path, max_length=32, query_prompt="query: ")
+    BiEncoder.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer, settings).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def colbert(tmp_path: Path) -> ColBERT:
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=300)
+    for prefix in ("[Q] ", "[D] "):
+        tokenizer.add_token(prefix)
+    settings = ModelFolder("colbert", tmp_path, projections=(Projection(32, 8),), colbert=ColBERTSettings(document_length=60))
+    return ColBERT.from_parts(init_weights(Encoder(CONFIG), seed=1), tokenizer, settings)
+
+
+def test_batch_size_limits_the_texts_of_a_batch(folder: Path, colbert: ColBERT, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sizes = BiEncoder(folder, device="cpu"), list[int]()
+    forward = Encoder.forward
+
+    def counting(self: Encoder, batch: Any) -> torch.Tensor:
+        sizes.append(len(batch))
+        return forward(self, batch)
+
+    monkeypatch.setattr(Encoder, "forward", counting)
+    expected = model.encode(TEXTS)
+    np.testing.assert_allclose(model.encode(TEXTS, batch_size=3), expected, atol=1e-6)
+    colbert.encode(TEXTS, is_query=False, batch_size=1)
+    assert sizes == [4, 3, 1, 1, 1, 1, 1]
+
+
+def test_vectors_are_scaled_after_truncation(folder: Path) -> None:
+    model = BiEncoder(folder, device="cpu")
+    found = model.encode(TEXTS, truncate_dim=5, normalize_embeddings=True)
+    expected = model.encode(TEXTS)[:, :5]
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+    assert model.encode(TEXTS, truncate_dim=1000).shape == (4, 32)
+
+
+def test_settings_change_the_fingerprint_and_come_back_with_the_card(folder: Path) -> None:
+    fingerprints = [BiEncoder(folder, device="cpu").card.fingerprint]
+    for name, value in (("truncate_dim", 8), ("max_seq_length", 7), ("prompts", {"query": "find: "}), ("similarity_fn_name", "dot")):
+        model = BiEncoder(folder, device="cpu")
+        assert model.card.fingerprint == fingerprints[0]
+        setattr(model, name, value)
+        fingerprints.append(model.card.fingerprint)
+        for loaded in (load_index_model(model.card, device="cpu"), WorkerModel.of(model).load()):
+            assert loaded.card.fingerprint == model.card.fingerprint
+            np.testing.assert_array_equal(loaded.encode_query(TEXTS), model.encode_query(TEXTS))
+    assert len(set(fingerprints)) == len(fingerprints)
+    same = BiEncoder(folder, device="cpu", truncate_dim=32)
+    assert same.card.fingerprint == fingerprints[0]
+
+
+def test_an_index_of_a_truncated_model_is_searched_by_text(folder: Path, tmp_path: Path) -> None:
+    model = BiEncoder(folder, device="cpu", truncate_dim=8, prompts={"query": "find: "})
+    build_index(TEXTS[:3], model, tmp_path / "index")
+    index = open_index(tmp_path / "index")
+    expected = index.search(model.encode_query(["wings"], normalize_embeddings=True), k=3)
+    found = index.search("wings", k=3)
+    assert [hit.id for hit in found] == list(expected.ids[0])
+    np.testing.assert_allclose([hit.score for hit in found], expected.scores[0], atol=1e-6)
+    assert index.search(["wings", "fish"], k=2)[0][0].text in TEXTS
+    with pytest.raises(InputError, match="search with the model that built it"):
+        index.model = BiEncoder(folder, device="cpu")
+
+
+def test_an_index_without_texts_gives_hits_without_text(folder: Path) -> None:
+    from quiver.retrieval.index.build import BuildOptions
+
+    hits = build_index(TEXTS[:2], BiEncoder(folder, device="cpu"), options=BuildOptions(store_text=False)).search("wings")
+    assert [hit.text for hit in hits] == [None, None]
+    assert "rank" in repr(hits)
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [
+        (["a", "b"], ["1", "2"]),
+        (iter(["a", "b"]), ["1", "2"]),
+        ([{"doc_id": "x", "text": "a", "title": "t"}, {"doc_id": "y", "text": "b"}], ["x", "y"]),
+        ([Document("x", "a"), Document("y", "b")], ["x", "y"]),
+        (({"text": text} for text in "ab"), ["1", "2"]),
+    ],
+)
+def test_an_index_is_built_of_texts_mappings_and_documents(folder: Path, given: Any, ids: list[str], tmp_path: Path) -> None:
+    index = build_index(given, BiEncoder(folder, device="cpu"), tmp_path / "index")
+    assert list(index.ids) == ids
+    assert [document.text for document in index.documents] == ["a", "b"]
+
+
+def test_an_index_is_built_of_a_data_frame(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"id": [7, 8], "title": ["Owls", None], "text": ["wings", "fins"], "year": [2012.0, float("nan")]})
+    index = build_index(frame, BiEncoder(folder, device="cpu"))
+    assert list(index.documents) == [Document("7", "wings", "Owls", {"year": 2012.0}), Document("8", "fins")]
+
+
+def test_an_index_is_built_of_a_data_set(folder: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"id": "a", "text": "wings", "year": 2012}, {"id": "b", "text": "fins", "year": 2008}])
+    index = build_index(rows, BiEncoder(folder, device="cpu"))
+    assert [hit.id for hit in index.search("wings", filter="year >= 2010")] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["a", 3], "documents:2: must be a string, got int"),
+        ([3], "documents:1: must be a string, a mapping or a Document, got int"),
+        ([{"id": "a"}], "no field 'text'"),
+        ([], "there are no documents to index"),
+    ],
+)
+def test_mistakes_in_documents_are_named(folder: Path, given: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_index(given, BiEncoder(folder, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.encode("a", prompt_name="none"), "prompt_name must be one of query, document, got 'none'"),
+        (lambda model: model.encode("a", batch_size=0), "batch_size must be >= 1, got 0"),
+        (lambda model: model.encode("a", truncate_dim=0), "truncate_dim must be >= 1, got 0"),
+        (lambda model: model.encode("a", precision="int4"), "precision must be one of"),
+        (lambda model: model.encode(["a", 3]), "text 1 must be a string, got int"),
+        (lambda model: setattr(model, "max_seq_length", 65), "max_seq_length 65 exceeds the encoder's 64 positions"),
+        (lambda model: setattr(model, "similarity_fn_name", "l2"), "similarity_fn_name must be cosine or dot, got 'l2'"),
+        (lambda model: model.to("tpu"), "device must be cpu, cuda or cuda:NUMBER"),
+        (lambda model: model.start_multi_process_pool(["tpu"]), "device must be cpu, cuda or cuda:NUMBER"),
+    ],
+)
+def test_mistakes_in_calls_are_named(folder: Path, call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(BiEncoder(folder, device="cpu"))
+
+
+def test_no_texts_give_no_vectors(folder: Path, colbert: ColBERT) -> None:
+    model = BiEncoder(folder, device="cpu", truncate_dim=5)
+    assert model.encode([]).shape == (0, 5)
+    assert model.encode([], precision="int8").dtype == np.int8
+    assert colbert.encode([]) == []
+
+
+def test_models_and_indexes_describe_themselves(folder: Path, colbert: ColBERT) -> None:
+    model = BiEncoder(folder, device="cpu")
+    assert "32 dimensions, cosine" in repr(model)
+    assert "query 'query: '" in model._repr_html_().replace("&#x27;", "'")
+    assert "queries of 32, documents of 60 tokens" in repr(colbert)
+    assert "documents: 2" in repr(build_index(["a", "b"], model))
