@@ -161,6 +161,8 @@ def _infer_in_chunks(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor
 
 def _packed_mlp(mlp: MLP, hidden: Tensor) -> Product:
     """Return an MLP, without dropout, whose matrices are packed once for all hidden states."""
+    if "forward" in vars(mlp):  # replaced, as by `compile_encoder` in blocks with parallel norms
+        return mlp
     up, down = packed_once(mlp.up, hidden), packed_once(mlp.down, hidden)
     return lambda x: down(mlp.activate(up(x)))
 

@@ -356,7 +356,7 @@ def _load_pylate(recipe: Recipe, initial: InitialModel, *, steps: int) -> Backen
     from quiver.retrieval.training.losses import LOSSES as LIBRARY_LOSSES
 
     section = recipe.model.colbert or ColBERTSection()
-    model = ColBERT.from_parts(
+    model = ColBERT(
         str(initial.folder("colbert")),
         document_length=section.document_length,
         device=default_device(),
@@ -426,7 +426,7 @@ def write_initial_model(folder: Path, encoder: Encoder, tokenizer: Tokenizer, se
 
     section = ColBERTSection()
     torch.manual_seed(settings.seed)
-    colbert = ColBERT.from_parts(
+    colbert = ColBERT(
         str(plain),
         embedding_size=section.dim,
         query_length=section.query_length,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,13 +136,14 @@ def test_each_text_is_encoded_once_a_score_and_the_files_are_read_once(
     (folder / "queries.jsonl").unlink()
     (folder / "qrels" / "test.tsv").unlink()
     model, encoded = _dense(tmp_path), list[tuple[str, str]]()
-    encode = BiEncoder.encode_texts
+    encode = BiEncoder.encode_chunks
 
-    def counting(self: BiEncoder, texts: Sequence[str], role: Any, *, progress: bool = False) -> Any:
-        encoded.extend((role, text) for text in texts)
-        return encode(self, texts, role, progress=progress)
+    def counting(self: BiEncoder, chunks: Iterable[Sequence[str]], role: Any) -> Any:
+        read = [list(texts) for texts in chunks]
+        encoded.extend((role, text) for texts in read for text in texts)
+        return encode(self, read, role)
 
-    monkeypatch.setattr(BiEncoder, "encode_texts", counting)
+    monkeypatch.setattr(BiEncoder, "encode_chunks", counting)
     scorer(model)
     lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(encoded) == len(set(encoded)) == len({json.loads(line)["text"] for line in lines}) + 7

@@ -82,7 +82,7 @@ def test_a_switch_has_one_help_text_in_every_command() -> None:
     for name in COMMANDS:
         for option in options_of(get_command(app).commands[name]):
             if option.is_flag:
-                switches.setdefault(option.opts[0], set()).add(option.help)
+                switches.setdefault((option.opts or option.secondary_opts)[0], set()).add(option.help)
     assert {name: texts for name, texts in switches.items() if len(texts) > 1} == {}
 
 

@@ -489,7 +489,7 @@ def test_token_ids_belong_to_the_vectors() -> None:
 
 
 def test_truncated_texts_are_logged_once_a_call(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="quiver.retrieval.models.encoding"):
         model_of("dense").encode_texts(["a bird has wings " * 40, "a", "wings " * 90], "document")
     assert caplog.messages == ["2 of 3 texts were truncated to the model's maximum length"]
 
