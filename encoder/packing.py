@@ -122,7 +122,8 @@ def copy_to(device: torch.device | str, *tensors: Tensor) -> list[Tensor]:
     """
     target = torch.device(device)
     if target.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors):
-        return [tensor.to(target, non_blocking=True) for tensor in tensors]
+        # A copy to the host has to be waited for: its memory could be read before it is written.
+        return [tensor.to(target, non_blocking=target.type == "cuda") for tensor in tensors]
     ends = list(accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors))
     # PyTorch does not reuse the buffer before the transfer has ended.
     pinned = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True)

@@ -15,6 +15,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -140,6 +141,21 @@ class Recording(NamedTuple):
     """Its output, overwritten by every replay."""
 
 
+# PyTorch allows one capture at a time in a process.
+_CAPTURING = threading.Lock()
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device on which graphs are captured.
+
+    PyTorch's own belongs to the device of the first capture in the process, and a graph captured there for another device is empty. Streams
+    of high priority are handed out apart from the others, of which there are 32, so that copies in other threads never share this one.
+    """
+    stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    return stream
+
+
 @dataclass
 class CudaRecorder:
     """Captures functions as CUDA graphs that share one pool of memory; replays must not overlap."""
@@ -154,7 +170,8 @@ class CudaRecorder:
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate memory in the meantime.
-        with torch.cuda.device(device), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        options: dict[str, Any] = {"pool": self.pool, "stream": _capture_stream(device), "capture_error_mode": "thread_local"}
+        with _CAPTURING, torch.cuda.device(device), torch.cuda.graph(graph, **options):
             output = function()
         return Recording(graph.replay, output)
 

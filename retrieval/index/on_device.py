@@ -127,6 +127,8 @@ class Streamed:
 
     def blocks(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
         """See `DeviceVectors`; while a range is used, the next is copied."""
+        if not ranges:
+            return iter(())
         shape = (max(last - first for first, last in ranges), self.rows.shape[1])
         return self._copied(ranges, shape) if self.device.type == "cuda" else self._read(ranges, torch.empty(shape))
 

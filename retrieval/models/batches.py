@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -238,6 +239,12 @@ class _CudaTransfer:
     tensor: Tensor | None = None
 
 
+@cache
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """The streams of a device for copies to it and from it; one pair, because freed memory is kept for the stream that used it."""
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class CudaCopies:
     """Copies for a model on a GPU: one stream for each direction, beside the stream that computes."""
 
@@ -246,8 +253,7 @@ class CudaCopies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._down = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._up, self._down = _streams(device)
 
     def upload(self, batch: PackedBatch, kept: Tensor | None) -> _CudaTransfer:
         """See `Copies`."""

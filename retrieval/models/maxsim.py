@@ -198,7 +198,8 @@ def maxsim_ragged(queries: Tensor, query_offsets: Tensor, documents: Tensor, doc
         )
     lengths = query_offsets.diff()
     longest = int(lengths.max()) if len(lengths) else 0
-    query_offsets, document_offsets = (each.to(documents.device, non_blocking=True) for each in (query_offsets, document_offsets))
+    device = documents.device
+    query_offsets, document_offsets = (each.to(device, non_blocking=device.type == "cuda") for each in (query_offsets, document_offsets))
     if len(lengths) and len(document_offsets) > 1 and use_triton(documents):
         from quiver.retrieval.models import triton_maxsim
 

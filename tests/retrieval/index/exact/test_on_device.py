@@ -239,3 +239,11 @@ def test_an_index_searches_on_the_device_that_it_is_given(caplog: pytest.LogCapt
     lists = index_vectors(ids, data.vectors, card, engine="ivf-dense").search_on(torch.device("meta"))
     assert caplog.messages[-1].endswith("the engine ivf-dense searches on cpu")
     assert len(lists.search(data.queries, 5)) == len(data.queries)
+
+
+@pytest.mark.parametrize("budget", [0, IN_MEMORY])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_segment_without_vectors_has_no_blocks(device: torch.device, budget: int) -> None:
+    placed = place(MatrixRows(np.zeros((0, 8), np.float32)), device, SearchLimits(device_bytes=budget))
+    assert list(placed.blocks([])) == []
+    assert placed.take(np.zeros(0, np.int64)).shape == (0, 8)
