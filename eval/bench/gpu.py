@@ -27,7 +27,7 @@ from quiver.encoder.pretraining.task import peak_flops
 from quiver.encoder.schema import RECORD, parse_record
 from quiver.eval.bench import encoder, training
 from quiver.eval.bench.child import ENVIRONMENT, Child, ChildError
-from quiver.eval.bench.gpu_stages import ONLY_MODEL, STAGES, partial_file
+from quiver.eval.bench.gpu_stages import NO_TIME, ONLY_MODEL, STAGES, partial_file
 from quiver.eval.bench.harness import Recording
 from quiver.eval.bench.report import (
     REPORT,
@@ -358,9 +358,12 @@ def _quotient(one: float | None, other: float | None) -> float | None:
 
 
 def _largest_ratio(results: Results, length: int) -> float | None:
-    """Quiver's largest batch divided by the largest of transformers."""
+    """Quiver's largest batch divided by the largest of transformers; None if a search ended early, which gives no limit."""
     case = results.case("base largest batch")
-    found = {row.backend: float(row.values["documents"] or 0) for row in (case.rows if case else ()) if row.values["length"] == length}
+    rows = [row for row in (case.rows if case else ()) if row.values["length"] == length]
+    if any(row.values["reason"] == NO_TIME for row in rows):
+        return None
+    found = {row.backend: float(row.values["documents"] or 0) for row in rows}
     others = [documents for name, documents in found.items() if name != OWN]
     return _quotient(found.get(OWN), max(others, default=None))
 

@@ -317,9 +317,11 @@ def gpu_tests(context: Context, measured: Measured) -> None:
     with TemporaryDirectory(prefix="quiver-bench-") as temporary:
         options = ["-m", "gpu", "-q", "--continue-on-collection-errors", "--import-mode=importlib", "-p", "no:cacheprovider"]
         # addopts of pyproject.toml needs pytest-xdist.
-        pytest.main(
+        status = pytest.main(
             [*map(str, files), *options, "-o", "addopts=", f"--rootdir={root}", f"--basetemp={temporary}/tests"], plugins=[recorder]
         )
+    if status in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):  # such as a conftest.py that cannot be imported
+        raise RuntimeError(f"pytest could not run the tests (status {int(status)})")
     counts = {kind: sum(outcome == kind for outcome, _ in recorder.outcomes.values()) for kind in ("passed", "failed", "skipped")}
     rows = [
         Row(OWN, {}, {"outcome": outcome, "message": message}, variant=name)
@@ -388,14 +390,15 @@ def _largest_batches(context: Context, measured: Measured, model: str, names: Se
                 measured.notes.append(f"largest batch of {name} at {length} tokens: not searched, because the time of the stage was over")
                 continue
             fits, fails, reason = largest_on_gpu(measure, length, stop=context.is_over)
-            if reason == _NO_TIME:
+            if reason == NO_TIME:
                 measured.notes.append(f"largest batch of {name} at {length} tokens: the search ended early; at least {fits:,} fit")
             rows.append(Row(name, {}, {"length": length, "documents": fits, "failed": fails, "reason": reason}, variant=f"{length:,}"))
             yield Case(LARGEST_BATCH, LARGEST_BATCH, {}, tuple(rows))
         del measure
 
 
-_NO_TIME = "no time left"
+NO_TIME = "no time left"
+"""Why a search for the largest batch ended early."""
 
 
 def largest_on_gpu(
@@ -428,7 +431,7 @@ def largest_on_gpu(
 
     def refusal(documents: int) -> str | None:
         if stop():
-            return _NO_TIME
+            return NO_TIME
         return "out of memory" if added(documents) is None else None
 
     above = added(probe)
