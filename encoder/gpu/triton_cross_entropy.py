@@ -26,7 +26,9 @@ def cross_entropy_kernel(logits, labels, losses, width: tl.constexpr, differenti
     logits += row * width
     column = tl.arange(0, block)
     label = tl.load(labels + row)
-    picked = tl.load(logits + label).to(tl.float32)  # before the reductions below, after which other threads may overwrite it
+    known = (label >= 0) & (label < width)  # another label gives NaN, which training refuses, instead of other memory
+    # Before the reductions below, after which other threads may overwrite it.
+    picked = tl.load(logits + label, mask=known, other=float("nan")).to(tl.float32)
     highest = tl.full([block], -3.0e38, dtype=tl.float32)  # finite: the difference of two infinities is no number
     total = tl.zeros([block], dtype=tl.float32)
     for start in range(0, width, block):

@@ -59,12 +59,13 @@ PEAKS: Mapping[str, float] = {
     "B200": 2.25e15,
     "H200": 989.4e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835.5e12,
     "H100": 989.4e12,
     "A100": 312e12,
     "L40S": 362e12,
     "RTX 4090": 165.2e12,
 }
-"""Part of a GPU's name -> peak FLOP/s in bfloat16; the first match counts."""
+"""Part of a GPU's name -> peak FLOP/s in bfloat16 without sparsity, by NVIDIA's data sheets; the first match counts."""
 
 
 @dataclass(frozen=True)
@@ -435,11 +436,11 @@ def _pairs(length: int, reach: int) -> int:
 
 
 def peak_flops() -> float | None:
-    """Peak FLOP/s in bfloat16 of this process's GPU; None without a GPU, or for one that is not in `PEAKS`."""
+    """Peak FLOP/s in bfloat16 of this process's GPU; None without a GPU, for one that is not in `PEAKS`, and for a part of one (MIG)."""
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
+    return None if "MIG" in name else next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def _due(every: int | None, step: int) -> bool:

@@ -43,7 +43,7 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "TOKENIZERS_PARALLELISM": "fal
 STATUS = Path("/proc/self/status")
 
 # Out-of-memory messages of torch errors that are not OutOfMemoryError: from its CPU allocator, the CUDA runtime and cuBLAS.
-OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class ChildError(RuntimeError):

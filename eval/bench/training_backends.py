@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from quiver.encoder import Encoder, PackedBatch, Tokenizer, init_weights, load_encoder, pack_ids, save_encoder
 from quiver.encoder.checkpoints.folder import local_folder
@@ -24,6 +25,7 @@ from quiver.encoder.heads import IGNORE_INDEX, MaskedLM, init_head
 from quiver.encoder.presets import preset
 from quiver.encoder.pretraining.stream import Masker
 from quiver.encoder.training.autocast import autocast
+from quiver.encoder.training.recipe_file import TrainingDtype
 from quiver.eval.bench.results import OWN
 from quiver.retrieval.models.loading import default_device, read_model_folder
 from quiver.retrieval.training.dataloader import TEXTS, Collator
@@ -127,6 +129,23 @@ class Settings:
     memory: bool = False
 
 
+def _in_dtype(forward: Callable[..., Any], dtype: TrainingDtype, device: torch.device) -> Callable[..., Any]:
+    """Return a forward method that runs in the dtype of training and gives float32 results, as the libraries' own trainers have it.
+
+    The loss itself is computed in float32. A cached loss calls the model again in its backward pass, which then has the same dtype.
+    """
+
+    def widened(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    def forward_in_dtype(*args: Any, **settings: Any) -> Any:
+        with autocast(dtype, device):
+            output = forward(*args, **settings)
+        return output if dtype == "float32" else tree_map(widened, output)
+
+    return forward_in_dtype
+
+
 class Backend:
     """A model that is trained one step at a time.
 
@@ -152,6 +171,8 @@ class Backend:
         from quiver.retrieval.training.state import make_optimizer
 
         self._model = model.train()
+        device = next(model.parameters()).device
+        model.forward = _in_dtype(model.forward, training.dtype, device)
         self._loss = loss
         self._collate = collate
         self._training = training
@@ -165,8 +186,7 @@ class Backend:
             key: value.to(device) if isinstance(value, Tensor | PackedBatch) and key not in self._on_host else value
             for key, value in self._collate(rows).items()
         }
-        with autocast(self._training.dtype, device):
-            loss = self._loss(batch)
+        loss = self._loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._model.parameters(), self._training.max_grad_norm)
         self._optimizer.step()

@@ -297,6 +297,8 @@ def test_cross_entropy_of_extreme_logits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert linear_cross_entropy(hidden, weight[:2], None, label).item() == 2e4
     assert not linear_cross_entropy(hidden, weight[:3], None, label).isfinite()
     assert linear_cross_entropy(hidden, weight, None, label).isnan()
+    outside = torch.tensor([3, -1], device=DEVICE)  # beyond the vocabulary: no other memory is read
+    assert linear_cross_entropy(hidden.expand(2, -1), weight[:2], None, outside).isnan()
 
 
 def test_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

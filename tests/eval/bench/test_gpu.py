@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -592,3 +594,50 @@ def test_the_command_runs_from_a_checkout(tmp_path: Path, quiver: Callable[..., 
     assert "no GPU is used" in done.err
     again = quiver("bench", "gpu", "--device", "cpu", "--minutes", "5", "--out", tmp_path / "out", "--json")
     assert json.loads(again.out)["stages"] == json.loads((tmp_path / "out" / "results.json").read_text())["stages"]
+
+
+RUN_TESTS = """
+import sys, time
+from pathlib import Path
+from quiver.eval.bench.gpu_stages import Context, Measured, gpu_tests
+root = Path(sys.argv[1])
+gpu_tests(Context("cpu", time.time() + 100, root, 1), Measured(path=root / "partial.json"), root)
+"""
+
+
+def run_gpu_tests(root: Path, **files: str) -> tuple[int, str]:
+    """Run the tests stage over other test files; the exit status and the standard error of its process."""
+    (root / "tests").mkdir()
+    for name, text in files.items():
+        (root / "tests" / f"{name}.py").write_text(text)
+    done = subprocess.run([sys.executable, "-c", RUN_TESTS, str(root)], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def test_a_test_that_crashes_does_not_cost_the_outcomes_before_it(tmp_path: Path) -> None:
+    text = (
+        "import os, pytest\npytestmark = pytest.mark.gpu\ndef test_first(): pass\ndef test_second(): assert False, 'no'\n"
+        "def test_third(): os._exit(9)"
+    )
+    assert run_gpu_tests(tmp_path, test_some=text)[0] == 9
+    [case] = json.loads((tmp_path / "partial.json").read_text())["cases"]
+    assert case["title"] == "pytest -m gpu: 1 passed, 1 failed, 0 skipped"
+    assert [row["variant"] for row in case["rows"]] == ["tests/test_some.py::test_second"]
+
+
+def test_tests_that_cannot_be_run_are_an_error(tmp_path: Path) -> None:
+    status, errors = run_gpu_tests(tmp_path, conftest="import nothing_of_that_name", test_some="# mark.gpu\ndef test_first(): pass")
+    assert status == 1
+    assert "RuntimeError: pytest could not run the tests (status 4)" in errors
+
+
+def test_a_search_for_the_largest_batch_that_ended_early_gives_no_ratio(tmp_path: Path) -> None:
+    def ratio(reason: str | None) -> object:
+        values = ({"length": 512, "documents": count, "failed": None, "reason": reason} for count in (80, 20))
+        rows = tuple(Row(name, {}, each) for name, each in zip(("quiver", "transformers"), values, strict=True))
+        stage = StageResult("encoder-base", None, 1.0, 1.0, "", (Case("base largest batch", "", {}, rows),), (), ())
+        results = replace(run(tmp_path, Stub(), overwrite=True), stages=(stage,))
+        return next(measure(results) for target, measure in TARGETS if target.name.startswith("base, largest batch of 512"))
+
+    assert ratio("out of memory") == 4
+    assert ratio("no time left") is None

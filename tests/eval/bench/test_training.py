@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, save_encoder
 from quiver.encoder.config import global_every
@@ -25,7 +28,7 @@ from quiver.eval.bench.training import (
     synthetic_source,
     texts_of_collection,
 )
-from quiver.eval.bench.training_backends import ENGLISH, Settings, Workload
+from quiver.eval.bench.training_backends import ENGLISH, Backend, Settings, Workload, make_training
 from quiver.eval.report.formats import render_markdown
 
 EXTRA = ("sentence_transformers", "transformers", "pylate", "accelerate", "datasets")
@@ -206,3 +209,32 @@ def test_memory_is_measured_in_fresh_processes(tiny: Path) -> None:
     for row in (row for case in found.cases for row in case.rows):
         assert int(row.values["memory_before"] or 0) > 100 * 2**20, "torch and the libraries"
         assert 2**20 < int(row.values["memory_above"] or 0) < 2**30
+
+
+class Recorded(nn.Linear):
+    """Records the dtype of its products."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = super().forward(x)
+        seen.append(product.dtype)
+        return product
+
+
+seen: list[torch.dtype] = []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_model_runs_in_the_dtype_of_training_and_losses_in_float32(dtype: Any) -> None:
+    model = Recorded(4, 4)
+    seen.clear()
+
+    def loss(batch: Mapping[str, Any]) -> Tensor:
+        first = model(batch["x"])
+        with torch.no_grad():  # a cached loss calls the model more than once
+            second = model(batch["x"])
+        seen.append((first @ second).dtype)
+        return first.sum()
+
+    training = make_training(TINY, settings(BOTH, dtype=dtype))
+    Backend(model, loss, lambda rows: {"x": torch.ones(4, 4)}, training, steps=1).step([{}])
+    assert seen == [getattr(torch, dtype)] * 2 + [torch.float32]
