@@ -46,7 +46,7 @@ def estimate(
         ),
     ] = None,
     sample: Annotated[
-        Path | None, typer.Option("--sample", help="Corpus with typical texts, to count tokens and bytes per document.")
+        str | None, typer.Option("--sample", help="Corpus with typical texts, to count tokens and bytes per document.")
     ] = None,
     words: Annotated[
         float | None, typer.Option("--words", min=1, help="Mean number of words per document. Default: that of MS MARCO passages.")
@@ -146,11 +146,11 @@ def _load(name: str, kind: str, dim: int | None, length: int | None, dtype: Dtyp
     return _Loaded(ModelSize(name, model.card, weights), model.encoder.config, model)
 
 
-def _sampled(path: Path, size: int = 512) -> tuple[list[Document], int]:
+def _sampled(source: str, size: int = 512) -> tuple[list[Document], int]:
     from quiver.retrieval.data.source import open_corpus
     from quiver.retrieval.planning import spread_over
 
-    corpus = open_corpus(path)
+    corpus = open_corpus(source)
     count = sum(1 for _ in corpus)
     return spread_over(corpus, count, size), count
 
@@ -159,27 +159,25 @@ def _corpora(
     loaded: _Loaded,
     docs: float | None,
     collection: Collection | None,
-    sampled: tuple[Path | None, Sequence[Document], int],
+    sampled: tuple[str | None, Sequence[Document], int],
     words: float | None,
 ) -> dict[str, CorpusStatistics]:
     """Corpora to estimate, by name."""
     from quiver.retrieval.planning import TEXTS, from_sample, from_words, text_lengths
 
-    path, texts, count = sampled
-    if (docs is None) == (collection is None) and not (path is not None and docs is None and collection is None):
+    source, texts, count = sampled
+    if (docs is None) == (collection is None) and not (source is not None and docs is None and collection is None):
         raise InputError("pass --docs or --preset-collection, or --sample alone to estimate for the sample itself")
-    if path is not None and (words is not None or loaded.model is None):
+    if source is not None and (words is not None or loaded.model is None):
         raise InputError("--sample needs a model with a tokenizer instead of a preset, and excludes --words")
     cut = loaded.size.card.document_length
     if collection is not None:
         return _collections(collection, cut)
     documents = count if docs is None else round(docs)
-    if path is not None and loaded.model is not None:
+    if source is not None and loaded.model is not None:
         model = loaded.model
         return {
-            f"{documents:,} documents": from_sample(
-                documents, texts, lambda each: text_lengths(model, each), use_title=True, source=str(path)
-            )
+            f"{documents:,} documents": from_sample(documents, texts, lambda each: text_lengths(model, each), use_title=True, source=source)
         }
     mean = words or TEXTS[PASSAGE]
     return {f"{documents:,} documents": from_words(documents, mean, length=cut, source=f"{mean:g} words a document")}

@@ -63,7 +63,8 @@ Devices: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--devices",
-        help="Devices to encode on, with one worker process each: numbers of GPUs such as 0,1, or cpu. Queries are encoded on the first.",
+        help="Devices to encode on, with one worker process each: GPU numbers such as 0,1, or cpu,cpu for two CPU workers. Queries are"
+        " encoded on the first.",
     ),
 ]
 Revision: TypeAlias = Annotated[
@@ -77,7 +78,9 @@ Title: TypeAlias = Annotated[
 StoreText: TypeAlias = Annotated[
     bool,
     typer.Option(
-        " /--no-text", help="Do not store the texts in the index; search cannot show them, nor BM25 search them.", show_default=False
+        " /--no-text",
+        help="Do not store the texts in the index. It then shows no texts, and cannot be refreshed, grouped or fused with BM25.",
+        show_default=False,
     ),
 ]
 IdField: TypeAlias = Annotated[
@@ -103,7 +106,7 @@ Passages: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--passages",
-        help="Where texts are cut: headings, functions, tokens:256 (most tokens of a passage), overlap:32 (tokens), separated by commas; or"
+        help="Where texts are cut: headings, functions, tokens:256 (maximum of a passage), overlap:32 (tokens), separated by commas; or"
         " whole. Default: headings,functions for files; tables are not cut.",
     ),
 ]

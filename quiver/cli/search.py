@@ -89,7 +89,10 @@ def search(
     ] = 100,
     group_by: Annotated[
         str | None,
-        typer.Option("--group-by", help="Field that sums up passages: file gives each file once, by its best passage, with -k files."),
+        typer.Option(
+            "--group-by",
+            help="Group passages by this field, such as file: each value is shown once, with its best passage, and -k counts values.",
+        ),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words of each document matched the query.")] = False,
     model: options.IndexModel = None,

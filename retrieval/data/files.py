@@ -185,28 +185,32 @@ def _read_html(path: Path, text: str) -> FileText:
     return FileText(_LINE_MARK.sub("", marked), "line", places, title)
 
 
+# What pypdf 7 raises on damaged files beside its own errors: values and lookups (numbers, keys, operands), None or null where a dictionary
+# is expected, arithmetic, its own assertions, recursion, filters that it lacks (NotImplementedError is a RuntimeError).
+_PDF_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
+
+
 def _read_pdf(path: Path, content: bytes) -> FileText:
     try:
         import pypdf
-        from pypdf.errors import PyPdfError
+        from pypdf.errors import DependencyError, PyPdfError
     except ImportError as error:
         raise _missing(path, "PDF", "pypdf", "*.pdf") from error
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of each deviation from the standard
     parts, places, length = list[str](), list[tuple[int, int]](), 0
     try:
         reader = pypdf.PdfReader(io.BytesIO(content))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise UnreadableFileError(f"{path}: the PDF needs a password")
-        for number, page in enumerate(reader.pages, start=1):
+        locked = reader.is_encrypted and not reader.decrypt("")
+        for number, page in enumerate(() if locked else reader.pages, start=1):
             part = _storable(page.extract_text()) + "\n\n"
             places.append((length, number))
             parts.append(part)
             length += len(part)
-        title = _storable(str((reader.metadata.title if reader.metadata else None) or "").strip())
-    except (PyPdfError, ValueError, KeyError, TypeError, AttributeError, IndexError, OSError, RecursionError, NotImplementedError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise UnreadableFileError(f"{path}: the PDF is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
+        title = "" if locked else _storable(str((reader.metadata.title if reader.metadata else None) or "").strip())
+    except (PyPdfError, DependencyError, *_PDF_ERRORS) as error:  # AES needs a package that pypdf does not bring
+        raise UnreadableFileError(f"{path}: the PDF cannot be read ({' '.join(str(error).split()) or type(error).__name__})") from error
+    if locked:
+        raise UnreadableFileError(f"{path}: the PDF needs a password")
     return FileText("".join(parts), "page", places or [(0, 1)], title)
 
 
@@ -330,7 +334,7 @@ class FolderFiles:
     def __init__(self, root: Path, choice: FileChoice, rules: PassageRules, token_spans: TokenSpans) -> None:
         self.root, self.digests, self.unreachable = root, dict[str, str](), list[str]()
         self._choice, self._rules, self._token_spans = choice, rules, token_spans
-        self._told = False
+        self._logged = False
 
     def __call__(self, unchanged: Callable[[str, str], bool] = lambda name, digest: False) -> Iterator[tuple[EntryPosition, Document]]:
         """Start a pass.
@@ -363,9 +367,9 @@ class FolderFiles:
                 for number, document in enumerate(to_passages(name, kind, file, self._rules, self._token_spans), start=1):
                     yield EntryPosition(path, number), document
         self.digests = digests
-        if not self._told:
-            self._told = True
-            skipped.tell(self.root, read)
+        if not self._logged:
+            self._logged = True
+            skipped.log(self.root, read)
 
     def is_empty(self) -> bool:
         """Whether there is no file to read."""
@@ -431,7 +435,7 @@ class _Skipped:
         if encoding != "utf-8":
             self.add(f"read as {encoding}", name)
 
-    def tell(self, root: Path, read: int) -> None:
+    def log(self, root: Path, read: int) -> None:
         """Log one line."""
         parts = [f"{root}: files read: {read:,}"]
         for what, count in self._counts.items():

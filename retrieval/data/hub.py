@@ -77,7 +77,7 @@ def _hub_rows(source: str) -> Iterator[Row]:
     datasets = _imported("datasets", source)
     try:
         loaded: Any = datasets.load_dataset(hub.repository, hub.config, revision=hub.revision, split=hub.split)
-    except _client_errors("datasets") as error:
+    except _client_errors() as error:
         raise InputError(f"{source}: cannot be loaded ({_first_line(error)}); check the name and the network") from error
     if isinstance(loaded, dict):  # of splits
         if len(loaded) > 1:
@@ -99,7 +99,7 @@ def _ir_rows(source: str, *, named: bool) -> Iterator[Row]:
         for document in dataset.docs_iter():
             row: dict[str, object] = document._asdict()
             yield row if named or "text" in row else {**row, "text": document.default_text()}
-    except _client_errors("requests") as error:
+    except _client_errors() as error:
         raise InputError(f"{source}: cannot be read ({_first_line(error)}); check the network") from error
 
 
@@ -110,9 +110,9 @@ def _imported(name: str, source: str) -> ModuleType:
         raise InputError(f"{source}: reading this data set needs {name}: pip install {name}") from error
 
 
-def _client_errors(*libraries: str) -> tuple[type[Exception], ...]:
+def _client_errors() -> tuple[type[Exception], ...]:
     """Errors of a download: of the system, of a value such as an unknown config, and of the loaded web clients."""
-    names = (("httpx", "HTTPError"), ("aiohttp", "ClientError"), *((library, "DatasetsError") for library in libraries))
+    names = (("httpx", "HTTPError"), ("aiohttp", "ClientError"), ("datasets", "DatasetsError"))
     found = (getattr(sys.modules.get(module), name, None) for module, name in names)
     return (OSError, ValueError, RuntimeError, *(one for one in found if isinstance(one, type) and issubclass(one, Exception)))
 

@@ -68,7 +68,7 @@ class PassageRules:
     Attributes:
         headings: Cut Markdown, HTML and reStructuredText at headings.
         functions: Cut source code at functions, classes and top-level blocks.
-        tokens: Most tokens of a passage, those of its title included; None for no limit.
+        tokens: Maximum tokens of a passage, those of its title included; None for no limit.
         overlap: Tokens that a passage shares with the one before it, where it was cut by tokens.
     """
 

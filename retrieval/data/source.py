@@ -25,7 +25,7 @@ from quiver.retrieval.data.corpus import EntryPosition, find_jsonl, unique
 from quiver.retrieval.data.files import FileChoice, FolderFiles, type_of
 from quiver.retrieval.data.hub import HUB, IR, HubSource, hub_documents, ir_documents
 from quiver.retrieval.data.passages import WORDS, PassageRules, PassageTokens, Span, TokenSpans, cut, parse_passages
-from quiver.retrieval.data.tables import Columns, is_table, read_tables
+from quiver.retrieval.data.tables import Columns, is_delimited, is_table, read_tables
 from quiver.retrieval.records import DenseModel, Document, Metadata, TokenModel
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ STANDARD_INPUT = "-"
 """Source that reads JSON lines from standard input."""
 
 _BY_STRUCTURE = "headings,functions"  # how files are cut
-_TOKENS = 256  # most tokens of a passage, if the model reads that many
+_TOKENS = 256  # maximum tokens of a passage, if the model reads that many
 _BEIR = ("corpus.jsonl", "corpus.jsonl.gz")
 # Files that describe a data set saved by the datasets library; its rows are in Arrow files beside them.
 _DESCRIPTIONS = frozenset({"dataset_info.json", "state.json"})
@@ -118,6 +118,8 @@ def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS, tokens: P
             found while the corpus is iterated.
     """
     rules = _rules(options, tokens)
+    if str(source) == STANDARD_INPUT or (isinstance(source, str) and source.startswith((HUB, IR))):
+        _refuse(str(source), "it has no files to choose and no columns without a header", options.include, options.exclude, options.columns)
     if str(source) == STANDARD_INPUT:
         return _standard_input(options, rules, tokens)
     if isinstance(source, str) and source.startswith((HUB, IR)):
@@ -129,7 +131,10 @@ def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS, tokens: P
     files = FolderFiles(path, FileChoice(options.include, options.exclude), rules, tokens.spans)
     if _is_files(path, files, options):
         return Corpus(str(path.absolute()), options, files)
-    tables = partial(read_tables, _tables(path, options), _columns(options))
+    found = _tables(path, options, files)
+    if not any(is_delimited(file) for file in found):
+        _refuse(str(path), "names of columns are for CSV and TSV files", options.columns)
+    tables = partial(read_tables, found, _columns(options))
     return Corpus(str(path.absolute()), options, partial(_cut_documents, tables, rules, tokens.spans) if options.passages else tables)
 
 
@@ -173,7 +178,13 @@ def _columns(options: SourceOptions) -> Columns:
     return Columns(options.id, options.title, options.text, options.columns)
 
 
-def _tables(path: Path, options: SourceOptions) -> Sequence[Path]:
+def _refuse(source: str, reason: str, *given: Sequence[str]) -> None:
+    """Refuse options that would be ignored."""
+    if any(given):
+        raise InputError(f"{source}: {reason}; remove --include, --exclude and --columns")
+
+
+def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[Path]:
     """The tables of a source.
 
     Raises:
@@ -188,11 +199,15 @@ def _tables(path: Path, options: SourceOptions) -> Sequence[Path]:
         found = [file for file in path.iterdir() if is_table(file) and file.is_file() and file.name not in _DESCRIPTIONS]
         choice = FileChoice(options.include, options.exclude)
         found = sorted(file for file in found if choice.has(file.name))
+        if not found and not files.is_empty():
+            raise InputError(f"{path}: {_NOT_TABLES}")
         if not found:
             raise InputError(f"{path}: no corpus.jsonl[.gz], no tables ({_SUFFIXES}) and no files of text or code to read in this folder")
         return found
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
+    if not is_table(path) and type_of(path) is not None:
+        raise InputError(f"{path}: {_NOT_TABLES}")
     if not is_table(path):
         raise InputError(
             f"{path}: unsupported type; documents are read from tables ({_SUFFIXES}), and from files of text and code such as .md or .pdf"
@@ -200,6 +215,7 @@ def _tables(path: Path, options: SourceOptions) -> Sequence[Path]:
     return [path]
 
 
+_NOT_TABLES = "--id, --title, --text and --columns name fields of tables, and these are files of text or code; remove them"
 _SUFFIXES = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"
 
 

@@ -94,6 +94,11 @@ def is_table(path: Path) -> bool:
     return _suffix(path) in _READERS
 
 
+def is_delimited(path: Path) -> bool:
+    """Whether the suffix of a file is that of CSV or TSV, whose columns have names only if the first line is a header."""
+    return _suffix(path) in _CELLS
+
+
 def table_of(rows: Iterable[Row], source: str, columns: Columns = BY_NAME) -> Iterator[tuple[EntryPosition, Document]]:
     """Make documents of rows from another library, such as those of a data set.
 

@@ -92,7 +92,7 @@ def write_sources(root: Path, generation: int, sources: Iterable[IndexSource], d
     try:
         put_file(sources_file(root), json.dumps(content, ensure_ascii=False).encode(), disk)
     except OSError as error:
-        logger.warning("%s: cannot be written (%s); quiver index refresh has to be told the source", sources_file(root), error.strerror)
+        logger.warning("%s: cannot be written (%s); quiver index refresh needs the source", sources_file(root), error.strerror)
 
 
 def remember_source(root: Path, generation: int, corpus: Any, disk: Disk) -> None:

@@ -40,7 +40,7 @@ CPU_TOKENS = 4096
 """Tokens per batch on a CPU: larger batches leave the cache and gain nothing."""
 
 GPU_TOKENS = 65_536
-"""Most tokens per batch that are chosen for a GPU: the forward pass of a base model takes many times as long as its launches."""
+"""Maximum of the tokens per batch that are chosen for a GPU: the forward pass of a base model takes many times as long as its launches."""
 
 _LEAST_GPU_TOKENS = 1024
 
@@ -113,7 +113,7 @@ class BatchSize:
         return cls(device, fitting_tokens(free + unused, bytes_per_token(encoder, dim)))
 
     def limit(self, longest: int) -> int:
-        """Return the most tokens of a batch whose longest text has so many tokens."""
+        """Return the maximum tokens of a batch whose longest text has ``longest`` tokens."""
         return max(self.tokens, longest)
 
     def halve(self, failed: int) -> None:
@@ -383,7 +383,7 @@ class BatchLoop(Generic[Transfer]):
         copies: Copies between host and device.
         role: Queries or documents. Documents are encoded batch-invariantly, since parts of an index may be built again with other batches;
             queries by the fastest kernels.
-        most: Most texts per batch; None for no limit but that of the tokens.
+        most: Maximum number of texts per batch; None for no limit but that of the tokens.
         advance: Called with the number of texts finished since the last call.
     """
 

@@ -232,7 +232,7 @@ class BiEncoder(PretrainedModel):
             sentences: A text, or B texts; an empty text has a vector too.
             prompt_name: Name of the prompt in ``prompts`` that is put before every text; None for the default prompt, if there is one.
             prompt: Prompt that is put before every text, instead of a named one.
-            batch_size: Most texts per batch; None for no limit. Batches are limited by tokens in any case, see ``batch_tokens``.
+            batch_size: Maximum number of texts per batch; None for no limit. Batches are limited by tokens in any case (``batch_tokens``).
             show_progress_bar: Show a progress bar on standard error.
             precision: ``float32``; ``int8`` and ``uint8`` (each column's range over these texts in 255 steps), ``binary`` and ``ubinary``
                 (one bit per column, eight in a byte), see `quiver.retrieval.models.encoding.quantize_embeddings`.
@@ -539,7 +539,7 @@ class EncodingJob:
         prompt: Put before every text.
         truncate_dim: Width to which vectors are cut; None for the model's.
         normalize: Scale vectors to length 1 at the end.
-        batch_size: Most texts per batch; None for no limit but that of the tokens.
+        batch_size: Maximum number of texts per batch; None for no limit but that of the tokens.
     """
 
     role: Role

@@ -172,7 +172,7 @@ class ColBERT(PretrainedModel):
             sentences: A text, or B texts; an empty text has vectors too.
             prompt_name: ``query`` or ``document``: the prompt that is put before every text; None for that of ``is_query``.
             prompt: Prompt that is put before every text, behind the prefix token, instead of the model's.
-            batch_size: Most texts per batch; None for no limit. Batches are limited by tokens in any case, see ``batch_tokens``.
+            batch_size: Maximum number of texts per batch; None for no limit. Batches are limited by tokens in any case (``batch_tokens``).
             show_progress_bar: Show a progress bar on standard error.
             convert_to_numpy: Return arrays; if false, tensors.
             convert_to_tensor: Return tensors on the model's device; takes precedence.
@@ -185,7 +185,7 @@ class ColBERT(PretrainedModel):
             (n, d) float32 for a text, a list of B of them for a list of texts, in input order.
 
         Raises:
-            InputError: The device is not available, or ``batch_size`` is less than 1.
+            InputError: There is no such prompt, the device is not available, or ``batch_size`` is less than 1.
             ValueError: An item of ``sentences`` is not a string.
 
         Example:
@@ -198,6 +198,8 @@ class ColBERT(PretrainedModel):
         if device is not None:
             self.to(device)
         role: Role = "query" if is_query else "document"
+        if prompt_name not in (None, "query", "document"):
+            raise InputError(f"prompt_name must be query or document, got {prompt_name!r}")
         chosen = prompt if prompt is not None else self._prompt(prompt_name or role)
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
         job = TokenJob(role, chosen, normalize_embeddings, batch_size)
@@ -419,7 +421,7 @@ class TokenJob:
         role: Queries or documents; decides prefix, length, expansion and skiplist.
         prompt: Put before every text, behind the prefix.
         normalize: Scale vectors to length 1.
-        batch_size: Most texts per batch; None for no limit but that of the tokens.
+        batch_size: Maximum number of texts per batch; None for no limit but that of the tokens.
     """
 
     role: Role

@@ -222,7 +222,7 @@ def test_texts_of_tables_are_cut_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "library", "message"),
     [
-        ("a.pdf", b"no PDF", "pypdf", "a.pdf: the PDF is damaged"),
+        ("a.pdf", b"no PDF", "pypdf", "a.pdf: the PDF cannot be read"),
         ("a.ipynb", b"[]", "", "a.ipynb: not a notebook of format 4"),
         ("a.ipynb", b'{"cells": [{"cell_type": "code", "source": 7}]}', "", "a.ipynb: not a notebook of format 4"),
         ("a.txt", b"\0", "", "a.txt: not text"),
@@ -280,3 +280,30 @@ def test_a_file_without_permission_is_left_out(tmp_path: Path, caplog: pytest.Lo
     (tmp_path / "a.txt").chmod(0)
     assert [document.id for document in documents(tmp_path)] == ["b.txt#1"]
     assert "unreadable: 1 (such as a.txt)" in caplog.text
+
+
+def test_a_pdf_whose_encryption_cannot_be_read_costs_only_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """AES needs a package that pypdf does not bring; with it, the password is missing."""
+    pytest.importorskip("pypdf")
+    (tmp_path / "plain.pdf").write_bytes(make_pdf(["words"]))
+    keys = " ".join(f"/{name} <{'00' * size}>" for name, size in (("O", 48), ("U", 48), ("OE", 32), ("UE", 32), ("Perms", 16)))
+    method = "/CF << /StdCF << /CFM /AESV3 /AuthEvent /DocOpen /Length 32 >> >> /StmF /StdCF /StrF /StdCF"
+    locked = f"/Encrypt << /Filter /Standard /V 5 /R 6 /Length 256 /P -4 {keys} {method} >> /ID [<00> <00>] /Info"
+    (tmp_path / "locked.pdf").write_bytes(make_pdf(["words"]).replace(b"/Info", locked.encode()))
+    with caplog.at_level(logging.INFO, logger="quiver.retrieval.data.files"):
+        assert [document.id for document in documents(tmp_path)] == ["plain.pdf#1"]
+    assert "locked.pdf: the PDF" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (SourceOptions(text=("body",)), "--id, --title, --text and --columns name fields of tables"),
+        (SourceOptions(id="x"), "--id, --title, --text and --columns name fields of tables"),
+    ],
+)
+@pytest.mark.parametrize("source", ["folder", "file"])
+def test_names_of_fields_are_refused_for_files(tmp_path: Path, source: str, options: SourceOptions, message: str) -> None:
+    (tmp_path / "a.md").write_text("words")
+    with pytest.raises(InputError, match=message):
+        open_corpus(tmp_path if source == "folder" else tmp_path / "a.md", options)

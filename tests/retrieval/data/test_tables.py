@@ -222,3 +222,14 @@ def test_what_csv_writers_write_is_read_back(tmp_path_factory: pytest.TempPathFa
         (str(number), text, title) for number, (text, title, _) in enumerate(rows, start=1)
     ]
     assert [(document.metadata or {}).get("extra", "") for document in found] == [extra for _, _, extra in rows]
+
+
+def test_options_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "a.jsonl"
+    table.write_text('{"id": "a", "text": "x"}\n')
+    with pytest.raises(InputError, match="names of columns are for CSV and TSV files"):
+        open_corpus(table, SourceOptions(columns=("id", "text")))
+    for options in (SourceOptions(columns=("id", "text")), SourceOptions(include=("*.md",)), SourceOptions(exclude=("*.md",))):
+        for source in ("-", "hub://owner/name", "ir:beir"):
+            with pytest.raises(InputError, match="it has no files to choose"):
+                open_corpus(source, options)
