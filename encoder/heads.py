@@ -286,14 +286,17 @@ def _walk(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, g
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, exact: torch.dtype, *, differentiable: bool) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row of logits, (C, V), and its derivatives; the logits may be overwritten."""
+    """Return the loss of each row, (C,), and its derivatives by the logits, (C, V).
+
+    The logits, (C, V), may be overwritten. Without ``differentiable`` the second tensor has no meaning.
+    """
     if use_triton(logits):
         from quiver.encoder.gpu import triton_cross_entropy
 
         return triton_cross_entropy.cross_entropy_(logits, labels.contiguous(), differentiable=differentiable), logits
     target = labels[:, None]
     log_probabilities = F.log_softmax(logits, dim=-1, dtype=exact)
-    loss = -log_probabilities.gather(1, target)
+    loss = -log_probabilities.gather(1, target)[:, 0]
     if not differentiable:
         return loss, logits
     return loss, log_probabilities.exp_().scatter_add_(1, target, torch.full_like(target, -1, dtype=exact))

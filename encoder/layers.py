@@ -32,7 +32,10 @@ def make_norm(config: EncoderConfig) -> Norm:
 
 
 class Embeddings(nn.Module):
-    """Token ids to hidden states: token vector, plus position and type vectors if the family has them, then a norm."""
+    """Token ids to hidden states: token vector, plus position and type vectors if the family has them, then a norm.
+
+    Its tables and its norm are read, not called: forward hooks on them do not fire.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -118,6 +121,7 @@ class Block(nn.Module):
     """Attention and MLP around a residual stream, with a norm before each, after each, or one before both in parallel.
 
     A block does not add its last update to the stream: the norm that follows does, so that dropout, sum and norm take one pass over memory.
+    The dropouts of its updates are read, not called: forward hooks on them do not fire.
     """
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:

@@ -50,6 +50,9 @@ OPTIONAL = (
     "llama_index",
     "onnx",
     "onnxruntime",
+    "schedulefree",
+    "optimi",
+    "triton",
 )
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -90,7 +90,7 @@ class BackendLimits:
     """Widest head in training: with wider ones some GPUs lack the memory for the backward pass."""
     dropout: bool = False
     slopes: bool = False
-    unseeing: bool = True
+    empty_query_blocks: bool = True
     """Whether a window may leave a whole block of queries without a key, as it does where many tokens are not attended to."""
 
 
@@ -99,7 +99,7 @@ LIMITS = {
     "flash_attn_2": BackendLimits(dropout=True, slopes=True),
     "flash_attn_3": BackendLimits(capability=(9, 0), beyond=(10, 0)),
     # For a block of queries that sees no key, 4.0.0b36 loads the first keys and masks them as if they were others (flash_fwd_sm90.py).
-    "flash_attn_4": BackendLimits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128, unseeing=False),
+    "flash_attn_4": BackendLimits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128, empty_query_blocks=False),
     "compiled": BackendLimits(
         device="cpu",
         absent="too few tokens, or no numba, OpenMP threads, fused multiply-add or (for bfloat16 inference) fast bfloat16 products here",
@@ -127,7 +127,7 @@ def unsupported_reason(name: str, call: AttentionCall) -> str | None:
         f"head width {width} ({widths})": width % multiple != 0 or width > widest,
         "dropout": call.dropout and not limits.dropout,
         "ALiBi": call.slopes and not limits.slopes,
-        "windows with key lengths": call.key_lengths and call.local and not limits.unseeing,
+        "windows with key lengths": call.key_lengths and call.local and not limits.empty_query_blocks,
     }
     if reason := next((reason for reason, applies in reasons.items() if applies), None):
         return reason

@@ -216,7 +216,7 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, KernelCall], Tensor]] = {
 }
 
 # The kernels copy 16 bytes at a time: heads of other widths, of some small BERTs, are padded.
-WIDTH_MULTIPLE = 8
+_WIDTH_MULTIPLE = 8
 
 
 def attend_flash(
@@ -224,13 +224,13 @@ def attend_flash(
 ) -> Tensor:
     """Flash attention by one of `KERNELS`; see `quiver.encoder.attention.attend` for the contract."""
     width = q.shape[-1]
-    if width % WIDTH_MULTIPLE:
-        q, k, v = (F.pad(x, (0, -width % WIDTH_MULTIPLE)) for x in (q, k, v))
+    if width % _WIDTH_MULTIPLE:
+        q, k, v = (F.pad(x, (0, -width % _WIDTH_MULTIPLE)) for x in (q, k, v))
     slopes = None if slopes is None else slopes.float()
     borders = (batch.cu_seqlens, batch.cu_seqlens, batch.max_seqlen, batch.max_seqlen)
     call = KernelCall(borders, width**-0.5, window, slopes, dropout)
     mixed = KERNELS[name](q, k, v, call) if batch.key_lengths is None else _attend_parts(KERNELS[name], q, k, v, _parts(batch), call)
-    return mixed[..., :width] if width % WIDTH_MULTIPLE else mixed
+    return mixed[..., :width] if width % _WIDTH_MULTIPLE else mixed
 
 
 @dataclass(frozen=True)

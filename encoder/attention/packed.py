@@ -331,8 +331,8 @@ def _is_bounded(query: Tensor) -> bool:
 def _attend_in_chunks(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None, dropout: float) -> Tensor:
     """Attention over whole sequences, (G, H, rows, K), a chunk of queries at a time: at most `WEIGHTS` weights, or those of one query each.
 
-    With gradients the chunks are computed again in the backward pass. ALiBi's penalty is as wide as the sequence and differs between heads,
-    so it is never written out for all queries either.
+    With gradients, each chunk is computed again in the backward pass. ALiBi's penalty differs between heads and is as wide as the sequence,
+    so only that of one chunk is in memory.
     """
     sequences, heads, rows, _ = query.shape
     chunk = max(1, WEIGHTS // (sequences * heads * key.shape[2]))

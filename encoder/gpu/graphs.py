@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a bucket: the padding is at most a third of the batch or 32 tokens. A base model keeps an H100 busy from about 2,000 tokens.
+# Tokens of a bucket: padding is at most a third of the bucket, or 31 tokens.
 TOKENS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 MAX_SEQUENCES = 64
 # Sequences of up to 64 tokens lie within ModernBERT's window of 128, so that local layers need no window.

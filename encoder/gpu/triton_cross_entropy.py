@@ -48,7 +48,7 @@ def cross_entropy_kernel(logits, labels, losses, width: tl.constexpr, differenti
 
 
 def cross_entropy_(logits: Tensor, labels: Tensor, *, differentiable: bool) -> Tensor:
-    """Return the loss of each row, (C,) float32, and overwrite the logits by its derivatives.
+    """Return the loss of each row, (C,) float32; if ``differentiable``, overwrite the logits with its derivatives.
 
     Args:
         logits: (C, V), contiguous.

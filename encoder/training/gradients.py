@@ -131,7 +131,7 @@ class GradientReducer:
             return  # another backward pass of the step follows
         if bucket.work is not None:
             raise RuntimeError(
-                "a loss runs more backward passes than its task says, so that gradients were reduced before they were complete"
+                "a gradient arrived after its bucket was reduced: the loss runs more backward passes than Task.backward_passes returned"
             )
         bucket.left -= 1
         while self._next < len(self._buckets) and not self._buckets[self._next].left:
@@ -143,10 +143,10 @@ class GradientReducer:
         gradients = [weight.grad for weight in bucket.weights]
         bucket.unused = [position for position, gradient in enumerate(gradients) if gradient is None]
         marks = [first.new_zeros(1) if gradient is None else first.new_ones(1) for gradient in gradients] if bucket.unused else []
-        flat = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in bucket.weights]
+        flat = [torch.zeros_like(weight) if one is None else one for weight, one in zip(bucket.weights, gradients, strict=True)]
         bucket.flat = torch.cat([*(one.reshape(-1) for one in flat), *(marks or [first.new_ones(len(flat))])])
         for weight in bucket.weights:
-            weight.grad = None  # its memory is free as soon as it is in the buffer
+            weight.grad = None  # the buffer replaces it
         bucket.work = distributed.all_reduce(bucket.flat.div_(self._processes.size), async_op=True)
 
 

@@ -176,8 +176,8 @@ def init_distributed(device: str) -> Iterator[Processes]:
 @contextmanager
 def current_device(device: str) -> Iterator[None]:
     """Make a GPU the current one within the block: generators, memory counters and kernels are those of the current GPU."""
-    _, _, number = device.partition(":")
-    with torch.cuda.device(int(number)) if number else nullcontext():
+    kind, _, number = device.partition(":")
+    with torch.cuda.device(int(number)) if kind == "cuda" and number else nullcontext():
         yield
 
 
@@ -230,13 +230,13 @@ def glibc() -> ctypes.CDLL | None:
 class StepMemory:
     """Memory of one training step on a GPU; all values are 0 on a CPU.
 
-    It counts from where it is made: at the beginning of the step, when weights and optimizer state are all that is in memory.
+    Counting starts when the object is made, which should be at the beginning of a step: then only weights and optimizer state exist.
 
     Args:
         device: Device of the model.
 
     Attributes:
-        before: Peak of this process before the step, in bytes, since the step before it began.
+        before: Peak memory in bytes between the previous object (or the start of the process) and this one.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -350,10 +350,10 @@ class Trainer:
         memory = StepMemory(task.device)
         shares = self._shares(batches)
         losses = []
-        for batch, share in zip(batches, shares, strict=True):
+        for number, (batch, share) in enumerate(zip(batches, shares, strict=True), start=1):
             # Only for the time of its loss: what a batch keeps on the device would add up over the batches of a step.
             inputs = {name: self._placed(name, value, batch) for name, value in batch.inputs.items()}
-            if batch is batches[-1]:
+            if number == len(batches):
                 self._reducer.begin(task.backward_passes(inputs))
             loss = task.loss(inputs) * share
             del inputs

@@ -263,7 +263,7 @@ def bench_gpu(
         found = run_stage(name, settings, allowed, min(left, allowed * (1 + _GRACE_SHARE) + _GRACE), out)
         others = [stage for stage in results.stages if stage.name != name]
         results = replace(results, stages=tuple(sorted([*others, found], key=lambda stage: list(STAGES).index(stage.name))))
-        write_json(out / RESULTS, {"schema": SCHEMA, **asdict(results)})
+        write_json(out / RESULTS, as_record(results))
         write(report(results), out / REPORT)
         say(f"{name}: {found.failure or 'done'}, {found.seconds:.0f} s")
         for line in (*found.notes, *(f"not run: {each.what}: {each.reason}" for each in found.not_run)):
@@ -494,8 +494,8 @@ def report(results: Results) -> Report:
     )
     sections: list[Block] = [Section("Targets", (_targets(results),))] if cuda else []
     sections += [_section(results, stage) for stage in results.stages if stage.cases or stage.notes]
-    shortened = make_report(results.benchmark(), conditions=conditions, sections=sections, draw=None, alt="")
-    return replace(shortened, title=f"GPU benchmark: {results.processor}" if cuda else "GPU benchmark in its small form on a CPU")
+    made = make_report(results.benchmark(), conditions=conditions, sections=sections, draw=None, alt="")
+    return replace(made, title=f"GPU benchmark: {results.processor}" if cuda else "GPU benchmark in its small form on a CPU")
 
 
 def _targets(results: Results) -> Table:

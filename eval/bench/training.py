@@ -267,7 +267,7 @@ def _check_settings(settings: Settings) -> None:
 def unsupported_reason(kind: str) -> str | None:
     """Why a kind of model cannot be trained here: the missing library and how to install it; None if it can.
 
-    Its loss is that of the library it is compared with, but for a masked language model's.
+    The losses of retrievers come from these libraries, so Quiver needs them too; a masked language model needs none.
     """
     needed = {"dense": ("sentence_transformers",), "colbert": ("sentence_transformers", "pylate")}.get(kind, ())
     missing = next((name for name in needed if importlib.util.find_spec(name) is None), None)

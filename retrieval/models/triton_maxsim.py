@@ -109,6 +109,10 @@ def ragged_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no other w
         tl.store(scores + query.to(tl.int64) * num_documents + document, score, mask=query < num_queries)
 
 
+def _precision(vectors: Tensor) -> str:
+    return "ieee" if vectors.dtype == torch.float32 else "tf32"  # the second is not used for half precision
+
+
 def maxsim_ragged(queries: Tensor, query_offsets: Tensor, documents: Tensor, document_offsets: Tensor, longest_query: int) -> Tensor:
     """See `quiver.retrieval.models.maxsim.maxsim_ragged`; offsets are on the device, and the longest query has ``longest_query`` tokens."""
     num_queries, num_documents, width = len(query_offsets) - 1, len(document_offsets) - 1, queries.shape[1]
@@ -140,7 +144,7 @@ def maxsim_ragged(queries: Tensor, query_offsets: Tensor, documents: Tensor, doc
             width=width,
             block_width=block_width,
             block_tokens=TOKENS,
-            precision="ieee" if exact else "tf32",  # the second is not used for half precision
+            precision=_precision(queries),
             num_warps=4 if resident and not exact else 8,
             num_stages=3,
         )
@@ -290,10 +294,6 @@ def document_gradient_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has
             total += weight * tl.dot(chosen, vectors, input_precision=precision)
     place = (document * tokens + token) * width
     tl.store(gradient + place[:, None] + column[None, :], total, mask=(token < tokens)[:, None] & (column < width)[None, :])
-
-
-def _precision(vectors: Tensor) -> str:
-    return "ieee" if vectors.dtype == torch.float32 else "tf32"  # the second is not used for half precision
 
 
 def maxsim_padded(

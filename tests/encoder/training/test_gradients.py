@@ -168,7 +168,7 @@ def test_a_loss_of_several_backward_passes_is_reduced_once(found: list[dict[str,
 
 
 def test_gradients_that_arrive_after_their_reduction_are_an_error(found: list[dict[str, Any]]) -> None:
-    assert all("a loss runs more backward passes than its task says" in one["fewer"] for one in found)
+    assert all("the loss runs more backward passes than Task.backward_passes returned" in one["fewer"] for one in found)
 
 
 def test_one_process_reduces_nothing() -> None:
