@@ -91,7 +91,7 @@ def test_readme_is_short() -> None:
 
 
 def test_the_readme_example_runs(minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "data" / "scifact"
+    folder = tmp_path / "data" / "code"
     (folder / "qrels").mkdir(parents=True)
     rows = [{"_id": name, "title": "", "text": f"{name}s are birds"} for name in ("owl", "heron")]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
