@@ -16,8 +16,8 @@ from torch import nn
 
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Benchmark, resolve
-from quiver.eval.evaluation import ModelRanker
 from quiver.eval.metrics import Part, grouped, score
+from quiver.eval.rankers import ModelRanker
 from quiver.eval.results import HEADLINE
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.data.embedding_store import open_embedding_store
@@ -54,7 +54,7 @@ class DevelopmentScorer:
     def _part(self, model: BiEncoder | ColBERT, benchmark: Benchmark, collection: Collection) -> Part:
         # Open a new store for every score: a store finds vectors by the model's fingerprint, which a model computes only once.
         with open_embedding_store(None) as store:
-            ranking = ModelRanker(model, store)(collection, benchmark.policy, DEPTH)
+            ranking = ModelRanker(model, store)(benchmark, collection, DEPTH)
         value = score(collection.qrels, ranking.run, [HEADLINE]).means[HEADLINE]
         return Part(benchmark.name, benchmark.split, benchmark.metadata.group, benchmark.metadata.group_size, value)
 

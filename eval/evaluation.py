@@ -14,17 +14,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Protocol
 
 import numpy as np
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, write_json
-from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth, resolve
+from quiver.eval.datasets.benchmarks import Benchmark, Policy, resolve
 from quiver.eval.metrics import MEASURES, Interval, Scores, bootstrap_interval, judged_at, score
+from quiver.eval.rankers import BASELINES, MODULES, Contenders, Ranker, Ranking
 from quiver.eval.results import (
     HEADLINE,
     SCHEMA,
@@ -33,14 +33,12 @@ from quiver.eval.results import (
     CollectionResult,
     DataChecksum,
     FileReference,
-    IndexUsed,
     Library,
     Results,
     ShownDocument,
     Stage,
     System,
     TokenMatch,
-    Truncated,
     WorstQuery,
     provenance,
     refuse_existing,
@@ -48,26 +46,15 @@ from quiver.eval.results import (
     write_results,
 )
 from quiver.retrieval.data.corpus import Collection, ranked, write_run
-from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, open_embedding_store
-from quiver.retrieval.index.engines import EXACT, Setting, check_engine, check_k, check_preset
-from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.memory import index_vectors
-from quiver.retrieval.index.on_device import device_of
+from quiver.retrieval.data.embedding_store import open_embedding_store
+from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Hits, ModelCard, Run, TokenModel
-from quiver.retrieval.search.bm25 import PARAMETERS, BlockLimits, rank_streamed
+from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Run, TokenModel
 from quiver.retrieval.search.explain import token_matches
+from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Retriever
+from quiver.retrieval.search.search import Fusion
 
 logger = logging.getLogger(__name__)
-
-OVERLAPS = (10, 100)
-"""Depths of the overlap of an index with exact search; depths beyond ``k`` are left out."""
-
-
-TIE = 1e-6
-"""Relative tolerance for equal scores: float32 sums in another order differ by about this much."""
-
 
 QUERIES = 10
 """Number of worst queries in a result."""
@@ -75,14 +62,6 @@ QUERIES = 10
 
 SHOWN = 3
 """Number of retrieved documents, and of relevant documents, shown per worst query."""
-
-
-BM25 = System(source="bm25", kind="bm25", library="bm25s")
-"""System record of ``model="bm25"``."""
-
-
-MODULES: Mapping[str, str] = {"bm25": "bm25s"}
-"""Baseline name -> module that it imports, from the extra ``eval``."""
 
 
 Explain = Callable[[str, str], Sequence[TokenMatch]]
@@ -101,9 +80,16 @@ class _Settings:
 
 
 def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice that a report states
-    model: str | Path | DenseModel | TokenModel,
+    model: str | Path | DenseModel | TokenModel | Retriever | None,
     data: str | Path | Benchmark | Sequence[str | Path | Benchmark],
     *,
+    index: str | Path | None = None,
+    run: str | Path | None = None,
+    fuse: Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
+    fusion: Fusion | None = None,
+    rerank: str | Path | None = None,
+    candidates: int = CANDIDATES,
+    name: str = "",
     split: str | None = None,
     out: str | Path | None = None,
     k: int = 1000,
@@ -128,7 +114,15 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     twice.
 
     Args:
-        model: A loaded model, its folder or Hugging Face Hub id, or ``"bm25"`` (for a folder of that name pass ``"./bm25"``).
+        model: A loaded model, its folder or Hugging Face Hub id, ``"bm25"`` (for a folder of that name pass ``"./bm25"``), or a retriever,
+            see `quiver.retrieval.search.retrievers`. None to score ``index``, ``run`` or only what ``fuse`` names.
+        index: Folder of an index of the collection's documents, searched with its own model.
+        run: TREC run of the collection; or a folder with one run ``COLLECTION.SPLIT.trec`` per collection.
+        fuse: Systems to fuse with: ``"bm25"``, an index, a run, a model or a retriever.
+        fusion: Method, weights and normalization; None for reciprocal ranks.
+        rerank: ColBERT model, index of one, or cross-encoder that re-ranks the candidates.
+        candidates: Documents that each system contributes to a fusion or a re-ranking; the run of a re-ranking holds no others.
+        name: Name of the system in reports; empty for one made from its parts.
         data: BEIR folders, or registered names such as ``"beir/scifact"`` or ``"beir"``. Pass a ``Benchmark`` to set the policy or split
             of one collection.
         split: Split of the judgements. None: each collection's published split, or ``test`` for a folder that is not a registered
@@ -162,24 +156,46 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     """
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
-    require_baselines(["bm25", *baselines] if model == "bm25" else baselines)
-    _check_model(model, library, engine, chosen=(dtype, device, batch_tokens) != (None, None, None))
+    first = [each for each in (model, index, run) if each is not None]
+    if len(first) > 1:
+        raise InputError("pass only one of a model, an index and a run; to combine them, fuse them")
+    if len(first) + len(fuse) < (1 if first else 2):
+        raise InputError("nothing to evaluate: pass a model, an index, a run, or two systems to fuse")
+    if fusion is not None and len(first) + len(fuse) < 2:
+        raise InputError("a fusion needs a second system: pass fuse")
+    require_baselines(["bm25", *baselines] if "bm25" in [each for each in (model, *fuse) if isinstance(each, str)] else baselines)
+    _check_model(model, index, run, fuse, library, engine, chosen=(dtype, device, batch_tokens) != (None, None, None))
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     benchmarks = _benchmarks(data, split, in_domain, offline=offline, progress=progress)
+    if run is not None and len(benchmarks) > 1 and not Path(run).is_dir():
+        raise InputError(
+            f"{run}: a run belongs to one collection, but {len(benchmarks)} are given; pass a folder with COLLECTION.SPLIT.trec for each"
+        )
     checked = [_check(benchmark, written=out is not None) for benchmark in benchmarks]
-    loaded = _load(model, library, dtype, device, batch_tokens)
-    system = BM25 if loaded is None else System.of(loaded.card)
-    if loaded is not None:
-        check_engine(engine, loaded.card)
-        check_preset(effort)
-    settings = _Settings(k, engine, effort, tuple(name for name in baselines if name != system.kind), tuple(in_domain))
-    with _stage(out, system, settings, overwrite=overwrite) as stage, _ranker(loaded, settings, cache, executor, progress) as rank:
-        evaluation = _Evaluation(system, rank, _explanation(loaded), settings, stage)
-        scored = tuple(map(evaluation.score, checked))
-        results = Results(system, scored, provenance(command))
-        if stage is not None:
-            write_results(results, stage.folder)
+    check_preset(effort)
+    with open_embedding_store(None if cache is None else Path(cache), executor) as store:
+        contenders = Contenders(store, engine, effort, library, dtype, device, batch_tokens, progress)
+        parts = [
+            *([contenders.of(model)] if model is not None else []),
+            *([contenders.index(Path(index))] if index is not None else []),
+            *([contenders.run(Path(run))] if run is not None else []),
+            *map(contenders.of, fuse),
+        ]
+        contender = parts[0] if len(parts) == 1 else contenders.fused(parts, fusion or RECIPROCAL_RANKS, candidates)
+        if rerank is not None:
+            contender = contenders.reranked(contender, str(rerank), candidates)
+            k = min(k, candidates)
+        system = replace(contender.system, name=name)
+        for each in checked:
+            contender.ranker.check(each.benchmark, each.collection)
+        settings = _Settings(k, engine, effort, tuple(base for base in baselines if base != system.kind), tuple(in_domain))
+        with _stage(out, system, settings, overwrite=overwrite) as stage:
+            evaluation = _Evaluation(system, contender.ranker, _explanation(contender.model), settings, stage)
+            scored = tuple(map(evaluation.score, checked))
+            results = Results(system, scored, provenance(command))
+            if stage is not None:
+                write_results(results, stage.folder)
     return results
 
 
@@ -197,10 +213,12 @@ def require_baselines(names: Sequence[str]) -> None:
         )
 
 
-def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, engine: str, *, chosen: bool) -> None:
+def _check_model(model: object, index: object, run: object, fuse: Sequence[object], library: Library, engine: str, *, chosen: bool) -> None:
     """Reject settings that the given model does not support, before anything is read; ``chosen``: one for loading a model was."""
-    if model == "bm25" and (library != "quiver" or chosen or engine != "exact"):
-        raise InputError("bm25 has no engine, dtype, device, batch size or library; leave out those options")
+    if fuse or index is not None:  # what the names stand for is known when they are opened
+        return
+    if (model == "bm25" or run is not None) and (library != "quiver" or chosen or engine != "exact"):
+        raise InputError(f"{model or 'a run'} has no engine, dtype, device, batch size or library; leave out those options")
     if library != "quiver" and chosen:
         raise InputError(f"dtype, device and batch size are only available for library quiver, got {library}; leave them out")
     if not isinstance(model, (str, Path)) and (library != "quiver" or chosen):
@@ -272,32 +290,6 @@ def _spaced(benchmark: Benchmark, key: str) -> InputError:
     return InputError(f"{benchmark.name}: the id {key!r} contains white space, which a TREC run cannot hold; rename it")
 
 
-def _load(
-    model: str | Path | DenseModel | TokenModel, library: Library, dtype: Dtype | None, device: str | None, batch_tokens: int | None
-) -> DenseModel | TokenModel | None:
-    """Load the model to score; None stands for BM25."""
-    if not isinstance(model, (str, Path)):
-        return model
-    if model == "bm25":
-        return None
-    if library == "quiver":
-        return load_model(str(model), dtype=dtype, device=device, batch_tokens=batch_tokens)
-    from quiver.eval.baselines import load_baseline  # imports this module
-
-    return load_baseline(library, model)
-
-
-@contextmanager
-def _ranker(
-    model: DenseModel | TokenModel | None, settings: _Settings, cache: str | Path | None, executor: Executor, progress: bool
-) -> Iterator[Ranker]:
-    if model is None:
-        yield rank_with_bm25
-        return
-    with open_embedding_store(None if cache is None else Path(cache), executor) as store:
-        yield ModelRanker(model, store, settings.engine, settings.effort, progress)
-
-
 @contextmanager
 def _stage(out: str | Path | None, system: System, settings: _Settings, *, overwrite: bool) -> Iterator[Stage | None]:
     if out is None:
@@ -336,7 +328,7 @@ class _Evaluation:
     def _score(self, checked: _Checked) -> CollectionResult:
         benchmark, collection = checked.benchmark, checked.collection
         key, policy, metadata = benchmark.key, benchmark.policy, benchmark.metadata
-        ranking = self.rank(collection, policy, self.settings.k)
+        ranking = self.rank(benchmark, collection, self.settings.k)
         scores = self._scores(collection, ranking)
         baselines = tuple(self._baseline(name, benchmark, collection) for name in self.settings.baselines)
         # Count the baselines' time under their own names, so that it is not part of "other".
@@ -364,7 +356,7 @@ class _Evaluation:
             index=ranking.index,
             cached=ranking.cached,
             seconds=seconds,
-            run=self._write_run(ranking.run, key, self.system.source),
+            run=self._write_run(ranking.run, key, self.system.label),
             per_query=self._write("per_query", key, scores.per_query),
             query_texts=self._write("queries", key, {query.id: query.text for query in collection.queries}),
             data_sha256=checked.sha256,
@@ -380,7 +372,7 @@ class _Evaluation:
     def _baseline(self, name: str, benchmark: Benchmark, collection: Collection) -> tuple[Baseline, float]:
         """Scores of a baseline, and the seconds it took."""
         started = time.perf_counter()
-        ranking: Ranking = BASELINES[name](collection, benchmark.policy, self.settings.k)
+        ranking: Ranking = BASELINES[name](benchmark, collection, self.settings.k)
         scores = self._scores(collection, ranking)
         key = f"{benchmark.key}.{name}"
         baseline = Baseline(
@@ -431,188 +423,6 @@ def _explanation(model: object) -> Explain | None:
         return [TokenMatch(match.query.name, match.document.name, match.similarity) for match in matches]
 
     return partial(explain, model)
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Run of one collection, cut by its policy, with its index, truncation and timing; see the fields of ``CollectionResult``."""
-
-    run: dict[str, dict[str, float]]
-    index: IndexUsed
-    truncated: Truncated
-    seconds: Mapping[str, float]
-    cached: int = 0
-
-
-class Ranker(Protocol):
-    """Ranks the documents of a collection for its queries."""
-
-    def __call__(self, collection: Collection, policy: Policy, k: int) -> Ranking:
-        """The first k documents of every query, after applying the policy."""
-
-
-@dataclass
-class Stopwatch:
-    """Wall-clock time per step, in seconds."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    _last: float = field(default_factory=time.perf_counter)
-
-    def lap(self, step: str) -> None:
-        """Add the time since the last lap to ``step``."""
-        now = time.perf_counter()
-        self.seconds[step] = self.seconds.get(step, 0.0) + now - self._last
-        self._last = now
-
-
-@dataclass(frozen=True)
-class ModelRanker:
-    """Ranks documents by the vectors of a model.
-
-    Attributes:
-        model: Model that encodes the texts.
-        store: Store for the vectors.
-        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engines.parse_engine`.
-        effort: Search effort: a preset, or search parameters of the engine by name.
-        progress: Show a progress bar while encoding.
-    """
-
-    model: DenseModel | TokenModel
-    store: EmbeddingStore
-    engine: str = EXACT
-    effort: str | Mapping[str, Setting] = "balanced"
-    progress: bool = False
-
-    def __call__(self, collection: Collection, policy: Policy, k: int) -> Ranking:
-        """The first k documents of every query, after applying the policy.
-
-        Raises:
-            InputError: The index cannot be built for this model or collection.
-        """
-        watch, card = Stopwatch(), self.model.card
-        # Queries first: they take seconds, and a faulty model fails on them already.
-        queries = self._encode([query.text for query in collection.queries], "query", len(collection.queries))
-        vectors = query_vectors(queries)
-        watch.lap("encode_queries")
-        ids: list[str] = []
-        documents = self._encode(_contents(collection, policy, ids), "document", len(collection.documents))
-        watch.lap("encode_documents")
-        index = index_vectors(ids, documents.rows, card, lengths=documents.lengths, engine=self.engine, device=device_of(self.model))
-        watch.lap("index")
-        wanted = depth(k, policy)
-        hits = _searched(index, vectors, wanted, card, self.effort)
-        watch.lap("search")
-        exact = index.kind.startswith("exact-")
-        overlaps = tuple(cut for cut in OVERLAPS if cut <= k)
-        return Ranking(
-            run=cut(hits.to_run([query.id for query in collection.queries]), k, policy),
-            index=IndexUsed(
-                kind=EXACT if exact else index.kind,
-                # The work of an approximate search also depends on the number of requested documents.
-                parameters={**index.parameters} if exact else {**index.parameters, **index.search_params(self.effort, wanted), "k": wanted},
-                recall={_name(cut): 1.0 for cut in overlaps} if exact else self._overlaps(ids, documents, vectors, hits, overlaps),
-                bytes=index.nbytes,
-                query_milliseconds=1000 * watch.seconds["search"] / len(collection.queries),
-            ),
-            truncated=Truncated(documents=documents.counts.truncated, queries=queries.counts.truncated),
-            seconds=watch.seconds,
-            cached=documents.reused,
-        )
-
-    def _encode(self, texts: Any, role: Any, total: int) -> StoredVectors:
-        return self.store.encode(self.model, texts, role, total=total, progress=self.progress)
-
-    def _overlaps(self, ids: Sequence[str], documents: StoredVectors, queries: Any, hits: Hits, cuts: Sequence[int]) -> dict[str, float]:
-        if not cuts:
-            return {}
-        model, lengths = self.model, documents.lengths
-        exact = index_vectors(ids, documents.rows, model.card, lengths=lengths, device=device_of(model)).search(queries, max(cuts))
-        return {_name(cut): overlap(exact, hits, cut) for cut in cuts}
-
-
-def _searched(index: Index, queries: Any, k: int, card: ModelCard, effort: str | Mapping[str, Setting]) -> Hits:
-    try:
-        hits: Hits = index.search(queries, k, effort=effort)
-        return hits
-    except ValueError as error:  # the shapes are known to be right, so the cause is in the model's vectors
-        raise InputError(f"{card.source}: its vectors cannot be searched: {error}") from error
-
-
-def query_vectors(stored: StoredVectors) -> Any:
-    """Query vectors in the form that an index expects: (Q, d), or for a ColBERT a list of (T_i, d)."""
-    rows = stored.rows.span(0, stored.rows.shape[0])
-    if stored.lengths is None:
-        return rows
-    return np.split(rows, np.cumsum(stored.lengths)[:-1])
-
-
-def _name(k: int) -> str:
-    return f"overlap@{k}"
-
-
-def _contents(collection: Collection, policy: Policy, ids: list[str]) -> Iterator[str]:
-    """Yield the text of each document and collect the ids in ``ids``, so that the corpus is read once."""
-    for document in collection.documents:
-        ids.append(document.id)
-        yield document.content(use_title=policy.use_title)
-
-
-def overlap(exact: Hits, hits: Hits, k: int) -> float:
-    """Share of the first k documents of exact search that another search also returns among its first k, mean over queries.
-
-    A document whose exact score ties with that of the k-th document also counts: the order of tied documents is arbitrary.
-
-    Example:
-        >>> scores = [np.array([2.0, 1.0], np.float32)]
-        >>> overlap(Hits([["a", "b"]], scores), Hits([["b", "c"]], [np.array([1.0, 0.5], np.float32)]), 2)
-        0.5
-    """
-    shares = []
-    for wanted, bar, found, scores in zip(exact.ids, exact.scores, hits.ids, hits.scores, strict=True):
-        best = {*wanted[:k]}
-        least = float(bar[len(best) - 1]) if best else 0.0
-        tied = TIE * max(1.0, abs(least))
-        # Compare with a tolerance, not with >=: scores of compressed vectors may be too high.
-        good = sum(document in best or abs(score - least) <= tied for document, score in zip(found[:k], scores[:k].tolist(), strict=True))
-        shares.append(min(good, len(best)) / len(best) if best else 1.0)
-    return sum(shares) / len(shares)
-
-
-def bm25_run(
-    collection: Collection, *, k: int = 1000, use_title: bool = True, exclude_self: bool = False, limits: BlockLimits | None = None
-) -> dict[str, dict[str, float]]:
-    """Rank the collection's documents for its queries with BM25; the corpus is processed in blocks, so a large one needs little memory.
-
-    Args:
-        collection: Documents and queries.
-        k: Documents per query, at most; k may exceed the size of the collection.
-        use_title: Include titles in the text of the documents.
-        exclude_self: Drop the document with the query's own id before the run is cut.
-        limits: Size of the blocks in which the corpus is read.
-
-    Returns:
-        A run with every query in it. It holds only documents that share a word with the query.
-    """
-    k = check_k(k)
-    policy = Policy(exclude_self=exclude_self, use_title=use_title)
-    hits = rank_streamed(
-        lambda: ((document.id, document.content(use_title=use_title)) for document in collection.documents),
-        [query.text for query in collection.queries],
-        depth(k, policy),
-        limits=limits,
-    )
-    return cut(hits.to_run([query.id for query in collection.queries]), k, policy)
-
-
-def rank_with_bm25(collection: Collection, policy: Policy, k: int) -> Ranking:
-    """The first k documents of every query by BM25, after applying the policy."""
-    started = time.perf_counter()
-    run = bm25_run(collection, k=k, use_title=policy.use_title, exclude_self=policy.exclude_self)
-    return Ranking(run, IndexUsed("bm25", PARAMETERS), Truncated(0, 0), {"search": time.perf_counter() - started})
-
-
-BASELINES: Mapping[str, Callable[[Collection, Policy, int], Ranking]] = {"bm25": rank_with_bm25}
-"""Baseline name -> ranker. Each baseline can also be evaluated as the system itself: ``model="bm25"``."""
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,8 @@ HEADLINE = "ndcg@10"
 Parameter: TypeAlias = str | int | float | bool | None
 """A setting of an index or of a baseline."""
 
-Library: TypeAlias = Literal["quiver", "sentence-transformers", "pylate", "bm25s"]
-"""Library that ran the system."""
+Library: TypeAlias = Literal["quiver", "sentence-transformers", "pylate", "bm25s", "other"]
+"""Library that ran the system; ``other`` for a TREC run, whose origin is not known."""
 
 _ROUNDING = 1e-9  # a mean of ones may exceed 1 by a rounding error
 
@@ -175,8 +175,8 @@ class System:
     """The evaluated system: the fields of a model card; None or empty if they do not apply.
 
     Attributes:
-        source: Folder or hub id that the model was loaded from, or ``bm25``.
-        kind: ``dense``, ``colbert`` or ``bm25``.
+        source: Folder or hub id that the model was loaded from, ``bm25``, the file of a run, or the names of what was fused or re-ranked.
+        kind: ``dense``, ``colbert``, ``bm25``, ``run``, ``fusion``, ``re-ranking`` or ``retriever``.
         library: Library that ran the system.
         fingerprint: SHA-256 of weights, tokenizer and settings.
         dim: Vector width.
@@ -186,10 +186,11 @@ class System:
         query_prompt: Text put before every query.
         document_prompt: Text put before every document.
         dtype: Dtype of the model's weights.
+        name: Name in reports; empty for one made from ``source``.
     """
 
     source: str
-    kind: Literal["dense", "colbert", "bm25"]
+    kind: Literal["dense", "colbert", "bm25", "run", "fusion", "re-ranking", "retriever"]
     library: Library = "quiver"
     fingerprint: str | None = None
     dim: int | None = None
@@ -199,6 +200,12 @@ class System:
     query_prompt: str = ""
     document_prompt: str = ""
     dtype: Dtype | None = None
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name in tables and files."""
+        return self.name or self.source
 
     @classmethod
     def of(cls, card: ModelCard) -> System:
@@ -237,7 +244,7 @@ class IndexUsed:
     """The index that produced a run.
 
     Attributes:
-        kind: ``exact``, ``bm25``, or the name of an approximate engine.
+        kind: ``exact``, ``bm25``, ``run``, ``fusion``, ``re-ranking``, ``retriever``, or the name of an approximate engine.
         parameters: Settings of the index; for an approximate engine also the search parameters and ``k``, the number of requested
             documents, on which its recall depends.
         recall: Share of exact search's top documents that the index returns, mean over the judged queries: ``overlap@10`` and
@@ -465,7 +472,7 @@ class Results:
         return average(scores, list(scores)).value
 
     def __repr__(self) -> str:
-        return f"{self.system.source} ({self.system.kind}), in points\n{self.table()!r}"
+        return f"{self.system.label} ({self.system.kind}), in points\n{self.table()!r}"
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""
@@ -475,7 +482,7 @@ class Results:
         """Scores of the system and of the baselines: a row per collection and system, a column per measure that one of them has."""
         rows: list[tuple[str, str, Mapping[str, float]]] = []
         for each in self.collections:
-            rows += [(each.key, self.system.source, each.measures), *((each.key, base.name, base.measures) for base in each.baselines)]
+            rows += [(each.key, self.system.label, each.measures), *((each.key, base.name, base.measures) for base in each.baselines)]
         names = [name for name in DEFAULT if any(name in measures for _, _, measures in rows)]
         return ScoreTable(
             ("collection", "system", *names),
@@ -509,7 +516,7 @@ class Results:
             rows.append((key, *cells))
         if not any(any(cells) for _, *cells in rows):
             raise InputError(f"none of the results has the measure {measure!r}; there are {', '.join(DEFAULT)}")
-        header = [self.system.source, *(column for other in others for column in (other.system.source, "difference"))]
+        header = [self.system.label, *(column for other in others for column in (other.system.label, "difference"))]
         return ScoreTable(("collection", *header), rows)
 
     def plot(self, measure: str = HEADLINE) -> Any:
@@ -527,7 +534,7 @@ class Results:
         bars = []
         for each in self.collections:
             systems = [
-                (self.system.source, each.measures, each.interval),
+                (self.system.label, each.measures, each.interval),
                 *((base.name, base.measures, base.interval) for base in each.baselines),
             ]
             for colour, (name, measures, interval) in enumerate(systems, start=1):

@@ -22,7 +22,7 @@ import numpy as np
 
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Policy, cut, depth
-from quiver.eval.evaluation import query_vectors
+from quiver.eval.rankers import query_vectors
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors

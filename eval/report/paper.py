@@ -181,7 +181,12 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> 
         raise InputError(f"the paper has no row {against!r}; choose one of {', '.join(names)}")
     check_data(results)
     named = label_systems(results)
-    kinds: dict[str, Kind] = {label: result.system.kind for label, result in named}
+    kinds: dict[str, Kind] = {}
+    for label, result in named:
+        kind = result.system.kind
+        if kind not in ("dense", "colbert", "bm25"):
+            raise InputError(f"{label}: the paper's tables have rows of models and of BM25; leave out this {kind}")
+        kinds[label] = kind
     lines = rows(named)
     measured = _Measured(tuple(lines), {row.label: kinds.get(row.label, "bm25") for row in lines}, collections_by_key(results), against)
     _check_placed(measured, [label for label, _ in named])

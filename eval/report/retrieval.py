@@ -151,23 +151,28 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
     """
     systems = list(dict.fromkeys(result.system for result in results))
     baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
-    ends = {system: "/".join(PurePath(system.source).parts[-2:]) or system.source for system in systems}
+    ends = {system: system.name or _end(system) for system in systems}
     names: dict[System, str] = {}
     for system in systems:
         same_end = [other for other in systems if ends[other] == ends[system]]
         same_source = [other for other in systems if other.source == system.source]
-        name = ends[system] if len({other.source for other in same_end}) == 1 else system.source
+        name = ends[system] if system.name or len({other.source for other in same_end}) == 1 else system.source
         mistaken = name in baselines and system.kind != name
         details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken])
         names[system] = f"{name} ({details})" if details else name
     return [(names[result.system] + _index_suffix(result, results), result) for result in results]
 
 
+def _end(system: System) -> str:
+    """The last two parts of a model's source; of a fusion, the source, which has names of its own."""
+    return system.source if system.kind in ("fusion", "re-ranking") else "/".join(PurePath(system.source).parts[-2:]) or system.source
+
+
 def _differing(system: System, others: Sequence[System]) -> list[str]:
     details = []
     for field in fields(System):
         values = {getattr(other, field.name) for other in others}
-        if len(values) > 1:
+        if len(values) > 1 and field.name != "name":
             value = getattr(system, field.name)
             hashed = field.name == "fingerprint" and value is not None
             details.append(value[:FINGERPRINT_WIDTH] if hashed else f"{field.name.replace('_', ' ')} {value}")
@@ -255,6 +260,9 @@ def points(fraction: float | None) -> str:
 
 MEBIBYTE = 2**20
 
+COMBINED = ("run", "fusion", "re-ranking", "retriever")
+"""Kinds of an index that are made of others, whose own overlap with exact search is not measured."""
+
 COLOURS = 8
 """Number of colours that tell systems apart; systems beyond them repeat colours, and their letters differ."""
 
@@ -266,6 +274,8 @@ STEPS: Mapping[str, str] = {
     "index": "Index",
     "encode_queries": "Encode queries",
     "search": "Search",
+    "fuse": "Fuse",
+    "rerank": "Re-rank",
     "check": "Check of the data",
     "other": "Other",
 }
@@ -700,11 +710,14 @@ def index_table(scored: Sequence[tuple[Key, CollectionResult]]) -> Table:
 
 def seconds_table(scored: Sequence[tuple[Key, CollectionResult]]) -> Table:
     """Time of each step, one row per run."""
-    columns = (COLLECTION, SYSTEM, *map(Column, STEPS.values()), Column("Total"), Column("Overhead", "percent"))
+    shown = {
+        step: name for step, name in STEPS.items() if step not in ("fuse", "rerank") or any(step in each.seconds for _, each in scored)
+    }
+    columns = (COLLECTION, SYSTEM, *map(Column, shown.values()), Column("Total"), Column("Overhead", "percent"))
     lines = []
     for key, each in scored:
         total = sum(each.seconds.values())
-        steps = [Cell("") if step not in each.seconds else _second(each.seconds[step]) for step in STEPS]
+        steps = [Cell("") if step not in each.seconds else _second(each.seconds[step]) for step in shown]
         overhead = _percent_cell(sum(each.seconds.get(step, 0.0) for step in OVERHEAD) / total if total > 0 else None, digits=2)
         lines.append(Row((Cell(each.key), _system_cell(key), *steps, _second(total), overhead)))
     return Table("Seconds by step", columns, tuple(lines))
@@ -793,13 +806,15 @@ def system_properties(result: Results) -> dict[str, str]:
 
 def _search_rule(scored: Sequence[CollectionResult]) -> str:
     depths = " or ".join(f"{k:,}" for k in sorted({collection.k for collection in scored}))
-    inexact = _names(collection for collection in scored if collection.index.kind not in ("exact", "bm25"))
+    inexact = _names(collection for collection in scored if collection.index.kind not in ("exact", "bm25", *COMBINED))
     how = (
         f"The search is approximate in {inexact}, where the overlap with exact search is reported; elsewhere it is exact."
         if inexact
         else "The search is exact."
     )
-    return f"All documents of a collection are searched, and the first {depths} are kept for each query. {how}" if scored else ""
+    given = _names(collection for collection in scored if collection.index.kind == "run")
+    runs = f" A run was given for {given}; how it was searched is not known." if given else ""
+    return f"All documents of a collection are searched, and the first {depths} are kept for each query. {how}{runs}" if scored else ""
 
 
 def _interval_rule(scored: Sequence[CollectionResult]) -> str:

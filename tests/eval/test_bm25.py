@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.evaluation import bm25_run
 from quiver.eval.metrics import score
+from quiver.eval.rankers import bm25_run
 from quiver.retrieval.data.corpus import Collection, load_collection
 from quiver.retrieval.records import Document, Query
 from quiver.retrieval.search.bm25 import BlockLimits

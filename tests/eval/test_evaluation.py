@@ -20,8 +20,9 @@ import torch
 
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.benchmarks import Benchmark, Policy
-from quiver.eval.evaluation import evaluate, overlap
+from quiver.eval.evaluation import evaluate
 from quiver.eval.metrics import DEFAULT, score
+from quiver.eval.rankers import overlap
 from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.records import Hits, Role, TextTokens, TokenEncoding

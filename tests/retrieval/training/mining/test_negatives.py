@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder import InputError
-from quiver.eval.evaluation import bm25_run
+from quiver.eval.rankers import bm25_run
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.index import BuildOptions, build_index
 from quiver.retrieval.records import Document

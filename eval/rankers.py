@@ -1,0 +1,629 @@
+"""What an evaluation scores: models, BM25, TREC runs, indexes and retrievers, their fusions and re-rankings.
+
+Each is a ranker: it ranks the documents of a collection for its queries. `Contenders` opens them and describes them as systems.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quiver.encoder.errors import InputError
+from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth
+from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated
+from quiver.retrieval.data.corpus import Collection, read_run
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
+from quiver.retrieval.display import short_names
+from quiver.retrieval.index.documents import FilterLike
+from quiver.retrieval.index.engines import EXACT, Setting, check_engine, check_k
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.memory import index_vectors
+from quiver.retrieval.index.on_device import device_of
+from quiver.retrieval.index.store.reading import format_version
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.records import DenseModel, Dtype, Hits, ModelCard, Query, Run, TokenModel
+from quiver.retrieval.search.bm25 import PARAMETERS, BlockLimits, rank_streamed
+from quiver.retrieval.search.retrievers import (
+    CANDIDATES,
+    CandidateScorer,
+    Effort,
+    Explained,
+    Explanations,
+    FusedRetriever,
+    OpenIndexes,
+    RerankedRetriever,
+    Retriever,
+    SharedModel,
+    TextScorer,
+    VectorRetriever,
+)
+from quiver.retrieval.search.search import Fusion, SearchResult
+
+OVERLAPS = (10, 100)
+"""Depths of the overlap of an index with exact search; depths beyond ``k`` are left out."""
+
+
+TIE = 1e-6
+"""Relative tolerance for equal scores: float32 sums in another order differ by about this much."""
+
+
+BM25 = System(source="bm25", kind="bm25", library="bm25s")
+"""System record of ``model="bm25"``."""
+
+
+_BATCH = 10_000  # document ids that are looked up in an index at a time
+
+_STAGES = {"encode": "encode_queries"}  # stage of a search -> step of an evaluation, where the names differ
+
+
+MODULES: Mapping[str, str] = {"bm25": "bm25s"}
+"""Baseline name -> module that it imports, from the extra ``eval``."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Run of one collection, cut by its policy, with its index, truncation and timing; see the fields of ``CollectionResult``."""
+
+    run: dict[str, dict[str, float]]
+    index: IndexUsed
+    truncated: Truncated
+    seconds: Mapping[str, float]
+    cached: int = 0
+
+
+class Ranker(Protocol):
+    """Ranks the documents of a collection for its queries."""
+
+    def check(self, benchmark: Benchmark, collection: Collection) -> None:
+        """Check before anything is encoded that this collection can be ranked.
+
+        Raises:
+            InputError: It cannot.
+        """
+
+    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
+        """The first k documents of every query, after applying the benchmark's policy."""
+
+
+@dataclass
+class Stopwatch:
+    """Wall-clock time per step, in seconds."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, step: str) -> None:
+        """Add the time since the last lap to ``step``."""
+        now = time.perf_counter()
+        self.seconds[step] = self.seconds.get(step, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True)
+class ModelRanker:
+    """Ranks documents by the vectors of a model.
+
+    Attributes:
+        model: Model that encodes the texts.
+        store: Store for the vectors.
+        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engines.parse_engine`.
+        effort: Search effort: a preset, or search parameters of the engine by name.
+        progress: Show a progress bar while encoding.
+    """
+
+    model: DenseModel | TokenModel
+    store: EmbeddingStore
+    engine: str = EXACT
+    effort: str | Mapping[str, Setting] = "balanced"
+    progress: bool = False
+
+    def check(self, benchmark: Benchmark, collection: Collection) -> None:
+        """See `Ranker`; any collection can be encoded."""
+
+    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
+        """See `Ranker`.
+
+        Raises:
+            InputError: The index cannot be built for this model or collection.
+        """
+        watch, card, policy = Stopwatch(), self.model.card, benchmark.policy
+        # Queries first: they take seconds, and a faulty model fails on them already.
+        queries = self._encode([query.text for query in collection.queries], "query", len(collection.queries))
+        vectors = query_vectors(queries)
+        watch.lap("encode_queries")
+        ids: list[str] = []
+        documents = self._encode(_contents(collection, policy, ids), "document", len(collection.documents))
+        watch.lap("encode_documents")
+        index = index_vectors(ids, documents.rows, card, lengths=documents.lengths, engine=self.engine, device=device_of(self.model))
+        watch.lap("index")
+        wanted = depth(k, policy)
+        hits = _searched(index, vectors, wanted, card, self.effort)
+        watch.lap("search")
+        exact = index.kind.startswith("exact-")
+        overlaps = tuple(cut for cut in OVERLAPS if cut <= k)
+        return Ranking(
+            run=cut(hits.to_run([query.id for query in collection.queries]), k, policy),
+            index=IndexUsed(
+                kind=EXACT if exact else index.kind,
+                # The work of an approximate search also depends on the number of requested documents.
+                parameters={**index.parameters} if exact else {**index.parameters, **index.search_params(self.effort, wanted), "k": wanted},
+                recall={_name(cut): 1.0 for cut in overlaps} if exact else self._overlaps(ids, documents, vectors, hits, overlaps),
+                bytes=index.nbytes,
+                query_milliseconds=1000 * watch.seconds["search"] / len(collection.queries),
+            ),
+            truncated=Truncated(documents=documents.counts.truncated, queries=queries.counts.truncated),
+            seconds=watch.seconds,
+            cached=documents.reused,
+        )
+
+    def _encode(self, texts: Any, role: Any, total: int) -> StoredVectors:
+        return self.store.encode(self.model, texts, role, total=total, progress=self.progress)
+
+    def _overlaps(self, ids: Sequence[str], documents: StoredVectors, queries: Any, hits: Hits, cuts: Sequence[int]) -> dict[str, float]:
+        if not cuts:
+            return {}
+        model, lengths = self.model, documents.lengths
+        exact = index_vectors(ids, documents.rows, model.card, lengths=lengths, device=device_of(model)).search(queries, max(cuts))
+        return {_name(cut): overlap(exact, hits, cut) for cut in cuts}
+
+
+def _searched(index: Index, queries: Any, k: int, card: ModelCard, effort: str | Mapping[str, Setting]) -> Hits:
+    try:
+        hits: Hits = index.search(queries, k, effort=effort)
+        return hits
+    except ValueError as error:  # the shapes are known to be right, so the cause is in the model's vectors
+        raise InputError(f"{card.source}: its vectors cannot be searched: {error}") from error
+
+
+def query_vectors(stored: StoredVectors) -> Any:
+    """Query vectors in the form that an index expects: (Q, d), or for a ColBERT a list of (T_i, d)."""
+    rows = stored.rows.span(0, stored.rows.shape[0])
+    if stored.lengths is None:
+        return rows
+    return np.split(rows, np.cumsum(stored.lengths)[:-1])
+
+
+def _name(k: int) -> str:
+    return f"overlap@{k}"
+
+
+def _contents(collection: Collection, policy: Policy, ids: list[str]) -> Iterator[str]:
+    """Yield the text of each document and collect the ids in ``ids``, so that the corpus is read once."""
+    for document in collection.documents:
+        ids.append(document.id)
+        yield document.content(use_title=policy.use_title)
+
+
+def overlap(exact: Hits, hits: Hits, k: int) -> float:
+    """Share of the first k documents of exact search that another search also returns among its first k, mean over queries.
+
+    A document whose exact score ties with that of the k-th document also counts: the order of tied documents is arbitrary.
+
+    Example:
+        >>> scores = [np.array([2.0, 1.0], np.float32)]
+        >>> overlap(Hits([["a", "b"]], scores), Hits([["b", "c"]], [np.array([1.0, 0.5], np.float32)]), 2)
+        0.5
+    """
+    shares = []
+    for wanted, bar, found, scores in zip(exact.ids, exact.scores, hits.ids, hits.scores, strict=True):
+        best = {*wanted[:k]}
+        least = float(bar[len(best) - 1]) if best else 0.0
+        tied = TIE * max(1.0, abs(least))
+        # Compare with a tolerance, not with >=: scores of compressed vectors may be too high.
+        good = sum(document in best or abs(score - least) <= tied for document, score in zip(found[:k], scores[:k].tolist(), strict=True))
+        shares.append(min(good, len(best)) / len(best) if best else 1.0)
+    return sum(shares) / len(shares)
+
+
+def bm25_run(
+    collection: Collection, *, k: int = 1000, use_title: bool = True, exclude_self: bool = False, limits: BlockLimits | None = None
+) -> dict[str, dict[str, float]]:
+    """Rank the collection's documents for its queries with BM25; the corpus is processed in blocks, so a large one needs little memory.
+
+    Args:
+        collection: Documents and queries.
+        k: Documents per query, at most; k may exceed the size of the collection.
+        use_title: Include titles in the text of the documents.
+        exclude_self: Drop the document with the query's own id before the run is cut.
+        limits: Size of the blocks in which the corpus is read.
+
+    Returns:
+        A run with every query in it. It holds only documents that share a word with the query.
+    """
+    k = check_k(k)
+    policy = Policy(exclude_self=exclude_self, use_title=use_title)
+    hits = rank_streamed(
+        lambda: ((document.id, document.content(use_title=use_title)) for document in collection.documents),
+        [query.text for query in collection.queries],
+        depth(k, policy),
+        limits=limits,
+    )
+    return cut(hits.to_run([query.id for query in collection.queries]), k, policy)
+
+
+@dataclass(frozen=True)
+class WordRanker:
+    """Ranks documents by BM25."""
+
+    def check(self, benchmark: Benchmark, collection: Collection) -> None:
+        """See `Ranker`; any collection has words."""
+
+    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
+        """See `Ranker`."""
+        started, policy = time.perf_counter(), benchmark.policy
+        run = bm25_run(collection, k=k, use_title=policy.use_title, exclude_self=policy.exclude_self)
+        return Ranking(run, IndexUsed("bm25", PARAMETERS), Truncated(0, 0), {"search": time.perf_counter() - started})
+
+
+@dataclass(frozen=True)
+class RunRanker:
+    """Takes the rankings from a TREC run.
+
+    Attributes:
+        path: The file; or a folder with one file ``COLLECTION.SPLIT.trec`` per collection, as in a results folder.
+    """
+
+    path: Path
+
+    def check(self, benchmark: Benchmark, collection: Collection) -> None:
+        """See `Ranker`.
+
+        Raises:
+            InputError: The run cannot be read, has no judged query, or has a document that the collection lacks.
+        """
+        path, run = self._file(benchmark), self._read(benchmark)
+        if run.keys().isdisjoint(collection.qrels):
+            raise InputError(
+                f"{path}: none of its {len(run):,} queries is a judged query of {benchmark.key}; pass the run of this collection"
+            )
+        found = {document for query in run.keys() & collection.qrels.keys() for document in run[query]}
+        for document in collection.documents:
+            found.discard(document.id)
+        if found:
+            raise InputError(f"{path}: document {min(found)!r} is not in {benchmark.key}; pass the run of this collection")
+
+    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
+        """See `Ranker`."""
+        run = self._read(benchmark)
+        judged = {query.id: run.get(query.id, {}) for query in collection.queries}
+        return Ranking(cut(judged, k, benchmark.policy), IndexUsed("run", {}), Truncated(0, 0), {})
+
+    def _read(self, benchmark: Benchmark) -> Run:
+        return read_run(self._file(benchmark))
+
+    def _file(self, benchmark: Benchmark) -> Path:
+        return self.path / f"{benchmark.key}.trec" if self.path.is_dir() else self.path
+
+
+@dataclass(frozen=True)
+class RetrieverRanker:
+    """Ranks by a retriever, such as an index with its model.
+
+    Attributes:
+        retriever: The retriever.
+        effort: Effort of the search.
+    """
+
+    retriever: Retriever
+    effort: str | Mapping[str, Setting] = "balanced"
+
+    def check(self, benchmark: Benchmark, collection: Collection) -> None:
+        """See `Ranker`; only the documents of an index are known.
+
+        Raises:
+            InputError: The documents of the index are not those of the collection, or one has titles in its texts and the other has not.
+        """
+        if not isinstance(self.retriever, VectorRetriever):
+            return
+        index, key = self.retriever.index, benchmark.key
+        documents = iter(collection.documents)
+        while batch := [document.id for document in islice(documents, _BATCH)]:
+            if missing := [each for each, row in zip(batch, index.locate(batch), strict=True) if row is None]:
+                raise InputError(f"{index.path}: document {missing[0]!r} of {key} is not in the index; build it from this collection")
+        if len(index) != len(collection.documents):
+            raise InputError(
+                f"{index.path}: the index has {len(index):,} documents and {key} has {len(collection.documents):,}; build it from this"
+                " collection"
+            )
+        with_titles = index.manifest.policy.use_title
+        if with_titles != benchmark.policy.use_title:
+            has, takes = ("with", "without") if with_titles else ("without", "with")
+            raise InputError(f"{index.path}: the index was built {has} titles, and {key} is evaluated {takes} them; build it again")
+
+    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
+        """See `Ranker`."""
+        wanted = depth(k, benchmark.policy)
+        found = self.retriever.search(collection.queries, wanted, effort=self.effort)
+        seconds = {_STAGES.get(stage, stage): taken for stage, taken in found.seconds.items()}
+        return Ranking(
+            run=cut(found.run, k, benchmark.policy),
+            index=self._used(found, wanted, collection),
+            truncated=Truncated(documents=0, queries=found.counts.truncated),
+            seconds=seconds,
+        )
+
+    def _used(self, found: SearchResult, wanted: int, collection: Collection) -> IndexUsed:
+        if not isinstance(self.retriever, VectorRetriever):
+            return IndexUsed("retriever", {"name": self.retriever.name})
+        index, card = self.retriever.index, self.retriever.model.card
+        milliseconds = 1000 * found.seconds["search"] / len(collection.queries)
+        if card.kind not in ("dense", "colbert"):
+            return IndexUsed("bm25", index.parameters, None, index.nbytes, milliseconds)
+        cuts = tuple(cut for cut in OVERLAPS if cut <= wanted)
+        if index.kind.startswith("exact-"):
+            return IndexUsed(EXACT, index.parameters, {_name(cut): 1.0 for cut in cuts}, index.nbytes, milliseconds)
+        exact = _hits(self.retriever.search(collection.queries, max(cuts, default=1), effort=EXACT).run)
+        hits = _hits(found.run)
+        recall = {_name(cut): overlap(exact, hits, cut) for cut in cuts}
+        parameters = {**index.parameters, **found.efforts[self.retriever.name], "k": wanted}
+        return IndexUsed(index.kind, parameters, recall, index.nbytes, milliseconds)
+
+
+def _hits(run: Run) -> Hits:
+    rankings = list(run.values())
+    return Hits(
+        [list(scores) for scores in run.values()], [np.fromiter(scores.values(), np.float32, len(scores)) for scores in run.values()]
+    )
+
+
+@dataclass
+class _Part:
+    """A ranker as a retriever of one collection, which keeps its last ranking."""
+
+    name: str
+    ranker: Ranker
+    benchmark: Benchmark
+    collection: Collection
+    ranking: Ranking | None = None
+
+    def search(
+        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
+    ) -> SearchResult:
+        del queries, filter, effort, target_recall
+        self.ranking = self.ranker(self.benchmark, self.collection, k)
+        return SearchResult(self.ranking.run)
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        del query, documents
+        return {}
+
+
+@dataclass(frozen=True)
+class FusedRanker:
+    """Fuses the rankings of several systems.
+
+    Attributes:
+        parts: At least two.
+        fusion: Method, weights and normalization.
+        candidates: Documents that each contributes, if more than k.
+    """
+
+    parts: Sequence[Contender]
+    fusion: Fusion
+    candidates: int = CANDIDATES
+
+    def check(self, benchmark: Benchmark, collection: Collection) -> None:
+        """See `Ranker`."""
+        for part in self.parts:
+            part.ranker.check(benchmark, collection)
+
+    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
+        """See `Ranker`."""
+        parts = [_Part(part.name, part.ranker, benchmark, collection) for part in self.parts]
+        found = FusedRetriever(parts, self.fusion, self.candidates).search(collection.queries, k)
+        rrf = self.fusion.method == "rrf"
+        how: dict[str, Parameter] = {"constant": self.fusion.constant} if rrf else {"normalize": self.fusion.normalise}
+            {"constant": self.fusion.constant} if self.fusion.method == "rrf" else {"normalize": self.fusion.normalise}
+        )
+        weights = ", ".join(f"{weight:g}" for weight in self.fusion.weights_of(len(parts)))
+        settings = {"method": self.fusion.method, **how, "weights": weights, "candidates": max(k, self.candidates)}
+        return _combined("fusion", settings, found, [part.ranking for part in parts])
+
+
+@dataclass(frozen=True)
+class RerankedRanker:
+    """Re-ranks the candidates of another system.
+
+    Attributes:
+        first: Finds the candidates.
+        name: Name of the model or index that scores them.
+        scorer: Function from the texts of documents to the scorer of candidates.
+        candidates: Candidates per query; the run holds no others.
+    """
+
+    first: Contender
+    name: str
+    scorer: Callable[[Callable[[str], str]], CandidateScorer]
+    candidates: int = CANDIDATES
+
+    def check(self, benchmark: Benchmark, collection: Collection) -> None:
+        """See `Ranker`."""
+        self.first.ranker.check(benchmark, collection)
+
+    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
+        """See `Ranker`."""
+        first = _Part(self.first.name, self.first.ranker, benchmark, collection)
+        scorer = _CollectionScorer(self.scorer, benchmark, collection)
+        found = RerankedRetriever(first, scorer, self.name, self.candidates).search(collection.queries, min(k, self.candidates))
+        return _combined("re-ranking", {"candidates": self.candidates}, found, [first.ranking])
+
+
+@dataclass(frozen=True)
+class _CollectionScorer:
+    """Scores candidates of a collection; the texts of a batch's candidates are read from it in one pass."""
+
+    scorer: Callable[[Callable[[str], str]], CandidateScorer]
+    benchmark: Benchmark
+    collection: Collection
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[NDArray[np.float32]]:
+        wanted = {document for documents in candidates for document in documents}
+        titles = self.benchmark.policy.use_title
+        texts = {each.id: each.content(use_title=titles) for each in self.collection.documents if each.id in wanted}
+        return self.scorer(texts.__getitem__)(queries, candidates)
+
+    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
+        del query, documents
+        return {}
+
+
+def _combined(kind: str, settings: Mapping[str, Parameter], found: SearchResult, parts: Sequence[Ranking | None]) -> Ranking:
+    """The ranking that was made of others; a text is counted as truncated by the part that truncates most."""
+    used = [part for part in parts if part is not None]
+    seconds = dict(found.seconds)
+    for part in used:
+        for step, taken in part.seconds.items():
+            seconds[step] = seconds.get(step, 0.0) + taken
+    return Ranking(
+        run=found.run,
+        index=IndexUsed(kind, settings),
+        truncated=Truncated(documents=max(part.truncated.documents for part in used), queries=max(part.truncated.queries for part in used)),
+        seconds=seconds,
+        cached=sum(part.cached for part in used),
+    )
+
+
+BASELINES: Mapping[str, Ranker] = {"bm25": WordRanker()}
+"""Baseline name -> ranker. Each baseline can also be evaluated as the system itself: ``model="bm25"``."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A system with its ranker.
+
+    Attributes:
+        system: Record of the system.
+        ranker: Ranks the collections.
+        model: A ColBERT model that explains the worst queries, or None.
+    """
+
+    system: System
+    ranker: Ranker
+    model: ColBERT | None = None
+
+    @property
+    def name(self) -> str:
+        """Name in tables and fusions."""
+        return self.system.name or short_names([self.system.source])[0]
+
+
+@dataclass
+class Contenders:
+    """Opens the systems of an evaluation: models, BM25, runs, indexes and retrievers, their fusions and re-rankings.
+
+    Attributes:
+        store: Store for the vectors of models.
+        engine: Index engine of models, see `ModelRanker`.
+        effort: Search effort of models and indexes.
+        library: Library that loads and runs models.
+        dtype: Dtype of models.
+        device: Device of models.
+        batch_tokens: Tokens that a model encodes at once.
+        progress: Show progress bars.
+    """
+
+    store: EmbeddingStore
+    engine: str = EXACT
+    effort: str | Mapping[str, Setting] = "balanced"
+    library: Library = "quiver"
+    dtype: Dtype | None = None
+    device: str | None = None
+    batch_tokens: int | None = None
+    progress: bool = False
+
+    def model(self, model: str | Path | DenseModel | TokenModel) -> Contender:
+        """A loaded model, its folder or hub id, or ``bm25``.
+
+        Raises:
+            InputError: It cannot be loaded, or the engine does not suit it.
+        """
+        if isinstance(model, (str, Path)) and str(model) == BM25.source:
+            return Contender(BM25, WordRanker())
+        loaded = self._load(str(model)) if isinstance(model, (str, Path)) else model
+        check_engine(self.engine, loaded.card)
+        ranker = ModelRanker(loaded, self.store, self.engine, self.effort, self.progress)
+        return Contender(System.of(loaded.card), ranker, loaded if isinstance(loaded, ColBERT) else None)
+
+    def run(self, path: Path) -> Contender:
+        """A TREC run, or a folder of runs.
+
+        Raises:
+            InputError: There is no such file or folder.
+        """
+        if not path.exists():
+            raise InputError(f"{path}: no such file; pass a TREC run, or a folder with COLLECTION.SPLIT.trec for each collection")
+        return Contender(System(source=str(path), kind="run", library="other"), RunRanker(path))
+
+    def index(self, folder: Path) -> Contender:
+        """An index with the model that built it.
+
+        Raises:
+            InputError: The index or its model cannot be opened.
+        """
+        retriever = OpenIndexes(device=self.device, progress=self.progress).vectors(folder)
+        return self.retriever(retriever)
+
+    def retriever(self, retriever: Retriever) -> Contender:
+        """A retriever, such as `quiver.retrieval.search.retrievers.open_retriever` gives."""
+        ranker = RetrieverRanker(retriever, self.effort)
+        if not isinstance(retriever, VectorRetriever):
+            return Contender(System(source=retriever.name, kind="retriever"), ranker)
+        model = retriever.model.model if isinstance(retriever.model, SharedModel) else retriever.model
+        return Contender(System.of(retriever.model.card), ranker, model if isinstance(model, ColBERT) else None)
+
+    def of(self, given: str | Path | DenseModel | TokenModel | Retriever) -> Contender:
+        """What is given or named: a retriever, a model, BM25, an index folder, or a file with a run."""
+        if not isinstance(given, (str, Path)):
+            return self.model(given) if hasattr(given, "encode_texts") else self.retriever(given)
+        if str(given) == BM25.source:
+            return self.model(given)
+        if format_version(Path(given)) is not None:
+            return self.index(Path(given))
+        return self.run(Path(given)) if Path(given).is_file() else self.model(given)
+
+    def fused(self, parts: Sequence[Contender], fusion: Fusion, candidates: int) -> Contender:
+        """The fusion of several systems.
+
+        Raises:
+            InputError: The number of weights is wrong.
+        """
+        fusion.weights_of(len(parts))
+        names = [part.name for part in parts]
+        source = " + ".join(names)
+        return Contender(System(source=source, kind="fusion", fingerprint=_fingerprint(parts)), FusedRanker(parts, fusion, candidates))
+
+    def reranked(self, first: Contender, given: str, candidates: int) -> Contender:
+        """The re-ranking of a system's candidates by a ColBERT model, an index of one, or a cross-encoder.
+
+        Raises:
+            InputError: It is none of them.
+        """
+        (name,) = short_names([given])
+        opened = OpenIndexes(device=self.device, progress=self.progress)
+        scorer = opened.scorer(given)
+        of = (lambda text_of: replace(scorer, text_of=text_of)) if isinstance(scorer, TextScorer) else (lambda text_of: scorer)
+        system = System(source=f"{first.name} > {name}", kind="re-ranking", fingerprint=_fingerprint([first], str(Path(given))))
+        return Contender(system, RerankedRanker(first, name, of, candidates))
+
+    def _load(self, source: str) -> DenseModel | TokenModel:
+        if self.library == "quiver":
+            return load_model(source, dtype=self.dtype, device=self.device, batch_tokens=self.batch_tokens)
+        from quiver.eval.baselines import load_baseline  # imports this module
+
+        return load_baseline(self.library, source)
+
+
+def _fingerprint(parts: Sequence[Contender], *more: str) -> str:
+    """Checksum of the systems that a system is made of."""
+    made_of = [[part.system.source, part.system.fingerprint] for part in parts]
+    return hashlib.sha256(json.dumps([made_of, more]).encode()).hexdigest()
