@@ -423,8 +423,6 @@ class FusedRanker:
         found = FusedRetriever(parts, self.fusion, self.candidates).search(collection.queries, k)
         rrf = self.fusion.method == "rrf"
         how: dict[str, Parameter] = {"constant": self.fusion.constant} if rrf else {"normalize": self.fusion.normalise}
-            {"constant": self.fusion.constant} if self.fusion.method == "rrf" else {"normalize": self.fusion.normalise}
-        )
         weights = ", ".join(f"{weight:g}" for weight in self.fusion.weights_of(len(parts)))
         settings = {"method": self.fusion.method, **how, "weights": weights, "candidates": max(k, self.candidates)}
         return _combined("fusion", settings, found, [part.ranking for part in parts])

@@ -7,7 +7,9 @@ Equal results give equal bytes.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -394,11 +396,41 @@ def write_report(results: Sequence[str | Path | Results], out: str | Path) -> No
     path = Path(out)
     suffix = check_format(path)
     read = [each if isinstance(each, Results) else read_results(each) for each in results]
+    folders = [os.path.relpath(each, path.parent) for each in results if not isinstance(each, Results)]
     if suffix == ".tex":
         report, comments = latex_report(read)
         write_text(path, render_latex(report, comments=comments))
     else:
         write(results_report(read), path)
+    if len(folders) == len(results):
+        begin, end = _COMMENTS[suffix]
+        note = json.dumps(folders).replace(">", "\\u003e")  # an arrow would end the comment
+        write_text(path, f"{path.read_text(encoding='utf-8')}{begin}{_FOLDERS}{note}{end}\n")
+
+
+_FOLDERS = "quiver-results: "
+_COMMENTS = {".md": ("\n<!-- ", " -->"), ".html": ("\n<!-- ", " -->"), ".tex": ("% ", "")}
+
+
+def reported_folders(report: Path) -> list[Path]:
+    """The results folders of a report, which its last line names; none if there is no such file.
+
+    Raises:
+        InputError: The file is not a report of results folders, or its suffix is not supported.
+    """
+    suffix = check_format(report)
+    if not report.exists():
+        return []
+    begin, end = _COMMENTS[suffix]
+    last = report.read_text(encoding="utf-8").rstrip("\n").rpartition("\n")[2]
+    start = begin.strip() + " " + _FOLDERS
+    if not last.startswith(start):
+        raise InputError(f"{report}: not a report of quiver evaluate or quiver report; name another file")
+    try:
+        named = json.loads(last[len(start) :].removesuffix(end))
+    except ValueError as error:
+        raise InputError(f"{report}: its last line was changed; write it again with: quiver report FOLDER... --out {report}") from error
+    return [report.parent / folder for folder in named]
 
 
 def latex_report(results: Sequence[Results]) -> tuple[Report, list[str]]:
@@ -710,9 +742,8 @@ def index_table(scored: Sequence[tuple[Key, CollectionResult]]) -> Table:
 
 def seconds_table(scored: Sequence[tuple[Key, CollectionResult]]) -> Table:
     """Time of each step, one row per run."""
-    shown = {
-        step: name for step, name in STEPS.items() if step not in ("fuse", "rerank") or any(step in each.seconds for _, each in scored)
-    }
+    taken = {step for _, each in scored for step in each.seconds}
+    shown = {step: name for step, name in STEPS.items() if step not in ("fuse", "rerank") or step in taken}
     columns = (COLLECTION, SYSTEM, *map(Column, shown.values()), Column("Total"), Column("Overhead", "percent"))
     lines = []
     for key, each in scored:

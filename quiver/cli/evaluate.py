@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from quiver.cli import options
 from quiver.cli.output import (
+    check_fusion,
     command_line,
     help_alone,
     open_executor,
@@ -133,11 +134,31 @@ def _print_quickstart(result: QuickstartResult) -> None:
 
 
 def evaluate(
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of the model, or bm25.")],
     data: Annotated[
         list[str], typer.Option("--data", "-d", help="Collection: a BEIR folder, or a name such as beir/scifact or beir. Repeatable.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Results folder to write: results.json, reports, runs and scores per query.")],
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Folder or hub id of the model, or bm25.")] = None,
+    index: Annotated[
+        Path | None, typer.Option("--index", help="Index of the collection's documents, instead of --model; searched with its own model.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", help="TREC run to score, instead of --model; for several collections a folder with COLLECTION.SPLIT.trec for each."
+        ),
+    ] = None,
+    fuse: options.Fuse = None,
+    fusion: options.FusionMethod = None,
+    weights: options.Weights = None,
+    normalize: options.Normalize = None,
+    rerank: options.Rerank = None,
+    candidates: options.Candidates = 100,
+    name: Annotated[str, typer.Option("--name", help="Name of the system in reports. Default: made from its parts.")] = "",
+    add_to: Annotated[
+        Path | None,
+        typer.Option("--add-to", help="Report (.md, .html or .tex) to add the system to, beside those that it has. Written if missing."),
+    ] = None,
     split: Annotated[
         str | None,
         typer.Option("--split", help="Split of the relevance judgements. Default: the split of the published results, otherwise test."),
@@ -167,19 +188,36 @@ def evaluate(
     progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
-    """Evaluate a model on collections. Repeat the command to resume an interrupted evaluation.
+    """Evaluate a model, an index, a run, a fusion or a re-ranking on collections. Repeat the command to resume an evaluation.
 
-    Example: quiver evaluate --model MODEL --data beir/scifact --data my/folder --out results/model
+    Examples: quiver evaluate --model MODEL --data beir/scifact --data my/folder --out results/model
+
+    quiver evaluate --model MODEL --fuse bm25 --name hybrid --data beir/scifact --out results/hybrid --add-to results/model/report.html
+
+    quiver evaluate --run bm25.trec --data beir/scifact --out results/run
+
+    quiver evaluate --index indexes/scifact --rerank COLBERT --data beir/scifact --out results/reranked
     """
+    given = [*(str(each) for each in (model, index, run) if each is not None), *(fuse or [])]
+    check_fusion(given, fusion, weights, normalize)
+    from quiver.cli.hits import make_fusion
     from quiver.eval.evaluation import evaluate as run_evaluation
-    from quiver.eval.report.retrieval import write_report
+    from quiver.eval.report.retrieval import reported_folders, write_report
     from quiver.eval.results import REPORTS
     from quiver.retrieval.index.engines import parse_effort
 
     where = parse_devices(devices)
+    before = [] if add_to is None else reported_folders(add_to)
     results = run_evaluation(
         model,
         data,
+        index=index,
+        run=run,
+        fuse=fuse or (),
+        fusion=make_fusion(len(given), fusion, weights, normalize) if len(given) > 1 else None,
+        rerank=rerank,
+        candidates=candidates,
+        name=name,
         split=split,
         out=out,
         k=k,
@@ -200,17 +238,44 @@ def evaluate(
     )
     reports = [out / name for name in REPORTS]
     for file in reports:
-        write_report([results], file)
+        write_report([out], file)
+    if add_to is not None:
+        write_report([*(each for each in before if each.resolve() != out.resolve()), out], add_to)
+        reports.append(add_to)
     if as_json:
         say((out / "results.json").read_text(encoding="utf-8").rstrip())
         return
     for collection in results.collections:
         _print_collection(results, collection)
+    _print_average(results)
     say(f"results: {out / 'results.json'}\nreport: {', '.join(map(str, reports))}")
 
 
+def _print_average(results: Results) -> None:
+    """Print the mean over data sets of each system on several collections; blank where a member is missing."""
+    from quiver.eval.metrics import average, data_sets
+    from quiver.eval.results import HEADLINE
+
+    if len(results.collections) < 2:
+        return
+    names = [base.name for base in results.collections[0].baselines]
+    rows = []
+    for name in [*names, results.system.label]:
+        cells = []
+        for measure in _short_labels():
+            parts = []
+            for each in results.collections:
+                found = {base.name: base.measures for base in each.baselines} | {results.system.label: each.measures}
+                parts.append(each.part(found.get(name, {}).get(measure)))
+            scores = data_sets(parts)
+            value = average(scores, list(scores)).value
+            cells.append("" if value is None else f"{value:.4f}")
+        rows.append((name, *cells))
+    print_table(f"average over {len(data_sets(results.parts(HEADLINE)))} data sets", ("", *_short_labels().values()), rows)
+
+
 def _print_collection(results: Results, collection: CollectionResult) -> None:
-    systems = [*((each.name, each.measures) for each in collection.baselines), (results.system.source, collection.measures)]
+    systems = [*((each.name, each.measures) for each in collection.baselines), (results.system.label, collection.measures)]
     labels = {key: label for key, label in _short_labels().items() if key in collection.measures}
     rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
     print_table(f"{collection.key}: {collection.queries:,} queries, {collection.documents:,} documents", ("", *labels.values()), rows)

@@ -150,6 +150,34 @@ Effort: TypeAlias = Annotated[
 ]
 Split: TypeAlias = Annotated[str, typer.Option("--split", help="Split of the relevance judgements: train, dev or test.")]
 
+# Fusion and re-ranking.
+Fuse: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fuse", help="Ranking to fuse with: bm25, or another index of the same documents; in evaluate also a model. Repeatable."
+    ),
+]
+FusionMethod: TypeAlias = Annotated[
+    Literal["rrf", "weighted"] | None,
+    typer.Option("--fusion", help="Fusion by reciprocal ranks (rrf) or by scores (weighted). Default: rrf."),
+]
+Weights: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--weights", help="Fusion weights, such as 1,0.5: of what is searched first, then one per --fuse. A weight of 0 skips that ranking."
+    ),
+]
+Normalize: TypeAlias = Annotated[
+    Literal["min-max", "z-score"] | None,
+    typer.Option("--normalize", help="Normalization of scores for --fusion weighted. Default: min-max."),
+]
+Rerank: TypeAlias = Annotated[
+    str | None, typer.Option("--rerank", help="Re-rank the candidates with a ColBERT model, or with the index of one.")
+]
+Candidates: TypeAlias = Annotated[
+    int, typer.Option("--candidates", min=1, help="Candidates that each ranking contributes to fusion and re-ranking.")
+]
+
 # Where encoding runs.
 Executor: TypeAlias = Annotated[
     str, typer.Option("--executor", help="Where texts are encoded: local (this machine) or ray (a Ray cluster).")

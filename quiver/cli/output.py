@@ -219,3 +219,24 @@ def command_line() -> str:
 def quiver_version() -> str:
     """Return the installed version of Quiver."""
     return installed_version("quiver-retrieval") or "unknown (not installed)"
+
+
+def check_fusion(rankings: Sequence[str], method: str | None, weights: str | None, normalize: str | None) -> None:
+    """Check the options of a fusion before anything is opened.
+
+    Args:
+        rankings: What is searched, fused rankings included.
+        method: Value of ``--fusion``.
+        weights: Value of ``--weights``.
+        normalize: Value of ``--normalize``.
+
+    Raises:
+        InputError: They do not go together.
+    """
+    if len(rankings) < 2 and (method or weights is not None or normalize):
+        raise InputError("--fusion, --weights and --normalize need a second ranking; add --fuse bm25 or --fuse INDEX")
+    fused = rankings[1:]
+    if len(set(fused)) < len(fused):
+        raise InputError(f"--fuse {max(fused, key=fused.count)} is repeated; set its weight with --weights instead")
+    if normalize and method != "weighted":
+        raise InputError("--normalize applies only to --fusion weighted")

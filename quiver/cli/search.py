@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.cli import options
-from quiver.cli.output import print_json, print_table, read_ids, say, say_error, show_progress
+from quiver.cli.output import check_fusion, print_json, print_table, read_ids, say, say_error, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_size
 
@@ -38,9 +38,6 @@ _PASSAGE = 480  # characters of a text that an explanation shows
 _CONTEXT = 24  # characters of them before the first matched token
 # Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid.
 _NOT_SHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
-
-Method: TypeAlias = Literal["rrf", "weighted"]
-Normalize: TypeAlias = Literal["min-max", "z-score"]
 
 
 def search(
@@ -66,28 +63,12 @@ def search(
         float | None,
         typer.Option("--target-recall", help="Target recall, such as 0.95: use the fastest parameters measured to reach it."),
     ] = None,
-    fuse: Annotated[
-        list[str] | None, typer.Option("--fuse", help="Ranking to fuse with: bm25, or another index of the same documents. Repeatable.")
-    ] = None,
-    fusion: Annotated[
-        Method | None, typer.Option("--fusion", help="Fusion by reciprocal ranks (rrf) or by scores (weighted). Default: rrf.")
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights",
-            help="Fusion weights: the index's first, then one per --fuse, such as 1,0.5. A weight of 0 skips that ranking.",
-        ),
-    ] = None,
-    normalize: Annotated[
-        Normalize | None, typer.Option("--normalize", help="Normalization of scores for --fusion weighted. Default: min-max.")
-    ] = None,
-    rerank: Annotated[
-        str | None, typer.Option("--rerank", help="Re-rank the candidates with a ColBERT model, or with the index of one.")
-    ] = None,
-    candidates: Annotated[
-        int, typer.Option("--candidates", min=1, help="Candidates that each ranking contributes to fusion and re-ranking.")
-    ] = 100,
+    fuse: options.Fuse = None,
+    fusion: options.FusionMethod = None,
+    weights: options.Weights = None,
+    normalize: options.Normalize = None,
+    rerank: options.Rerank = None,
+    candidates: options.Candidates = 100,
     group_by: Annotated[
         str | None,
         typer.Option(
@@ -127,7 +108,8 @@ def search(
     """
     _check_options(text, queries, out, explain=explain)
     _check_effort(effort, target_recall)
-    _check_fusion(fuse or [], fusion, weights, normalize)
+    given = [str(folder), *(fuse or [])]
+    check_fusion(given, fusion, weights, normalize)
     if generation is not None and (shards or shard_memory):
         raise InputError("--generation opens an index in this process; remove --shards and --shard-memory")
 
@@ -139,7 +121,6 @@ def search(
     from quiver.retrieval.search.retrievers import OpenIndexes
 
     condition = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
-    given = [str(folder), *(fuse or [])]
     how = make_fusion(len(given), fusion, weights, normalize)
     query_list = queries_of(text, queries)
     _check_queries(query_list, queries)
@@ -200,15 +181,6 @@ def _check_effort(effort: str | None, target_recall: float | None) -> None:
         raise InputError("--target-recall and --effort exclude each other; pass only one of them")
     if not 0 < target_recall <= 1:
         raise InputError(f"--target-recall must be > 0 and <= 1, got {target_recall}")
-
-
-def _check_fusion(fuse: Sequence[str], method: Method | None, weights: str | None, normalize: Normalize | None) -> None:
-    if not fuse and (method or weights is not None or normalize):
-        raise InputError("--fusion, --weights and --normalize need a second ranking; add --fuse bm25 or --fuse INDEX")
-    if len(set(fuse)) < len(fuse):
-        raise InputError(f"--fuse {max(fuse, key=fuse.count)} is repeated; set its weight with --weights instead")
-    if normalize and method != "weighted":
-        raise InputError("--normalize applies only to --fusion weighted")
 
 
 @contextmanager
