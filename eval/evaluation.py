@@ -121,7 +121,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         fuse: Systems to fuse with: ``"bm25"``, an index, a run, a model or a retriever.
         fusion: Method, weights and normalization; None for reciprocal ranks.
         rerank: ColBERT model, index of one, or cross-encoder that re-ranks the candidates.
-        candidates: Documents that each system contributes to a fusion or a re-ranking; the run of a re-ranking holds no others.
+        candidates: Documents that each system contributes to a fusion or a re-ranking. The run holds no more, and measures with a deeper
+            cut are left out.
         name: Name of the system in reports; empty for one made from its parts.
         data: BEIR folders, or registered names such as ``"beir/scifact"`` or ``"beir"``. Pass a ``Benchmark`` to set the policy or split
             of one collection.
@@ -185,7 +186,6 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         contender = parts[0] if len(parts) == 1 else contenders.fused(parts, fusion or RECIPROCAL_RANKS, candidates)
         if rerank is not None:
             contender = contenders.reranked(contender, str(rerank), candidates)
-            k = min(k, candidates)
         system = replace(contender.system, name=name)
         for each in checked:
             contender.ranker.check(each.benchmark, each.collection)
@@ -366,7 +366,8 @@ class _Evaluation:
 
     def _scores(self, collection: Collection, ranking: Ranking) -> Scores:
         # Skip measures with a cut above k: recall@1000 of 100 documents would be recall@100 under another name.
-        names = [name for name, measure in MEASURES.items() if name == HEADLINE or measure.cut is None or measure.cut <= self.settings.k]
+        kept = self.settings.k if ranking.depth is None else min(self.settings.k, ranking.depth)
+        names = [name for name, measure in MEASURES.items() if name == HEADLINE or measure.cut is None or measure.cut <= kept]
         return score(collection.qrels, ranking.run, names)
 
     def _baseline(self, name: str, benchmark: Benchmark, collection: Collection) -> tuple[Baseline, float]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,9 @@ from quiver.retrieval.search.retrievers import (
 )
 from quiver.retrieval.search.search import Fusion, SearchResult
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 OVERLAPS = (10, 100)
 """Depths of the overlap of an index with exact search; depths beyond ``k`` are left out."""
 
@@ -72,13 +75,17 @@ MODULES: Mapping[str, str] = {"bm25": "bm25s"}
 
 @dataclass(frozen=True)
 class Ranking:
-    """Run of one collection, cut by its policy, with its index, truncation and timing; see the fields of ``CollectionResult``."""
+    """Run of one collection, cut by its policy, with its index, truncation and timing; see the fields of ``CollectionResult``.
+
+    ``depth`` is the number of documents per query that a fusion or a re-ranking was made of; None if it is that of the evaluation.
+    """
 
     run: dict[str, dict[str, float]]
     index: IndexUsed
     truncated: Truncated
     seconds: Mapping[str, float]
     cached: int = 0
+    depth: int | None = None
 
 
 class Ranker(Protocol):
@@ -370,7 +377,6 @@ class RetrieverRanker:
 
 
 def _hits(run: Run) -> Hits:
-    rankings = list(run.values())
     return Hits(
         [list(scores) for scores in run.values()], [np.fromiter(scores.values(), np.float32, len(scores)) for scores in run.values()]
     )
@@ -405,7 +411,7 @@ class FusedRanker:
     Attributes:
         parts: At least two.
         fusion: Method, weights and normalization.
-        candidates: Documents that each contributes, if more than k.
+        candidates: Documents that each contributes; the run holds no more.
     """
 
     parts: Sequence[Contender]
@@ -420,12 +426,12 @@ class FusedRanker:
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`."""
         parts = [_Part(part.name, part.ranker, benchmark, collection) for part in self.parts]
-        found = FusedRetriever(parts, self.fusion, self.candidates).search(collection.queries, k)
+        found = FusedRetriever(parts, self.fusion, self.candidates).search(collection.queries, min(k, self.candidates))
         rrf = self.fusion.method == "rrf"
         how: dict[str, Parameter] = {"constant": self.fusion.constant} if rrf else {"normalize": self.fusion.normalise}
         weights = ", ".join(f"{weight:g}" for weight in self.fusion.weights_of(len(parts)))
-        settings = {"method": self.fusion.method, **how, "weights": weights, "candidates": max(k, self.candidates)}
-        return _combined("fusion", settings, found, [part.ranking for part in parts])
+        settings = {"method": self.fusion.method, **how, "weights": weights, "candidates": self.candidates}
+        return _combined("fusion", self.candidates, settings, found, [part.ranking for part in parts])
 
 
 @dataclass(frozen=True)
@@ -453,7 +459,7 @@ class RerankedRanker:
         first = _Part(self.first.name, self.first.ranker, benchmark, collection)
         scorer = _CollectionScorer(self.scorer, benchmark, collection)
         found = RerankedRetriever(first, scorer, self.name, self.candidates).search(collection.queries, min(k, self.candidates))
-        return _combined("re-ranking", {"candidates": self.candidates}, found, [first.ranking])
+        return _combined("re-ranking", self.candidates, {"candidates": self.candidates}, found, [first.ranking])
 
 
 @dataclass(frozen=True)
@@ -475,7 +481,9 @@ class _CollectionScorer:
         return {}
 
 
-def _combined(kind: str, settings: Mapping[str, Parameter], found: SearchResult, parts: Sequence[Ranking | None]) -> Ranking:
+def _combined(
+    kind: str, candidates: int, settings: Mapping[str, Parameter], found: SearchResult, parts: Sequence[Ranking | None]
+) -> Ranking:
     """The ranking that was made of others; a text is counted as truncated by the part that truncates most."""
     used = [part for part in parts if part is not None]
     seconds = dict(found.seconds)
@@ -488,6 +496,7 @@ def _combined(kind: str, settings: Mapping[str, Parameter], found: SearchResult,
         truncated=Truncated(documents=max(part.truncated.documents for part in used), queries=max(part.truncated.queries for part in used)),
         seconds=seconds,
         cached=sum(part.cached for part in used),
+        depth=candidates,
     )
 
 
@@ -582,7 +591,7 @@ class Contenders:
     def of(self, given: str | Path | DenseModel | TokenModel | Retriever) -> Contender:
         """What is given or named: a retriever, a model, BM25, an index folder, or a file with a run."""
         if not isinstance(given, (str, Path)):
-            return self.model(given) if hasattr(given, "encode_texts") else self.retriever(given)
+            return self.retriever(given) if _is_retriever(given) else self.model(given)
         if str(given) == BM25.source:
             return self.model(given)
         if format_version(Path(given)) is not None:
@@ -619,6 +628,10 @@ class Contenders:
         from quiver.eval.baselines import load_baseline  # imports this module
 
         return load_baseline(self.library, source)
+
+
+def _is_retriever(given: DenseModel | TokenModel | Retriever) -> TypeIs[Retriever]:
+    return not hasattr(given, "encode_texts")
 
 
 def _fingerprint(parts: Sequence[Contender], *more: str) -> str:

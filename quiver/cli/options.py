@@ -154,7 +154,7 @@ Split: TypeAlias = Annotated[str, typer.Option("--split", help="Split of the rel
 Fuse: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--fuse", help="Ranking to fuse with: bm25, or another index of the same documents; in evaluate also a model. Repeatable."
+        "--fuse", help="Ranking to fuse with: bm25, or another index of the same documents; in evaluate also a model or a run. Repeatable."
     ),
 ]
 FusionMethod: TypeAlias = Annotated[

