@@ -290,9 +290,7 @@ class RunRanker:
         """
         path, run = self._file(benchmark), self._read(benchmark)
         if run.keys().isdisjoint(collection.qrels):
-            raise InputError(
-                f"{path}: none of its {len(run):,} queries is a judged query of {benchmark.key}; pass the run of this collection"
-            )
+            raise InputError(f"{path}: none of its {len(run):,} queries is judged in {benchmark.key}; pass its own run")
         found = {document for query in run.keys() & collection.qrels.keys() for document in run[query]}
         for document in collection.documents:
             found.discard(document.id)

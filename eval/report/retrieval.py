@@ -153,12 +153,14 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
     """
     systems = list(dict.fromkeys(result.system for result in results))
     baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
-    ends = {system: system.name or _end(system) for system in systems}
+    given = [system.name for system in systems]
+    unique = {system for system in systems if system.name and given.count(system.name) == 1}
+    ends = {system: system.name if system in unique else _end(system) for system in systems}
     names: dict[System, str] = {}
     for system in systems:
         same_end = [other for other in systems if ends[other] == ends[system]]
-        same_source = [other for other in systems if other.source == system.source]
-        name = ends[system] if system.name or len({other.source for other in same_end}) == 1 else system.source
+        same_source = [] if system in unique else [other for other in systems if other.source == system.source]
+        name = ends[system] if system in unique or len({other.source for other in same_end}) == 1 else system.source
         mistaken = name in baselines and system.kind != name
         details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken])
         names[system] = f"{name} ({details})" if details else name

