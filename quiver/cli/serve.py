@@ -37,6 +37,14 @@ def serve(
             help="File with the token that allows adding and deleting documents. Default: QUIVER_TOKEN, otherwise read-only.",
         ),
     ] = None,
+    read_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--read-token-file",
+            help="File with a token that searching, reading documents and using models need; that of --token-file serves too."
+            " Default: QUIVER_READ_TOKEN, otherwise everybody may read.",
+        ),
+    ] = None,
     origins: Annotated[
         list[str] | None,
         typer.Option(
@@ -93,7 +101,7 @@ def serve(
     from quiver.retrieval.serving.middleware import host_name, web_origin
     from quiver.retrieval.serving.schemas import Limits
     from quiver.retrieval.serving.server import Address, run_service
-    from quiver.retrieval.serving.service import open_service, read_token
+    from quiver.retrieval.serving.service import READING_VARIABLE, Access, open_service, read_token
 
     if fuse not in (None, [], ["bm25"]):
         raise InputError("--fuse accepts only bm25 here; pass further indexes as arguments")
@@ -119,9 +127,9 @@ def serve(
         drain_seconds=drain,
     )
     folders = named_folders(indexes)
-    token = read_token(token_file)
+    access = Access(read_token(token_file), read_token(read_token_file, READING_VARIABLE))
     service = open_service(
-        folders, words=bool(fuse), model=model, device=device, token=token, limits=limits, workers=concurrency, verify=verify
+        folders, words=bool(fuse), model=model, device=device, access=access, limits=limits, workers=concurrency, verify=verify
     )
 
     def started(url: str) -> None:
