@@ -97,8 +97,8 @@ class SearchRequest:
         query: Text of the query.
         k: Number of hits.
         offset: Number of leading hits to skip: pages 1, 2, 3 of ten hits have the offsets 0, 10, 20. With an offset, also 0,
-            every page within the first 100 hits comes from one ranking, and every deeper page from another one of the largest k; for engines
-            that search exhaustively both are the same. Default: no paging.
+            every page within the first 100 hits comes from one ranking, and every deeper page from another one of the largest k; both are
+            the same for engines that search exhaustively. Default: no paging.
         retriever: Name of the retriever. Default: the first.
         filter: Condition, or list of conditions that must all hold, such as ``year>=2015``, ``lang in en,de`` or ``city="New York"``.
             Fields and values that contain spaces or operators must be in double quotes.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +119,116 @@ def test_a_batch_gives_the_answers_of_its_queries(app: Any) -> None:
         alone = search(app, query=query, k=4, filter="even=true").json()
         assert [hit["id"] for hit in found["hits"]] == [hit["id"] for hit in alone["hits"]]
         assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit["score"] for hit in alone["hits"]], abs=1e-6)
+
+
+def test_facets_count_the_documents_that_match_the_filter(app: Any) -> None:
+    chosen = [each.metadata or {} for each in documents() if (each.metadata or {})["year"] >= 2007]
+    found = search(app, query="granite", k=1, filter="year>=2007", facets=["lang", "year", "even"]).json()
+    assert found["matching"] == len(chosen) == 18
+    for field in ("lang", "year", "even"):
+        counts = Counter(each[field] for each in chosen)
+        assert {each["value"]: each["count"] for each in found["facets"][field]["values"]} == counts
+        assert found["facets"][field]["distinct"] == len(counts)
+    assert search(app, query="granite").json()["facets"] is None
+    assert search(app, query="granite").json()["matching"] == 60
+    unknown = search(app, query="granite", facets=["colour"])
+    assert refused(unknown) == (422, "invalid_request")
+    assert unknown.json()["error"]["message"].startswith("no document has the field 'colour' to count; there are even, lang, year")
+
+
+@pytest.mark.parametrize("retriever", ["dense", "colbert", "bm25"])
+def test_pages_are_parts_of_one_ranking(app: Any, retriever: str) -> None:
+    whole = search(app, query="a bird on the sea", k=50, retriever=retriever).json()["hits"]
+    paged = []
+    for offset in range(0, 50, 7):
+        page = search(app, query="a bird on the sea", k=min(7, 50 - offset), offset=offset, retriever=retriever).json()
+        assert page["offset"] == offset
+        paged += page["hits"]
+    assert [hit["id"] for hit in paged] == [hit["id"] for hit in whole]
+    assert search(app, query="granite", k=10, offset=40, retriever=retriever).status_code == 200
+    assert refused(search(app, query="granite", k=10, offset=41, retriever=retriever)) == (422, "beyond_limit")
+    batch = answer(app, "POST", "/v1/search/batch", json={"queries": ["sea", "bird"], "k": 3, "offset": 3, "retriever": retriever}).json()
+    for query, found in zip(("sea", "bird"), batch["results"], strict=True):
+        expected = search(app, query=query, k=6, retriever=retriever).json()["hits"][3:]
+        assert [hit["id"] for hit in found["hits"]] == [hit["id"] for hit in expected]
+
+
+def test_a_search_by_address_answers_as_one_by_post(app: Any) -> None:
+    parameters = {"q": "bird", "k": 4, "offset": 2, "filter": ["year>=2003", "lang in en"], "facet": ["year"], "explain": True}
+    by_address = answer(app, "GET", "/v1/search", params=parameters | {"retriever": "colbert"}).json()
+    posted = {"query": "bird", "k": 4, "offset": 2, "filter": ["year>=2003", "lang in en"], "facets": ["year"], "explain": True}
+    by_post = search(app, **posted, retriever="colbert").json()
+    del by_address["milliseconds"], by_post["milliseconds"]
+    assert by_address == by_post
+    for query in ("", "?q=", "?q=a&k=0", "?q=a&k=x", "?q=a&effort=none", "?q=a&target_recall=2"):
+        assert refused(answer(app, "GET", f"/v1/search{query}")) == (422, "invalid_request")
+    assert refused(answer(app, "GET", "/v1/search?q=a&k=51")) == (422, "beyond_limit")
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"), [({}, "there is none"), ({"content-type": "application/x-www-form-urlencoded"}, "it says application/x-www-form")]
+)
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/search/batch", "/v1/embeddings", "/rerank"])
+def test_a_body_that_is_not_declared_as_json_is_told_so(app: Any, path: str, headers: dict[str, str], said: str) -> None:
+    response = answer(app, "POST", path, content=b'{"query": "bird"}', headers=headers)
+    assert refused(response) == (415, "not_declared_as_json")
+    message = response.json()["error"]["message"]
+    assert message.startswith("a JSON body needs the header Content-Type: application/json, but ")
+    assert said in message
+
+
+def test_reading_needs_a_token_if_there_is_one(indexes: Indexes) -> None:
+    reading = "another token of enough characters"
+    app = create_application(open_service({"dense": indexes.dense}, access=Access(TOKEN, reading)))
+    calls: list[tuple[str, str, dict[str, Any]]] = [
+        ("GET", "/v1/info", {}),
+        ("GET", "/v1/search?q=bird", {}),
+        ("POST", "/v1/search", {"json": {"query": "bird"}}),
+        ("POST", "/v1/search/batch", {"json": {"queries": ["bird"]}}),
+        ("GET", "/v1/documents/d/7", {}),
+        ("GET", "/v1/models", {}),
+        ("GET", "/v1/models/dense", {}),
+        ("POST", "/v1/embeddings", {"json": {"model": "dense", "input": "bird"}}),
+        ("POST", "/v1/rerank", {"json": {"query": "bird", "documents": ["a"]}}),
+        ("POST", "/rerank", {"json": {"query": "bird", "texts": ["a"]}}),
+        ("POST", "/embed", {"json": {"inputs": "bird"}}),
+        ("GET", "/metrics", {}),
+    ]
+    for method, path, options in calls:
+        for token in (None, "wrong"):
+            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            refusal = answer(app, method, path, headers=headers, **options)
+            assert refused(refusal) == (401, "unauthorized"), path
+            assert refusal.headers["www-authenticate"] == "Bearer"
+        for token in (reading, TOKEN):
+            assert answer(app, method, path, headers={"Authorization": f"Bearer {token}"}, **options).status_code == 200, path
+    for path in ("/", "/docs", "/openapi.json", "/healthz", "/readyz"):
+        assert answer(app, "GET", path).status_code == 200
+    body = {"documents": [{"id": "new", "text": "snow"}]}
+    assert refused(answer(app, "POST", "/v1/documents", json=body, headers={"Authorization": f"Bearer {reading}"})) == (401, "unauthorized")
+    described = {
+        path
+        for path, operations in answer(app, "GET", "/openapi.json").json()["paths"].items()
+        if "security" in next(iter(operations.values()))
+    }
+    assert described == {
+        path.partition("?")[0].replace("d/7", "{key}").replace("models/dense", "models/{name}") for _, path, _ in calls
+    } | {"/v1/documents"}
+
+
+def test_the_reference_describes_every_operation_without_another_host(app: Any) -> None:
+    page = answer(app, "GET", "/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
+    assert not re.search(r"<script|src=|https?://(?!localhost)", page.text)
+    schema = answer(app, "GET", "/openapi.json").json()
+    for path, operations in schema["paths"].items():
+        for method in operations:
+            assert f"<b>{method.upper()}</b> <code>{path}</code>" in page.text
+    assert {f"type-{name}" for name in schema["components"]["schemas"]} <= set(re.findall(r'id="([^"]+)"', page.text))
+    assert set(re.findall(r'href="#([^"]+)"', page.text)) <= set(re.findall(r'id="([^"]+)"', page.text))
+    (style,) = re.findall(r"<style>(.*?)</style>", page.text, re.DOTALL)
+    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in page.headers["content-security-policy"]
 
 
 def test_info_lists_the_retrievers(app: Any) -> None:
@@ -449,7 +563,7 @@ def test_the_schema_contains_the_limits(app: Any) -> None:
     search_request = schema["components"]["schemas"]["SearchRequest"]["properties"]
     assert search_request["k"]["maximum"] == 50
     assert search_request["query"]["maxLength"] == 200
-    assert len(schema["paths"]) == 8
+    assert len(schema["paths"]) == 14
     for path in schema["paths"].values():
         for operation in path.values():
             assert {"200", "408", "413", "500"} <= set(operation["responses"])
