@@ -1,4 +1,4 @@
-"""``quiver serve``."""
+"""``quiver serve`` and ``quiver mcp``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -15,17 +15,22 @@ from quiver.cli.output import print_json, say, short_names
 from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_size
 
-_EXTRA = ("fastapi", "uvicorn", "prometheus_client")  # modules of the extra `serve`
+# Modules of the extras.
+_SERVE = ("fastapi", "uvicorn", "prometheus_client")
+_MCP = (*_SERVE, "mcp")
+
+Indexes: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(metavar="INDEX...", help="Index folders, each as FOLDER or NAME=FOLDER. The first is the default of requests."),
+]
+Fuse: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--fuse", help="bm25: also serve BM25 over the texts of the first index, alone or for fusion.")
+]
 
 
 def serve(
-    indexes: Annotated[
-        list[str],
-        typer.Argument(metavar="INDEX...", help="Index folders, each as FOLDER or NAME=FOLDER. The first is the default of requests."),
-    ],
-    fuse: Annotated[
-        list[str] | None, typer.Option("--fuse", help="bm25: also serve BM25 over the texts of the first index, alone or for fusion.")
-    ] = None,
+    indexes: Indexes,
+    fuse: Fuse = None,
     model: options.IndexModel = None,
     device: options.Device = None,
     host: Annotated[str, typer.Option("--host", help="Network interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -95,9 +100,7 @@ def serve(
 
     quiver serve dense=indexes/dense colbert=indexes/colbert --port 9000 --token-file token
     """
-    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"quiver serve needs {', '.join(missing)}: pip install 'quiver-retrieval[serve]'")
+    _check_extra("serve", _SERVE)
     from quiver.retrieval.serving.middleware import host_name, web_origin
     from quiver.retrieval.serving.schemas import Limits
     from quiver.retrieval.serving.server import Address, run_service
@@ -139,6 +142,32 @@ def serve(
             say(f"serving {', '.join(service.retrievers)} at {url}; press Ctrl-C to stop")
 
     run_service(service, address, started=started)
+
+
+def mcp(
+    indexes: Indexes,
+    fuse: Fuse = None,
+    model: options.IndexModel = None,
+    device: options.Device = None,
+    verify: options.Verify = True,
+) -> None:
+    """Let agents search indexes and read documents, by the Model Context Protocol over standard input and output.
+
+    Example: quiver mcp indexes/notes, as the command of a server in the configuration of an agent.
+    """
+    _check_extra("mcp", _MCP)
+    from quiver.retrieval.serving.mcp_server import run_server
+    from quiver.retrieval.serving.service import open_service
+
+    if fuse not in (None, [], ["bm25"]):
+        raise InputError("--fuse accepts only bm25 here; pass further indexes as arguments")
+    run_server(open_service(named_folders(indexes), words=bool(fuse), model=model, device=device, verify=verify))
+
+
+def _check_extra(extra: str, modules: Sequence[str]) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"quiver {extra} needs {', '.join(missing)}: pip install 'quiver-retrieval[{extra}]'")
 
 
 def _body_size(text: str) -> int:

@@ -462,15 +462,7 @@ class Routes:
         retriever: Annotated[str | None, Query(description="Name of the retriever. Default: the first.")] = None,
     ) -> Response:
         """Get a document by its id."""
-        found = self._service.retriever(retriever)
-        generation = found.served.current
-        if generation.index.locate([key])[0] is None:
-            raise RequestError(404, "unknown_document", f"document {key!r} is not in the index")
-        if not generation.index.manifest.policy.store_text:
-            return _answer(StoredDocument(key, None, None, None, found.name, generation.number))
-        stored = generation.index.document(key)
-        metadata = None if stored.metadata is None else dict(stored.metadata)
-        return _answer(StoredDocument(key, stored.title, stored.text, metadata, found.name, generation.number))
+        return _answer(self._service.document(key, retriever))
 
     async def may_change(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
         """Check the token of a change."""

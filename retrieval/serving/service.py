@@ -20,7 +20,7 @@ from quiver.retrieval.search.search import differing_documents
 from quiver.retrieval.serving.indexes import Generation, ServedIndex, SharedModel, open_generation
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.retrievers import Retriever
-from quiver.retrieval.serving.schemas import Limits, RequestError
+from quiver.retrieval.serving.schemas import Limits, RequestError, StoredDocument
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +178,23 @@ class Service:
         if found is None:
             raise RequestError(404, "unknown_retriever", f"no such retriever; the retrievers are {', '.join(self.retrievers)}")
         return found
+
+    def document(self, key: str, retriever: str | None = None) -> StoredDocument:
+        """Return a document by its id, from the index of a retriever, or of the first one for None.
+
+        Raises:
+            RequestError: 404: there is no such retriever or document.
+        """
+        found = self.retriever(retriever)
+        generation = found.served.current
+        index = generation.index
+        if index.locate([key])[0] is None:
+            raise RequestError(404, "unknown_document", f"document {key!r} is not in the index")
+        if not index.manifest.policy.store_text:
+            return StoredDocument(key, None, None, None, found.name, generation.number)
+        stored = index.document(key)
+        metadata = None if stored.metadata is None else dict(stored.metadata)
+        return StoredDocument(key, stored.title, stored.text, metadata, found.name, generation.number)
 
 
 def open_service(
