@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "estimate": ("quiver.cli.estimate:estimate", "Estimate the time, disk, memory and cost of an index."),
     "evaluate": ("quiver.cli.evaluate:evaluate", "Evaluate a model on collections."),
     "report": ("quiver.cli.evaluate:report_app", "Turn results into reports."),
-    "collections": ("quiver.cli.evaluate:collections_app", "List and download published collections."),
+    "collections": ("quiver.cli.evaluate:collections_app", "List, download and make collections."),
     "bench": ("quiver.cli.bench:app", "Measure the speed and memory of encoders, training and indexes."),
     "glue": ("quiver.cli.nlu:glue", "Fine-tune a model on the GLUE tasks."),
     "qa": ("quiver.cli.nlu:qa_app", "Train and evaluate models that answer questions with spans of a text."),
