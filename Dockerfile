@@ -1,5 +1,5 @@
 # The HTTP service and its search page, on CPUs, for a mounted index:
-#   docker build -t quiver .
+#   docker build . -t quiver
 #   docker run --rm -p 8080:8080 -v "$PWD/indexes/notes:/index:ro" quiver
 # docs/serving.md says how to add a model that lies in a folder.
 FROM python:3.12-slim AS build
