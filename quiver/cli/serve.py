@@ -11,8 +11,9 @@ from typing import Annotated, TypeAlias
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import print_json, say, short_names
+from quiver.cli.output import print_json, say
 from quiver.encoder.errors import InputError
+from quiver.retrieval.display import short_names
 from quiver.retrieval.units import parse_size
 
 # Modules of the extras.

@@ -16,8 +16,9 @@ from quiver.encoder import InputError
 from quiver.retrieval.index import open_index
 from quiver.retrieval.models.loading import load_index_model
 from quiver.retrieval.search import bm25
+from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.search.search import differing_documents
-from quiver.retrieval.serving.indexes import Generation, ServedIndex, SharedModel, open_generation
+from quiver.retrieval.serving.indexes import Generation, ServedIndex, open_generation
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.retrievers import Retriever
 from quiver.retrieval.serving.schemas import Limits, RequestError, StoredDocument
