@@ -26,7 +26,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Role
-from quiver.retrieval.serving.indexes import SharedModel
+from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.retrievers import Batcher, Retriever
 from quiver.retrieval.serving.schemas import CLOSED, Count, Flag, Limits, NonBlankText, RequestError, Text
 

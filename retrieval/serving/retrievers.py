@@ -17,7 +17,8 @@ from quiver.retrieval.index import DamagedIndexError, Filter, Index
 from quiver.retrieval.index.engines import Preset
 from quiver.retrieval.records import Hits
 from quiver.retrieval.search import bm25
-from quiver.retrieval.serving.indexes import Generation, ServedIndex, SharedModel
+from quiver.retrieval.search.retrievers import SharedModel
+from quiver.retrieval.serving.indexes import Generation, ServedIndex
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.schemas import Limits, RequestError, RetrieverInfo
 
