@@ -74,7 +74,7 @@ QUESTIONS = (
 ANSWERS = 3
 """Functions shown for each question."""
 
-NEEDS = "no download, 1 GB of memory, and about five minutes on two CPU cores"
+NEEDS = "no download, 3 GB of memory, and three to six minutes on two CPU cores"
 """What a quickstart takes."""
 
 BASELINES = ("bm25",)
@@ -196,15 +196,15 @@ def quickstart(
             answers = _ask(index, trained)
     seconds = clock.stop()
     return QuickstartResult(
-        len(train),
-        len(splits.test),
-        len(index),
-        results["untrained"],
-        results["trained"],
-        answers,
-        seconds,
-        out / REPORTS[0],
-        next_commands(out),
+        train_pairs=len(train),
+        test_queries=len(splits.test),
+        functions=len(index),
+        untrained=results["untrained"],
+        trained=results["trained"],
+        answers=answers,
+        seconds=seconds,
+        report=out / REPORTS[0],
+        next_commands=next_commands(out),
     )
 
 
@@ -287,15 +287,19 @@ def next_commands(out: Path) -> dict[str, str]:
     """
     files = Path(json.__file__).parent
     commands = {
-        "search, together with BM25": ["search", out / "index", "read a zip archive", "-k", "5", "--fuse", "bm25", "--explain"],
-        "open a search page in the browser": ["serve", f"code={out / 'index'}", "--fuse", "bm25"],
-        "test the difference to BM25": ["report", "compare", "bm25", out / "results" / "trained"],
-        "index a folder of files, here Python's json; then yours": [
-            *("index", "build", files, "--model", out / "trained" / "model", "--out", out / "files")
-        ],
-        "check a longer training before you start it": ["train", "quickstart", "training.epochs=4", "--dry-run"],
+        "search, together with BM25": f"search {_quoted(out / 'index')} 'read a zip archive' -k 5 --fuse bm25 --explain",
+        "open a search page in the browser": f"serve {_quoted(out / 'index')}",
+        "test the difference to BM25": f"report compare bm25 {_quoted(out / 'results' / 'trained')}",
+        "index a folder of files: here Python's json, then yours": (
+            f"index build {_quoted(files)} --model {_quoted(out / 'trained' / 'model')} --out {_quoted(out / 'files')}"
+        ),
+        "see what a longer training would take": "train quickstart training.epochs=4 --dry-run",
     }
-    return {what: shlex.join(["quiver", *map(str, words)]) for what, words in commands.items()}
+    return {what: f"quiver {command}" for what, command in commands.items()}
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 class _Clock:

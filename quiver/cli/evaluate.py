@@ -72,7 +72,7 @@ def quickstart(
     from quiver.eval.quickstart import quickstart as run_quickstart
 
     if not as_json:
-        say(f"Trains a small code search model on Python's standard library, compares it with BM25,\nand writes a report to {out}.")
+        say(f"Trains a small code search model on Python's standard library, compares it\nwith BM25, and writes a report to {out}.")
         say(f"Needs {NEEDS}.\n")
     result = run_quickstart(
         out,
