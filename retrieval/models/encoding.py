@@ -316,8 +316,9 @@ def quantize_embeddings(vectors: DenseVectors, precision: Precision) -> NDArray[
     low, high = vectors.min(0), vectors.max(0)
     steps = (high - low) / 255
     # A column of one value has no range: its level is 0.
-    levels = np.floor(np.divide(vectors - low, steps, out=np.zeros_like(vectors), where=steps > 0)).clip(0, 255)
-    return levels.astype(np.uint8) if precision == "uint8" else (levels - 128).astype(np.int8)
+    levels: NDArray[np.float32] = np.floor(np.divide(vectors - low, steps, out=np.zeros_like(vectors), where=steps > 0)).clip(0, 255)
+    quantized: NDArray[np.int8] | NDArray[np.uint8] = levels.astype(np.uint8) if precision == "uint8" else (levels - 128).astype(np.int8)
+    return quantized
 
 
 def comparable(vectors: DenseVectors, card: ModelCard) -> DenseVectors:

@@ -206,6 +206,7 @@ def test_similarities_are_pylates_sums(base: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(model.similarity(queries, given), expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(model.similarity_pairwise(queries, padded), expected.diagonal(), atol=1e-4, rtol=0)
     torch.testing.assert_close(model.similarity(queries[0], padded), expected[:1], atol=1e-4, rtol=0)
+    assert model.similarity([torch.tensor([[1.0, 0]])], [np.float32([[-1, 0], [0, 0]])]).item() == -1  # padding is not the nearest vector
     assert model.similarity([], padded).shape == (0, len(documents))
     assert model.similarity(queries, []).shape == (len(queries), 0)
     assert model.encode([]) == []
