@@ -1,6 +1,4 @@
-"""Evaluation: quickstart, evaluate, report write | compare | card | mteb | training, collections list | show | fetch | missing | squad |
-docstrings.
-"""
+"""Evaluation: the commands quickstart, evaluate, report and collections."""
 
 from __future__ import annotations
 
