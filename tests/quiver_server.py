@@ -64,7 +64,7 @@ def _command(request: dict[str, object], streams: list[int]) -> None:
         import_module("quiver.cli.main").main()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException as error:  # noqa: BLE001 - a process that returned from here would serve a second time
+    except BaseException as error:  # a process that returned from here would serve a second time
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     sys.stdout.flush()
