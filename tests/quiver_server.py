@@ -16,16 +16,14 @@ from importlib import import_module
 
 def serve(path: str) -> None:
     """Run commands until the process is killed."""
-    for name in (
+    libraries = (
         "faiss",
-        "quiver.cli.main",
-        *(f"quiver.cli.{each}" for each in ("evaluate", "index", "search", "rankings", "serve", "train", "models", "doctor", "estimate")),
-        "quiver.eval",
         "quiver.eval.evaluation",
         "quiver.retrieval.index.build",
         "quiver.retrieval.models.colbert",
         "quiver.retrieval.search.search",
-    ):
+    )
+    for name in {module.partition(":")[0] for module, _ in import_module("quiver.cli.main").COMMANDS.values()} | {*libraries}:
         import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listening:

@@ -113,7 +113,15 @@ FENCE = re.compile(
     r"^<!-- setup\n(?P<setup>.*?)^-->|(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>sh|python)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-REASONS = ("needs a GPU", "needs the network", "needs several machines", "installs packages", "takes minutes", "your own data")
+REASONS = (
+    "needs a GPU",
+    "needs the network",
+    "needs several machines",
+    "needs Docker",
+    "installs packages",
+    "takes minutes",
+    "your own data",
+)
 SLOW = ("docs/serving.md",)
 
 
@@ -159,7 +167,7 @@ class Shell:
             self.port = free.getsockname()[1]
 
     def run(self, page: str, fence: Fence) -> None:
-        code = fence.code.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}").replace("localhost:8000", f"127.0.0.1:{self.port}")
+        code = fence.code.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}").replace("localhost:8080", f"127.0.0.1:{self.port}")
         if fence.language == "python":
             exec(compile(code, page, "exec"), self.names)
             return
@@ -167,7 +175,12 @@ class Shell:
             if part.startswith("quiver serve "):
                 self.serve(part)
             elif part.strip():
-                done = subprocess.run(["bash", "-euo", "pipefail", "-c", part], **self.settings(), timeout=240, check=False)
+                done = subprocess.run(
+                    ["bash", "-euo", "pipefail", "-c", f'curl() {{ command curl -fsS "$@"; }}\n{part}'],
+                    **self.settings(),
+                    timeout=240,
+                    check=False,
+                )
                 assert done.returncode == 0, f"{page}:\n{part}\n{done.stdout}"
 
     def settings(self) -> dict[str, Any]:
@@ -267,6 +280,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Iterator
         "HF_HUB_OFFLINE": "1",
         "QUIVER_CACHE": str(root / "cache"),
         "COLUMNS": "100",
+        "TOKEN": "a token of the documentation",
+        "QUIVER_TOKEN": "a token of the documentation",
     }
     process = subprocess.Popen(server, env=environment)
     try:

@@ -1,4 +1,4 @@
-"""Evaluation: the commands quickstart, evaluate, report and collections."""
+"""Evaluation: quickstart, evaluate, report write | compare | card | mteb | training, and collections."""
 
 from __future__ import annotations
 
