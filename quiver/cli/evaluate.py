@@ -1,6 +1,4 @@
-"""Evaluation: quickstart, evaluate, report write | compare | card | mteb | training, collections list | show | fetch | missing | squad |
-docstrings.
-"""
+"""Evaluation: quickstart, evaluate, report write | compare | card | mteb | training, and collections."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("quiver.cli.index:app", "Build, change and inspect indexes."),
     "search": ("quiver.cli.search:search", "Search an index."),
     "serve": ("quiver.cli.serve:serve", "Serve indexes over HTTP, with a search page."),
+    "mcp": ("quiver.cli.serve:mcp", "Let agents search indexes, by the Model Context Protocol."),
     "estimate": ("quiver.cli.estimate:estimate", "Estimate the time, disk, memory and cost of an index."),
     "evaluate": ("quiver.cli.evaluate:evaluate", "Evaluate a model on collections."),
     "report": ("quiver.cli.evaluate:report_app", "Turn results into reports."),

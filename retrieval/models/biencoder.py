@@ -6,9 +6,9 @@ Source: Dense Passage Retrieval, arXiv:2004.04906; sentence-transformers' conven
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,11 @@ from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
 from quiver.retrieval.models.encoding import (
+    Devices,
+    Documents,
+    EncodingJob,
     Precision,
+    Texts,
     check_texts,
     clean,
     contents,
@@ -35,9 +39,9 @@ from quiver.retrieval.models.encoding import (
     quantize_embeddings,
 )
 from quiver.retrieval.models.export.sentence_transformers import write_dense
-from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, WorkerModel, check_device, dtype_of
+from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, Dtype, ModelCard, Role, TextTokens
+from quiver.retrieval.records import DenseEncoding, DenseVectors, Dtype, ModelCard, Role, TextTokens
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.executors import LocalProcesses
@@ -211,7 +215,7 @@ class BiEncoder(PretrainedModel):
 
     def encode(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
         self,
-        sentences: str | Sequence[str],
+        sentences: Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
@@ -220,7 +224,7 @@ class BiEncoder(PretrainedModel):
         precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        device: Devices | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         pool: LocalProcesses | None = None,
@@ -245,7 +249,7 @@ class BiEncoder(PretrainedModel):
             chunk_size: Texts that a process takes at a time; None for a tenth of its share, at most 5,000.
 
         Returns:
-            (d,) for a text, (B, d) for a list of texts, in input order. Without texts (0, d), where sentence-transformers returns (0,).
+            (d,) for a text, (B, d) for a list of texts, in input order; (0,) for an empty list, as in sentence-transformers.
 
         Raises:
             InputError: There is no such prompt, the device is not available, or a number is less than 1.
@@ -259,12 +263,13 @@ class BiEncoder(PretrainedModel):
             dtype('uint8')
         """
         chosen = self._prompt(prompt, prompt_name or (self.default_prompt_name if prompt is None else None))
-        job = EncodingJob("document", chosen, truncate_dim, normalize_embeddings, batch_size)
-        return self._public(sentences, job, precision, convert_to_numpy, convert_to_tensor, device, pool, chunk_size, show_progress_bar)
+        job = EncodingJob("document", chosen, batch_size, normalize_embeddings, truncate_dim)
+        vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
+        return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(sentences, str))
 
     def encode_query(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
         self,
-        sentences: str | Sequence[str],
+        sentences: Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
@@ -273,7 +278,7 @@ class BiEncoder(PretrainedModel):
         precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        device: Devices | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         pool: LocalProcesses | None = None,
@@ -286,12 +291,13 @@ class BiEncoder(PretrainedModel):
             >>> bool(np.allclose(model.encode_query("a bird"), model.encode("question: a bird"), atol=1e-5))
             True
         """
-        job = EncodingJob("query", self._prompt(prompt, prompt_name or "query"), truncate_dim, normalize_embeddings, batch_size)
-        return self._public(sentences, job, precision, convert_to_numpy, convert_to_tensor, device, pool, chunk_size, show_progress_bar)
+        job = EncodingJob("query", self._prompt(prompt, prompt_name or "query"), batch_size, normalize_embeddings, truncate_dim)
+        vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
+        return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(sentences, str))
 
     def encode_document(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
         self,
-        sentences: str | Document | Sequence[str | Document],
+        sentences: Documents,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
@@ -300,7 +306,7 @@ class BiEncoder(PretrainedModel):
         precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        device: Devices | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         pool: LocalProcesses | None = None,
@@ -310,12 +316,14 @@ class BiEncoder(PretrainedModel):
 
         Example:
             >>> model = BiEncoder(tiny_model("dense"))
+            >>> from quiver import Document
             >>> model.encode_document([Document("owl", "has wings", "An owl"), "a fish"]).shape
             (2, 32)
         """
         texts = contents(sentences)
-        job = EncodingJob("document", self._prompt(prompt, prompt_name or "document"), truncate_dim, normalize_embeddings, batch_size)
-        return self._public(texts, job, precision, convert_to_numpy, convert_to_tensor, device, pool, chunk_size, show_progress_bar)
+        job = EncodingJob("document", self._prompt(prompt, prompt_name or "document"), batch_size, normalize_embeddings, truncate_dim)
+        vectors = self._vectors(texts, job, device, pool, chunk_size, bool(show_progress_bar))
+        return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(texts, str))
 
     def similarity(self, embeddings1: ArrayLike | Tensor, embeddings2: ArrayLike | Tensor) -> Tensor:
         """Similarity of each of A vectors to each of B vectors, (A, B), by the model's similarity.
@@ -325,7 +333,7 @@ class BiEncoder(PretrainedModel):
             >>> model.similarity(np.eye(2, dtype=np.float32), np.array([[3, 0]], dtype=np.float32)).tolist()
             [[1.0], [0.0]]
         """
-        first, second = (_matrix(each) for each in (embeddings1, embeddings2))
+        first, second = (self._matrix(each) for each in (embeddings1, embeddings2))
         if self.similarity_fn_name == "cosine":
             first, second = F.normalize(first, dim=1), F.normalize(second, dim=1)
         return first @ second.to(first.device).T
@@ -343,24 +351,6 @@ class BiEncoder(PretrainedModel):
             first, second = F.normalize(first, dim=-1), F.normalize(second, dim=-1)
         return (first * second.to(first.device)).sum(-1)
 
-    def start_multi_process_pool(self, target_devices: Sequence[str] | None = None) -> LocalProcesses:
-        """Name the processes of ``encode(pool=...)``: one per device.
-
-        The processes start with each call of `encode` and end with it, so a pool is worth its start-up (seconds) for long lists only. They
-        load the model from its folder or the Hub.
-
-        Args:
-            target_devices: Device of each process; None for all GPUs, or four processes without a GPU.
-        """
-        from quiver.retrieval.cluster.executors import LocalProcesses
-
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        devices = [f"cuda:{number}" for number in range(count)] or ["cpu"] * 4
-        return LocalProcesses([check_device(device) for device in (devices if target_devices is None else target_devices)])
-
-    def stop_multi_process_pool(self, pool: LocalProcesses) -> None:
-        """Do nothing: the processes ended with the calls of `encode`. It is there for code written for sentence-transformers."""
-
     def _prompt(self, prompt: str | None, name: str | None) -> str:
         """The prompt given, or that of a name."""
         if prompt is not None or name is None:
@@ -369,52 +359,31 @@ class BiEncoder(PretrainedModel):
             raise InputError(f"prompt_name must be one of {', '.join(self.prompts)}, got {name!r}")
         return self.prompts[name]
 
-    def _public(  # noqa: PLR0913 - what the three ways to encode share
-        self,
-        sentences: str | Sequence[str],
-        job: EncodingJob,
-        precision: Precision,
-        as_numpy: bool,
-        as_tensor: bool,
-        device: str | torch.device | Sequence[str | torch.device] | None,
-        pool: LocalProcesses | None,
-        chunk_size: int | None,
-        progress: bool | None,
-    ) -> Any:
-        """Encode and convert to what was asked for."""
-        for name, number in (("batch_size", job.batch_size), ("truncate_dim", job.truncate_dim), ("chunk_size", chunk_size)):
-            if number is not None and number < 1:
-                raise InputError(f"{name} must be >= 1, got {number}")
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        check_texts(texts)
-        if device is not None and isinstance(device, str | torch.device):
-            self.to(device)
-        elif device is not None and pool is None:
-            pool = self.start_multi_process_pool([str(each) for each in device])
-        if pool is None:
-            vectors, _ = self._encoded(texts, job, progress=bool(progress))
-        else:
-            vectors = self._encoded_by(pool, texts, job, chunk_size, progress=bool(progress))
-        result: Any = vectors if precision == "float32" else torch.from_numpy(quantize_embeddings(vectors.numpy(), precision))
+    def _converted(self, vectors: DenseVectors, precision: Precision, as_numpy: bool, as_tensor: bool, *, single: bool) -> Any:
+        """Convert vectors to what a call asks for."""
+        found = torch.from_numpy(vectors if precision == "float32" else quantize_embeddings(vectors, precision))
+        result: Any = found if len(found) else found.flatten()
         if as_tensor:
             result = result.to(self.device)
         elif as_numpy:
             result = result.numpy()
         else:
             result = list(result)
-        return result[0] if isinstance(sentences, str) else result
+        return result[0] if single else result
 
-    def _encoded_by(self, pool: LocalProcesses, texts: list[str], job: EncodingJob, chunk_size: int | None, *, progress: bool) -> Tensor:
-        """Encode in other processes."""
-        size = chunk_size or max(1, min(-(-len(texts) // pool.workers // 10), 5000))
-        chunks = [(start, texts[start : start + size]) for start in range(0, len(texts), size)]
-        vectors = torch.empty(len(texts), self._width(job.truncate_dim))
-        task = EncodingTask(WorkerModel.of(self), job, pool.threads(torch.get_num_threads()))
-        with progress_bar("texts", len(texts), enabled=progress) as advance, closing(pool.run(task, chunks)) as done:
-            for (start, chunk), found in done:
-                vectors[start : start + len(chunk)] = torch.from_numpy(found)
-                advance(len(chunk))
+    def _matrix(self, vectors: ArrayLike | Tensor) -> Tensor:
+        """Vectors as a matrix; one vector is a matrix of one row, an empty list one of none."""
+        found = _tensor(vectors)
+        if found.ndim == 1:
+            return found[None] if len(found) else found.new_empty(0, self.dim, dtype=torch.float32)
+        return found
+
+    def _encode(self, texts: Sequence[str], job: EncodingJob, *, progress: bool = False) -> DenseVectors:
+        vectors: DenseVectors = self._encoded(texts, job, progress=progress)[0].numpy()
         return vectors
+
+    def _empty(self, count: int, job: EncodingJob) -> DenseVectors:
+        return np.empty((count, self._width(job.truncate_dim)), np.float32)
 
     def _width(self, truncate_dim: int | None) -> int:
         """Width of vectors that are cut as a call wants it."""
@@ -441,6 +410,38 @@ class BiEncoder(PretrainedModel):
         check_texts(texts)
         vectors, tokens = self._encoded(texts, self._job(role), progress=progress)
         return DenseEncoding(vectors.numpy(), tokens)
+
+    def encode_token_ids(self, ids: Sequence[Sequence[int]]) -> DenseVectors:
+        """Encode texts that are tokenized already, as they are: without a prompt, and without adding special tokens.
+
+        Args:
+            ids: B lists of ids of the model's tokenizer.
+
+        Returns:
+            (B, d) float32, in input order.
+
+        Raises:
+            InputError: A text has no tokens or more than ``max_seq_length``, or an id is not in the vocabulary.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"))
+            >>> ids = model.tokenize(["a bird"], "document").ids
+            >>> bool(np.allclose(model.encode_token_ids(ids), model.encode(["a bird"]), atol=1e-6))
+            True
+        """
+        size = self.encoder.config.vocab_size
+        for row, text in enumerate(ids):
+            if not 1 <= len(text) <= self.max_length:
+                raise InputError(f"text {row} has {len(text):,} tokens; a text of this model has 1 to {self.max_length:,}")
+            if not all(0 <= each < size for each in text):
+                raise InputError(f"text {row} has a token id outside of the vocabulary, 0 to {size - 1}")
+        vectors = torch.empty(len(ids), self.dim)
+        told = describe_tokens([""] * len(ids), ids, [False] * len(ids))
+        inputs = ModelInputs([list(text) for text in ids], told, np.ones(len(ids), np.int64), out=vectors)
+        with closing(self._loop(EncodingJob("document", "")).run([inputs], lambda whole: whole)) as groups:
+            for _ in groups:
+                pass
+        return vectors.numpy()
 
     def encode_chunks(self, chunks: Iterable[Sequence[str]], role: Role) -> Generator[DenseEncoding, None, None]:
         """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
@@ -530,47 +531,6 @@ class BiEncoder(PretrainedModel):
         return [*facts, ("prompts", ", ".join(prompts))] if prompts else facts
 
 
-@dataclass(frozen=True)
-class EncodingJob:
-    """How the texts of a call are encoded.
-
-    Attributes:
-        role: Queries or documents; decides how exact batches are kept alike.
-        prompt: Put before every text.
-        truncate_dim: Width to which vectors are cut; None for the model's.
-        normalize: Scale vectors to length 1 at the end.
-        batch_size: Maximum number of texts per batch; None for no limit but that of the tokens.
-    """
-
-    role: Role
-    prompt: str
-    truncate_dim: int | None = None
-    normalize: bool = False
-    batch_size: int | None = None
-
-
-@dataclass(frozen=True)
-class EncodingTask:
-    """Encodes chunks of texts in a worker; an item is the number of its first text, and the texts."""
-
-    model: WorkerModel
-    job: EncodingJob
-    threads: int
-
-    def open(self) -> Callable[[tuple[int, list[str]]], DenseVectors]:
-        """See `quiver.retrieval.records.WorkerTask`."""
-        torch.set_num_threads(self.threads)
-        model = self.model.load()
-        if not isinstance(model, BiEncoder):
-            raise InputError(f"{model.source}: no bi-encoder")
-
-        def encode(chunk: tuple[int, list[str]]) -> DenseVectors:
-            vectors: DenseVectors = model._encoded(chunk[1], self.job, progress=False)[0].numpy()
-            return vectors
-
-        return encode
-
-
 def _tensor(vectors: ArrayLike | Tensor) -> Tensor:
     """Vectors as a tensor; a list of tensors is stacked."""
     if isinstance(vectors, Tensor):
@@ -578,9 +538,3 @@ def _tensor(vectors: ArrayLike | Tensor) -> Tensor:
     if isinstance(vectors, list) and vectors and isinstance(vectors[0], Tensor):
         return torch.stack(vectors)
     return torch.from_numpy(np.asarray(vectors))
-
-
-def _matrix(vectors: ArrayLike | Tensor) -> Tensor:
-    """Vectors as a matrix; one vector is a matrix of one row."""
-    found = _tensor(vectors)
-    return found[None] if found.ndim == 1 else found
