@@ -111,6 +111,13 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
             there, there is nothing to resume or the run was started with other settings, or the loss is not finite.
         RunStoppedError: SIGTERM or SIGINT arrived; the run is saved and can be resumed.
         ValueError: The recipe has a development collection and there is no scorer, or the other way round.
+
+    Example:
+        >>> from quiver.retrieval.training.recipe import load_recipe
+        >>> folder = new_folder() / "run"
+        >>> record = train(load_recipe(tiny_recipe()), folder, device="cpu")
+        >>> (folder / "model" / "modules.json").is_file()
+        True
     """
     if resume and overwrite:
         raise InputError("--resume continues a run and --overwrite replaces it; use one of them")
