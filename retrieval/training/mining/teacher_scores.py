@@ -572,7 +572,7 @@ PAIRS_PER_PART = 4096
 """Pairs per part: less than a minute of a small cross-encoder on two CPU cores."""
 
 
-NORMALIZATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"none": lambda scores: scores, "minmax": min_max}
+NORMALIZATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"none": lambda scores: scores, "min-max": min_max}
 """Normalizations of a row's scores."""
 
 
