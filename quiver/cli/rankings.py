@@ -17,10 +17,11 @@ from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.files import LostTextError
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.bm25 import BM25, NAME
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_index_model, load_model
 from quiver.retrieval.records import Metadata, Missing, Query, Run
-from quiver.retrieval.search import bm25
+from quiver.retrieval.search.bm25 import WordScore, word_index, word_scores
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, explain, explain_texts
 from quiver.retrieval.search.groups import Group, field_of, search_groups
 from quiver.retrieval.search.search import (
@@ -44,7 +45,7 @@ EXCERPT = 160
 
 _QUERY = "query"  # id of a query that is given as a text
 
-Explained: TypeAlias = Explanation | Sequence[bm25.WordScore]
+Explained: TypeAlias = Explanation | Sequence[WordScore]
 """Explanation of a document's score in one ranking."""
 
 Explain: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Explained]]
@@ -142,7 +143,7 @@ class Opened:
         self._indexes: dict[Path, Index] = {} if sharded is None else {folder.resolve(): sharded.whole}
         if generation is not None:
             self._indexes[folder.resolve()] = open_index(folder, generation=generation, verify=verify)
-        self._models: dict[str, BiEncoder | ColBERT] = {}
+        self._models: dict[str, BiEncoder | ColBERT | BM25] = {}
         self.efforts: dict[str, Mapping[str, Setting]] = {}
         self.missing: Missing | None = None
         self._first = self.index(folder)
@@ -209,8 +210,8 @@ class Opened:
         Raises:
             InputError: The index stores no texts, or bm25s is not installed.
         """
-        words = bm25.WordIndex(self._first, cache=cache_folder("words"), verify=self._verify, progress=choices.progress)
-        return Source(bm25.NAME, word_system(words, filter=choices.filter), _explain_words(words))
+        words = word_index(self._first, cache=cache_folder("words"), verify=self._verify, progress=choices.progress)
+        return Source(NAME, word_system(words, filter=choices.filter), _explain_words(words))
 
     def second_stage(self, given: str) -> SecondStage:
         """Open an index of a ColBERT model, or a ColBERT model, for re-ranking.
@@ -230,7 +231,7 @@ class Opened:
             raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this model gives a single vector per text")
         return SecondStage(name, TextScorer(model, self.text_of), self._explain_texts(model))
 
-    def _model_of(self, index: Index) -> BiEncoder | ColBERT:
+    def _model_of(self, index: Index) -> BiEncoder | ColBERT | BM25:
         wanted = index.manifest.model.fingerprint
         if wanted not in self._models:
             source = self._model if index is self._first else None
@@ -254,7 +255,10 @@ def _search_params(index: Index, effort: str | Mapping[str, Setting], k: int) ->
     return next(params for name, params in index.presets(k).items() if name == effort)
 
 
-def _explain_index(index: Index, model: BiEncoder | ColBERT) -> Explain:
+def _explain_index(index: Index, model: BiEncoder | ColBERT | BM25) -> Explain:
+    if isinstance(model, BM25):
+        return _explain_words(index)
+
     def explained(query: str, documents: Sequence[str]) -> dict[str, Explained]:
         there = [document for document, row in zip(documents, index.locate(documents), strict=True) if row is not None]
         return {each.document: each for each in explain(index, model, query, there)}
@@ -262,11 +266,10 @@ def _explain_index(index: Index, model: BiEncoder | ColBERT) -> Explain:
     return explained
 
 
-def _explain_words(words: bm25.WordIndex) -> Explain:
+def _explain_words(words: Index) -> Explain:
     def explained(query: str, documents: Sequence[str]) -> dict[str, Explained]:
-        rows = words.index.locate(documents)
-        there = [document for document, row in zip(documents, rows, strict=True) if row is not None]
-        return {document: words.word_scores(query, document) for document in there}
+        there = [document for document, row in zip(documents, words.locate(documents), strict=True) if row is not None]
+        return {document: word_scores(words, query, document) for document in there}
 
     return explained
 
@@ -325,7 +328,7 @@ def open_sources(opened: Opened, given: Sequence[str], fusion: Fusion | None, ch
     for number, (path, name, weight) in enumerate(zip(given, short_names(given), weights, strict=True)):
         if not weight:
             continue
-        words = number > 0 and path == bm25.NAME
+        words = number > 0 and path == NAME
         index = opened.index(Path(given[0] if words else path))
         if indexes:
             check_fusible(indexes[0], index)

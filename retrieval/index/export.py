@@ -47,10 +47,11 @@ def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: boo
         The content of ``export.json``.
 
     Raises:
-        InputError: The format is unknown, or the folder is not empty or cannot be written.
+        InputError: The format is unknown, the index is one of BM25, or the folder is not empty or cannot be written.
     """
     if vectors not in FORMATS:
         raise InputError(f"vectors must be written as one of {', '.join(FORMATS)}, got {vectors!r}")
+    index.check_has_vectors("export")
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):

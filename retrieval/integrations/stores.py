@@ -128,8 +128,9 @@ def export_to(
         batch_documents: Largest number of documents that are sent at once.
 
     Raises:
-        InputError: Unknown store, its library is not installed, or it cannot be written.
+        InputError: Unknown store, the index is one of BM25, its library is not installed, or it cannot be written.
     """
+    index.check_has_vectors("export")
     scheme, separator, where = target.partition("://")
     if not separator or scheme not in SCHEMES or not where:
         raise InputError(f"--store {target!r}: must be {', '.join(f'{name}://{shape}' for name, (shape, _) in SCHEMES.items())}")

@@ -562,7 +562,7 @@ class EncodingTask:
         torch.set_num_threads(self.threads)
         model = self.model.load()
         if not isinstance(model, BiEncoder):
-            raise InputError(f"{model.source}: no bi-encoder")
+            raise InputError(f"{model.card.source}: no bi-encoder")
 
         def encode(chunk: tuple[int, list[str]]) -> DenseVectors:
             vectors: DenseVectors = model._encoded(chunk[1], self.job, progress=False)[0].numpy()

@@ -26,11 +26,10 @@ from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import Setting, check_k
+from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.on_device import device_of
-from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.maxsim import maxsim_packed
-from quiver.retrieval.records import DenseEncoding, DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.records import DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
@@ -93,10 +92,9 @@ def search(
     if times > 1:
         raise InputError(f"query id '{key}' occurs {times} times; ids must be unique")
     encoding = model.encode_texts([query.text for query in queries], "query", progress=progress)
-    vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
     if isinstance(index, Index):
         index.search_on(device_of(model))
-    hits = index.search(vectors, k, filter=filter, effort=effort, target_recall=target_recall)
+    hits = index.search(encoded_queries(encoding, model.card), k, filter=filter, effort=effort, target_recall=target_recall)
     return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing)
 
 
@@ -306,8 +304,8 @@ def index_system(
     return system
 
 
-def word_system(words: WordIndex, *, filter: FilterLike = None) -> RankingSystem:
-    """Make a ranking system of BM25 over the documents of an index."""
+def word_system(words: Index, *, filter: FilterLike = None) -> RankingSystem:
+    """Make a ranking system of an index of BM25."""
     return lambda queries, k: words.search([query.text for query in queries], k, filter=filter).to_run([query.id for query in queries])
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, FastAPI, Path, Query, Security
 from fastapi.security import HTTPBearer
@@ -19,8 +19,11 @@ from starlette.responses import Response
 from quiver.encoder.errors import InputError
 from quiver.encoder.versions import installed_version
 from quiver.retrieval.index import Filter
+from quiver.retrieval.index.engines import WORDS
+from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import Document
+from quiver.retrieval.search.bm25 import word_scores
 from quiver.retrieval.search.explain import Explanation, Token, explain, text_tokens
 from quiver.retrieval.serving.indexes import Changes, Generation
 from quiver.retrieval.serving.metrics import CONTENT_TYPE
@@ -123,15 +126,16 @@ def explanations(generation: Generation, query: str, documents: Sequence[str], *
     Raises:
         InputError: An index of a ColBERT model stores no texts.
     """
-    if words and generation.words is not None:
-        scored = [generation.words.word_scores(query, document) for document in documents]
+    by_words = generation.words if words else generation.index if generation.index.kind == WORDS else None
+    if by_words is not None:
+        scored = [word_scores(by_words, query, document) for document in documents]
         return [
             HitExplanation("words", math.fsum(word.score for word in parts), words=[WordPart(word.word, word.score) for word in parts])
             for parts in scored
         ]
     model = generation.model
     with model.lock:
-        found = explain(generation.index, model.model, query, documents)
+        found = explain(generation.index, cast(BiEncoder | ColBERT, model.model), query, documents)
         return [_explanation(each, model.model) for each in found]
 
 

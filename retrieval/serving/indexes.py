@@ -16,12 +16,13 @@ from typing import Any
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder
 from quiver.retrieval.index import Index, add_documents, delete_documents, open_index
+from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.store.reading import Layout
 from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import comparable
-from quiver.retrieval.records import DenseEncoding, Document, Role, TokenEncoding
-from quiver.retrieval.search import bm25
+from quiver.retrieval.records import Document, Role
+from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.serving.schemas import RequestError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class SharedModel:
         card: Card of the model.
     """
 
-    def __init__(self, model: BiEncoder | ColBERT) -> None:
+    def __init__(self, model: BiEncoder | ColBERT | BM25) -> None:
         self.model = model
         self.lock = threading.Lock()
         self.card = model.card
@@ -54,10 +55,7 @@ class SharedModel:
 
     def queries(self, texts: Sequence[str]) -> Sequence[Any]:
         """Encode Q queries for ``Index.search``."""
-        encoding: DenseEncoding | TokenEncoding = self.encode_texts(texts, "query")
-        if isinstance(encoding, DenseEncoding):
-            return list(comparable(encoding.vectors, self.card))
-        return encoding.vectors
+        return list(encoded_queries(self.encode_texts(texts, "query"), self.card))
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,12 @@ class Generation:
     Attributes:
         index: The index.
         model: Model that encodes queries.
-        words: BM25 index of the documents; None without BM25.
+        words: The documents as an index of BM25; None without BM25.
     """
 
     index: Index
     model: SharedModel
-    words: bm25.WordIndex | None
+    words: Index | None
 
     @property
     def number(self) -> int:
@@ -94,7 +92,7 @@ def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bo
     """
     index = open_index(folder, verify=verify)
     index.check_model(model.card)
-    generation = Generation(index, model, bm25.WordIndex(index, cache=cache_folder("words"), verify=verify) if words else None)
+    generation = Generation(index, model, word_index(index, cache=cache_folder("words"), verify=verify) if words else None)
     index.search(model.queries([_WARM_UP]), 1)
     if generation.words is not None:
         generation.words.search([_WARM_UP], 1)

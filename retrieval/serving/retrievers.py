@@ -15,8 +15,8 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.index.engines import Preset
+from quiver.retrieval.models.bm25 import describe_parameters
 from quiver.retrieval.records import Hits
-from quiver.retrieval.search import bm25
 from quiver.retrieval.serving.indexes import Generation, ServedIndex
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.schemas import Limits, RequestError, RetrieverInfo
@@ -209,13 +209,13 @@ class Retriever:
         return RetrieverInfo(
             name=self.name,
             kind=kind,
-            model=_words_name() if self.words else _model_name(index.manifest.model.source),
+            model=describe_parameters() if kind == "bm25" else _model_name(index.manifest.model.source),
             documents=len(index),
             generation=generation.number,
             fields={name: list(types) for name, types in index.fields.items()},
             explains=policy.store_text and kind != "dense",
             stores_text=policy.store_text,
-            efforts=[] if self.words else list(get_args(Preset)),
+            efforts=[] if kind == "bm25" else list(get_args(Preset)),
         )
 
     def _observe_batch(self, queries: int) -> None:
@@ -270,10 +270,6 @@ def _grouped(work: Sequence[QueryBatch]) -> dict[SearchOptions, list[int]]:
     for position, batch in enumerate(work):
         groups.setdefault(batch.options, []).append(position)
     return groups
-
-
-def _words_name() -> str:
-    return ", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items())
 
 
 def _model_name(source: str) -> str:

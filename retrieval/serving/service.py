@@ -14,8 +14,8 @@ from pathlib import Path
 
 from quiver.encoder import InputError
 from quiver.retrieval.index import open_index
+from quiver.retrieval.models import bm25
 from quiver.retrieval.models.loading import load_index_model
-from quiver.retrieval.search import bm25
 from quiver.retrieval.search.search import differing_documents
 from quiver.retrieval.serving.indexes import Generation, ServedIndex, SharedModel, open_generation
 from quiver.retrieval.serving.metrics import Metrics

@@ -14,7 +14,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Filter, build_index
 from quiver.retrieval.records import Document, Hits, Query, Run
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.search import Fusion, fuse, fuse_hits, fuse_runs, index_system, search_fused, word_system
 
 A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}
@@ -150,7 +150,7 @@ def test_scores_that_are_not_finite_are_refused() -> None:
 def test_systems_are_searched_to_the_depth_and_fused(tmp_path: Path, word_sum: Any) -> None:
     documents = [Document(f"d{number}", f"word{number % 4} text{number % 3} end", metadata={"part": number}) for number in range(24)]
     index = build_index(documents, word_sum, tmp_path / "i")
-    words = WordIndex(index)
+    words = word_index(index)
     queries = [Query("q1", "word1 text2"), Query("q2", "nothing at all")]
     fusion = Fusion(weights=(1.0, 2.0))
     found = search_fused([index_system(index, word_sum), word_system(words)], queries, 3, fusion=fusion, depth=7)

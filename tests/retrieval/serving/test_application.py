@@ -19,7 +19,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.search import search as search_index
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.middleware import web_origin
@@ -75,7 +75,7 @@ def test_the_first_retriever_is_the_default(app: Any) -> None:
 
 
 def test_the_bm25_retriever_ranks_by_words(app: Any, indexes: Indexes) -> None:
-    words = WordIndex(open_index(indexes.dense)).search(["granite snow"], 5)
+    words = word_index(open_index(indexes.dense)).search(["granite snow"], 5)
     found = search(app, query="granite snow", k=5, retriever="bm25", explain=True).json()
     assert [hit["id"] for hit in found["hits"]] == list(words.ids[0])
     assert [hit["score"] for hit in found["hits"]] == pytest.approx(words.scores[0].tolist())
