@@ -84,7 +84,7 @@ class EncoderConfig:
     activation: str = "gelu"
     """One of `ACTIVATIONS`; gelu is the exact (erf) form."""
     window: int = 128
-    """Local layers: a token sees |i - j| <= window // 2, both ends included."""
+    """Local layers: a token sees tokens at a distance of at most window // 2, both ends included."""
     global_theta: float = 160_000.0
     """RoPE base of the global layers."""
     local_theta: float = 10_000.0

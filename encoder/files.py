@@ -9,7 +9,7 @@ import os
 import re
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -293,6 +293,16 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 yield cast(BinaryIO, packed)
         else:
             yield raw
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write one JSON object per line, see `atomic_file`.
+
+    Raises:
+        InputError: The folder does not exist or cannot be written.
+    """
+    with atomic_file(path) as file:
+        file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
 
 
 def cache_folder(name: str) -> Path:

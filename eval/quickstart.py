@@ -2,10 +2,10 @@
 
 Contents of the output folder:
 
-    data/train.jsonl.gz   training pairs          data/held_out/   a BEIR folder of functions not used in training
+    data/                 what ``quiver collections docstrings`` writes: functions, docstrings, judgements, training pairs
     untrained/            the random model        trained/         the model, and run.json
-    results/*/            results.json, runs      index/           the held-out functions, searchable
-    report.md             the table, with provenance
+    results/*/            results.json, runs      index/           all functions, searchable
+    report.html           the report              report.md        the same as text
     .quiver-quickstart    marks the folder as output of a quickstart: without it nothing in the folder is replaced
 
 Source of the task: CodeSearchNet, arXiv:1909.09436 (docstring -> function).
@@ -26,14 +26,14 @@ from quiver.encoder import InputError
 from quiver.eval.evaluation import evaluate, require_baselines
 from quiver.eval.report.retrieval import write_report
 from quiver.eval.results import Results
-from quiver.retrieval.data.docstrings import mine, split_by_module, write_collection, write_pairs
+from quiver.retrieval.data.docstrings import mine, split_pairs, write_collection
 from quiver.retrieval.index import Index, build_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import DenseModel, Query, TokenModel
 from quiver.retrieval.search.search import search
-from quiver.retrieval.training.data import HELD_OUT, TrainingRows, rows_of_pairs
+from quiver.retrieval.training.data import TrainingRows, rows_of_pairs
 from quiver.retrieval.training.model import build_model, require_extra
 from quiver.retrieval.training.recipe import Recipe, load_recipe
 from quiver.retrieval.training.run import RunStoppedError, check_rows, train_and_save
@@ -53,7 +53,10 @@ ANSWERS = 3
 BASELINES = ("bm25",)
 """Baselines that both models are compared with."""
 
-MADE = ("data", "untrained", "trained", "results", "index", "report.md")
+REPORTS = ("report.html", "report.md")
+"""Reports that a quickstart writes."""
+
+MADE = ("data", "untrained", "trained", "results", "index", *REPORTS)
 """Names that a quickstart creates in its folder; it moves or removes nothing else there."""
 
 MARKER = ".quiver-quickstart"
@@ -75,7 +78,8 @@ class QuickstartResult:
 
     Attributes:
         train_pairs: Number of training pairs.
-        held_out: Number of indexed functions, and of queries.
+        test_queries: Number of test queries, docstrings of packages that training never sees.
+        functions: Number of indexed functions, those of the training pairs included.
         untrained: Results of the random model.
         trained: Results of the same model after training, and of BM25.
         answers: Question -> functions found.
@@ -84,7 +88,8 @@ class QuickstartResult:
     """
 
     train_pairs: int
-    held_out: int
+    test_queries: int
+    functions: int
     untrained: Results
     trained: Results
     answers: dict[str, list[Answer]]
@@ -127,17 +132,16 @@ def quickstart(
     clock = _Clock(say)
 
     clock.start("mining", "mining docstrings and functions")
-    train, held_out = split_by_module(mine(packages=packages, progress=progress), held_out=HELD_OUT, seed=recipe.training.seed)
-    collection, report = out / "data" / "held_out", out / "report.md"
+    splits = split_pairs(mine(packages=packages, progress=progress))
+    train, collection = splits.train, out / "data"
     with TemporaryDirectory(prefix="quiver-quickstart-") as work:
         rows = rows_of_pairs(train, Path(work))
         check_rows(recipe, rows)
 
-        clock.start("training", f"training on {len(train):,} pairs; {len(held_out):,} functions of other modules are held out")
+        clock.start("training", f"training on {len(train):,} pairs; {len(splits.test):,} functions of other packages are test queries")
         model = build_model(recipe, rows.texts())
         with _making_room(out):
-            write_pairs(train, out / "data" / "train.jsonl.gz")
-            write_collection(held_out, collection)
+            write_collection(splits, collection)
             model.save_pretrained(out / "untrained" / "model")
             _train(recipe, rows, model, out / "trained", progress=progress, command=command)
 
@@ -153,14 +157,17 @@ def quickstart(
                 )
                 for name in ("untrained", "trained")
             }
-            write_report([out / "results" / name for name in results], report)
+            for report in REPORTS:
+                write_report([out / "results" / name for name in results], out / report)
 
-            clock.start("search", "indexing the held-out functions and asking three questions")
+            clock.start("search", "indexing the functions and asking three questions")
             trained = load_model(out / "trained" / "model")
             index = build_index(collection, trained, out / "index", progress=progress)
             answers = _ask(index, trained)
     seconds = clock.stop()
-    return QuickstartResult(len(train), len(held_out), results["untrained"], results["trained"], answers, seconds, report)
+    return QuickstartResult(
+        len(train), len(splits.test), len(index), results["untrained"], results["trained"], answers, seconds, out / REPORTS[0]
+    )
 
 
 def _train(recipe: Recipe, rows: TrainingRows, model: BiEncoder | ColBERT, out: Path, *, progress: bool, command: str | None) -> None:

@@ -1,9 +1,10 @@
-"""Tables for people: plain text for a terminal, HTML for a notebook."""
+"""Tables for people: plain text for a terminal, HTML for a notebook; and short names of folders in them."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 100) -> str:
@@ -35,3 +36,14 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Names of indexes and models in tables: the last part of each path, or the whole paths if two last parts are equal.
+
+    Example:
+        >>> short_names(["indexes/dense", "bm25"]), short_names(["a/dense", "b/dense"])
+        (['dense', 'bm25'], ['a/dense', 'b/dense'])
+    """
+    names = [Path(path).name or Path(path).resolve().name for path in paths]
+    return names if len(set(names)) == len(names) else list(paths)

@@ -53,6 +53,8 @@ OPTIONAL = (
     "schedulefree",
     "optimi",
     "triton",
+    "sphinx",
+    "nbclient",
 )
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -7,20 +7,22 @@ import importlib
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
-from quiver.cli.main import app
+from quiver.cli.main import COMMANDS, app
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "recipes/README.md",
-    *sorted(str(p.relative_to(REPOSITORY)) for p in (REPOSITORY / "docs").glob("*.md")),
+    *sorted(str(p.relative_to(REPOSITORY)) for p in (REPOSITORY / "docs").rglob("*.md")),
 ]
 
 
@@ -89,7 +91,7 @@ def test_readme_is_short() -> None:
 
 
 def test_the_readme_example_runs(minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "data" / "scifact"
+    folder = tmp_path / "data" / "code"
     (folder / "qrels").mkdir(parents=True)
     rows = [{"_id": name, "title": "", "text": f"{name}s are birds"} for name in ("owl", "heron")]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -99,3 +101,35 @@ def test_the_readme_example_runs(minilm: Path, tmp_path: Path, monkeypatch: pyte
     [example] = blocks("README.md", "python")
     exec(compile(example.replace("sentence-transformers/all-MiniLM-L6-v2", str(minilm)), "README.md", "exec"), {})
     assert capsys.readouterr().out.startswith("owl Owls have wings.\n")
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_is_searched_from_files(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("sphinx")
+    build = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-d",
+        str(tmp_path / "cache"),
+        str(REPOSITORY / "docs"),
+        str(tmp_path / "site"),
+    ]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = {str(page.relative_to(tmp_path / "site")) for page in (tmp_path / "site").rglob("*.html")}
+    assert {f"{page[5:-3]}.html" for page in PAGES if page.startswith("docs/")} <= pages
+    commands = (tmp_path / "site" / "reference" / "commands.html").read_text(encoding="utf-8")
+    assert all(f">quiver {name}<" in commands for name in COMMANDS)
+    assert "shard-memory" in commands
+    for page in pages:  # no style, script, font or image of another host
+        loaded = re.findall(r'(?:src="|<link [^>]*href="|url\()(?:https?:)?//[^"]+', (tmp_path / "site" / page).read_text(encoding="utf-8"))
+        assert not loaded, f"{page}: {loaded}"
+    tab = request.getfixturevalue("tab")
+    tab.open(f"{(tmp_path / 'site' / 'search.html').as_uri()}?q=tombstone", (1280, 900))
+    found = tab.until("[...document.querySelectorAll('#search-results li a')].map(link => link.innerText).join()")
+    assert "File formats" in found
+    assert not [url for url in tab.requests() if url.startswith("http")]

@@ -9,15 +9,15 @@ Source: SQuAD, arXiv:1606.05250 and arXiv:1806.03822; KorQuAD 1.0, arXiv:1909.07
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import atomic_file, read_json
-from quiver.retrieval.data.corpus import read_judgements
+from quiver.encoder.files import read_json
+from quiver.retrieval.data.corpus import read_judgements, write_beir
+from quiver.retrieval.records import Document, Query
 
 
 class RawParagraph(NamedTuple):
@@ -139,19 +139,9 @@ def write_squad(squad: Squad, out: Path, *, qrels: Path | None = None) -> list[s
         InputError: ``out`` already holds a collection or cannot be written; or a judgement of ``qrels`` names an unknown question or
             paragraph (names its line).
     """
-    splits = (
-        {ALL: _lines((query, document, 1) for query, document in squad.answers.items())} if qrels is None else _taken_over(squad, qrels)
-    )
-    if (out / "corpus.jsonl").exists():
-        raise InputError(f"{out}: already contains a collection; remove it, or choose another --out")
-    try:
-        (out / "qrels").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
-    _write(out / "corpus.jsonl", (_row({"_id": key, "title": "", "text": text}) for key, text in squad.documents.items()))
-    _write(out / "queries.jsonl", (_row({"_id": key, "text": text}) for key, text in squad.queries.items()))
-    for split, lines in splits.items():
-        _write(out / "qrels" / f"{split}.tsv", lines)
+    splits = {ALL: [(query, document, 1) for query, document in squad.answers.items()]} if qrels is None else _judged(squad, qrels)
+    documents = (Document(key, text) for key, text in squad.documents.items())
+    write_beir(out, documents, (Query(key, text) for key, text in squad.queries.items()), splits)
     return list(splits)
 
 
@@ -164,7 +154,7 @@ def _answerable(paragraph: RawParagraph) -> dict[str, str]:
     return questions
 
 
-def _taken_over(squad: Squad, qrels: Path) -> dict[str, list[bytes]]:
+def _judged(squad: Squad, qrels: Path) -> dict[str, list[tuple[str, str, int]]]:
     files = sorted(qrels.glob("*.tsv")) if qrels.is_dir() else []
     if not files:
         raise InputError(f"{qrels}: not a folder with <split>.tsv files")
@@ -175,19 +165,5 @@ def _taken_over(squad: Squad, qrels: Path) -> dict[str, list[bytes]]:
             for kind, key, known in (("question", judgement.query, squad.queries), ("paragraph", judgement.document, squad.documents)):
                 if key not in known:
                     raise InputError(f"{judgement.position}: unknown {kind} {key!r}")
-        splits[file.stem] = _lines((judgement.query, judgement.document, judgement.grade) for judgement in judgements)
+        splits[file.stem] = [(judgement.query, judgement.document, judgement.grade) for judgement in judgements]
     return splits
-
-
-def _lines(judgements: Iterable[tuple[str, str, int]]) -> list[bytes]:
-    rows = [f"{query}\t{document}\t{grade}\n" for query, document, grade in judgements]
-    return [line.encode() for line in ("query-id\tcorpus-id\tscore\n", *rows)]
-
-
-def _row(row: Mapping[str, str]) -> bytes:
-    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
-
-
-def _write(path: Path, lines: Iterable[bytes]) -> None:
-    with atomic_file(path) as file:
-        file.writelines(lines)

@@ -1,4 +1,4 @@
-"""Evaluation: quickstart, evaluate, report write | compare | card | mteb | training, collections list | show | fetch | missing | squad."""
+"""Evaluation: quickstart, evaluate, report write | compare | card | mteb | training, and collections."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ report_app = typer.Typer(
     help="Turn results into reports. If the first argument is a folder, the command is write. Type ./compare for a folder called compare.",
     epilog="Example: quiver report results/a results/b --out report.html",
 )
-collections_app = typer.Typer(invoke_without_command=True, callback=help_alone, help="List and download published collections.")
+collections_app = typer.Typer(invoke_without_command=True, callback=help_alone, help="List, download and make collections.")
 
 
 def quickstart(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: data, models, index and report.")] = Path("quickstart"),
     overrides: options.Overrides = None,
-    packages: Annotated[list[str] | None, typer.Option("--package", help="Further package to take functions from. Repeatable.")] = None,
+    packages: options.Packages = None,
     overwrite: options.Overwrite = False,
     progress: options.Progress = None,
     as_json: options.Json = False,
@@ -100,7 +100,8 @@ def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
     answers = {question: [{"id": answer.id, "score": answer.score} for answer in found] for question, found in result.answers.items()}
     return {
         "train_pairs": result.train_pairs,
-        "held_out": result.held_out,
+        "test_queries": result.test_queries,
+        "functions": result.functions,
         "untrained": _measures(result.untrained),
         "trained": _measures(result.trained),
         "bm25": dict(bm25.measures),
@@ -115,7 +116,9 @@ def _print_quickstart(result: QuickstartResult) -> None:
     systems = (("untrained", _measures(result.untrained)), ("trained", _measures(result.trained)), ("BM25", bm25.measures))
     labels = _short_labels()
     rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
-    print_table(f"{result.held_out:,} functions of modules held out from training", ("", *labels.values()), rows)
+    print_table(
+        f"{result.test_queries:,} queries of packages held out from training; {result.functions:,} functions", ("", *labels.values()), rows
+    )
     for question, answers in result.answers.items():
         say(f"\n? {question}")
         for answer in answers:
@@ -489,6 +492,26 @@ def collections_squad(
     found = read_squad(file)
     splits = write_squad(found, out, qrels=qrels)
     say(f"{out}: {len(found.documents):,} documents, {len(found.queries):,} queries; {', '.join(splits)}")
+
+
+@collections_app.command("docstrings")
+def collections_docstrings(
+    out: Annotated[Path, typer.Option("--out", "-o", help="BEIR folder to write.")],
+    packages: options.Packages = None,
+    progress: options.Progress = None,
+) -> None:
+    """Make a code search collection of Python's standard library, without a download: docstrings are queries, functions are documents.
+
+    The folder also holds train.jsonl.gz, pairs to train on. Three splits: train, dev and test, of different packages.
+
+    Example: quiver collections docstrings --out data/code
+    """
+    from quiver.retrieval.data.docstrings import TRAINING_PAIRS, mine, split_pairs, write_collection
+
+    splits = split_pairs(mine(packages=packages or [], progress=show_progress(progress)))
+    write_collection(splits, out)
+    counts = ", ".join(f"{len(pairs):,} {name}" for name, pairs in splits._asdict().items())
+    say(f"{out}: {sum(map(len, splits)):,} functions; queries: {counts}\ntraining pairs: {out / TRAINING_PAIRS}")
 
 
 def _entries(names: Iterable[str] | None) -> list[Entry]:

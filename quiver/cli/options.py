@@ -26,6 +26,9 @@ ResultsFolders: TypeAlias = Annotated[list[Path], typer.Argument(help="Results f
 CollectionNames: TypeAlias = Annotated[
     list[str] | None, typer.Argument(help="Collections, groups or families: beir/scifact, beir/cqadupstack, beir. Default: all.")
 ]
+Packages: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--package", help="Further installed package to take functions from. Repeatable.")
+]
 Overrides: TypeAlias = Annotated[list[str] | None, typer.Argument(help="Recipe settings to change, written section.setting=value.")]
 
 # Models.

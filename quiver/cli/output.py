@@ -219,14 +219,3 @@ def command_line() -> str:
 def quiver_version() -> str:
     """Return the installed version of Quiver."""
     return installed_version("quiver-retrieval") or "unknown (not installed)"
-
-
-def short_names(paths: Sequence[str]) -> list[str]:
-    """Names of indexes and models in tables: the last part of each path, or the whole paths if two last parts are equal.
-
-    Example:
-        >>> short_names(["indexes/dense", "bm25"]), short_names(["a/dense", "b/dense"])
-        (['dense', 'bm25'], ['a/dense', 'b/dense'])
-    """
-    names = [Path(path).name or Path(path).resolve().name for path in paths]
-    return names if len(set(names)) == len(names) else list(paths)

@@ -1,4 +1,4 @@
-"""``quiver search``: options, checks, and how hits and explanations are printed. ``rankings`` does the search."""
+"""``quiver search``: options, checks, and how hits and explanations are printed. ``quiver.retrieval.search.retrievers`` does the search."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
-    from quiver.cli.rankings import Explained, Found
     from quiver.retrieval.cluster.index import ShardedIndex
     from quiver.retrieval.records import Missing, Query, Run
     from quiver.retrieval.search.bm25 import WordScore
     from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
     from quiver.retrieval.search.groups import Group
+    from quiver.retrieval.search.retrievers import Explained
+    from quiver.retrieval.search.search import SearchResult
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def search(
     queries: Annotated[
         Path | None, typer.Option("--queries", help="File of queries, .jsonl[.gz] or .tsv, instead of a query text.")
     ] = None,
-    run: Annotated[Path | None, typer.Option("--run", help="TREC run file to write, with --queries.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="TREC run file to write, with --queries.")] = None,
     conditions: Annotated[
         list[str] | None,
         typer.Option(
@@ -120,63 +121,68 @@ def search(
 
     quiver search indexes/manual "how to reset the password" --group-by file
 
-    quiver search indexes/scifact --queries queries.jsonl --run runs/scifact.trec -k 1000
+    quiver search indexes/scifact --queries queries.jsonl --out runs/scifact.trec -k 1000
 
-    quiver search indexes/msmarco --queries queries.jsonl --run runs/msmarco.trec --shard-memory 16GB --replicas 2 --address auto
+    quiver search indexes/msmarco --queries queries.jsonl --out runs/msmarco.trec --shard-memory 16GB --replicas 2 --address auto
     """
-    _check_options(text, queries, run, explain=explain)
+    _check_options(text, queries, out, explain=explain)
     _check_effort(effort, target_recall)
     _check_fusion(fuse or [], fusion, weights, normalize)
     if generation is not None and (shards or shard_memory):
         raise InputError("--generation opens an index in this process; remove --shards and --shard-memory")
 
-    from quiver.cli import rankings
+    from quiver.cli.hits import QUERY, check_run, describe_hits, make_fusion, queries_of
     from quiver.retrieval.data.corpus import write_run
     from quiver.retrieval.index import Filter
     from quiver.retrieval.index.engines import parse_effort
+    from quiver.retrieval.search.groups import field_of, search_groups
+    from quiver.retrieval.search.retrievers import OpenIndexes
 
     condition = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
-    how = rankings.make_fusion(fuse or [], fusion, weights, normalize)
-    query_list = rankings.queries_of(text, queries)
+    given = [str(folder), *(fuse or [])]
+    how = make_fusion(len(given), fusion, weights, normalize)
+    query_list = queries_of(text, queries)
     _check_queries(query_list, queries)
     sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
-    opened = rankings.Opened(folder, model=model, device=device, generation=generation, verify=verify, sharded=sharded)
-    stage = None if rerank is None else opened.second_stage(rerank)
-    choices = rankings.Choices(condition, parse_effort(effort or "balanced"), target_recall, show_progress(progress))
-    sources = rankings.open_sources(opened, [str(folder), *(fuse or [])], how, choices)
-    if run is not None:
-        rankings.check_run(run, query_list, opened.indexes)
+    opened = OpenIndexes(device=device, verify=verify, progress=show_progress(progress))
+    index = opened.index(folder, model=model, generation=generation, sharded=sharded)
+    retriever = opened.fused(given, how, candidates=candidates)
+    if rerank is not None:
+        retriever = opened.reranked(retriever, rerank, candidates=candidates)
+    if out is not None:
+        check_run(out, query_list, opened.indexes)
+    how_far = None if target_recall is not None else parse_effort(effort or "balanced")
+    search_to = partial(retriever.search, query_list, filter=condition, effort=how_far, target_recall=target_recall)
     groups: dict[str, list[Group]] = {}
     if group_by is None:
-        found = rankings.rank(query_list, k, sources, how, stage, candidates)
+        found = search_to(k)
     else:
-        search_to = partial(rankings.rank, query_list, sources=sources, fusion=how, stage=stage, candidates=candidates)
-        found, groups = rankings.rank_groups(search_to, k, opened.index(folder), group_by)
-    _report_missing(opened.missing, run=run)
-    if run is not None:
+        found, groups = search_groups(search_to, k, field_of(index, group_by))
+    _report_missing(found.missing, run=out)
+    if out is not None:
         ranking = found.run if group_by is None else {query: {each.key: each.score for each in those} for query, those in groups.items()}
-        write_run(ranking, run, tag="quiver")
-        _report_run(run, ranking)
+        write_run(ranking, out, tag="quiver")
+        _report_run(out, ranking)
         return
-    explained = rankings.explain_found(text or "", found, sources, stage) if explain else {}
-    hits = rankings.describe_hits(opened, found, explained)
+    explained = retriever.explain(text or "", list(found.run[QUERY])) if explain else {}
+    hits = describe_hits(opened, found, explained)
     for hit, group in zip(hits, next(iter(groups.values()), []), strict=False):
         hit |= {"group": group.key, "passages": dict(group.passages)}
     if as_json:
         print_json(hits)
     elif not hits:
-        say(f"nothing found in {len(opened.index(folder)):,} documents")
+        say(f"nothing found in {len(index):,} documents")
     elif explain:
         _print_explained(text or "", hits, explained)
     else:
-        _print_hits(hits, found, len(opened.index(folder)))
+        _print_hits(hits, found, len(index))
 
 
 def _check_options(text: str | None, queries: Path | None, run: Path | None, *, explain: bool) -> None:
     if (text is None) == (queries is None):
         raise InputError("pass either a query text or --queries FILE")
     if (queries is None) != (run is None):
-        raise InputError("--queries FILE and --run FILE must be used together")
+        raise InputError("--queries FILE and --out FILE must be used together")
     if explain and text is None:
         raise InputError("--explain explains the results of one query text; it cannot be used with --queries")
 
@@ -262,7 +268,7 @@ def _ranks(hit: Mapping[str, Any]) -> list[str]:
     return ["-" if entry is None else f"{entry['rank']} ({entry['score']:.4f})" for entry in ranked]
 
 
-def _print_hits(hits: Sequence[Mapping[str, Any]], found: Found, documents: int) -> None:
+def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, documents: int) -> None:
     origins = [*found.lists, *(["candidate"] if found.candidates is not None else [])]
     grouped = ["passages"] if hits and "group" in hits[0] else []
     rows = []
@@ -296,7 +302,7 @@ def _print_explained(text: str, hits: Sequence[Mapping[str, Any]], explained: Ma
         names = [*hit.get("lists", {}), *(["candidate"] if "candidate" in hit else [])]
         origin = ", ".join(f"{name} {rank}" for name, rank in zip(names, _ranks(hit), strict=True))
         console.print(Text.assemble((heading, "bold"), f"  {origin}" if origin else ""))
-        for view in explanation_view(text, explained[hit["id"]]):
+        for view in explanation_view(text, explained.get(hit["id"], {})):
             console.print(view)
         console.print()
 

@@ -1,4 +1,4 @@
-"""``quiver serve``."""
+"""``quiver serve`` and ``quiver mcp``."""
 
 from __future__ import annotations
 
@@ -6,26 +6,32 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import print_json, say, short_names
+from quiver.cli.output import print_json, say
 from quiver.encoder.errors import InputError
+from quiver.retrieval.display import short_names
 from quiver.retrieval.units import parse_size
 
-_EXTRA = ("fastapi", "uvicorn", "prometheus_client")  # modules of the extra `serve`
+# Modules of the extras.
+_SERVE = ("fastapi", "uvicorn", "prometheus_client")
+_MCP = (*_SERVE, "mcp")
+
+Indexes: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(metavar="INDEX...", help="Index folders, each as FOLDER or NAME=FOLDER. The first is the default of requests."),
+]
+Fuse: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--fuse", help="bm25: also serve BM25 over the texts of the first index, alone or for fusion.")
+]
 
 
 def serve(
-    indexes: Annotated[
-        list[str],
-        typer.Argument(metavar="INDEX...", help="Index folders, each as FOLDER or NAME=FOLDER. The first is the default of requests."),
-    ],
-    fuse: Annotated[
-        list[str] | None, typer.Option("--fuse", help="bm25: also serve BM25 over the texts of the first index, alone or for fusion.")
-    ] = None,
+    indexes: Indexes,
+    fuse: Fuse = None,
     model: options.IndexModel = None,
     device: options.Device = None,
     host: Annotated[str, typer.Option("--host", help="Network interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -35,6 +41,14 @@ def serve(
         typer.Option(
             "--token-file",
             help="File with the token that allows adding and deleting documents. Default: QUIVER_TOKEN, otherwise read-only.",
+        ),
+    ] = None,
+    read_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--read-token-file",
+            help="File with a token that searching, reading documents and using models need; that of --token-file serves too."
+            " Default: QUIVER_READ_TOKEN, otherwise everybody may read.",
         ),
     ] = None,
     origins: Annotated[
@@ -87,13 +101,11 @@ def serve(
 
     quiver serve dense=indexes/dense colbert=indexes/colbert --port 9000 --token-file token
     """
-    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"quiver serve needs {', '.join(missing)}: pip install 'quiver-retrieval[serve]'")
+    _check_extra("serve", _SERVE)
     from quiver.retrieval.serving.middleware import host_name, web_origin
     from quiver.retrieval.serving.schemas import Limits
     from quiver.retrieval.serving.server import Address, run_service
-    from quiver.retrieval.serving.service import open_service, read_token
+    from quiver.retrieval.serving.service import READING_VARIABLE, Access, open_service, read_token
 
     if fuse not in (None, [], ["bm25"]):
         raise InputError("--fuse accepts only bm25 here; pass further indexes as arguments")
@@ -119,9 +131,9 @@ def serve(
         drain_seconds=drain,
     )
     folders = named_folders(indexes)
-    token = read_token(token_file)
+    access = Access(read_token(token_file), read_token(read_token_file, READING_VARIABLE))
     service = open_service(
-        folders, words=bool(fuse), model=model, device=device, token=token, limits=limits, workers=concurrency, verify=verify
+        folders, words=bool(fuse), model=model, device=device, access=access, limits=limits, workers=concurrency, verify=verify
     )
 
     def started(url: str) -> None:
@@ -131,6 +143,32 @@ def serve(
             say(f"serving {', '.join(service.retrievers)} at {url}; press Ctrl-C to stop")
 
     run_service(service, address, started=started)
+
+
+def mcp(
+    indexes: Indexes,
+    fuse: Fuse = None,
+    model: options.IndexModel = None,
+    device: options.Device = None,
+    verify: options.Verify = True,
+) -> None:
+    """Let agents search indexes and read documents, by the Model Context Protocol over standard input and output.
+
+    Example: quiver mcp indexes/notes, as the command of a server in the configuration of an agent.
+    """
+    _check_extra("mcp", _MCP)
+    from quiver.retrieval.serving.mcp_server import run_server
+    from quiver.retrieval.serving.service import open_service
+
+    if fuse not in (None, [], ["bm25"]):
+        raise InputError("--fuse accepts only bm25 here; pass further indexes as arguments")
+    run_server(open_service(named_folders(indexes), words=bool(fuse), model=model, device=device, verify=verify))
+
+
+def _check_extra(extra: str, modules: Sequence[str]) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"quiver {extra} needs {', '.join(missing)}: pip install 'quiver-retrieval[{extra}]'")
 
 
 def _body_size(text: str) -> int:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import atomic_file, read_json_lines, read_lines
+from quiver.encoder.files import atomic_file, read_json_lines, read_lines, write_json_lines
 from quiver.retrieval.records import Document, Metadata, Query, Run, Value
 
 # Nine digits fit every integer type that scorers use for grades; a longer number means a damaged file.
@@ -435,6 +435,41 @@ def assemble(
         if judgement.document in wanted:
             raise InputError(f"{judgement.position}: document '{judgement.document}' is not in the corpus")
     return Collection(name, split, StreamedDocuments(documents, count), tuple(judged_queries), qrels, empty)
+
+
+def write_beir(
+    folder: Path, documents: Iterable[Document], queries: Iterable[Query], splits: Mapping[str, Iterable[tuple[str, str, int]]]
+) -> None:
+    """Write a BEIR folder: ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/<split>.tsv``.
+
+    Args:
+        folder: Folder; created if missing. The splits are written last, so an interrupted call leaves no valid collection.
+        documents: The documents.
+        queries: The queries of all splits.
+        splits: Split -> judgements (query id, document id, grade).
+
+    Raises:
+        InputError: ``folder`` already contains a collection, or cannot be written.
+    """
+    if (folder / "corpus.jsonl").exists():
+        raise InputError(f"{folder}: already contains a collection; remove it, or choose another --out")
+    try:
+        (folder / "qrels").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
+    write_json_lines(
+        folder / "corpus.jsonl",
+        (
+            {"_id": document.id, "title": document.title, "text": document.text}
+            | ({"metadata": document.metadata} if document.metadata else {})
+            for document in documents
+        ),
+    )
+    write_json_lines(folder / "queries.jsonl", ({"_id": query.id, "text": query.text} for query in queries))
+    for split, judgements in splits.items():
+        with atomic_file(folder / "qrels" / f"{split}.tsv") as file:
+            file.write(b"query-id\tcorpus-id\tscore\n")
+            file.writelines(f"{query}\t{document}\t{grade}\n".encode() for query, document, grade in judgements)
 
 
 def read_documents(path: Path) -> Iterator[Document]:

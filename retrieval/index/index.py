@@ -24,7 +24,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.display import html_table
-from quiver.retrieval.index.documents import DocumentTable, DocumentTableWriter, Filter, FilterLike, as_filter, describe, merge_documents
+from quiver.retrieval.index.documents import (
+    DocumentTable,
+    DocumentTableWriter,
+    Facet,
+    Filter,
+    FilterLike,
+    as_filter,
+    count_values,
+    describe,
+    merge_documents,
+)
 from quiver.retrieval.index.engines import (
     AnyCodec,
     AnySegment,
@@ -838,6 +848,40 @@ class Index:
                 there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
                 raise InputError(f"{self.path}: no document has the field '{condition.field}' to filter by; {there}")
         return chosen
+
+    def count(self, filter: FilterLike = None) -> int:
+        """Number of documents that match a filter.
+
+        Raises:
+            InputError: The filter is malformed, or names a field that no document has.
+        """
+        chosen = self.check_filter(filter)
+        if chosen is None:
+            return len(self)
+        bitmaps = self.matching(chosen)
+        sizes = [len(segment.documents) for segment in self.segments]
+        return sum(size if rows is None else int(np.count_nonzero(rows)) for size, rows in zip(sizes, bitmaps, strict=True))
+
+    def facets(self, fields: Sequence[str], *, filter: FilterLike = None, most: int = 20) -> dict[str, Facet]:
+        """Count the values of fields over all documents that match a filter, whatever a query ranks first.
+
+        Args:
+            fields: Names of fields.
+            filter: Filter on the documents, see `search`; None for all documents.
+            most: Maximum number of values per field.
+
+        Raises:
+            InputError: The filter is malformed, or it or ``fields`` names a field that no document has.
+            DamagedIndexError: The metadata is damaged.
+        """
+        chosen = self.check_filter(filter)
+        for field in fields:
+            if field not in self.fields:
+                there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
+                raise InputError(f"{self.path}: no document has the field '{field}' to count; {there}")
+        bitmaps = [segment.alive for segment in self.segments] if chosen is None else self.matching(chosen)
+        tables = [(segment.documents.metadata, rows) for segment, rows in zip(self.segments, bitmaps, strict=True)]
+        return {field: count_values(field, tables, most=most) for field in fields}
 
     def check_model(self, card: ModelCard) -> None:
         """Check that a model is the one that built the index.

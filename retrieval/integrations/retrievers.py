@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.integrations.stores import missing_library
 from quiver.retrieval.models.loading import load_index_model
 from quiver.retrieval.records import DenseModel, Document, Query, TokenModel
-from quiver.retrieval.search.search import search
+from quiver.retrieval.search.retrievers import SharedModel, VectorRetriever
 
 
 class ScoredDocument(NamedTuple):
@@ -62,7 +61,7 @@ class TextSearcher:
         self.index.check_model(self.model.card)
         self.defaults = defaults or Defaults()
         self._where = as_filter(self.defaults.filter)
-        self._encoding = threading.Lock()
+        self._retriever = VectorRetriever("index", self.index, SharedModel(self.model))  # models are not thread-safe
 
     def ask(self, text: str, *, k: int | None = None, filter: FilterLike = None) -> list[ScoredDocument]:
         """Return the best documents for a text, best first; with ids only if the index stores no texts.
@@ -73,16 +72,13 @@ class TextSearcher:
             filter: Condition on the documents; None for the default.
         """
         chosen = self.defaults
-        with self._encoding:  # models are not thread-safe
-            found = search(
-                self.index,
-                self.model,
-                [Query("query", text)],
-                chosen.k if k is None else k,
-                filter=self._where if filter is None else as_filter(filter),
-                effort=chosen.effort,
-                target_recall=chosen.target_recall,
-            )
+        found = self._retriever.search(
+            [Query("query", text)],
+            chosen.k if k is None else k,
+            filter=self._where if filter is None else as_filter(filter),
+            effort=chosen.effort,
+            target_recall=chosen.target_recall,
+        )
         kept = self.index.manifest.policy.store_text
         ranked = found.run["query"].items()
         return [ScoredDocument(self.index.document(key) if kept else Document(key, ""), score) for key, score in ranked]

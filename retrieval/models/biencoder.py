@@ -442,6 +442,38 @@ class BiEncoder(PretrainedModel):
         vectors, tokens = self._encoded(texts, self._job(role), progress=progress)
         return DenseEncoding(vectors.numpy(), tokens)
 
+    def encode_token_ids(self, ids: Sequence[Sequence[int]]) -> DenseVectors:
+        """Encode texts that are tokenized already, as they are: without a prompt, and without adding special tokens.
+
+        Args:
+            ids: B lists of ids of the model's tokenizer.
+
+        Returns:
+            (B, d) float32, in input order.
+
+        Raises:
+            InputError: A text has no tokens or more than ``max_seq_length``, or an id is not in the vocabulary.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"))
+            >>> ids = model.tokenize(["a bird"], "document").ids
+            >>> bool(np.allclose(model.encode_token_ids(ids), model.encode(["a bird"]), atol=1e-6))
+            True
+        """
+        size = self.encoder.config.vocab_size
+        for row, text in enumerate(ids):
+            if not 1 <= len(text) <= self.max_length:
+                raise InputError(f"text {row} has {len(text):,} tokens; a text of this model has 1 to {self.max_length:,}")
+            if not all(0 <= each < size for each in text):
+                raise InputError(f"text {row} has a token id outside of the vocabulary, 0 to {size - 1}")
+        vectors = torch.empty(len(ids), self.dim)
+        told = describe_tokens([""] * len(ids), ids, [False] * len(ids))
+        inputs = ModelInputs([list(text) for text in ids], told, np.ones(len(ids), np.int64), out=vectors)
+        with closing(self._loop(EncodingJob("document", "")).run([inputs], lambda whole: whole)) as groups:
+            for _ in groups:
+                pass
+        return vectors.numpy()
+
     def encode_chunks(self, chunks: Iterable[Sequence[str]], role: Role) -> Generator[DenseEncoding, None, None]:
         """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.engines import check_k
-from quiver.retrieval.records import Run
+from quiver.retrieval.search.search import SearchResult
 
 _PASSAGES = 4  # passages a group that are searched for at first
 
@@ -54,27 +54,31 @@ def group_hits(ranking: Mapping[str, float], key_of: Callable[[str], str]) -> li
     return [Group(key, passages) for key, passages in found.items()]
 
 
-def search_groups(search: Callable[[int], Run], k: int, key_of: Callable[[str], str]) -> dict[str, list[Group]]:
+def search_groups(
+    search: Callable[[int], SearchResult], k: int, key_of: Callable[[str], str]
+) -> tuple[SearchResult, dict[str, list[Group]]]:
     """Search for the k best groups of each query: passages are searched ever deeper, until there are as many groups or no more passages.
 
     Args:
-        search: Function from a number of passages to the run of the queries.
+        search: Function from a number of passages to the result of their search.
         k: Groups per query.
         key_of: Function from a passage's id to its group.
 
     Returns:
-        Query id -> groups, the one with the best passage first.
+        The result, with the best passage of each group alone in its run; and query id -> groups, the one with the best passage first.
 
     Raises:
         ValueError: k < 1.
     """
     depth, before = _PASSAGES * check_k(k), -1
     while True:
-        run = search(depth)
-        groups = {query: group_hits(ranking, key_of) for query, ranking in run.items()}
+        result = search(depth)
+        run = result.run
+        groups = {query: group_hits(ranking, key_of)[:k] for query, ranking in run.items()}
         found = sum(map(len, run.values()))
         if found == before or all(len(groups[query]) >= k or len(ranking) < depth for query, ranking in run.items()):
-            return {query: each[:k] for query, each in groups.items()}
+            best = {query: {each.best: each.score for each in those} for query, those in groups.items()}
+            return replace(result, run=best), groups
         before, depth = found, 4 * depth
 
 

@@ -1,4 +1,4 @@
-"""Search by text: search an index with query texts, fuse several rankings, and re-rank candidates with a ColBERT model.
+"""Search by text: search an index with query texts, fuse several rankings, and re-rank candidates. ``retrievers`` combines the three.
 
 Fusion sees only rankings, document id -> score: of runs, index hits or BM25. Documents are identified by their ids. Re-ranking takes the
 candidates' vectors from an index, or encodes their texts.
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,6 @@ from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.on_device import device_of
-from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
 
 if TYPE_CHECKING:
@@ -37,19 +37,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+NOT_ENCODED = TokenCounts(0, 0, 0, 0)
+"""Token counts of a search that encodes no query."""
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """Result of a search.
 
     Attributes:
         run: Query id -> document id -> score, queries in the order given, documents best first.
-        counts: Token counts of the queries.
+        counts: Token counts of the queries; zeros where none was encoded.
         missing: Part of a sharded index that was not searched; None if all of it was.
+        lists: Name of each fused ranking -> its run; empty without fusion.
+        candidates: The run before re-ranking; None without re-ranking.
+        efforts: Name of each ranking of an index -> search parameters that were used.
+        seconds: Wall-clock time of each stage: ``encode``, ``search``, ``fuse``, ``rerank``.
     """
 
     run: dict[str, dict[str, float]]
-    counts: TokenCounts
+    counts: TokenCounts = NOT_ENCODED
     missing: Missing | None = None
+    lists: Mapping[str, Run] = field(default_factory=dict)
+    candidates: Run | None = None
+    efforts: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def search(
@@ -91,11 +103,14 @@ def search(
     key, times = Counter(query_ids).most_common(1)[0]
     if times > 1:
         raise InputError(f"query id '{key}' occurs {times} times; ids must be unique")
+    begun = time.perf_counter()
     encoding = model.encode_texts([query.text for query in queries], "query", progress=progress)
+    encoded = time.perf_counter()
     if isinstance(index, Index):
         index.search_on(device_of(model))
     hits = index.search(encoded_queries(encoding, model.card), k, filter=filter, effort=effort, target_recall=target_recall)
-    return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing)
+    seconds = {"encode": encoded - begun, "search": time.perf_counter() - encoded}
+    return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing, seconds=seconds)
 
 
 Ranking: TypeAlias = Mapping[str, float]
@@ -246,69 +261,6 @@ def _difference(shared: int, first: int, other: int) -> str | None:
     return f"{shared:,} documents are in both, {first:,} in one and {other:,} in the other ({share:.0%} in common)"
 
 
-class RankingSystem(Protocol):
-    """A system that ranks documents for queries: an index with its model, BM25, or another function."""
-
-    def __call__(self, queries: Sequence[Query], k: int) -> Run:
-        """Return the k best documents of each query."""
-
-
-@dataclass(frozen=True)
-class Fused:
-    """Result of a search by several systems.
-
-    Attributes:
-        run: Query id -> document id -> fused score, documents best first.
-        lists: Run of each system; empty for a system of weight 0, which is not searched.
-    """
-
-    run: dict[str, dict[str, float]]
-    lists: tuple[Run, ...]
-
-
-def search_fused(systems: Sequence[RankingSystem], queries: Sequence[Query], k: int, *, fusion: Fusion, depth: int = 100) -> Fused:
-    """Search with several systems and fuse their rankings.
-
-    Args:
-        systems: At least one.
-        queries: Queries with unique ids.
-        k: Maximum documents per query.
-        fusion: Method, weights and normalization.
-        depth: Candidates that each system contributes, if more than k.
-
-    Raises:
-        InputError: The number of weights differs from the number of systems, or a system cannot search.
-        ValueError: There are no systems, or k < 1.
-    """
-    k = check_k(k)
-    weights = fusion.weights_of(len(systems))
-    lists = tuple(system(queries, max(k, depth)) if weight else {} for system, weight in zip(systems, weights, strict=True))
-    run = fuse_runs(lists, fusion, k=k)
-    return Fused({query.id: run.get(query.id, {}) for query in queries}, lists)
-
-
-def index_system(
-    index: Index,
-    model: DenseModel | TokenModel,
-    *,
-    filter: FilterLike = None,
-    effort: str | Mapping[str, Setting] | None = None,
-    target_recall: float | None = None,
-    progress: bool = False,
-) -> RankingSystem:
-    """Make a ranking system of an index and its model; see `quiver.retrieval.search.search.search`."""
-
-    def system(queries: Sequence[Query], k: int) -> Run:
-        return search(index, model, queries, k, filter=filter, effort=effort, target_recall=target_recall, progress=progress).run
-
-    return system
-
-
-def word_system(words: Index, *, filter: FilterLike = None) -> RankingSystem:
-    """Make a ranking system of an index of BM25."""
-    return lambda queries, k: words.search([query.text for query in queries], k, filter=filter).to_run([query.id for query in queries])
-
-
 def _reciprocal_ranks(ranking: Ranking, fusion: Fusion) -> Terms:
     return {document: 1 / (fusion.constant + rank) for rank, document in enumerate(ranked(ranking), start=1)}, 0.0
 
@@ -346,20 +298,18 @@ NORMALISATIONS: Mapping[str, Callable[[NDArray[np.float64]], tuple[NDArray[np.fl
 """Name of the normalization -> function that returns the normalized scores, and the score of documents that are not in the ranking."""
 
 
-class CandidateScorer(Protocol):
-    """Scores given documents for queries."""
-
-    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[NDArray[np.float32]]:
-        """Return the scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without vectors."""
+ScoreCandidates: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], Sequence[NDArray[np.float32]]]
+"""Q query texts and the candidates of each -> the scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without
+vectors."""
 
 
-def rerank(run: Run, queries: Sequence[Query], scorer: CandidateScorer, k: int) -> dict[str, dict[str, float]]:
+def rerank(run: Run, queries: Sequence[Query], scorer: ScoreCandidates, k: int) -> dict[str, dict[str, float]]:
     """Re-rank the candidates of a run by the scores of another model; the run's own scores are ignored.
 
     Args:
         run: Candidates, query id -> document id -> score.
         queries: The queries; a query that is not in the run has no candidates.
-        scorer: CandidateScorer of the candidates.
+        scorer: Scores the candidates.
         k: Maximum documents per query.
 
     Returns:
@@ -377,69 +327,3 @@ def rerank(run: Run, queries: Sequence[Query], scorer: CandidateScorer, k: int) 
         kept = {document: score for document, score in zip(documents, found.tolist(), strict=True) if score != -math.inf}
         reranked[query.id] = {document: kept[document] for document in ranked(kept)[:k]}
     return reranked
-
-
-@dataclass(frozen=True)
-class IndexScorer:
-    """Scores documents by the vectors stored in a ColBERT index; only the queries are encoded.
-
-    Attributes:
-        index: Index that contains all candidates.
-        model: Model that built the index.
-
-    Raises:
-        InputError: The index was built by another model.
-    """
-
-    index: Index
-    model: TokenModel
-
-    def __post_init__(self) -> None:
-        self.index.check_model(self.model.card)
-
-    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
-        """See `CandidateScorer`.
-
-        Raises:
-            InputError: A candidate is not in the index.
-        """
-        vectors = self.model.encode_texts(queries, "query").vectors
-        return [self.index.scores(query, documents) for query, documents in zip(vectors, candidates, strict=True)]
-
-
-@dataclass(frozen=True)
-class TextScorer:
-    """Scores documents by encoding their texts.
-
-    Attributes:
-        model: A ColBERT model.
-        text_of: Function from document id to the text to encode.
-        texts_per_batch: Texts encoded at a time; their vectors are in memory until their queries are scored.
-    """
-
-    model: TokenModel
-    text_of: Callable[[str], str]
-    texts_per_batch: int = 2048
-
-    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
-        """See `CandidateScorer`; a candidate of several queries of a batch is encoded once.
-
-        Raises:
-            InputError: A candidate has no text.
-        """
-        vectors = self.model.encode_texts(queries, "query").vectors
-        scores: list[NDArray[np.float32]] = []
-        while len(scores) < len(queries):
-            first = last = len(scores)
-            wanted: dict[str, int] = {}
-            while last < len(queries) and (last == first or len({*wanted, *candidates[last]}) <= self.texts_per_batch):
-                for document in candidates[last]:
-                    wanted.setdefault(document, len(wanted))
-                last += 1
-            documents = self.model.encode_texts([self.text_of(document) for document in wanted], "document").vectors if wanted else []
-            for query, own in zip(vectors[first:last], candidates[first:last], strict=True):
-                chosen = [documents[wanted[document]] for document in own]
-                tokens = np.concatenate([np.zeros((0, query.shape[1]), np.float32), *chosen])
-                offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
-                scores.append(maxsim_packed([query], tokens, offsets)[0])
-        return scores

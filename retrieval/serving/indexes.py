@@ -4,58 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder
 from quiver.retrieval.index import Index, add_documents, delete_documents, open_index
-from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.store.reading import Layout
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.bm25 import BM25
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.records import Document, Role
+from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import word_index
+from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.schemas import RequestError
 
 logger = logging.getLogger(__name__)
 
 
 _WARM_UP = "warm up"  # query that compiles kernels and builds tables before a generation is served
-
-
-class SharedModel:
-    """A model shared by several threads. Forward passes run one at a time, because parallel ones would compete for the same cores.
-
-    Args:
-        model: The model.
-
-    Attributes:
-        model: The model.
-        lock: Held during a forward pass.
-        card: Card of the model.
-    """
-
-    def __init__(self, model: BiEncoder | ColBERT | BM25) -> None:
-        self.model = model
-        self.lock = threading.Lock()
-        self.card = model.card
-
-    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
-        """Encode texts, as the model does."""
-        with self.lock:
-            return self.model.encode_texts(texts, role, progress=progress)
-
-    def queries(self, texts: Sequence[str]) -> Sequence[Any]:
-        """Encode Q queries for ``Index.search``."""
-        return list(encoded_queries(self.encode_texts(texts, "query"), self.card))
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import DamagedIndexError, Filter
-from quiver.retrieval.index.engines import Preset
+from quiver.retrieval.index import DamagedIndexError, Filter, Index
+from quiver.retrieval.index.engines import WORDS, Preset
 from quiver.retrieval.models.bm25 import describe_parameters
 from quiver.retrieval.records import Hits
+from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.indexes import Generation, ServedIndex
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.schemas import Limits, RequestError, RetrieverInfo
@@ -192,6 +193,11 @@ class Retriever:
         """Number of waiting queries."""
         return self._batcher.waiting
 
+    @property
+    def model(self) -> SharedModel | None:
+        """Model that encodes its queries; None for BM25."""
+        return None if self.words or self.served.current.index.kind == WORDS else self.served.current.model
+
     async def search(self, batch: QueryBatch) -> RankedQueries:
         """Rank documents.
 
@@ -239,9 +245,7 @@ class Retriever:
             except DamagedIndexError:
                 raise
             except InputError as error:
-                # Clients must not see the path of the index.
-                message = str(error).removeprefix(f"{generation.index.path}: ")
-                results |= dict.fromkeys(members, RequestError(422, "invalid_request", message))
+                results |= dict.fromkeys(members, RequestError(422, "invalid_request", client_message(error, generation.index)))
                 continue
             search = time.perf_counter() - begun
             self._metrics.stages.labels(self.name, "search").observe(search)
@@ -262,6 +266,11 @@ class Retriever:
         if options.effort is not None or options.target_recall is not None:
             raise InputError(f"{self.name} always searches exhaustively; remove effort and target_recall")
         return generation.words.search(queries, options.k, filter=options.filter)
+
+
+def client_message(error: InputError, index: Index) -> str:
+    """Message of an error for clients, who must not see the path of the index."""
+    return str(error).removeprefix(f"{index.path}: ")
 
 
 def _grouped(work: Sequence[QueryBatch]) -> dict[SearchOptions, list[int]]:

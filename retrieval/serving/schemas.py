@@ -24,29 +24,33 @@ class Limits:
     Attributes:
         k: Largest number of hits per query.
         explained: Largest number of explained hits per query.
+        facets: Largest number of fields whose values are counted per request.
         query_characters: Longest query, in characters.
         filter_characters: Longest condition of a filter, in characters. Parsing time grows at least quadratically with the length.
         conditions: Largest number of conditions in a filter.
         batch: Largest number of queries per request.
         hits: Largest number of hits per request, over all its queries.
         documents: Largest number of documents that a request adds or deletes.
+        texts: Largest number of texts that a request embeds or re-ranks.
         body_bytes: Largest request body, in bytes.
         queue: Largest number of queries that wait for a retriever; further requests are refused with status 429.
         connections: Largest number of open connections.
         seconds: Time limit of a search, from the end of the request to the response.
-        write_seconds: Time limit for adding or deleting documents.
+        write_seconds: Time limit for adding or deleting documents, and for embedding or re-ranking texts.
         lock_seconds: Time to wait for another process that writes to the index; part of ``write_seconds``.
         read_seconds: Time limit for a client to send the header, to send the body, and to read a part of the response.
     """
 
     k: int = 1000
     explained: int = 20
+    facets: int = 20
     query_characters: int = 8 << 10
     filter_characters: int = 400
     conditions: int = 8
     batch: int = 64
     hits: int = 2000
     documents: int = 100
+    texts: int = 256
     body_bytes: int = 1 << 20
     queue: int = 256
     connections: int = 1000
@@ -70,6 +74,7 @@ Text = Annotated[str, Field(strict=True)]
 # Text that is not blank.
 NonBlankText = Annotated[str, Field(strict=True, min_length=1, pattern=r"\S")]
 Count = Annotated[int, Field(strict=True, ge=1)]
+Offset = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
 Scalar = (
     Annotated[bool, Field(strict=True)]
@@ -81,7 +86,7 @@ Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
 Effort = Literal["exact", "balanced", "fast"]
 Span = tuple[int, int]
 
-_CLOSED: dict[str, Any] = {"extra": "forbid"}
+CLOSED: dict[str, Any] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -91,33 +96,40 @@ class SearchRequest:
     Attributes:
         query: Text of the query.
         k: Number of hits.
+        offset: Number of leading hits to skip: pages 1, 2, 3 of ten hits have the offsets 0, 10, 20. With an offset, also 0,
+            every page within the first 100 hits comes from one ranking, and every deeper page from another one of the largest k; both are
+            the same for engines that search exhaustively. Default: no paging.
         retriever: Name of the retriever. Default: the first.
         filter: Condition, or list of conditions that must all hold, such as ``year>=2015``, ``lang in en,de`` or ``city="New York"``.
             Fields and values that contain spaces or operators must be in double quotes.
         effort: Search effort: exact, balanced or fast. Default: balanced.
         target_recall: Target recall: use the fastest search parameters measured to reach it, instead of ``effort``.
         explain: Explain every hit by the tokens or words that matched.
+        facets: Fields whose values are counted over all documents that match the filter, whatever the query ranks first.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     query: NonBlankText
     k: Count = 10
+    offset: Offset | None = None
     retriever: Text | None = None
     filter: Text | list[Text] | None = None
     effort: Effort | None = None
     target_recall: Fraction | None = None
     explain: Flag = False
+    facets: list[Text] | None = None
 
 
 @dataclass(frozen=True)
 class BatchRequest:
     """A search with several queries and the same options for all; see `SearchRequest`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     queries: Annotated[list[NonBlankText], Field(min_length=1)]
     k: Count = 10
+    offset: Offset | None = None
     retriever: Text | None = None
     filter: Text | list[Text] | None = None
     effort: Effort | None = None
@@ -136,7 +148,7 @@ class NewDocument:
         metadata: Field -> value or values, for filters.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     id: NonBlankText
     text: Text
@@ -154,7 +166,7 @@ class AddRequest:
         retriever: Name of the retriever whose index is changed. Default: the first.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     documents: Annotated[list[NewDocument], Field(min_length=1)]
     replace: Flag = False
@@ -165,7 +177,7 @@ class AddRequest:
 class DeleteRequest:
     """Documents to delete by their ids; see `AddRequest`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     ids: Annotated[list[NonBlankText], Field(min_length=1)]
     retriever: Text | None = None
@@ -247,6 +259,27 @@ class Milliseconds:
 
 
 @dataclass(frozen=True, slots=True)
+class FacetValue:
+    """A value of a field, and how many documents have it."""
+
+    value: bool | int | float | str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFacet:
+    """Counts of the values of a field.
+
+    Attributes:
+        values: The most frequent values, at most 20, most frequent first.
+        distinct: Number of distinct values.
+    """
+
+    values: list[FacetValue]
+    distinct: int
+
+
+@dataclass(frozen=True, slots=True)
 class SearchAnswer:
     """The hits of a query, best first.
 
@@ -254,7 +287,10 @@ class SearchAnswer:
         retriever: Name of the retriever.
         hits: At most k hits.
         milliseconds: Duration of each step.
-        generation: Generation of the index that was searched.
+        generation: Generation of the index that was searched. Pages of different generations need not fit together.
+        matching: Number of documents that match the filter; without a filter, of all documents.
+        offset: Number of hits that were skipped.
+        facets: Field -> counts over the matching documents; null if none were asked for.
         partial: Whether a part of the index could not be searched.
         warning: Why this ranking must not be compared with that of the first retriever: its index holds other documents. Null if it can be.
     """
@@ -263,6 +299,9 @@ class SearchAnswer:
     hits: list[Hit]
     milliseconds: Milliseconds
     generation: int
+    matching: int
+    offset: int = 0
+    facets: dict[str, FieldFacet] | None = None
     partial: bool = False
     warning: str | None = None
 
@@ -336,12 +375,14 @@ class Info:
         retrievers: The retrievers; the first is the default.
         limits: Limits on requests.
         writable: Whether documents can be added and deleted with a token.
+        private: Whether reading needs a token.
         version: Version of Quiver.
     """
 
     retrievers: list[RetrieverInfo]
     limits: Limits
     writable: bool
+    private: bool
     version: str
 
 
@@ -420,8 +461,13 @@ async def _http(request: Any, error: Any) -> Response:
 
 async def _malformed(request: Any, error: Any) -> Response:
     """Answer a request that violates the schema, without repeating its values."""
-    del request
     problems = error.errors()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if any(problem["loc"][:1] == ("body",) for problem in problems) and not (kind == "application/json" or kind.endswith("+json")):
+        sent = f"it says {kind[:80]}" if kind else "there is none"
+        header = "Content-Type: application/json"
+        message = f"a JSON body needs the header {header}, but {sent}; with curl: -H '{header}'"
+        return problem_answer(RequestError(415, "not_declared_as_json", message))
     if any(problem["type"] == "json_invalid" for problem in problems):
         return problem_answer(RequestError(400, "malformed_json", "the body is not JSON"))
     messages = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in problems[:5]]

@@ -16,37 +16,45 @@ from quiver.encoder import InputError
 from quiver.retrieval.index import open_index
 from quiver.retrieval.models import bm25
 from quiver.retrieval.models.loading import load_index_model
+from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.search.search import differing_documents
-from quiver.retrieval.serving.indexes import Generation, ServedIndex, SharedModel, open_generation
+from quiver.retrieval.serving.indexes import Generation, ServedIndex, open_generation
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.retrievers import Retriever
-from quiver.retrieval.serving.schemas import Limits, RequestError
+from quiver.retrieval.serving.schemas import Limits, RequestError, StoredDocument
 
 logger = logging.getLogger(__name__)
 
 
 VARIABLE = "QUIVER_TOKEN"
-"""Environment variable with the token."""
+"""Environment variable with the token that allows changes, and reading."""
+
+READING_VARIABLE = "QUIVER_READ_TOKEN"
+"""Environment variable with the token that reading needs."""
 
 _SHORTEST = 16  # least length of a token, in characters
 
 
 class Access:
-    """Allows changes of documents to clients that send the token.
+    """Allows changes of documents, and reading, to clients that send a token.
 
     Args:
-        token: The token; None to allow no changes.
+        token: Token that allows changes and reading; None to allow no changes.
+        read_token: Token that allows reading; None to let everybody read.
 
     Attributes:
-        writable: Whether there is a token.
+        writable: Whether there is a token for changes.
+        private: Whether reading needs a token.
     """
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, read_token: str | None = None) -> None:
         self._digest = None if token is None else _digest(token)
+        self._reading = None if read_token is None else _digest(read_token)
         self.writable = token is not None
+        self.private = read_token is not None
 
     def check(self, given: str | None) -> None:
-        """Check the token of a request.
+        """Check the token of a request that changes documents.
 
         Args:
             given: The token; None if the request has none.
@@ -56,20 +64,36 @@ class Access:
         """
         if self._digest is None:
             raise RequestError(403, "read_only", "this service is read-only; start it with --token-file to allow changes")
-        # Digests have equal lengths and are compared in constant time.
-        if given is None or not hmac.compare_digest(_digest(given), self._digest):
-            problem = "send the header Authorization: Bearer TOKEN" if given is None else "wrong token"
-            raise RequestError(401, "unauthorized", problem, {"WWW-Authenticate": "Bearer"})
+        _compare(given, self._digest)
+
+    def check_reading(self, given: str | None) -> None:
+        """Check the token of a request that reads; the token for changes allows reading too.
+
+        Args:
+            given: The token; None if the request has none.
+
+        Raises:
+            RequestError: 401: the token is missing or wrong.
+        """
+        if self._reading is not None:
+            _compare(given, self._reading, *(() if self._digest is None else (self._digest,)))
 
 
-def read_token(file: Path | None) -> str | None:
-    """Read the token from a file, or from the environment; None if there is neither.
+def _compare(given: str | None, *allowed: bytes) -> None:
+    # Digests have equal lengths and are compared in constant time, all of them.
+    if given is None or not sum(hmac.compare_digest(_digest(given), each) for each in allowed):
+        problem = "send the header Authorization: Bearer TOKEN" if given is None else "wrong token"
+        raise RequestError(401, "unauthorized", problem, {"WWW-Authenticate": "Bearer"})
+
+
+def read_token(file: Path | None, variable: str = VARIABLE) -> str | None:
+    """Read a token from a file, or from an environment variable; None if there is neither.
 
     Raises:
         InputError: The file cannot be read, or the token is too short.
     """
     if file is None:
-        token, origin = os.environ.get(VARIABLE, ""), VARIABLE
+        token, origin = os.environ.get(variable, ""), variable
         if not token:
             return None
     else:
@@ -95,7 +119,7 @@ class Service:
     Attributes:
         retrievers: Retrievers by name; the first is the default.
         limits: Limits on requests.
-        access: Access control for changes.
+        access: Access control for changes and reading.
         metrics: Metrics.
         threads: Executor for searches and other slow work.
         draining: Whether the service is stopping.
@@ -156,6 +180,23 @@ class Service:
             raise RequestError(404, "unknown_retriever", f"no such retriever; the retrievers are {', '.join(self.retrievers)}")
         return found
 
+    def document(self, key: str, retriever: str | None = None) -> StoredDocument:
+        """Return a document by its id, from the index of a retriever, or of the first one for None.
+
+        Raises:
+            RequestError: 404: there is no such retriever or document.
+        """
+        found = self.retriever(retriever)
+        generation = found.served.current
+        index = generation.index
+        if index.locate([key])[0] is None:
+            raise RequestError(404, "unknown_document", f"document {key!r} is not in the index")
+        if not index.manifest.policy.store_text:
+            return StoredDocument(key, None, None, None, found.name, generation.number)
+        stored = index.document(key)
+        metadata = None if stored.metadata is None else dict(stored.metadata)
+        return StoredDocument(key, stored.title, stored.text, metadata, found.name, generation.number)
+
 
 def open_service(
     folders: Mapping[str, Path],
@@ -163,7 +204,7 @@ def open_service(
     words: bool = False,
     model: str | None = None,
     device: str | None = None,
-    token: str | None = None,
+    access: Access | None = None,
     limits: Limits | None = None,
     workers: int = 2,
     verify: bool = True,
@@ -175,7 +216,7 @@ def open_service(
         words: Add a BM25 retriever over the texts of the first index.
         model: Model of the first index; None for the one that built it.
         device: Device of the models; None for a GPU if available.
-        token: Token that allows changes; None for a read-only service.
+        access: Access control; None for a read-only service that everybody may read.
         limits: Limits on requests; None for the defaults.
         workers: Number of batches that each retriever searches at the same time.
         verify: Verify the checksum of each block when it is first read.
@@ -199,7 +240,7 @@ def open_service(
     if words:
         served = next(iter(retrievers.values())).served
         retrievers[bm25.NAME] = Retriever(bm25.NAME, served, threads, limits, workers=workers, metrics=metrics, words=True)
-    service = Service(retrievers, limits, Access(token), metrics, threads)
+    service = Service(retrievers, limits, access or Access(None), metrics, threads)
     for retriever in retrievers.values():
         if (warning := service.warning_for(retriever)) is not None:
             logger.warning("%s", warning)

@@ -60,7 +60,7 @@ def earlier(tmp_path: Path) -> Path:
         path = out / name if "." in name else out / name / "file"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{name} of the earlier run")
-    assert len(contents(out)) == 8
+    assert len(contents(out)) == len(MADE) + 2
     return out
 
 
@@ -68,14 +68,15 @@ def test_the_whole_path(tmp_path: Path) -> None:
     stages: list[str] = []
     result = quickstart(tmp_path, overrides=SMALL, command="quiver quickstart", say=stages.append)
     assert len(stages) == len(result.seconds) == 4
-    collection = load_collection(tmp_path / "data" / "held_out", "test")
-    assert len(collection.documents) == len(collection.queries) == result.held_out > 300
-    assert result.train_pairs > 5 * result.held_out
+    collection = load_collection(tmp_path / "data", "test")
+    assert len(collection.queries) == result.test_queries > 200
+    assert len(collection.documents) == result.functions > result.train_pairs + result.test_queries
+    assert result.train_pairs > 5 * result.test_queries
 
     for name, results in (("untrained", result.untrained), ("trained", result.trained)):
         stored = json.loads((tmp_path / "results" / name / "results.json").read_text())
         assert stored["ndcg@10"] == results.headline
-        assert stored["collections"][0]["queries"] == result.held_out
+        assert stored["collections"][0]["queries"] == result.test_queries
         assert stored["collections"][0]["baselines"][0]["measures"]["ndcg@10"] > 0.2  # BM25 is no accident
     prints = [load_model(tmp_path / name / "model").card.fingerprint for name in ("untrained", "trained")]
     assert prints[0] != prints[1]
@@ -84,7 +85,7 @@ def test_the_whole_path(tmp_path: Path) -> None:
     assert run["data"]["rows"] == result.train_pairs
 
     index = open_index(tmp_path / "index")
-    assert len(index) == result.held_out
+    assert len(index) == result.functions
     assert set(result.answers) == set(QUESTIONS)
     assert len(QUESTIONS) == 3
     for answers in result.answers.values():
@@ -105,7 +106,7 @@ def test_the_whole_path(tmp_path: Path) -> None:
 def test_packages_are_mined_too_and_an_earlier_quickstart_is_replaced(earlier: Path) -> None:
     small = (*SMALL, "training.max_steps=1")
     result = quickstart(earlier, packages=["rich"], overrides=small, overwrite=True)
-    assert result.train_pairs + result.held_out > 100 + sum(1 for _ in mine())  # how many the standard library has is Python's to say
+    assert result.functions > 100 + sum(1 for _ in mine())  # how many the standard library has is Python's to say
     assert sorted(path.name for path in earlier.iterdir()) == sorted([*MADE, MARKER, "notes.txt"])
     after = contents(earlier)
     assert after["notes.txt"] == b"notes.txt of the earlier run"

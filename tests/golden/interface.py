@@ -101,7 +101,7 @@ OPTIONS: dict[str, str | tuple[str, str]] = {
     "seed": "--seed",
     "no_calibrate": "--no-calibrate",
     "queries": "--queries",
-    "run": "--run",
+    "run": ("--run", "--out"),
     "k": "-k",
     "effort": "--effort",
     "filter": "--filter",

@@ -14,6 +14,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.search.groups import field_of, group_hits, search_groups
+from quiver.retrieval.search.search import SearchResult
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = ("docs/glossary.md", "docs/indexes.md", "docs/serving.md", "retrieval/progress.py", "retrieval/units.py", "retrieval/records.py")
@@ -79,7 +80,7 @@ def test_hits_are_summed_up_by_file(quiver: Callable[..., Any], index: Path, tmp
     assert "passages" in table
     (tmp_path / "q.tsv").write_text(f"q1\t{query}\n")
     run = tmp_path / "run.trec"
-    assert quiver("search", index, "--queries", tmp_path / "q.tsv", "--run", run, "-k", "3", "--group-by", "file").code == 0
+    assert quiver("search", index, "--queries", tmp_path / "q.tsv", "--out", run, "-k", "3", "--group-by", "file").code == 0
     assert [line.split()[2] for line in run.read_text().splitlines()] == files
     done = quiver("search", index, query, "--group-by", "fil")
     assert (done.code, done.err.count("\n")) == (2, 1)
@@ -90,15 +91,17 @@ def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
     ranking = {f"{'a' if number < 90 else number}#{number}": 1.0 - number / 100 for number in range(100)}
     depths: list[int] = []
 
-    def search(depth: int) -> dict[str, dict[str, float]]:
+    def search(depth: int) -> SearchResult:
         depths.append(depth)
-        return {"q": dict(list(ranking.items())[:depth])}
+        return SearchResult({"q": dict(list(ranking.items())[:depth])})
 
-    groups = search_groups(search, 3, lambda key: key.partition("#")[0])["q"]
+    found, by_query = search_groups(search, 3, lambda key: key.partition("#")[0])
+    groups = by_query["q"]
+    assert found.run == {"q": {"a#0": 1.0, "90#90": ranking["90#90"], "91#91": ranking["91#91"]}}
     assert [group.key for group in groups] == ["a", "90", "91"]
     assert (groups[0].best, groups[0].score, len(groups[0].passages)) == ("a#0", 1.0, 90)
     assert depths == [12, 48, 192]
-    assert len(search_groups(search, 50, lambda key: key.partition("#")[0])["q"]) == 11
+    assert len(search_groups(search, 50, lambda key: key.partition("#")[0])[1]["q"]) == 11
     assert group_hits({}, str) == []
     with pytest.raises(InputError, match="no document has the field 'x'"):
         field_of(open_index(index), "x")

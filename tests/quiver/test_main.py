@@ -82,7 +82,7 @@ def test_index_search_evaluate_report(quiver: Callable[..., Any], model: Path, d
     assert "2 of 4 documents" in shown.out
 
     run = tmp_path / "run.trec"
-    assert quiver("search", index, "--queries", data / "queries.jsonl", "--run", run, "-k", 2).code == 0
+    assert quiver("search", index, "--queries", data / "queries.jsonl", "--out", run, "-k", 2).code == 0
     lines = run.read_text().splitlines()
     assert len(lines) == 6
     assert lines[0].split()[0::5] == ["q1", "quiver"]
@@ -325,7 +325,7 @@ def test_all_problems_of_a_recipe_are_reported_at_once(quiver: Callable[..., Any
     [
         (("search", "INDEX"), "pass either a query text or --queries FILE"),
         (("search", "INDEX", "x", "--queries", "f"), "pass either a query text or --queries FILE"),
-        (("search", "INDEX", "--queries", "f"), "--queries FILE and --run FILE must be used together"),
+        (("search", "INDEX", "--queries", "f"), "--queries FILE and --out FILE must be used together"),
         (("search", "INDEX", "x"), "no such folder"),
         (("evaluate", "--model", "m", "--data", "nowhere", "--out", "o"), "nowhere"),
         (("train", "no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
@@ -421,7 +421,7 @@ def test_files_that_cannot_be_written_are_found_before_encoding(
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr(BiEncoder, "encode_texts", _must_not_be_called)
     for command in (
-        ("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--run", target),
+        ("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--out", target),
         ("report", tmp_path / "results", "--out", target),
     ):
         done = quiver(*command)
@@ -438,7 +438,7 @@ def test_ids_that_no_run_can_hold_are_found_before_encoding(
     damage(data / file, lambda text: text + json.dumps({"_id": "two words", "text": "wings"}) + "\n")
     assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
     monkeypatch.setattr(BiEncoder, "encode_texts", _must_not_be_called)
-    done = quiver("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--run", tmp_path / "run.trec")
+    done = quiver("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--out", tmp_path / "run.trec")
     assert done.code == 2
     assert is_one_line(done.err), done.err
     assert f"the {kind} id 'two words'" in done.err

@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from quiver.cli.rankings import Explained, explanation_json
+from quiver.cli.hits import explanation_json
 from quiver.cli.search import explanation_view
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.data.corpus import read_run
@@ -27,6 +27,7 @@ from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_m
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import WordScore, word_index
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, Token
+from quiver.retrieval.search.retrievers import Explained
 from quiver.retrieval.search.search import Fusion, fuse
 
 DOCUMENTS = [
@@ -109,7 +110,7 @@ def test_bm25_is_fused_with_an_index(quiver: Quiver, built: Built) -> None:
 def test_two_indexes_are_fused_and_written_as_a_run(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "bird wings"}\n{"_id": "q2", "text": "deep sea"}\n')
     run = tmp_path / "run.trec"
-    done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--run", run, "--fuse", built.colbert, "-k", 3)
+    done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--out", run, "--fuse", built.colbert, "-k", 3)
     assert done.code == 0, done.err
     written = read_run(run)
     for query, text in (("q1", QUERY), ("q2", "deep sea")):
@@ -277,7 +278,7 @@ def test_options_that_need_texts_are_refused_for_an_index_without_texts(quiver: 
         assert message in done.err
     hits = found(quiver, tmp_path / "bare", QUERY, "--rerank", built.colbert)
     assert all(hit["text"] for hit in hits)  # the other index keeps them
-    done = quiver("search", built.dense, "--queries", built.dense / "FORMAT", "--run", tmp_path / "r", "--explain")
+    done = quiver("search", built.dense, "--queries", built.dense / "FORMAT", "--out", tmp_path / "r", "--explain")
     assert "--explain explains the results of one query text" in done.err
 
 
@@ -301,7 +302,7 @@ def check_nothing(quiver: Quiver, indexes: Built, folder: Path, options: Sequenc
             assert (done.code, done.out) == (0, f"nothing found in {documents} documents\n"), done.err
             done = quiver("search", index, "xylophone", *asked, *shown, "--json")
             assert (done.code, json.loads(done.out)) == (0, []), done.err
-        done = quiver("search", index, "--queries", folder / "queries.jsonl", "--run", folder / "run", *asked)
+        done = quiver("search", index, "--queries", folder / "queries.jsonl", "--out", folder / "run", *asked)
         assert (done.code, done.out) == (0, f"{folder / 'run'}: 1 queries, 0 documents; no results for 1 of them\n"), done.err
         assert (folder / "run").read_text() == ""
 
@@ -332,7 +333,7 @@ def test_search_refuses_a_blank_query(quiver: Quiver, built: Built, tmp_path: Pa
     (tmp_path / "queries.jsonl").write_text(
         json.dumps({"_id": "q1", "text": "sea"}) + "\n" + json.dumps({"_id": "q2", "text": text}) + "\n"
     )
-    done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--run", tmp_path / "run")
+    done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--out", tmp_path / "run")
     assert (done.code, "query 'q2' is blank" in done.err, (tmp_path / "run").exists()) == (2, True, False)
 
 

@@ -75,7 +75,7 @@ async function fetchDocument(host, retriever) {
   const id = state.open;
   host.replaceChildren(readerBar(null, retriever), element("p", { class: "none" }, "One moment\u2026"));
   try {
-    const path = `api/documents/${encodeURIComponent(id)}?retriever=${encodeURIComponent(retriever.name)}`;
+    const path = `v1/documents/${encodeURIComponent(id)}?retriever=${encodeURIComponent(retriever.name)}`;
     const hit = await ask(path, { signal: own.signal });
     if (state.open === id) host.replaceChildren(...readerOf({ ...hit, score: null, explanation: null }, retriever, null));
   } catch (fault) {

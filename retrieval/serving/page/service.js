@@ -58,7 +58,7 @@ async function refusal(answer) {
 }
 
 async function learn(signal = null) {
-  const info = await ask("api/info", { signal });
+  const info = await ask("v1/info", { signal });
   retrievers = info.retrievers;
   limits = info.limits ?? {};
 }
@@ -82,7 +82,7 @@ async function search(retriever, k, { explain = false, signal = null } = {}) {
   const kept = answers.get(key);
   if (kept && performance.now() - kept.at < FRESH) return kept.answer;
   const begun = performance.now();
-  const answer = await ask("api/search", { body, signal });
+  const answer = await ask("v1/search", { body, signal });
   answer.roundTrip = performance.now() - begun;
   answers.set(key, { answer, at: performance.now() });
   if (answers.size > KEPT) answers.delete(answers.keys().next().value);

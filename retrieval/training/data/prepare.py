@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, file_sha256, read_json, sync_folder, write_json
 from quiver.retrieval.data.corpus import find_jsonl, find_split, load_collection
-from quiver.retrieval.data.docstrings import Pair, mine, split_by_module
+from quiver.retrieval.data.docstrings import Pair, mine, split_pairs
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.training.data.sources import (
     Example,
@@ -49,9 +49,6 @@ from quiver.retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
-
-HELD_OUT = 0.15
-"""Share of the mined docstring pairs that training never sees; the quickstart is scored on them."""
 
 RECORD = "rows.json"
 """Written last: a folder without it is incomplete."""
@@ -511,7 +508,7 @@ def prepare_rows(
     Args:
         data: Data section of the recipe.
         work: Folder of the run, created if missing. All processes on a machine pass the same one.
-        seed: Random seed for the order of the rows, the negatives, and the split of ``docstrings:stdlib``.
+        seed: Random seed for the order of the rows and the negatives.
         progress: Show a progress bar.
         mine_pairs: Function that mines the pairs of ``docstrings:stdlib``.
 
@@ -519,13 +516,12 @@ def prepare_rows(
         InputError: A source is missing or cannot be read, a row is malformed, an id has no text, no row is left, or ``work`` cannot be
             written. Names file and line.
     """
-    seeded = data.shuffle or data.negatives == "random" or STDLIB_DOCSTRINGS in data.train
+    seeded = data.shuffle or data.negatives == "random"
     key = _key([data.model_dump(), seed if seeded else None, _stamps(data)])
 
     def build(folder: Path) -> Built:
         if STDLIB_DOCSTRINGS in data.train:
-            pairs, _ = split_by_module(mine_pairs(progress=progress), held_out=HELD_OUT, seed=seed)
-            return build_pairs(data, pairs, folder, seed=seed)
+            return build_pairs(data, split_pairs(mine_pairs(progress=progress)).train, folder, seed=seed)
         with progress_bar("reading rows", count_rows(_sources(data)) if progress else 0, enabled=progress) as advance:
             return build_table(data, folder, seed=seed, advance=advance)
 

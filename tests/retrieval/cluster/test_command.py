@@ -71,7 +71,7 @@ def same_output(quiver: Quiver, built: Built, tmp_path: Path, *options: object) 
         assert len(plain.out) > 100
     runs = []
     for number, more in enumerate(((), options)):
-        done = quiver("search", built.index, "--queries", built.queries, "--run", tmp_path / f"{number}.trec", *more)
+        done = quiver("search", built.index, "--queries", built.queries, "--out", tmp_path / f"{number}.trec", *more)
         assert done.code == 0, done.err
         runs.append((tmp_path / f"{number}.trec").read_bytes())
     assert runs[0] == runs[1]
@@ -136,7 +136,7 @@ def test_a_lost_shard_is_reported(
     lost = {"segments": ["s-000000000001-0000"], "documents": 4}
     assert [hit["partial"] for hit in hits] == [lost] * 5
     assert "partial results: 4 documents in 1 segments were not searched, because their shards were lost" in caplog.text
-    done = quiver("search", built.index, "--queries", built.queries, "--run", tmp_path / "run.trec", "--shards", 2)
+    done = quiver("search", built.index, "--queries", built.queries, "--out", tmp_path / "run.trec", "--shards", 2)
     assert done.code == 1
     assert f"were lost; {tmp_path / 'run.trec'} was not written. Repeat the command, or add --replicas 2" in done.err
     assert not (tmp_path / "run.trec").exists()

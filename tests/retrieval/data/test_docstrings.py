@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import sysconfig
 from collections import Counter
 from dataclasses import replace
@@ -13,17 +11,22 @@ from textwrap import dedent
 import pytest
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.docstrings import (
     MAX_CODE_CHARACTERS,
+    TRAINING_PAIRS,
     Pair,
+    Splits,
     deduplicate,
     mine,
     read_file,
     split_by_module,
+    split_pairs,
     summary,
     write_collection,
-    write_pairs,
 )
+from quiver.retrieval.training.data import prepare_rows
+from quiver.retrieval.training.recipe import DataSection
 
 BODY = "a = x\n    return a"
 
@@ -335,32 +338,51 @@ def test_a_single_package_cannot_be_split() -> None:
         split_by_module([Pair("m.f:1", "q", "c", "m", "f", 1)], held_out=0.2, seed=0)
 
 
-def test_the_written_collection_can_be_loaded(tmp_path: Path, stdlib: list[Pair]) -> None:
-    from quiver.retrieval.data.corpus import load_collection
-
-    pairs = stdlib[:300]
-    write_collection(pairs, tmp_path / "new" / "folder")
-    collection = load_collection(tmp_path / "new" / "folder", "test")
-    assert [(document.id, document.text, document.title) for document in collection.documents] == [
-        (pair.id, pair.code, "") for pair in pairs
-    ]
-    assert [query.text for query in collection.queries] == [pair.query for pair in pairs]
-    assert collection.qrels == {f"query:{pair.id}": {pair.id: 1} for pair in pairs}
-    assert {query.id for query in collection.queries}.isdisjoint(document.id for document in collection.documents)
+def test_splits_are_the_same_for_everybody_and_share_no_package(stdlib: list[Pair]) -> None:
+    splits = split_pairs(stdlib)
+    assert splits == split_pairs(list(stdlib))
+    assert splits.train == split_by_module(stdlib, held_out=0.15, seed=12)[0]
+    packages = [{pair.top_level for pair in split} for split in splits]
+    assert sum(map(len, packages)) == len(set().union(*packages))
+    shares = [len(split) / len(stdlib) for split in splits]
+    assert shares[0] >= 0.85 > 0.15 >= shares[1] + shares[2]
+    assert shares[2] > shares[1] > 0.02
 
 
-def test_training_rows_are_written_plain_and_compressed(tmp_path: Path) -> None:
-    pairs = [Pair("m.f:1", "Scale a value up.", "def f():\n    return 'ü'", "m", "f", 1)]
-    expected = [{"query": "Scale a value up.", "positive": "def f():\n    return 'ü'"}]
-    write_pairs(pairs, tmp_path / "rows.jsonl")
-    write_pairs(pairs, tmp_path / "deeper" / "rows.jsonl.gz")
-    write_pairs(pairs, tmp_path / "again.jsonl.gz")
-    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()] == expected
-    packed = (tmp_path / "deeper" / "rows.jsonl.gz").read_bytes()
-    assert [json.loads(line) for line in gzip.decompress(packed).decode().splitlines()] == expected
-    assert packed == (tmp_path / "again.jsonl.gz").read_bytes()
+def test_the_written_collection_can_be_loaded_split_by_split_and_trained_on(tmp_path: Path, stdlib: list[Pair]) -> None:
+    splits = split_pairs(stdlib)
+    write_collection(splits, tmp_path / "new" / "folder")
+    pairs = [*splits.train, *splits.dev, *splits.test]
+    for name, split in splits._asdict().items():
+        collection = load_collection(tmp_path / "new" / "folder", name)
+        assert [(document.id, document.text, document.title) for document in collection.documents] == [
+            (pair.id, pair.code, "") for pair in pairs
+        ]
+        assert collection.qrels == {f"query:{pair.id}": {pair.id: 1} for pair in split}
+        texts = {query.id: query.text for query in collection.queries}
+        assert [texts[f"query:{pair.id}"] for pair in split] == [pair.query for pair in split]
+        assert texts.keys().isdisjoint(document.id for document in collection.documents)
+    document = next(iter(collection.documents))
+    pair = pairs[0]
+    assert document.metadata == {"package": pair.top_level, "module": pair.module, "function": pair.function, "line": pair.line}
+    rows = prepare_rows(DataSection(train=(str(tmp_path / "new" / "folder" / TRAINING_PAIRS),)), tmp_path / "rows", seed=0)
+    assert [(row["query"], row["document_1"]) for row in rows] == [(pair.query, pair.code) for pair in splits.train]
+    judged = prepare_rows(DataSection(train=(str(tmp_path / "new" / "folder"),), format="beir"), tmp_path / "rows", seed=0)
+    assert sorted(row["query"] for row in judged) == sorted(row["query"] for row in rows)
 
 
-def test_another_suffix_for_training_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"rows\.csv: unsupported suffix; training pairs are written as \.jsonl or \.jsonl\.gz"):
-        write_pairs([], tmp_path / "rows.csv")
+def test_equal_pairs_give_equal_bytes_and_a_collection_is_not_overwritten(tmp_path: Path, stdlib: list[Pair]) -> None:
+    splits = Splits(stdlib[:5], stdlib[5:8], stdlib[8:12])
+    for name in ("a", "b"):
+        write_collection(splits, tmp_path / name)
+    one, other = (
+        {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        for folder in (tmp_path / "a", tmp_path / "b")
+    )
+    assert one == other
+    assert len(one) == 6
+    with pytest.raises(InputError, match="already contains a collection; remove it, or choose another --out"):
+        write_collection(splits, tmp_path / "a")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"):
+        write_collection(splits, tmp_path / "file" / "below")

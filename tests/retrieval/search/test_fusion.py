@@ -15,7 +15,8 @@ from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Filter, build_index
 from quiver.retrieval.records import Document, Hits, Query, Run
 from quiver.retrieval.search.bm25 import word_index
-from quiver.retrieval.search.search import Fusion, fuse, fuse_hits, fuse_runs, index_system, search_fused, word_system
+from quiver.retrieval.search.retrievers import Explanations, FusedRetriever, VectorRetriever, WordRetriever
+from quiver.retrieval.search.search import Fusion, SearchResult, fuse, fuse_hits, fuse_runs
 
 A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}
 B = {"d2": 30.0, "d4": 20.0}
@@ -147,32 +148,43 @@ def test_scores_that_are_not_finite_are_refused() -> None:
         fuse([], Fusion())
 
 
-def test_systems_are_searched_to_the_depth_and_fused(tmp_path: Path, word_sum: Any) -> None:
+def test_retrievers_are_searched_to_the_depth_and_fused(tmp_path: Path, word_sum: Any) -> None:
     documents = [Document(f"d{number}", f"word{number % 4} text{number % 3} end", metadata={"part": number}) for number in range(24)]
     index = build_index(documents, word_sum, tmp_path / "i")
     words = word_index(index)
     queries = [Query("q1", "word1 text2"), Query("q2", "nothing at all")]
     fusion = Fusion(weights=(1.0, 2.0))
-    found = search_fused([index_system(index, word_sum), word_system(words)], queries, 3, fusion=fusion, depth=7)
+    retriever = FusedRetriever([VectorRetriever("vectors", index, word_sum), WordRetriever(words)], fusion, candidates=7)
+    found = retriever.search(queries, 3)
     vectors = index.search(word_sum.encode_texts([query.text for query in queries], "query").vectors, 7).to_run(["q1", "q2"])
     terms = words.search([query.text for query in queries], 7).to_run(["q1", "q2"])
-    assert found.lists == (vectors, terms)
+    assert (retriever.name, found.lists) == ("vectors + bm25", {"vectors": vectors, "bm25": terms})
+    assert (found.counts.texts, sorted(found.seconds)) == (2, ["encode", "fuse", "search"])
     assert (len(vectors["q1"]), len(terms["q1"]), len(terms["q2"])) == (7, 7, 0)
     assert found.run == fuse_runs([vectors, terms], fusion, k=3)
     filter = Filter.parse(["part<6"])
-    narrow = [index_system(index, word_sum, filter=filter), word_system(words, filter=filter)]
-    assert set(search_fused(narrow, queries, 24, fusion=fusion).run["q1"]) == {f"d{number}" for number in range(6)}
+    assert set(retriever.search(queries, 24, filter=filter).run["q1"]) == {f"d{number}" for number in range(6)}
 
 
-def test_a_system_with_weight_0_is_not_searched() -> None:
-    asked: list[int] = []
+class Fixed:
+    """A retriever with one ranking for every query; ``None`` must not be searched."""
 
-    def system(queries: Sequence[Query], k: int) -> Run:
-        asked.append(k)
-        return {query.id: B for query in queries}
+    def __init__(self, name: str, ranking: dict[str, float] | None) -> None:
+        self.name, self._ranking = name, ranking
+        self.asked: list[int] = []
 
-    def broken(queries: Sequence[Query], k: int) -> Run:
-        raise AssertionError((queries, k))
+    def search(self, queries: Sequence[Query], k: int, **options: object) -> SearchResult:
+        assert self._ranking is not None, options
+        self.asked.append(k)
+        return SearchResult({query.id: self._ranking for query in queries})
 
-    found = search_fused([broken, system], [Query("q", "text")], 200, fusion=Fusion(weights=(0, 1)), depth=100)
-    assert (found.lists, asked, list(found.run["q"])) == (({}, {"q": B}), [200], ["d2", "d4"])
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        return {}
+
+
+def test_a_retriever_of_weight_0_is_not_searched() -> None:
+    first, second = Fixed("a", None), Fixed("b", B)
+    found = FusedRetriever([first, second], Fusion(weights=(0, 1))).search([Query("q", "text")], 200)
+    assert (found.lists, second.asked, list(found.run["q"])) == ({"b": {"q": B}}, [200], ["d2", "d4"])
+    with pytest.raises(InputError, match="got 1 weights for 2 rankings"):
+        FusedRetriever([first, second], Fusion(weights=(1,)))

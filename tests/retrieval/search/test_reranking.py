@@ -13,7 +13,8 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Index, build_index
 from quiver.retrieval.records import Document, Query, Role, TokenEncoding
-from quiver.retrieval.search.search import IndexScorer, TextScorer, rerank
+from quiver.retrieval.search.retrievers import IndexScorer, TextScorer
+from quiver.retrieval.search.search import rerank
 
 TEXTS = {f"d{number}": f"word{number % 5} text{number % 7} common" for number in range(20)} | {"empty": ""}
 QUERIES = [Query("q1", "word1 common"), Query("q2", "text3 word2"), Query("q3", "unknown")]

@@ -12,7 +12,8 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import BuildOptions, Filter, build_index
 from quiver.retrieval.records import DenseModel, Document, Query, TokenCounts, TokenModel
-from quiver.retrieval.search.search import index_system, search
+from quiver.retrieval.search.retrievers import VectorRetriever
+from quiver.retrieval.search.search import search
 
 DOCUMENTS = [Document("a", "granite is hard"), Document("b", "a bird flies"), Document("c", "the sea is deep")]
 QUERIES = [Query("q2", "deep sea"), Query("q1", "bird")]
@@ -77,7 +78,7 @@ def test_a_target_recall_is_passed_to_the_index(tmp_path: Path, word_sum: DenseM
     index = build_index(many, word_sum, tmp_path / "i", options=options)
     wanted = search(index, word_sum, QUERIES, 10, effort=index.search_params_for(0.9, 10)).run
     assert search(index, word_sum, QUERIES, 10, target_recall=0.9).run == wanted
-    assert index_system(index, word_sum, target_recall=0.9)(QUERIES, 10) == wanted
+    assert VectorRetriever("i", index, word_sum).search(QUERIES, 10, target_recall=0.9).run == wanted
     calls = len(word_sum.calls)
     with pytest.raises(InputError, match="up to 100 hits, not for 110"):
         search(index, word_sum, QUERIES, 110, target_recall=0.9)

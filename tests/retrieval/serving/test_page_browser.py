@@ -88,10 +88,10 @@ class Service:
             answer(handler, 200, page_html().encode(), {"Content-Security-Policy": content_security_policy()}, "text/html; charset=utf-8")
         elif self.broken:
             handler.close_connection = True
-        elif parts.path == "/api/info":
+        elif parts.path == "/v1/info":
             answer(handler, 200, self.info())
-        elif parts.path.startswith("/api/documents/"):
-            name = unquote(parts.path.removeprefix("/api/documents/"))
+        elif parts.path.startswith("/v1/documents/"):
+            name = unquote(parts.path.removeprefix("/v1/documents/"))
             if name in DOCUMENTS:
                 assert parse_qs(parts.query)["retriever"][0] in KINDS
                 answer(handler, 200, {"id": name, "title": None, "text": DOCUMENTS[name], "metadata": METADATA[name], "generation": 1})

@@ -1,0 +1,122 @@
+"""Queries and options of a search, and its hits as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_target
+from quiver.retrieval.data.corpus import ranked, read_queries
+from quiver.retrieval.index import DamagedIndexError, Index
+from quiver.retrieval.index.files import LostTextError
+from quiver.retrieval.records import Query
+from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
+from quiver.retrieval.search.retrievers import Explained, OpenIndexes
+from quiver.retrieval.search.search import Fusion, SearchResult
+
+EXCERPT = 160
+"""Characters of a document that a hit shows."""
+
+QUERY = "query"
+"""Id of a query that is given as a text."""
+
+
+def queries_of(text: str | None, queries: Path | None) -> list[Query]:
+    """Return the query that was given as a text, or read a file of queries."""
+    return [Query(QUERY, text)] if text is not None else list(read_queries(queries or Path()))
+
+
+def make_fusion(rankings: int, method: str | None, weights: str | None, normalize: str | None) -> Fusion:
+    """Make the fusion that the options describe.
+
+    Raises:
+        InputError: The weights are malformed, or their number is not that of the rankings.
+    """
+    fusion = Fusion(method or "rrf", _weights(weights), normalise=normalize or "min-max")
+    fusion.weights_of(rankings)
+    return fusion
+
+
+def _weights(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(f"--weights {text!r}: expected numbers separated by commas, such as 1,0.5") from error
+
+
+def check_run(run: Path, queries: Sequence[Query], indexes: Sequence[Index]) -> None:
+    """Check before the search that the run can be written.
+
+    Raises:
+        InputError: The file cannot be written, or an id contains white space, which a run cannot hold.
+    """
+    check_target(run)
+    for kind, ids in (("query", [query.id for query in queries]), *(("document", index.ids) for index in indexes)):
+        for key in ids:
+            if key.split() != [key]:
+                raise InputError(f"{run}: the {kind} id {key!r} contains white space, which a TREC run cannot hold")
+
+
+def describe_hits(opened: OpenIndexes, found: SearchResult, explained: Mapping[str, Mapping[str, Explained]]) -> list[dict[str, Any]]:
+    """Describe the hits of a single query for JSON and tables."""
+    lists = {name: _places(run.get(QUERY, {})) for name, run in found.lists.items()}
+    candidates = None if found.candidates is None else _places(found.candidates[QUERY])
+    hits = []
+    for rank, (document, score) in enumerate(found.run[QUERY].items(), start=1):
+        hit: dict[str, Any] = {"rank": rank, "id": document, "score": score, "effort": found.efforts}
+        if candidates is not None:
+            hit["candidate"] = candidates[document]
+        if lists:
+            hit["lists"] = {name: places.get(document) for name, places in lists.items()}
+        try:
+            stored = opened.stored(document)
+        except (DamagedIndexError, LostTextError) as error:  # the hit itself is valid
+            hit["text_error"] = str(error)
+        else:
+            if stored is not None:
+                # The spans of explanations refer to the text as it was encoded.
+                hit["text"] = stored.text if explained else _excerpt(stored.text)
+                if stored.metadata:
+                    hit["metadata"] = stored.metadata
+        if explained:
+            hit["explained"] = explanation_json(explained.get(document, {}))
+        if found.missing is not None:
+            hit["partial"] = found.missing._asdict()
+        hits.append(hit)
+    return hits
+
+
+def _places(ranking: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    return {document: {"rank": rank, "score": ranking[document]} for rank, document in enumerate(ranked(ranking), start=1)}
+
+
+def _excerpt(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= EXCERPT else flat[: EXCERPT - 1] + "…"
+
+
+def explanation_json(explained: Mapping[str, Explained]) -> dict[str, object]:
+    """Convert the explanations of one document to JSON; spans are character offsets in the query and in the hit's text."""
+    content: dict[str, object] = {}
+    for source, why in explained.items():
+        if isinstance(why, Explanation):
+            score = why.score if math.isfinite(why.score) else None  # -inf, the score of a text without vectors, is not valid JSON
+            content[source] = {"score": score, "matches": [_match_json(match) for match in why.matches]}
+        else:
+            content[source] = {"score": sum(word.score for word in why), "words": [word._asdict() for word in why]}
+    return content
+
+
+def _match_json(match: QueryTokenMatch) -> dict[str, object]:
+    return {
+        "query_token": match.query.name,
+        "query_span": match.query.span,
+        "document_token": match.document.name,
+        "document_span": match.document.span,
+        "similarity": match.similarity,
+    }

@@ -1,0 +1,588 @@
+"""Retrievers: whatever ranks documents for queries, with one interface.
+
+An index with its model, BM25, a fusion of retrievers, and a re-ranking of a retriever's candidates. `OpenIndexes` opens them by folders and
+names, each index and each model once. The command line, the service and integrations search through them; loaded indexes and models can
+be passed as well. A retriever holds no state of a search, so several threads may search it; models that they share are wrapped in
+`SharedModel`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import cache_folder
+from quiver.retrieval.display import short_names
+from quiver.retrieval.index import Index, open_index
+from quiver.retrieval.index.documents import FilterLike
+from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
+from quiver.retrieval.index.index import encoded_queries
+from quiver.retrieval.index.on_device import device_of
+from quiver.retrieval.index.store.reading import format_version
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.bm25 import BM25, NAME
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_index_model, load_model
+from quiver.retrieval.models.maxsim import maxsim_packed
+from quiver.retrieval.records import (
+    DenseModel,
+    Metadata,
+    Query,
+    Role,
+    TokenCounts,
+    TokenModel,
+)
+from quiver.retrieval.search.bm25 import WordScore, word_index, word_scores
+from quiver.retrieval.search.explain import Explanation, explain, explain_texts
+from quiver.retrieval.search.search import Fusion, SearchResult, check_fusible, fuse_runs, rerank, search
+
+if TYPE_CHECKING:
+    from quiver.retrieval.cluster.index import ShardedIndex
+
+CANDIDATES = 100
+"""Default number of documents that each ranking contributes to a fusion or a re-ranking."""
+
+RECIPROCAL_RANKS = Fusion()
+"""Default fusion."""
+
+Effort: TypeAlias = str | Mapping[str, Setting] | None
+"""Preset, or search parameters; None for ``balanced``."""
+
+Explained: TypeAlias = Explanation | Sequence[WordScore]
+"""Explanation of a document's score in one ranking."""
+
+Explanations: TypeAlias = dict[str, dict[str, Explained]]
+"""Document id -> name of a ranking -> explanation; only rankings that contain the document."""
+
+
+class Retriever(Protocol):
+    """Ranks documents for queries."""
+
+    @property
+    def name(self) -> str:
+        """Name in tables and reports."""
+
+    def search(
+        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
+    ) -> SearchResult:
+        """Return the k best documents of each query.
+
+        Args:
+            queries: At least one, with unique ids.
+            k: Documents per query, at most.
+            filter: Condition on the documents.
+            effort: Effort of the searches of indexes; BM25 is always exhaustive.
+            target_recall: Use the fastest search parameters measured to reach this recall, instead of an effort.
+
+        Raises:
+            InputError: The queries, the filter or the target recall cannot be used.
+            ValueError: k < 1.
+        """
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """Explain the scores of documents for a query text."""
+
+
+class SharedModel:
+    """A model shared by several threads. Forward passes run one at a time, because parallel ones would compete for the same cores.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        model: The model.
+        lock: Held during a forward pass.
+        card: Card of the model.
+        device: Device of the model.
+    """
+
+    def __init__(self, model: DenseModel | TokenModel) -> None:
+        self.model: Any = model
+        self.lock = threading.Lock()
+        self.card = model.card
+        self.device = device_of(model)
+
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+        """Encode texts, as the model does."""
+        with self.lock:
+            return self.model.encode_texts(texts, role, progress=progress)
+
+    def queries(self, texts: Sequence[str]) -> Sequence[Any]:
+        """Encode Q queries for ``Index.search``."""
+        return list(encoded_queries(self.encode_texts(texts, "query"), self.card))
+
+
+@contextmanager
+def _unshared(model: DenseModel | TokenModel) -> Iterator[Any]:
+    """The model itself, held until the block ends if it is shared."""
+    if not isinstance(model, SharedModel):
+        yield model
+        return
+    with model.lock:
+        yield model.model
+
+
+@dataclass(frozen=True)
+class VectorRetriever:
+    """Ranks the documents of an index with its model: by vectors, or an index of BM25 by words.
+
+    Attributes:
+        name: Name in tables.
+        index: The index.
+        model: Model that built it; a `SharedModel` if several threads search.
+        sharded: The index distributed over shards; None to search it in this process.
+        progress: Show the model's progress.
+    """
+
+    name: str
+    index: Index
+    model: DenseModel | TokenModel
+    sharded: ShardedIndex | None = None
+    progress: bool = False
+
+    def search(
+        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
+    ) -> SearchResult:
+        """See `Retriever`."""
+        if effort is not None and target_recall is not None:
+            raise ValueError("give either effort or target_recall, not both")
+        k = check_k(k)
+        params = self._params(effort, k) if target_recall is None else self.index.search_params_for(target_recall, k)
+        index = self.index if self.sharded is None else self.sharded
+        found = search(index, self.model, queries, k, filter=filter, effort=params, progress=self.progress)
+        return replace(found, efforts={self.name: params})
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """See `Retriever`; documents that are not in the index are left out."""
+        if self.index.kind == WORDS:
+            return _explained_words(self.index, self.name, query, documents)
+        with _unshared(self.model) as model:
+            return {each.document: {self.name: each} for each in explain(self.index, model, query, _present(self.index, documents))}
+
+    def _params(self, effort: Effort, k: int) -> Mapping[str, Setting]:
+        """Search parameters of an effort. A preset gives only those that it sets."""
+        if isinstance(effort, Mapping):
+            return effort
+        check_preset(effort or "balanced")
+        return next(params for name, params in self.index.presets(k).items() if name == (effort or "balanced"))
+
+
+@dataclass(frozen=True)
+class WordRetriever:
+    """Ranks the documents of an index by BM25.
+
+    Attributes:
+        words: The documents as an index of BM25.
+        name: Name in tables.
+    """
+
+    words: Index
+    name: str = NAME
+
+    def search(
+        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
+    ) -> SearchResult:
+        """See `Retriever`."""
+        del effort, target_recall
+        begun = time.perf_counter()
+        hits = self.words.search([query.text for query in queries], k, filter=filter)
+        return SearchResult(hits.to_run([query.id for query in queries]), seconds={"search": time.perf_counter() - begun})
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """See `Retriever`; documents that are not in the index are left out."""
+        return _explained_words(self.words, self.name, query, documents)
+
+
+def _explained_words(words: Index, name: str, query: str, documents: Sequence[str]) -> Explanations:
+    return {each: {name: word_scores(words, query, each)} for each in _present(words, documents)}
+
+
+def _present(index: Index, documents: Sequence[str]) -> list[str]:
+    return [document for document, row in zip(documents, index.locate(documents), strict=True) if row is not None]
+
+
+@dataclass(frozen=True)
+class FusedRetriever:
+    """Fuses the rankings of several retrievers.
+
+    Attributes:
+        parts: At least one. One of weight 0 is not searched.
+        fusion: Method, weights and normalization.
+        candidates: Documents that each part contributes, if more than k.
+
+    Raises:
+        InputError: The number of weights differs from the number of parts.
+    """
+
+    parts: Sequence[Retriever]
+    fusion: Fusion = RECIPROCAL_RANKS
+    candidates: int = CANDIDATES
+
+    def __post_init__(self) -> None:
+        self.fusion.weights_of(len(self.parts))
+
+    @property
+    def name(self) -> str:
+        """Names of the parts."""
+        return " + ".join(part.name for part, _ in self._used)
+
+    def search(
+        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
+    ) -> SearchResult:
+        """See `Retriever`."""
+        depth = max(check_k(k), self.candidates)
+        found = [part.search(queries, depth, filter=filter, effort=effort, target_recall=target_recall) for part, _ in self._used]
+        begun = time.perf_counter()
+        weights = tuple(weight for _, weight in self._used)
+        run = fuse_runs([each.run for each in found], replace(self.fusion, weights=weights), k=k)
+        return SearchResult(
+            {query.id: run.get(query.id, {}) for query in queries},
+            TokenCounts(*(sum(counts) for counts in zip(*(_counts(each) for each in found), strict=True))),
+            next((each.missing for each in found if each.missing is not None), None),
+            lists={part.name: each.run for (part, _), each in zip(self._used, found, strict=True)},
+            efforts={name: params for each in found for name, params in each.efforts.items()},
+            seconds=_sum([*(each.seconds for each in found), {"fuse": time.perf_counter() - begun}]),
+        )
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """See `Retriever`; a document has an explanation in each ranking that contains it."""
+        explained: Explanations = {}
+        for part, _ in self._used:
+            for document, why in part.explain(query, documents).items():
+                explained.setdefault(document, {}).update(why)
+        return explained
+
+    @property
+    def _used(self) -> list[tuple[Retriever, float]]:
+        return [(part, weight) for part, weight in zip(self.parts, self.fusion.weights_of(len(self.parts)), strict=True) if weight]
+
+
+def _counts(found: SearchResult) -> tuple[int, int, int, int]:
+    return found.counts.texts, found.counts.tokens, found.counts.truncated, found.counts.empty
+
+
+def _sum(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for each in seconds:
+        for stage, taken in each.items():
+            total[stage] = total.get(stage, 0.0) + taken
+    return total
+
+
+class CandidateScorer(Protocol):
+    """Scores given documents for queries."""
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[NDArray[np.float32]]:
+        """Return the scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without vectors."""
+
+    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
+        """Explain the scores of documents; empty if they cannot be explained."""
+
+
+@dataclass(frozen=True)
+class RerankedRetriever:
+    """Re-ranks the candidates of another retriever.
+
+    Attributes:
+        first: Finds the candidates.
+        scorer: Scores them; the scores of ``first`` are ignored.
+        name: Name in tables.
+        candidates: Candidates per query, if more than k.
+    """
+
+    first: Retriever
+    scorer: CandidateScorer
+    name: str
+    candidates: int = CANDIDATES
+
+    def search(
+        self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
+    ) -> SearchResult:
+        """See `Retriever`."""
+        depth = max(check_k(k), self.candidates)
+        found = self.first.search(queries, depth, filter=filter, effort=effort, target_recall=target_recall)
+        begun = time.perf_counter()
+        run = rerank(found.run, queries, self.scorer, k)
+        return replace(found, run=run, candidates=found.run, seconds=_sum([found.seconds, {"rerank": time.perf_counter() - begun}]))
+
+    def explain(self, query: str, documents: Sequence[str]) -> Explanations:
+        """See `Retriever`: the scores of the re-ranking."""
+        return {document: {self.name: why} for document, why in self.scorer.explain(query, documents).items()}
+
+
+@dataclass(frozen=True)
+class IndexScorer:
+    """Scores documents by the vectors stored in a ColBERT index; only the queries are encoded.
+
+    Attributes:
+        index: Index that contains all candidates.
+        model: Model that built the index.
+
+    Raises:
+        InputError: The index was built by another model.
+    """
+
+    index: Index
+    model: TokenModel
+
+    def __post_init__(self) -> None:
+        self.index.check_model(self.model.card)
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
+        """See `CandidateScorer`.
+
+        Raises:
+            InputError: A candidate is not in the index.
+        """
+        vectors = self.model.encode_texts(queries, "query").vectors
+        return [self.index.scores(query, documents) for query, documents in zip(vectors, candidates, strict=True)]
+
+    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
+        """See `CandidateScorer`; documents that are not in the index are left out."""
+        with _unshared(self.model) as model:
+            return {each.document: each for each in explain(self.index, model, query, _present(self.index, documents))}
+
+
+@dataclass(frozen=True)
+class TextScorer:
+    """Scores documents by encoding their texts.
+
+    Attributes:
+        model: A ColBERT model.
+        text_of: Function from document id to the text to encode.
+        texts_per_batch: Texts encoded at a time; their vectors are in memory until their queries are scored.
+    """
+
+    model: TokenModel
+    text_of: Callable[[str], str]
+    texts_per_batch: int = 2048
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
+        """See `CandidateScorer`; a candidate of several queries of a batch is encoded once.
+
+        Raises:
+            InputError: A candidate has no text.
+        """
+        vectors = self.model.encode_texts(queries, "query").vectors
+        scores: list[NDArray[np.float32]] = []
+        while len(scores) < len(queries):
+            first = last = len(scores)
+            wanted: dict[str, int] = {}
+            while last < len(queries) and (last == first or len({*wanted, *candidates[last]}) <= self.texts_per_batch):
+                for document in candidates[last]:
+                    wanted.setdefault(document, len(wanted))
+                last += 1
+            documents = self.model.encode_texts([self.text_of(document) for document in wanted], "document").vectors if wanted else []
+            for query, own in zip(vectors[first:last], candidates[first:last], strict=True):
+                chosen = [documents[wanted[document]] for document in own]
+                tokens = np.concatenate([np.zeros((0, query.shape[1]), np.float32), *chosen])
+                offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
+                scores.append(maxsim_packed([query], tokens, offsets)[0])
+        return scores
+
+    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
+        """See `CandidateScorer`."""
+        texts = {document: self.text_of(document) for document in documents}
+        with _unshared(self.model) as model:
+            return {each.document: each for each in explain_texts(model, query, texts)}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Text (as it was encoded) and metadata of a document in an index."""
+
+    text: str
+    metadata: Metadata | None
+
+
+class OpenIndexes:
+    """Indexes and models that are opened by folder or hub id, each once, and the retrievers over them.
+
+    Args:
+        device: Device of the models; None for a GPU if available.
+        verify: Verify the checksum of each block of an index when it is first read.
+        progress: Show progress bars.
+    """
+
+    def __init__(self, *, device: str | None = None, verify: bool = True, progress: bool = False) -> None:
+        self._device, self._verify, self._progress = device, verify, progress
+        self._indexes: dict[Path, Index] = {}
+        self._sharded: dict[Path, ShardedIndex] = {}
+        self._sources: dict[Path, str] = {}
+        self._models: dict[str, SharedModel] = {}
+
+    @property
+    def indexes(self) -> list[Index]:
+        """The open indexes, in the order in which they were opened."""
+        return list(self._indexes.values())
+
+    def index(
+        self, folder: str | Path, *, model: str | None = None, generation: int | None = None, sharded: ShardedIndex | None = None
+    ) -> Index:
+        """Open an index, or return it if it is open.
+
+        Args:
+            folder: Folder of the index.
+            model: Folder or hub id of its model; None for the one that built it.
+            generation: Number of the generation; None for the newest.
+            sharded: The index, distributed over shards; None to search it in this process.
+
+        Raises:
+            InputError: The index cannot be opened.
+        """
+        path = Path(folder).resolve()
+        if path not in self._indexes:
+            whole = None if sharded is None else sharded.whole
+            self._indexes[path] = whole or open_index(folder, generation=generation, verify=self._verify)
+            if sharded is not None:
+                self._sharded[path] = sharded
+            if model is not None:
+                self._sources[path] = model
+        return self._indexes[path]
+
+    def vectors(self, folder: str | Path, *, name: str | None = None) -> VectorRetriever:
+        """Make a retriever of an index and its model.
+
+        Raises:
+            InputError: The index or its model cannot be used.
+        """
+        path, index = Path(folder).resolve(), self.index(folder)
+        model = self._model_of(index, self._sources.get(path))
+        return VectorRetriever(name or short_names([str(folder)])[0], index, model, self._sharded.get(path), self._progress)
+
+    def words(self, folder: str | Path) -> WordRetriever:
+        """Make a BM25 retriever of the documents of an index.
+
+        Raises:
+            InputError: The index stores no texts, or bm25s is not installed.
+        """
+        return WordRetriever(word_index(self.index(folder), cache=cache_folder("words"), verify=self._verify, progress=self._progress))
+
+    def fused(self, given: Sequence[str | Path], fusion: Fusion | None = None, *, candidates: int = CANDIDATES) -> Retriever:
+        """Make a retriever that fuses indexes, and BM25 over the documents of the first index.
+
+        Args:
+            given: Folders of indexes, or ``bm25``; a single one is not fused. One of weight 0 is not opened.
+            fusion: Method, weights and normalization; None for reciprocal ranks.
+            candidates: Documents that each contributes.
+
+        Raises:
+            InputError: An index cannot be opened or shares no document with the first one, or the number of weights is wrong.
+        """
+        fusion = fusion or RECIPROCAL_RANKS
+        paths = [str(path) for path in given]
+        # A folder that is called bm25 is an index in the first place, where no other index gives BM25 its documents.
+        words = [path == NAME and (number > 0 or format_version(Path(path)) is None) for number, path in enumerate(paths)]
+        first = next((path for path, each in zip(paths, words, strict=True) if not each), None)
+        if first is None:
+            raise InputError("bm25 ranks the documents of an index; name an index too")
+        parts: list[Retriever] = []
+        opened: list[Index] = []
+        weights = fusion.weights_of(len(paths))
+        for path, name, weight, is_words in zip(paths, short_names(paths), weights, words, strict=True):
+            if not weight:
+                continue
+            index = self.index(first if is_words else path)
+            if opened:
+                check_fusible(opened[0], index)
+            opened.append(index)
+            parts.append(self.words(first) if is_words else self.vectors(path, name=name))
+        if len(paths) == 1:
+            return parts[0]
+        return FusedRetriever(parts, replace(fusion, weights=tuple(weight for weight in weights if weight)), candidates)
+
+    def reranked(self, first: Retriever, given: str | Path, *, candidates: int = CANDIDATES) -> RerankedRetriever:
+        """Re-rank a retriever by an index of a ColBERT model, or by a ColBERT model.
+
+        Raises:
+            InputError: It is neither.
+        """
+        (name,) = short_names([str(given)])
+        return RerankedRetriever(first, self.scorer(given), name, candidates)
+
+    def scorer(self, given: str | Path, text_of: Callable[[str], str] | None = None) -> CandidateScorer:
+        """Open an index of a ColBERT model, or a ColBERT model, to score candidates.
+
+        Args:
+            given: Folder or hub id.
+            text_of: Function from document id to the text to encode; None for the texts of the open indexes.
+
+        Raises:
+            InputError: It is neither.
+        """
+        if format_version(Path(given)) is not None:
+            index = self.index(given)
+            if index.manifest.model.kind != "colbert":
+                raise InputError(
+                    f"{given}: --rerank needs a ColBERT model or an index of one; this index is of the kind {index.manifest.model.kind}"
+                )
+            return IndexScorer(index, self._model_of(index, self._sources.get(Path(given).resolve())))
+        model = load_model(str(given), device=self._device)
+        if not isinstance(model, ColBERT):
+            raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this model gives a single vector per text")
+        return TextScorer(SharedModel(model), text_of or self.text_of)
+
+    def stored(self, key: str) -> Stored | None:
+        """A document of the first index that contains it and stores texts; None if there is no such index."""
+        for index in self._indexes.values():
+            if index.manifest.policy.store_text and index.locate([key])[0] is not None:
+                return Stored(index.text_of(key), index.document(key).metadata)
+        return None
+
+    def text_of(self, key: str) -> str:
+        """Text of a document as it was encoded.
+
+        Raises:
+            InputError: No open index stores the text.
+        """
+        stored = self.stored(key)
+        if stored is None:
+            raise InputError(
+                f"{self.indexes[0].path}: the index stores no texts, which a model needs for re-ranking; pass an index of a ColBERT model"
+                " to --rerank, or rebuild the index without --no-text"
+            )
+        return stored.text
+
+    def _model_of(self, index: Index, source: str | None) -> SharedModel:
+        wanted = index.manifest.model.fingerprint
+        if wanted not in self._models:
+            loaded: BiEncoder | ColBERT | BM25 = load_index_model(index.manifest.model, source, device=self._device)
+            index.check_model(loaded.card)
+            self._models[wanted] = SharedModel(loaded)
+        return self._models[wanted]
+
+
+def open_retriever(
+    index: str | Path,
+    *,
+    fuse: Sequence[str | Path] = (),
+    fusion: Fusion | None = None,
+    rerank: str | Path | None = None,
+    candidates: int = CANDIDATES,
+    device: str | None = None,
+) -> Retriever:
+    """Open an index with its model as a retriever, fused with other rankings and re-ranked.
+
+    Args:
+        index: Folder of the index.
+        fuse: Rankings to fuse with: ``bm25``, or folders of other indexes of the same documents.
+        fusion: Method, weights and normalization; None for reciprocal ranks.
+        rerank: ColBERT model, or index of one, that re-ranks the candidates.
+        candidates: Documents that each ranking contributes to fusion and re-ranking.
+        device: Device of the models; None for a GPU if available.
+
+    Raises:
+        InputError: An index or a model cannot be opened, or they do not go together.
+    """
+    opened = OpenIndexes(device=device)
+    first = opened.fused([index, *fuse], fusion, candidates=candidates)
+    return first if rerank is None else opened.reranked(first, rerank, candidates=candidates)

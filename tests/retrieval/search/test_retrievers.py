@@ -1,0 +1,63 @@
+"""Retrievers opened by folder: the stages of a fused and re-ranked search, and searches in several threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import build_index
+from quiver.retrieval.records import Document, Query
+from quiver.retrieval.search.bm25 import word_index
+from quiver.retrieval.search.retrievers import (
+    FusedRetriever,
+    IndexScorer,
+    OpenIndexes,
+    RerankedRetriever,
+    SharedModel,
+    VectorRetriever,
+    WordRetriever,
+    open_retriever,
+)
+from quiver.retrieval.search.search import Fusion, fuse_runs, rerank
+
+DOCUMENTS = [Document(f"d{number}", f"word{number % 4} text{number % 3} end", metadata={"part": number}) for number in range(24)]
+QUERIES = [Query("q1", "word1 text2"), Query("q2", "word3 end")]
+
+
+@pytest.fixture
+def stages(tmp_path: Path, word_sum: Any, word_by_word: Any) -> RerankedRetriever:
+    dense, tokens = build_index(DOCUMENTS, word_sum, tmp_path / "dense"), build_index(DOCUMENTS, word_by_word, tmp_path / "tokens")
+    fused = FusedRetriever(
+        [VectorRetriever("dense", dense, SharedModel(word_sum)), WordRetriever(word_index(dense))], Fusion("weighted"), candidates=9
+    )
+    return RerankedRetriever(fused, IndexScorer(tokens, SharedModel(word_by_word)), "tokens", candidates=6)
+
+
+def test_a_result_holds_the_run_of_every_stage(stages: RerankedRetriever) -> None:
+    found = stages.search(QUERIES, 3, filter="part < 20")
+    assert isinstance(stages.first, FusedRetriever)
+    lists = {part.name: part.search(QUERIES, 9, filter="part < 20").run for part in stages.first.parts}
+    assert found.lists == lists
+    assert found.candidates == fuse_runs(list(lists.values()), Fusion("weighted"), k=6)
+    assert found.run == rerank(found.candidates, QUERIES, stages.scorer, 3)
+    assert sorted(found.seconds) == ["encode", "fuse", "rerank", "search"]
+    assert {len(documents) for documents in found.run.values()} == {3}
+    assert set(stages.first.explain("word1 text2", ["d1", "d2"])["d1"]) == {"dense", "bm25"}
+
+
+def test_several_threads_search_one_retriever(stages: RerankedRetriever) -> None:
+    wanted = stages.search(QUERIES, 5).run
+    with ThreadPoolExecutor(4) as threads:
+        runs = list(threads.map(lambda _: stages.search(QUERIES, 5).run, range(20)))
+    assert runs == [wanted] * 20
+
+
+def test_bm25_needs_an_index_for_its_documents() -> None:
+    with pytest.raises(InputError, match="bm25 ranks the documents of an index; name an index too"):
+        open_retriever("bm25")
+    with pytest.raises(InputError, match="got 2 weights for 1 rankings"):
+        OpenIndexes().fused(["i"], Fusion(weights=(1, 2)))
