@@ -446,7 +446,7 @@ def _searched(model: str | None, index: Index | None, load: LoadOptions, *, cach
     from quiver.retrieval.models.loading import load_index_model, load_model
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
-    if model == bm25.NAME:
+    if model == bm25.NAME or (model is None and index is not None and index.kind == bm25.NAME):
         if load != (None, None, None):
             raise InputError(f"--dtype, --device and --batch-tokens are for models, and {bm25.NAME} is none; remove them")
         return MiningSystem(None, index, cache)

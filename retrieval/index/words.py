@@ -168,8 +168,8 @@ STEM = "words"
 """Start of the names of the files of a word table in a segment."""
 
 _CODEC = "codec.json"
-# Memory in bytes: of a writer for the buffers of its files; of counting or merging, for each word of the texts, measured with
-# `quiver index build` on word lists of 10 to 100 million words; and for each document.
+# Memory in bytes: of a writer for the buffers of its files; of counting or merging for each word of the texts, which are sorted as 64-bit
+# numbers with their documents; and for each document.
 _BUFFERS, _WORD_BYTES, _DOCUMENT_BYTES = 4 << 20, 64, 24
 
 

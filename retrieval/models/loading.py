@@ -239,8 +239,19 @@ def check_device(device: str) -> str:
     return device
 
 
+def check_is_model(source: str | Path) -> None:
+    """Check that a source is not the name of BM25.
+
+    Raises:
+        InputError: It is.
+    """
+    if str(source) == NAME:
+        raise InputError(f"{NAME} finds words and has no vectors; pass a model here, or ./{NAME} for a folder of that name")
+
+
 def _load_for_inference(source: str | Path, revision: str | None, dtype: Dtype | torch.dtype | None, device: str | None) -> ModelParts:
     """Load a model folder, warn of a bare encoder and, on a CPU, prepack its weights."""
+    check_is_model(source)
     wanted = None if dtype is None else _dtype_name(dtype)
     # int8 runs on CPUs only, so a machine with a GPU takes its CPU for it.
     device = check_device(device or ("cpu" if wanted == "int8" else default_device()))

@@ -522,9 +522,8 @@ class OpenIndexes:
         if format_version(Path(given)) is not None:
             index = self.index(given)
             if index.manifest.model.kind != "colbert":
-                raise InputError(
-                    f"{given}: --rerank needs a ColBERT model or an index of one; this index is of the kind {index.manifest.model.kind}"
-                )
+                stored = "no vectors" if index.kind == WORDS else "a single vector per document"
+                raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this index has {stored}")
             return IndexScorer(index, self._model_of(index, self._sources.get(Path(given).resolve())))
         model = load_model(str(given), device=self._device)
         if not isinstance(model, ColBERT):

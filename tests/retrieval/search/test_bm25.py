@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,8 +16,10 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.cluster.shard import PackedRequest, PlannedShard, Shard, ShardSpec
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.index.export import export_index
+from quiver.retrieval.index.index import SearchOptions, merged
 from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import Document, Hits
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed, word_index, word_scores
@@ -251,3 +254,14 @@ def test_searching_words_imports_no_torch(built: tuple[Index, list[Document]]) -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [index.search("word3", 3)[0].id, "False"]
+
+
+def test_shards_score_with_the_statistics_of_the_whole_index(built: tuple[Index, list[Document]]) -> None:
+    index, _ = built
+    words = BM25().encode_texts(QUERIES, "query").token_ids
+    packed = PackedRequest.of(index.request(words, 7, SearchOptions()))
+    assert (packed.queries, packed.nbytes > 0) == (len(QUERIES), True)
+    message = pickle.loads(pickle.dumps(packed))
+    shards = [Shard(ShardSpec.of(index, PlannedShard((entry.name,), 0), verify=True)) for entry in index.manifest.segments]
+    found = [shard.search(message).each() for shard in shards]
+    same(merged([[each[query] for each in found] for query in range(len(QUERIES))], 7), index.search(QUERIES, 7))

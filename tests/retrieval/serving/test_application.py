@@ -577,3 +577,20 @@ def test_retrievers_have_names_and_models(indexes: Indexes) -> None:
         open_service({"silent": indexes.silent}, words=True)
     with pytest.raises(ValueError, match="k must be > 0"):
         Limits(k=0)
+
+
+def test_an_index_of_bm25_is_served_without_a_model(tmp_path: Path) -> None:
+    index = build_index(documents(), "bm25", tmp_path / "words")
+    app = create_application(open_service({"words": index.path}, token=TOKEN))
+    (info,) = answer(app, "GET", "/v1/info").json()["retrievers"]
+    assert (info["kind"], info["efforts"], info["explains"], info["documents"]) == ("bm25", [], True, 60)
+    found = search(app, query="granite snow", k=3, explain=True, filter=["year>=2003"]).json()["hits"]
+    assert [(hit["id"], hit["score"]) for hit in found] == [
+        (hit.id, hit.score) for hit in index.search("granite snow", 3, filter="year>=2003")
+    ]
+    assert [part["word"] for part in found[0]["explanation"]["words"]] == ["granite", "snow"]
+    assert answer(app, "POST", "/v1/embeddings", json={"input": "granite", "model": "words"}).status_code == 404
+    added = {"documents": [{"id": "new", "text": "granite granite basalt"}]}
+    response = answer(app, "POST", "/v1/documents", json=added, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert response.status_code == 200, response.text
+    assert [hit["id"] for hit in search(app, query="basalt", k=3).json()["hits"]] == ["new"]
