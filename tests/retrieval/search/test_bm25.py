@@ -261,7 +261,7 @@ def test_shards_score_with_the_statistics_of_the_whole_index(built: tuple[Index,
     words = BM25().encode_texts(QUERIES, "query").token_ids
     packed = PackedRequest.of(index.request(words, 7, SearchOptions()))
     assert (packed.queries, packed.nbytes > 0) == (len(QUERIES), True)
-    message = pickle.loads(pickle.dumps(packed))
+    message = pickle.loads(pickle.dumps(packed))  # noqa: S301 - written above
     shards = [Shard(ShardSpec.of(index, PlannedShard((entry.name,), 0), verify=True)) for entry in index.manifest.segments]
     found = [shard.search(message).each() for shard in shards]
     same(merged([[each[query] for each in found] for query in range(len(QUERIES))], 7), index.search(QUERIES, 7))

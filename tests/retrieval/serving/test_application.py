@@ -581,7 +581,7 @@ def test_retrievers_have_names_and_models(indexes: Indexes) -> None:
 
 def test_an_index_of_bm25_is_served_without_a_model(tmp_path: Path) -> None:
     index = build_index(documents(), "bm25", tmp_path / "words")
-    app = create_application(open_service({"words": index.path}, token=TOKEN))
+    app = create_application(open_service({"words": index.path}, access=Access(TOKEN)))
     (info,) = answer(app, "GET", "/v1/info").json()["retrievers"]
     assert (info["kind"], info["efforts"], info["explains"], info["documents"]) == ("bm25", [], True, 60)
     found = search(app, query="granite snow", k=3, explain=True, filter=["year>=2003"]).json()["hits"]
