@@ -12,10 +12,11 @@ import platform
 import string
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -27,12 +28,14 @@ from quiver.encoder.files import read_json
 from quiver.retrieval.display import html_table
 from quiver.retrieval.models.batches import BatchSize
 from quiver.retrieval.models.bm25 import BM25, NAME
-from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.encoding import Devices, EncodingJob, Projection, Texts, check_texts
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import DenseModel, Dtype, ModelCard, TokenModel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from quiver.retrieval.cluster.executors import LocalProcesses
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
 
@@ -338,6 +341,12 @@ class PretrainedModel(ABC):
 
         Raises:
             InputError: The settings are those of the other class, the parts do not fit each other, or ``batch_tokens`` is less than 1.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> again = type(model).from_parts(model.encoder, model.tokenizer, model.settings)
+            >>> again.card.fingerprint == model.card.fingerprint
+            True
         """
         model = cls.__new__(cls)
         model._assemble(encoder, tokenizer, settings, source, batch_tokens)
@@ -361,23 +370,48 @@ class PretrainedModel(ABC):
         self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
 
     @property
+    @abstractmethod
+    def card(self) -> ModelCard:
+        """Facts about the model for indexes and reports."""
+
+    @property
     def dim(self) -> int:
-        """Vector width d."""
+        """Vector width d.
+
+        Example:
+            >>> load_model(tiny_model("colbert")).dim
+            8
+        """
         if self.settings.projections:
             return self.settings.projections[-1].linear.out_features
         return self.encoder.config.hidden_size
 
     def get_sentence_embedding_dimension(self) -> int:
-        """Return the vector width d; sentence-transformers' name up to version 5."""
+        """Return the vector width d; sentence-transformers' name up to version 5.
+
+        Example:
+            >>> load_model(tiny_model("dense")).get_sentence_embedding_dimension()
+            32
+        """
         return self.dim
 
     def get_embedding_dimension(self) -> int:
-        """Return the vector width d; sentence-transformers' name from version 6 on."""
+        """Return the vector width d; sentence-transformers' name from version 6 on.
+
+        Example:
+            >>> load_model(tiny_model("dense")).get_embedding_dimension()
+            32
+        """
         return self.dim
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
+        """Device of the weights.
+
+        Example:
+            >>> load_model(tiny_model("dense"), device="cpu").device
+            device(type='cpu')
+        """
         return self.encoder.device
 
     def to(self, device: str | torch.device) -> Self:
@@ -385,6 +419,11 @@ class PretrainedModel(ABC):
 
         Raises:
             InputError: The device is not available, or the weights are packed for a CPU, as those of a model that was opened on one are.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> model.to("cpu") is model
+            True
         """
         wanted = torch.device(check_device(str(device)))
         here = self.encoder.device
@@ -399,10 +438,86 @@ class PretrainedModel(ABC):
 
     @property
     def batch_size(self) -> BatchSize:
-        """Tokens per batch on the device where the encoder is; chosen at the first use, and less after memory ran out there."""
+        """Tokens per batch on the device where the encoder is; chosen at the first use, and less after memory ran out there.
+
+        Example:
+            >>> load_model(tiny_model("dense"), device="cpu", batch_tokens=512).batch_size.tokens
+            512
+        """
         if self._batch_size is None or self._batch_size.device != self.encoder.device:
             self._batch_size = BatchSize.choose(self.encoder, self.dim, self.batch_tokens)
         return self._batch_size
+
+    def start_multi_process_pool(self, target_devices: Sequence[str] | None = None) -> LocalProcesses:
+        """Name the processes of ``encode(pool=...)``: one per device.
+
+        The processes start with each call of `encode` and end with it, so a pool is worth its start-up (seconds) for long lists only. They
+        load the model from its folder or the Hub.
+
+        Args:
+            target_devices: Device of each process; None for all GPUs, or four processes without a GPU.
+
+        Raises:
+            InputError: A device is not available.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> pool = model.start_multi_process_pool(["cpu", "cpu"])
+            >>> pool.workers
+            2
+        """
+        from quiver.retrieval.cluster.executors import LocalProcesses
+
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        devices = [f"cuda:{number}" for number in range(count)] or ["cpu"] * 4
+        return LocalProcesses([check_device(device) for device in (devices if target_devices is None else target_devices)])
+
+    def stop_multi_process_pool(self, pool: LocalProcesses) -> None:
+        """Do nothing: the processes ended with the calls of `encode`. It is there for code written for sentence-transformers.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> model.stop_multi_process_pool(model.start_multi_process_pool(["cpu"]))
+        """
+        del pool
+
+    def _vectors(
+        self,
+        sentences: Texts,
+        job: EncodingJob,
+        devices: Devices | None,
+        pool: LocalProcesses | None,
+        chunk_size: int | None,
+        progress: bool,
+    ) -> Any:
+        """Encode the texts of a public call in this process or in others: (B, d), or B arrays of (n_i, d)."""
+        if chunk_size is not None and chunk_size < 1:
+            raise InputError(f"chunk_size must be >= 1, got {chunk_size}")
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        check_texts(texts)
+        if isinstance(devices, str | torch.device):
+            self.to(devices)
+        elif devices is not None and pool is None:
+            pool = self.start_multi_process_pool([str(each) for each in devices])
+        if pool is None:
+            return self._encode(texts, job, progress=progress)
+        size = chunk_size or max(1, min(-(-len(texts) // pool.workers // 10), 5000))
+        chunks = [(start, texts[start : start + size]) for start in range(0, len(texts), size)]
+        vectors = self._empty(len(texts), job)
+        task = EncodingTask(WorkerModel.of(self), job, pool.threads(torch.get_num_threads()))
+        with progress_bar("texts", len(texts), enabled=progress) as advance, closing(pool.run(task, chunks)) as done:
+            for (start, chunk), found in done:
+                vectors[start : start + len(chunk)] = found
+                advance(len(chunk))
+        return vectors
+
+    @abstractmethod
+    def _encode(self, texts: Sequence[str], job: EncodingJob, *, progress: bool = False) -> Any:
+        """Encode texts in this process: (B, d) float32, or B arrays of (n_i, d)."""
+
+    @abstractmethod
+    def _empty(self, count: int, job: EncodingJob) -> Any:
+        """Room for the vectors of some texts: an array, or a list."""
 
     @abstractmethod
     def save_pretrained(self, path: str | Path) -> None:
@@ -435,6 +550,10 @@ class PretrainedModel(ABC):
 
         Raises:
             InputError: The Hub refuses the upload (the message says why).
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> model.push_to_hub("owner/name")  # doctest: +SKIP
         """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -572,7 +691,7 @@ class WorkerModel:
     batch_tokens: int | None = None
 
     @classmethod
-    def of(cls, model: DenseModel | TokenModel) -> WorkerModel:
+    def of(cls, model: DenseModel | TokenModel | PretrainedModel) -> WorkerModel:
         """Describe a loaded model."""
         batch_tokens = model.batch_tokens if isinstance(model, PretrainedModel) else None
         return cls(with_absolute_source(model.card), batch_tokens)
@@ -595,6 +714,23 @@ class WorkerModel:
                 f"{card.fingerprint[:12]}; all machines need the same model files"
             )
         return model
+
+
+@dataclass(frozen=True)
+class EncodingTask:
+    """Encodes chunks of texts in a worker; an item is the number of its first text, and the texts."""
+
+    model: WorkerModel
+    job: EncodingJob
+    threads: int
+
+    def open(self) -> Callable[[tuple[int, list[str]]], Any]:
+        """See `quiver.retrieval.records.WorkerTask`."""
+        torch.set_num_threads(self.threads)
+        model = self.model.load()
+        if not isinstance(model, PretrainedModel):
+            raise InputError(f"{model.card.source}: not a model that encodes texts")
+        return lambda chunk: model._encode(chunk[1], self.job)
 
 
 def projection_stack(settings: ModelFolder, width: int, *, where: str) -> nn.Sequential:

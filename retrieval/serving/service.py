@@ -101,7 +101,8 @@ def read_token(file: Path | None, variable: str = VARIABLE) -> str | None:
         try:
             token = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file}: cannot be read as a token ({error})") from error
+            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+            raise InputError(f"{file}: the token cannot be read ({reason})") from error
     token = token.strip()
     if len(token) < _SHORTEST:
         raise InputError(f"{origin}: the token must have at least {_SHORTEST} characters; make one with: openssl rand -hex 32")

@@ -899,4 +899,18 @@ MUTATIONS = [
         "steps = (high - low) / 256",
         ["tests/parity/test_first_calls.py::test_quantized_values_are_those_of_sentence_transformers"],
     ),
+    (
+        "token vectors are pooled by distance instead of its square",
+        "retrieval/models/encoding.py",
+        "ward(distances * distances, count)",
+        "ward(distances, count)",
+        ["tests/parity/test_pylate.py::test_pooled_vectors_are_pylates"],
+    ),
+    (
+        "padding of documents takes part in MaxSim",
+        "retrieval/models/colbert.py",
+        "[each[each.any(-1)] for each in flat]",
+        "flat",
+        ["tests/parity/test_pylate.py::test_similarities_are_pylates_sums"],
+    ),
 ]
