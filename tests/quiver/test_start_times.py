@@ -1,4 +1,4 @@
-"""How long a command takes to start, in processor time, which other processes do not change."""
+"""How long a command takes to start, in processor time, which other processes do not change: on a free core, the time on the clock."""
 
 from __future__ import annotations
 
