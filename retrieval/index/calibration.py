@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.versions import installed_version
 from quiver.retrieval.index.engines import Setting, one_thread
-from quiver.retrieval.index.index import Index, OpenSegment
+from quiver.retrieval.index.index import Index, OpenSegment, check_has_vectors
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Hits
@@ -140,7 +140,7 @@ def calibrate(
     least = LEAST_HITS if queries is None else 1
     if count < 1 or not ks or min(ks) < least:
         raise ValueError(f"count must be >= 1 and every k >= {least}, got {count} and {list(ks)}")
-    index.check_has_vectors("calibrate; it always searches exhaustively")
+    check_has_vectors(index, "calibrate; it always searches exhaustively")
     kind = index.manifest.model.kind
     sample = pseudo_queries(index.segments, kind, count=count, seed=seed) if queries is None else _given(queries, kind, count, seed)
     if not sample or not any((segment.kept & (segment.vectors.lengths > 0)).any() for segment in index.segments):

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, write_json
 from quiver.retrieval.index.files import little_endian
-from quiver.retrieval.index.index import Index, OpenSegment
+from quiver.retrieval.index.index import Index, OpenSegment, check_has_vectors
 from quiver.retrieval.progress import Advance, progress_bar
 
 FORMATS = ("npy", "safetensors")
@@ -51,7 +51,7 @@ def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: boo
     """
     if vectors not in FORMATS:
         raise InputError(f"vectors must be written as one of {', '.join(FORMATS)}, got {vectors!r}")
-    index.check_has_vectors("export")
+    check_has_vectors(index, "export")
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):

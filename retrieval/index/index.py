@@ -1018,18 +1018,6 @@ class Index:
         """
         check_model(self.path, self.manifest, card)
 
-    def check_has_vectors(self, action: str) -> None:
-        """Check that the index has vectors.
-
-        Args:
-            action: What they are needed for, in the imperative.
-
-        Raises:
-            InputError: It is an index of BM25.
-        """
-        if self.manifest.model.kind == "bm25":
-            raise InputError(f"{self.path}: an index of BM25 has no vectors to {action}")
-
     def _place(self, key: str, place: Place | None) -> Place:
         if place is None:
             raise InputError(f"{self.path}: the index has no document '{key}'")
@@ -1138,6 +1126,20 @@ def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
     if (find_engine(manifest.codec.engine).kind, codec.dim) != (manifest.model.kind, manifest.model.dim):
         raise DamagedIndexError(f"{folder}: not a codec for {manifest.model.kind} vectors of width {manifest.model.dim}; {LOOK}")
     return codec
+
+
+def check_has_vectors(index: Index, action: str) -> None:
+    """Check that an index has vectors.
+
+    Args:
+        index: The index.
+        action: What they are needed for, in the imperative.
+
+    Raises:
+        InputError: It is an index of BM25.
+    """
+    if index.manifest.model.kind == "bm25":
+        raise InputError(f"{index.path}: an index of BM25 has no vectors to {action}")
 
 
 def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
