@@ -437,7 +437,7 @@ def mine(
     quiver mine pairs.jsonl.gz --positive-field pos -m bm25 --margin none --ranks 10-200 --choose random --out mined
     """
     from quiver.retrieval.index import open_index
-    from quiver.retrieval.search import bm25
+    from quiver.retrieval.models import bm25
     from quiver.retrieval.training.mining.negatives import PERC_POS, Output, Rules, mine_negatives, parse_margins, parse_ranks
 
     rules = Rules(
@@ -498,11 +498,11 @@ class LoadOptions(NamedTuple):
 
 
 def _searched(model: str | None, index: Index | None, load: LoadOptions, *, cache: Path | None) -> MiningSystem:
+    from quiver.retrieval.models import bm25
     from quiver.retrieval.models.loading import load_index_model, load_model
-    from quiver.retrieval.search import bm25
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
-    if model == bm25.NAME:
+    if model == bm25.NAME or (model is None and index is not None and index.kind == bm25.NAME):
         if load != (None, None, None):
             raise InputError(f"--dtype, --device and --batch-tokens are for models, and {bm25.NAME} is none; remove them")
         return MiningSystem(None, index, cache)
