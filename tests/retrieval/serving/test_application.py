@@ -23,19 +23,23 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.search import search as search_index
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.middleware import web_origin
 from quiver.retrieval.serving.schemas import Limits
-from quiver.retrieval.serving.service import Access, Service, open_service
+from quiver.retrieval.serving.service import Access, Combinations, Service, open_service
 from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer, documents
 
 
 @pytest.fixture(scope="module")
 def service(indexes: Indexes) -> Service:
     folders = {"dense": indexes.dense, "colbert": indexes.colbert, "silent": indexes.silent}
-    return open_service(folders, words=True, limits=Limits(k=50, explained=5, batch=4, hits=100, query_characters=200, body_bytes=2000))
+    return open_service(
+        folders,
+        combined=Combinations(words=True),
+        limits=Limits(k=50, explained=5, batch=4, hits=100, query_characters=200, body_bytes=2000),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +83,7 @@ def test_the_first_retriever_is_the_default(app: Any) -> None:
 
 
 def test_the_bm25_retriever_ranks_by_words(app: Any, indexes: Indexes) -> None:
-    words = WordIndex(open_index(indexes.dense)).search(["granite snow"], 5)
+    words = word_index(open_index(indexes.dense)).search(["granite snow"], 5)
     found = search(app, query="granite snow", k=5, retriever="bm25", explain=True).json()
     assert [hit["id"] for hit in found["hits"]] == list(words.ids[0])
     assert [hit["score"] for hit in found["hits"]] == pytest.approx(words.scores[0].tolist())
@@ -377,7 +381,7 @@ def test_rankings_of_different_documents_carry_a_warning(
     others = [Document(f"other/{number}", "granite") for number in range(10)]
     build_index([*(each for number, each in enumerate(documents()) if number in kept), *others], model, tmp_path / "other")
     folders = {"dense": indexes.dense, "colbert": indexes.colbert, "other": tmp_path / "other"}
-    app = create_application(open_service(folders, words=True))
+    app = create_application(open_service(folders, combined=Combinations(words=True)))
     expected = {0: "0 documents are in both, 60 in one and 10 in the other", 40: "40 documents are in both, 60 in one and 50 in the other"}
     assert expected[len(kept)] in caplog.text
     for name in ("dense", "colbert", "bm25"):
@@ -409,10 +413,10 @@ def test_the_page_sends_no_request_to_other_hosts(app: Any) -> None:
 def test_an_internal_error_reveals_no_details(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     service = open_service({"dense": indexes.dense})
 
-    def fail(texts: object) -> None:
+    def fail(texts: object, role: object) -> None:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(service.indexes[0].current.model, "queries", fail)
+    monkeypatch.setattr(service.indexes[0].current.model, "encode_texts", fail)
     failed = search(create_application(service), query="bird")
     assert refused(failed) == (500, "internal")
     assert "inside" not in failed.text
@@ -437,7 +441,9 @@ def test_changes_require_the_token(indexes: Indexes, app: Any) -> None:
 def test_documents_are_added_and_deleted(indexes: Indexes, tmp_path: Path) -> None:
     folder = tmp_path / "index"
     shutil.copytree(indexes.dense, folder)
-    app = create_application(open_service({"dense": folder}, words=True, access=Access(TOKEN), limits=Limits(documents=3)))
+    app = create_application(
+        open_service({"dense": folder}, combined=Combinations(words=True), access=Access(TOKEN), limits=Limits(documents=3))
+    )
 
     def change(method: str, **body: Any) -> Any:
         return answer(app, method, "/v1/documents", json=body, headers=AUTHORISED)
@@ -572,8 +578,25 @@ def test_the_schema_contains_the_limits(app: Any) -> None:
 
 def test_retrievers_have_names_and_models(indexes: Indexes) -> None:
     with pytest.raises(InputError, match="reserved for BM25"):
-        open_service({"bm25": indexes.dense}, words=True)
+        open_service({"bm25": indexes.dense}, combined=Combinations(words=True))
     with pytest.raises(InputError, match="built without texts"):
-        open_service({"silent": indexes.silent}, words=True)
+        open_service({"silent": indexes.silent}, combined=Combinations(words=True))
     with pytest.raises(ValueError, match="k must be > 0"):
         Limits(k=0)
+
+
+def test_an_index_of_bm25_is_served_without_a_model(tmp_path: Path) -> None:
+    index = build_index(documents(), "bm25", tmp_path / "words")
+    app = create_application(open_service({"words": index.path}, access=Access(TOKEN)))
+    (info,) = answer(app, "GET", "/v1/info").json()["retrievers"]
+    assert (info["kind"], info["efforts"], info["explains"], info["documents"]) == ("bm25", [], True, 60)
+    found = search(app, query="granite snow", k=3, explain=True, filter=["year>=2003"]).json()["hits"]
+    assert [(hit["id"], hit["score"]) for hit in found] == [
+        (hit.id, hit.score) for hit in index.search("granite snow", 3, filter="year>=2003")
+    ]
+    assert [part["word"] for part in found[0]["explanation"]["words"]] == ["granite", "snow"]
+    assert answer(app, "POST", "/v1/embeddings", json={"input": "granite", "model": "words"}).status_code == 404
+    added = {"documents": [{"id": "new", "text": "granite granite basalt"}]}
+    response = answer(app, "POST", "/v1/documents", json=added, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert response.status_code == 200, response.text
+    assert [hit["id"] for hit in search(app, query="basalt", k=3).json()["hits"]] == ["new"]
