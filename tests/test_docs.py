@@ -105,6 +105,33 @@ def test_links_lead_to_files(page: str) -> None:
             assert ((REPOSITORY / page).parent / target).exists(), f"{page}: {target}"
 
 
+def test_messages_in_the_faq_are_those_of_the_code() -> None:
+    files = [path for folder in ("encoder", "retrieval", "eval", "quiver") for path in (REPOSITORY / folder).rglob("*.py")]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    texts = "\n".join(
+        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    headings = re.findall(r"^### (.+)$", (REPOSITORY / "docs" / "faq.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(headings) >= 8
+    for heading in headings:
+        for part in heading.split("..."):
+            assert part.strip(" ,;:") in texts, f"docs/faq.md: no message says {part!r}"
+
+
+def test_the_tests_that_back_supported_models_exist() -> None:
+    text = (REPOSITORY / "docs" / "supported-models.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\btest_\w+(?!\w|\.py)", text))
+    defined = {
+        name
+        for path in (REPOSITORY / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+    files = set(re.findall(r"\b(test_\w+)\.py", text))
+    assert len(named) > 15
+    assert named - files <= defined
+    assert files <= {path.stem for path in (REPOSITORY / "tests").rglob("test_*.py")}
+
+
 def test_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 
@@ -122,7 +149,7 @@ REASONS = (
     "takes minutes",
     "your own data",
 )
-SLOW = ("docs/serving.md",)
+SLOW = ("docs/serving.md", "docs/clusters.md", "docs/tutorial.md", "docs/mining.md")
 
 
 class Fence(NamedTuple):
