@@ -3,7 +3,7 @@
 Every fence of ``sh`` and ``python`` is executed, in the order of the page, in a folder with two Markdown files in ``docs`` and with
 ``data/code``, a part of what ``quiver collections docstrings`` makes there. The Python fences of a page share their names. A fence below
 ``<!-- not run: REASON -->`` is not executed; the commands in ``<!-- setup ... -->`` are, and readers do not see them. ``quiver serve`` runs
-until the end of its page. Training takes two steps and 128 rows.
+until the end of its page. Training takes two steps of 16 rows.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ REASONS = (
     "takes minutes",
     "your own data",
 )
-SLOW = ("docs/serving.md", "docs/clusters.md", "docs/tutorial.md", "docs/mining.md")
+SLOW = ("docs/serving.md", "docs/clusters.md", "docs/tutorial.md", "docs/mining.md", "docs/choosing.md")
 
 
 class Fence(NamedTuple):
@@ -283,7 +283,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Iterator
     server = [sys.executable, str(Path(__file__).with_name("quiver_server.py")), str(root / "socket")]
     command = root / "bin" / "quiver"
     shorter = (
-        'case "$1 $2" in train*|sweep*) set -- "$@" training.max_steps=2 data.limit=128;;\n'
+        'case "$1 $2" in train*|sweep*) set -- "$@" training.max_steps=2 training.batch_size=16 data.limit=128;;\n'
         f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; exit; }};; esac'
     )
     command.write_text(f'#!/bin/sh\n{shorter}\nexec {sys.executable} -SE {shlex.join(server[1:])} "$@"\n')
@@ -347,6 +347,24 @@ def test_the_examples_of_a_page_run(
         shell.stop()
     if page == "README.md":
         assert "owl Owls have wings.\n" in capsys.readouterr().out
+
+
+def shown(notebook: Any) -> list[bool]:
+    """For each code cell whether it has an output that is not a warning."""
+    return [any(output.get("name") != "stderr" for output in cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", sorted(path.stem for path in (REPOSITORY / "docs" / "notebooks").glob("*.ipynb")))
+def test_a_notebook_runs(notebook: str, workshop: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    root, environment = workshop
+    shutil.copytree(root / "data", tmp_path / "data")
+    content = nbformat.read(REPOSITORY / "docs" / "notebooks" / f"{notebook}.ipynb", as_version=4)
+    written = shown(content)
+    monkeypatch.chdir(tmp_path)
+    nbclient.NotebookClient(content, timeout=120, kernel_name="python3").execute(env=environment)  # a failed cell raises
+    assert shown(content) == written, "run the notebook again: its stored outputs are those of an earlier version"
 
 
 @pytest.mark.slow
