@@ -8,4 +8,12 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Invalid input from the caller; the message says what is wrong, where, and what to do."""
+    """Invalid input from the caller; the message says what is wrong, where, and what to do.
+
+    Example:
+        >>> try:
+        ...     raise InputError("corpus.csv:7: the field 'id' is blank")
+        ... except ValueError as error:
+        ...     print(error)
+        corpus.csv:7: the field 'id' is blank
+    """

@@ -159,6 +159,11 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     Raises:
         InputError: The data, a baseline, the index, the model or the output folder cannot be used. All collections are read and checked
             once before anything is encoded or written.
+
+    Example:
+        >>> results = evaluate(tiny_model("dense"), tiny_collection(), baselines=())
+        >>> results.headline  # each query is the text of its document
+        1.0
     """
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")

@@ -41,7 +41,12 @@ Role: TypeAlias = Literal["query", "document"]
 
 
 class Document(NamedTuple):
-    """A document. Filters can test its metadata, which are not encoded."""
+    """A document. Filters can test its metadata, which are not encoded.
+
+    Example:
+        >>> Document("owl", "has wings", "An owl", {"year": 2012}).title
+        'An owl'
+    """
 
     id: str
     text: str
@@ -89,6 +94,11 @@ class Hit(NamedTuple):
         text: Its text; None if the index stores no texts.
         title: Its title.
         fields: Its metadata.
+
+    Example:
+        >>> hit = Hit("owl", 0.91, "Owls have wings.", fields={"year": 2012})
+        >>> hit.fields["year"]
+        2012
     """
 
     id: str
@@ -200,7 +210,12 @@ class Hits:
 
     @property
     def partial(self) -> bool:
-        """Whether part of the index was not searched."""
+        """Whether part of the index was not searched.
+
+        Example:
+            >>> Hits([["owl"]], [np.array([0.5], np.float32)]).partial
+            False
+        """
         return self.missing is not None
 
     def to_run(self, query_ids: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -211,6 +226,10 @@ class Hits:
 
         Raises:
             ValueError: The number of ids differs from the number of queries searched.
+
+        Example:
+            >>> Hits([["owl"]], [np.array([0.5], np.float32)]).to_run(["q1"])
+            {'q1': {'owl': 0.5}}
         """
         if len(query_ids) != len(self.ids):
             raise ValueError(f"got {len(query_ids)} query ids for the hits of {len(self.ids)} queries")

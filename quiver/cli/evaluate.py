@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -63,12 +64,16 @@ def quickstart(
     progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train a small code search model on Python's standard library and evaluate it, in a few minutes and without downloads.
+    """Train a small code search model on Python's standard library, evaluate it beside BM25, and write a report. Needs no download.
 
     Example: quiver quickstart --package numpy --package rich --out quickstart
     """
+    from quiver.eval.quickstart import NEEDS
     from quiver.eval.quickstart import quickstart as run_quickstart
 
+    if not as_json:
+        say(f"Trains a small code search model on Python's standard library, compares it\nwith BM25, and writes a report to {out}.")
+        say(f"Needs {NEEDS}.\n")
     result = run_quickstart(
         out,
         packages=packages or [],
@@ -97,7 +102,10 @@ def _measures(results: Results) -> dict[str, float]:
 
 def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
     bm25 = result.trained.collections[0].baselines[0]
-    answers = {question: [{"id": answer.id, "score": answer.score} for answer in found] for question, found in result.answers.items()}
+    answers = {
+        question: [{"id": answer.id, "score": answer.score, "right": answer.right} for answer in found]
+        for question, found in result.answers.items()
+    }
     return {
         "train_pairs": result.train_pairs,
         "test_queries": result.test_queries,
@@ -108,10 +116,13 @@ def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
         "answers": answers,
         "seconds": result.seconds,
         "report": str(result.report),
+        "next": list(result.next_commands.values()),
     }
 
 
 def _print_quickstart(result: QuickstartResult) -> None:
+    from quiver.eval.quickstart import QUESTIONS
+
     bm25 = result.trained.collections[0].baselines[0]
     systems = (("untrained", _measures(result.untrained)), ("trained", _measures(result.trained)), ("BM25", bm25.measures))
     labels = _short_labels()
@@ -119,15 +130,24 @@ def _print_quickstart(result: QuickstartResult) -> None:
     print_table(
         f"{result.test_queries:,} queries of packages held out from training; {result.functions:,} functions", ("", *labels.values()), rows
     )
-    for question, answers in result.answers.items():
-        say(f"\n? {question}")
+    for question in QUESTIONS:
+        answers = result.answers[question.text]
+        say(f"\n? {question.text}")
         for answer in answers:
             lines = answer.code.splitlines()
-            say(f"  {answer.score:.3f}  {answer.id}")
+            say(f"  {answer.score:.3f}  {answer.id}{'  (right)' if answer.right else ''}")
             for line in lines[:_CODE_LINES] if answer is answers[0] else []:
                 say(f"         {line}")
+        if not any(answer.right for answer in answers):
+            say(
+                textwrap.fill(
+                    f"Wrong: {question.right[0]} is expected. {question.lesson}".strip(), 76, initial_indent="  ", subsequent_indent="  "
+                )
+            )
     times = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in result.seconds.items())
-    say(f"\n{times}; {sum(result.seconds.values()):.0f} s in total\nreport: {result.report}")
+    say(f"\n{times}; {sum(result.seconds.values()):.0f} s in total\nreport: {result.report}\n\nNext:")
+    for what, command in result.next_commands.items():
+        say(f"  # {what}\n  {command}")
 
 
 def evaluate(

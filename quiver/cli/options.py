@@ -173,6 +173,12 @@ ModelOut: TypeAlias = Annotated[Path, typer.Option("--out", "-o", help="Model fo
 RunOut: TypeAlias = Annotated[
     Path, typer.Option("--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md.")
 ]
+OptionalRunOut: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md. Required without --dry-run."
+    ),
+]
 Resume: TypeAlias = Annotated[
     bool, typer.Option("--resume", help="Resume the unfinished run in --out. The final weights equal those of an uninterrupted run.")
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -62,12 +63,19 @@ def with_dtype(overrides: Sequence[str] | None, dtype: str | None) -> list[str]:
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe file (.yaml, .json), or the name of a shipped recipe.")],
-    out: options.RunOut,
+    out: options.OptionalRunOut = None,
     overrides: options.Overrides = None,
     dtype: options.TrainingDtype = None,
     device: options.Device = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check data, model and settings, train a few batches, and print rows, tokens, updates, memory, duration. Writes nothing.",
+        ),
+    ] = False,
     progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
@@ -77,7 +85,9 @@ def train(
 
     For several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
 
-    Example: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
+    Examples: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
+
+    quiver train quickstart --dry-run training.batch_size=128
     """
     from quiver.eval.development import development_scorer
     from quiver.eval.report.training import write_training_report
@@ -88,6 +98,13 @@ def train(
     resolved = load_recipe(recipe, with_dtype(overrides, dtype))
     bars = show_progress(progress)
     section = resolved.development
+    if dry_run:
+        if resume:
+            raise InputError("--dry-run predicts a new run; remove --resume")
+        _dry_run(resolved, out, overwrite=overwrite, device=device, progress=bars, as_json=as_json)
+        return
+    if out is None:
+        raise InputError("--out names the run folder; add --out FOLDER, or --dry-run to write nothing")
     # Only the process that scores holds the development collection in memory.
     scorer = None if section is None else development_scorer(section, progress=bars) if is_main_process() else _broadcast_score
     try:
@@ -99,6 +116,45 @@ def train(
     if is_main_process():
         report = write_training_report(out)
         print_json(record) if as_json else _print_run(record, out, report)
+
+
+def _dry_run(recipe: Recipe, out: Path | None, *, overwrite: bool, device: str | None, progress: bool, as_json: bool) -> None:
+    """Check all that `train` needs, and print what it would do."""
+    from quiver.encoder.training.run_folder import refuse_existing
+    from quiver.eval.development import development_scorer
+    from quiver.retrieval.training.dry_run import dry_run
+
+    if out is not None:
+        refuse_existing(out, overwrite=overwrite)
+    if recipe.development is not None:
+        development_scorer(recipe.development, progress=progress)  # reads the collection
+    found = dry_run(recipe, device=device, progress=progress)
+    memory = found.memory
+    if as_json:
+        print_json({**dataclasses.asdict(found), "memory": {**dataclasses.asdict(memory), "total": memory.total}, "seconds": found.seconds})
+        return
+    about = "" if found.exact else "about "
+    rows = [
+        ("rows", f"{found.rows:,}" + (f" ({found.skipped:,} skipped)" if found.skipped else "")),
+        ("documents per row", f"{found.documents_per_row:,}"),
+        ("rows per update", f"{found.batch['effective']:,}"),
+        ("negatives per query", f"{found.batch['negatives_per_query']:,}"),
+        ("updates", f"{found.updates:,}"),
+        ("tokens", f"{about}{found.tokens:,} in {found.texts:,} texts"),
+        ("truncated texts", f"{about}{found.truncated:.1%}"),
+        ("trained weights", f"{found.parameters:,} on {found.device}, {found.dtype}"),
+        ("memory", f"{memory.total / 1e9:.2f} GB, libraries and workspaces not counted"),
+        *((f"  {name}", f"{getattr(memory, name) / 1e9:.2f} GB") for name in ("weights", "gradients", "optimizer", "activations")),
+        *([("  peak of this process", f"{memory.measured_peak / 1e9:.2f} GB")] if memory.measured_peak is not None else []),
+        ("tokens/s", f"{found.tokens_per_second:,.0f}, measured on {found.measured_batches} batches"),
+        ("duration", f"{_duration(found.seconds)}, evaluation and saving not counted"),
+    ]
+    print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{hours:.1f} hours" if hours >= 1 else f"{minutes:.0f} minutes" if minutes >= 2 else f"{seconds:.0f} seconds"
 
 
 def _broadcast_score(model: object) -> float:
@@ -549,7 +605,7 @@ def teacher_scores(
 
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
-    from quiver.encoder.schema import parse
+    from quiver.encoder.schema import parse_options
     from quiver.retrieval.training.mining.teacher_scores import load_teacher, score_rows
     from quiver.retrieval.training.recipe import DataSection
 
@@ -564,7 +620,7 @@ def teacher_scores(
         "document_id_field": document_id_field,
         "text_field": text_field,
     }
-    section = parse(DataSection, fields, source="options")
+    section = parse_options(DataSection, fields, source="options")
     where = parse_devices(devices)
     encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
     load = LoadOptions(dtype, where[0] if where else device, batch_tokens)

@@ -492,6 +492,11 @@ class Index:
         segments: Its segments, in the order in which documents were added.
         verified: Whether blocks of its files are compared with their checksums when they are first read.
         matching: Cached function from a filter to the bitmap of matching rows of each segment; None instead of a bitmap if all rows match.
+
+    Example:
+        >>> index = open_index(tiny_index())
+        >>> len(index), index.kind, list(index.fields)
+        (2, 'exact-dense', ['year'])
     """
 
     def __init__(
@@ -523,27 +528,51 @@ class Index:
 
         Raises:
             DamagedIndexError: The metadata file is damaged.
+
+        Example:
+            >>> dict(open_index(tiny_index()).fields)
+            {'year': ('integer',)}
         """
         return _fields_of(self.segments) if self._fields is None else self._fields
 
     @property
     def kind(self) -> str:
-        """Name of the engine, such as ``exact-dense``."""
+        """Name of the engine, such as ``exact-dense``.
+
+        Example:
+            >>> open_index(tiny_index()).kind
+            'exact-dense'
+        """
         return self.manifest.codec.engine
 
     @property
     def ids(self) -> Sequence[str]:
-        """Document ids in the order they were added."""
+        """Document ids in the order they were added.
+
+        Example:
+            >>> list(open_index(tiny_index()).ids)
+            ['owl', 'trout']
+        """
         return LiveIds(self.segments)
 
     @property
     def nbytes(self) -> int:
-        """Size of the searched vectors in bytes, without documents."""
+        """Size of the searched vectors in bytes, without documents.
+
+        Example:
+            >>> open_index(tiny_index()).nbytes  # 2 vectors of 32 float32
+            256
+        """
         return sum(sum(segment.vectors.size) for segment in self.segments)
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """Settings of the engine, for reports."""
+        """Settings of the engine, for reports.
+
+        Example:
+            >>> open_index(tiny_index()).parameters
+            {'precision': 'float32'}
+        """
         return self.codec.parameters
 
     @cached_property
@@ -552,6 +581,10 @@ class Index:
 
         Raises:
             InputError: The calibration was stored by a Quiver version with another format.
+
+        Example:
+            >>> open_index(tiny_index()).calibration is None
+            True
         """
         content = self.manifest.calibration
         return None if content is None else Calibration.from_json(content)
@@ -578,6 +611,10 @@ class Index:
 
         Raises:
             InputError: It cannot be loaded, or the model set is another one.
+
+        Example:
+            >>> open_index(tiny_index()).model.dim
+            32
         """
         if self._model is None:
             # Loading imports PyTorch, which a search by vectors does not need.
@@ -603,6 +640,12 @@ class Index:
 
         Args:
             device: Usually the device of the model that encodes the queries.
+
+        Example:
+            >>> import torch
+            >>> index = open_index(tiny_index())
+            >>> index.search_on(torch.device("cpu")) is index
+            True
         """
         from quiver.retrieval.index.exact import move_search  # imports PyTorch
 
@@ -658,6 +701,13 @@ class Index:
             InputError: The filter is malformed or names a field that no document has, the preset or search parameter does not exist, or
                 recall was not measured for the target.
             ValueError: k < 1, the queries are not finite or have a wrong width, or both an effort and a target recall are given.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> [hit.id for hit in index.search("owls have wings", k=10, filter="year >= 2010")]
+            ['owl']
+            >>> index.search(["trout have fins", "owls have wings"], k=1).ids
+            [['trout'], ['owl']]
         """
         options = SearchOptions(filter, effort, target_recall)
         if isinstance(queries, str):
@@ -681,6 +731,12 @@ class Index:
         Raises:
             InputError: As `search`.
             ValueError: As `search`.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> request = index.request(np.ones((1, 32), np.float32), 1, SearchOptions(filter="year=2012"))
+            >>> len(index.answer(request).ids)
+            1
         """
         k = check_k(k)
         vectors, effort = self._checked(queries), options.effort
@@ -696,6 +752,12 @@ class Index:
 
         Raises:
             ValueError: A query has scores that overflow float32.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> request = index.request(np.ones((3, 32), np.float32), 2, SearchOptions())
+            >>> [len(ids) for ids in index.answer(request).ids]
+            [2, 2, 2]
         """
         queries, k = request.queries, request.k
         bitmaps = [segment.alive for segment in self.segments] if request.filter is None else self.matching(request.filter)
@@ -721,6 +783,10 @@ class Index:
         Raises:
             InputError: The index is not calibrated, or not for so many hits.
             ValueError: The target is not in (0, 1].
+
+        Example:
+            >>> open_index(tiny_index()).search_params_for(0.95, k=10)  # an exact engine has none
+            {}
         """
         check_target(target_recall)
         k = check_k(k)
@@ -740,6 +806,10 @@ class Index:
         ``fast`` the fastest with at least 0.90 (`quiver.retrieval.index.recall_table.RecallTable.preset`). Without calibration the
         parameters depend on the size of the index. For a larger k than was measured, each parameter is the maximum of that default and of
         the preset for the largest measured k.
+
+        Example:
+            >>> dict(open_index(tiny_index()).presets())
+            {'exact': {}, 'balanced': {}, 'fast': {}}
         """
         k = check_k(k)
         return {name: self._preset(name, k) for name in _PRESETS}
@@ -753,16 +823,30 @@ class Index:
 
         Raises:
             InputError: The preset or search parameter does not exist.
+
+        Example:
+            >>> open_index(tiny_index()).search_params("fast", k=10)
+            {}
         """
         return asdict(self._params(effort, check_k(k)))
 
     def preset_recall(self) -> Mapping[int, Mapping[Preset, GridPoint]]:
-        """Measured recall and latency of the presets by number of hits; empty without calibration."""
+        """Measured recall and latency of the presets by number of hits; empty without calibration.
+
+        Example:
+            >>> dict(open_index(tiny_index()).preset_recall())
+            {}
+        """
         tables = () if self._measured is None else self._measured.tables
         return {table.k: {name: table.preset(name) for name in _PRESETS} for table in tables}
 
     def locate(self, ids: Sequence[str]) -> list[Place | None]:
-        """Position of each document; None for an unknown id."""
+        """Position of each document; None for an unknown id.
+
+        Example:
+            >>> open_index(tiny_index()).locate(["trout", "eel"])
+            [Place(segment=0, row=1), None]
+        """
         places: list[Place | None] = [None] * len(ids)
         for number, segment in enumerate(self.segments):
             rows = segment.rows_of(ids)
@@ -771,7 +855,13 @@ class Index:
         return places
 
     def shared_documents(self, other: Index) -> int:
-        """Number of documents of this index whose ids also occur in another index, without deleted documents."""
+        """Number of documents of this index whose ids also occur in another index, without deleted documents.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> index.shared_documents(index)
+            2
+        """
         return sum(shared_documents(mine, theirs) for mine in self.segments for theirs in other.segments)
 
     def scores(self, query: NDArray[np.float32], ids: Sequence[str]) -> NDArray[np.float32]:
@@ -784,6 +874,11 @@ class Index:
         Raises:
             InputError: A document does not exist.
             ValueError: The query is not finite or has a wrong width.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> index.scores(index.model.encode_query("owls have wings"), ["owl", "trout"]).argmax().item()
+            0
         """
         vectors = self._checked([query])[0]
         scores = np.empty(len(ids), np.float32)
@@ -799,6 +894,10 @@ class Index:
 
         Raises:
             InputError: The document does not exist, or the index was built without texts.
+
+        Example:
+            >>> open_index(tiny_index()).document("owl")
+            Document(id='owl', text='owls have wings', title='', metadata={'year': 2012})
         """
         documents = self.documents
         place = self._place(key, self.locate([key])[0])
@@ -809,6 +908,10 @@ class Index:
 
         Raises:
             InputError: The document does not exist, or the index was built without texts.
+
+        Example:
+            >>> open_index(tiny_index()).text_of("owl")
+            'owls have wings'
         """
         return self.document(key).content(use_title=self.manifest.policy.use_title)
 
@@ -818,6 +921,10 @@ class Index:
 
         Raises:
             InputError: The index was built without texts.
+
+        Example:
+            >>> [document.id for document in open_index(tiny_index()).documents]
+            ['owl', 'trout']
         """
         if not self.manifest.policy.store_text:
             raise InputError(f"{self.path}: the index was built without texts; build it with texts to show documents")
@@ -828,6 +935,14 @@ class Index:
 
         Raises:
             InputError: The filter is malformed, or no document has one of its fields (names the fields that exist).
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> try:
+            ...     index.check_filter("colour=red")
+            ... except InputError as error:
+            ...     print(str(error).partition(": ")[2])
+            no document has the field 'colour' to filter by; there are year
         """
         chosen = as_filter(filter)
         for condition in () if chosen is None or not self.segments else chosen.conditions:
@@ -841,6 +956,10 @@ class Index:
 
         Raises:
             InputError: The filter is malformed, or names a field that no document has.
+
+        Example:
+            >>> open_index(tiny_index()).count("year >= 2010")
+            1
         """
         chosen = self.check_filter(filter)
         if chosen is None:
@@ -860,6 +979,10 @@ class Index:
         Raises:
             InputError: The filter is malformed, or it or ``fields`` names a field that no document has.
             DamagedIndexError: The metadata is damaged.
+
+        Example:
+            >>> open_index(tiny_index()).facets(["year"])
+            {'year': Facet(values=[(2008, 1), (2012, 1)], distinct=2)}
         """
         chosen = self.check_filter(filter)
         for field in fields:
@@ -875,6 +998,10 @@ class Index:
 
         Raises:
             InputError: The fingerprints of the models differ; names both models.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> index.check_model(index.model.card)
         """
         check_model(self.path, self.manifest, card)
 
@@ -941,6 +1068,11 @@ def open_index(path: Path | str, *, generation: int | None = None, verify: bool 
     Raises:
         DamagedIndexError: A file that every search needs, or the newest manifest, is missing, truncated or changed; names the file.
         InputError: Not an index, another format version, nothing committed yet, no such generation, or an unknown engine.
+
+    Example:
+        >>> index = open_index(tiny_index())
+        >>> [hit.id for hit in index.search("owls have wings", k=1)]
+        ['owl']
     """
     layout = Layout(Path(path).resolve())
     if generation is None:

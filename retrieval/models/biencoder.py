@@ -120,7 +120,13 @@ class BiEncoder(PretrainedModel):
 
     @cached_property
     def card(self) -> ModelCard:
-        """Facts about the model for indexes and reports."""
+        """Facts about the model for indexes and reports.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> model.card.kind, model.card.dim, model.card.similarity, model.card.dtype
+            ('dense', 32, 'cosine', 'float32')
+        """
         settings = self.settings
         described: list[object] = [settings.pooling, settings.include_prompt, settings.normalize, settings.lower_case, self.max_length]
         described += [settings.query_prompt, settings.document_prompt, settings.similarity]
@@ -166,12 +172,25 @@ class BiEncoder(PretrainedModel):
 
     @property
     def default_prompt_name(self) -> str | None:
-        """Name of the prompt that `encode` puts before texts; None for no prompt."""
+        """Name of the prompt that `encode` puts before texts; None for no prompt.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), prompts={"query": "question: "}, default_prompt_name="query")
+            >>> model.default_prompt_name
+            'query'
+        """
         return self.settings.default_prompt_name
 
     @property
     def truncate_dim(self) -> int | None:
-        """Width to which vectors are cut; None for the whole vectors. It can be set, and can exceed the width."""
+        """Width to which vectors are cut; None for the whole vectors. It can be set, and can exceed the width.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> model.truncate_dim = 8
+            >>> model.encode("a bird").shape
+            (8,)
+        """
         return self._truncate_dim
 
     @truncate_dim.setter
@@ -183,12 +202,24 @@ class BiEncoder(PretrainedModel):
 
     @property
     def dim(self) -> int:
-        """Vector width d, after truncation."""
+        """Vector width d, after truncation.
+
+        Example:
+            >>> BiEncoder(tiny_model("dense"), truncate_dim=8).dim
+            8
+        """
         return super().dim if self._truncate_dim is None else min(super().dim, self._truncate_dim)
 
     @property
     def max_seq_length(self) -> int:
-        """Maximum tokens of a text, special tokens included. It can be set, up to the encoder's positions."""
+        """Maximum tokens of a text, special tokens included. It can be set, up to the encoder's positions.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> model.max_seq_length = 16
+            >>> model.max_seq_length
+            16
+        """
         return self.max_length
 
     @max_seq_length.setter
@@ -197,12 +228,24 @@ class BiEncoder(PretrainedModel):
         self.__dict__.pop("card", None)
 
     def get_max_seq_length(self) -> int:
-        """Return the maximum tokens of a text."""
+        """Return the maximum tokens of a text.
+
+        Example:
+            >>> BiEncoder(tiny_model("dense")).get_max_seq_length()
+            64
+        """
         return self.max_length
 
     @property
     def similarity_fn_name(self) -> Literal["cosine", "dot"]:
-        """Similarity of vectors: ``cosine`` or ``dot``. It can be set."""
+        """Similarity of vectors: ``cosine`` or ``dot``. It can be set.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> model.similarity_fn_name = "dot"
+            >>> model.similarity([3.0, 0.0], [2.0, 0.0]).item()
+            6.0
+        """
         return "dot" if self.settings.similarity == "dot" else "cosine"
 
     @similarity_fn_name.setter
@@ -392,7 +435,15 @@ class BiEncoder(PretrainedModel):
     # Encoding for the rest of Quiver.
 
     def pool(self, hidden: Tensor, batch: PackedBatch, *, skip: int = 0) -> Tensor:
-        """Pool, project and normalize hidden states, without truncation: (N, D) to (B, d)."""
+        """Pool, project and normalize hidden states, without truncation: (N, D) to (B, d).
+
+        Example:
+            >>> from quiver.encoder import pack_ids
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> batch = pack_ids([[1, 5, 2], [1, 2]])
+            >>> model.pool(model.encoder(batch), batch).shape
+            torch.Size([2, 32])
+        """
         vectors: Tensor = self.projections(pool(hidden, batch, self.settings.pooling, skip=skip))
         return F.normalize(vectors, dim=1) if self.settings.normalize else vectors
 
@@ -406,6 +457,12 @@ class BiEncoder(PretrainedModel):
 
         Returns:
             (B, d) float32, in input order.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> encoding = model.encode_texts(["owls have wings", "fins"], "document")
+            >>> encoding.vectors.shape, encoding.tokens.tokens.tolist()
+            ((2, 32), [5, 4])
         """
         check_texts(texts)
         vectors, tokens = self._encoded(texts, self._job(role), progress=progress)
@@ -449,6 +506,11 @@ class BiEncoder(PretrainedModel):
         Args:
             chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
             role: Queries or documents; decides the prompt.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> [part.vectors.shape for part in model.encode_chunks([["a bird", "a fish"], ["an owl"]], "document")]
+            [(2, 32), (1, 32)]
         """
         job = self._job(role)
         with closing(self._loop(job).run(chunks, lambda texts: self._inputs(texts, job.prompt))) as groups:
@@ -499,6 +561,11 @@ class BiEncoder(PretrainedModel):
             texts: B texts.
             role: Queries or documents; decides the prompt.
             max_length: Tokens to which texts are truncated, if fewer than the model's limit.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> [len(ids) for ids in model.tokenize(["owls have wings", "fins"], "query").ids]
+            [5, 4]
         """
         return self._tokenized(texts, self._role_prompt(role), min(self.max_length, max_length or self.max_length))
 
@@ -506,14 +573,24 @@ class BiEncoder(PretrainedModel):
         return self.settings.query_prompt if role == "query" else self.settings.document_prompt
 
     def skipped_tokens(self, role: Role) -> int:
-        """Number of leading tokens that pooling skips: those of the prompt, if the model does not pool it."""
+        """Number of leading tokens that pooling skips: those of the prompt, if the model does not pool it.
+
+        Example:
+            >>> BiEncoder(tiny_model("dense")).skipped_tokens("query")
+            0
+        """
         return self._skipped(self._role_prompt(role))
 
     def _skipped(self, prompt: str) -> int:
         return 0 if self.settings.include_prompt or not prompt else self.prompt_tokens(prompt)
 
     def prompt_tokens(self, prompt: str) -> int:
-        """Number of leading tokens of a prompt, with [CLS] and without [SEP]."""
+        """Number of leading tokens of a prompt, with [CLS] and without [SEP].
+
+        Example:
+            >>> BiEncoder(tiny_model("dense")).prompt_tokens("which animal has ")
+            4
+        """
         ids = self.tokenizer.encode(clean([prompt], lower_case=self.settings.lower_case), max_length=self.max_length).ids[0]
         return len(ids) - (ids[-1] == self.tokenizer.special_id("sep"))
 
@@ -522,6 +599,13 @@ class BiEncoder(PretrainedModel):
 
         Raises:
             InputError: The model has a residual Dense module, which the layout lacks; nothing is written.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> folder = new_folder()
+            >>> model.save_pretrained(folder / "saved")
+            >>> BiEncoder(folder / "saved").card.fingerprint == model.card.fingerprint
+            True
         """
         write_dense(Path(path), self.settings, self.encoder, self.tokenizer, max_length=self.max_length)
 

@@ -176,7 +176,13 @@ class ColBERT(PretrainedModel):
 
     @cached_property
     def card(self) -> ModelCard:
-        """Facts about the model for indexes and reports."""
+        """Facts about the model for indexes and reports.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> model.card.kind, model.card.dim, model.card.similarity, model.card.query_length
+            ('colbert', 8, 'maxsim', 32)
+        """
         colbert = self.settings.colbert
         # Optional settings are hashed only if set: fingerprints are stored in indexes and must not change.
         described = [{name: value for name, value in asdict(colbert).items() if value is not None}, self.settings.lower_case]
@@ -196,7 +202,13 @@ class ColBERT(PretrainedModel):
 
     @property
     def skipped_ids(self) -> list[int]:
-        """Ids of the tokens whose document vectors are dropped, ascending."""
+        """Ids of the tokens whose document vectors are dropped, ascending.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> model.tokenizer.token_id('.') in model.skipped_ids
+            True
+        """
         return sorted(token for token in self._skiplist if token is not None)
 
     # Encoding, with the names of PyLate and of sentence-transformers 6.
@@ -401,7 +413,14 @@ class ColBERT(PretrainedModel):
     # Encoding for the rest of Quiver.
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Project hidden states (N, D) to unit vectors (N, d)."""
+        """Project hidden states (N, D) to unit vectors (N, d).
+
+        Example:
+            >>> from quiver.encoder import pack_ids
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> model.project(model.encoder(pack_ids([[1, 5, 2], [1, 2]]))).shape
+            torch.Size([5, 8])
+        """
         return F.normalize(self.projections(hidden.float()), dim=-1)
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
@@ -414,6 +433,12 @@ class ColBERT(PretrainedModel):
 
         Returns:
             B arrays of (n_i, d) float32, in input order, with the ids of their tokens.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> encoding = model.encode_texts(["owls have wings", "fins"], "document")
+            >>> [vectors.shape for vectors in encoding.vectors]
+            [(6, 8), (5, 8)]
         """
         return self._encoded(texts, EncodingJob(role, self._prompt(role), normalize=True), progress=progress)
 
@@ -445,6 +470,11 @@ class ColBERT(PretrainedModel):
         Args:
             chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
             role: Queries or documents; decides prefix, length, expansion and skiplist.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> [len(part.vectors) for part in model.encode_chunks([["a bird", "a fish"], ["an owl"]], "document")]
+            [2, 1]
         """
         job = EncodingJob(role, self._prompt(role), normalize=True)
         with closing(self._loop(job).run(chunks, lambda texts: self._inputs(texts, job))) as groups:
@@ -469,7 +499,13 @@ class ColBERT(PretrainedModel):
         )
 
     def document_token_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Return the ids of the tokens whose vectors `encode_texts` returns, without computing the vectors; B arrays of (n_i,)."""
+        """Return the ids of the tokens whose vectors `encode_texts` returns, without computing the vectors; B arrays of (n_i,).
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> [len(ids) for ids in model.document_token_ids(["owls have wings", "fins"])]
+            [6, 5]
+        """
         return _vector_token_ids(self._inputs(texts, EncodingJob("document", self._prompt("document"))))
 
     def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
@@ -479,6 +515,11 @@ class ColBERT(PretrainedModel):
             texts: B texts.
             role: Queries or documents; decides prefix and length.
             max_length: Tokens to which texts are truncated, if fewer than the model's limit.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> [len(ids) for ids in model.tokenize(["owls have wings", "fins"], "query").ids]
+            [6, 5]
         """
         return self._tokenized(texts, role, self._prompt(role), self._length(role, max_length))
 
@@ -499,6 +540,12 @@ class ColBERT(PretrainedModel):
 
         Returns:
             The token ids, and for each query the number of leading tokens that are attended to; None for all.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> ids, attended = model.expand(model.tokenize(["fins"], "query").ids)
+            >>> len(ids[0]), attended
+            (32, [5])
         """
         colbert = self.settings.colbert
         if not colbert.query_expansion or self._expansion_id is None:
@@ -525,6 +572,13 @@ class ColBERT(PretrainedModel):
 
         Raises:
             InputError: The model needs a feature that only sentence-transformers 6 has; nothing is written.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> folder = new_folder()
+            >>> model.save_pretrained(folder / "saved")
+            >>> ColBERT(folder / "saved").card.fingerprint == model.card.fingerprint
+            True
         """
         write_colbert(Path(path), self.settings, self.encoder, self.tokenizer)
 

@@ -329,6 +329,12 @@ class PretrainedModel(ABC):
 
         Raises:
             InputError: The settings are those of the other class, the parts do not fit each other, or ``batch_tokens`` is less than 1.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> again = type(model).from_parts(model.encoder, model.tokenizer, model.settings)
+            >>> again.card.fingerprint == model.card.fingerprint
+            True
         """
         model = cls.__new__(cls)
         model._assemble(encoder, tokenizer, settings, source, batch_tokens)
@@ -358,22 +364,42 @@ class PretrainedModel(ABC):
 
     @property
     def dim(self) -> int:
-        """Vector width d."""
+        """Vector width d.
+
+        Example:
+            >>> load_model(tiny_model("colbert")).dim
+            8
+        """
         if self.settings.projections:
             return self.settings.projections[-1].linear.out_features
         return self.encoder.config.hidden_size
 
     def get_sentence_embedding_dimension(self) -> int:
-        """Return the vector width d; sentence-transformers' name up to version 5."""
+        """Return the vector width d; sentence-transformers' name up to version 5.
+
+        Example:
+            >>> load_model(tiny_model("dense")).get_sentence_embedding_dimension()
+            32
+        """
         return self.dim
 
     def get_embedding_dimension(self) -> int:
-        """Return the vector width d; sentence-transformers' name from version 6 on."""
+        """Return the vector width d; sentence-transformers' name from version 6 on.
+
+        Example:
+            >>> load_model(tiny_model("dense")).get_embedding_dimension()
+            32
+        """
         return self.dim
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
+        """Device of the weights.
+
+        Example:
+            >>> load_model(tiny_model("dense"), device="cpu").device
+            device(type='cpu')
+        """
         return self.encoder.device
 
     def to(self, device: str | torch.device) -> Self:
@@ -381,6 +407,11 @@ class PretrainedModel(ABC):
 
         Raises:
             InputError: The device is not available, or the weights are packed for a CPU, as those of a model that was opened on one are.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> model.to("cpu") is model
+            True
         """
         wanted = torch.device(check_device(str(device)))
         here = self.encoder.device
@@ -395,7 +426,12 @@ class PretrainedModel(ABC):
 
     @property
     def batch_size(self) -> BatchSize:
-        """Tokens per batch on the device where the encoder is; chosen at the first use, and less after memory ran out there."""
+        """Tokens per batch on the device where the encoder is; chosen at the first use, and less after memory ran out there.
+
+        Example:
+            >>> load_model(tiny_model("dense"), device="cpu", batch_tokens=512).batch_size.tokens
+            512
+        """
         if self._batch_size is None or self._batch_size.device != self.encoder.device:
             self._batch_size = BatchSize.choose(self.encoder, self.dim, self.batch_tokens)
         return self._batch_size
@@ -411,6 +447,12 @@ class PretrainedModel(ABC):
 
         Raises:
             InputError: A device is not available.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> pool = model.start_multi_process_pool(["cpu", "cpu"])
+            >>> pool.workers
+            2
         """
         from quiver.retrieval.cluster.executors import LocalProcesses
 
@@ -419,7 +461,12 @@ class PretrainedModel(ABC):
         return LocalProcesses([check_device(device) for device in (devices if target_devices is None else target_devices)])
 
     def stop_multi_process_pool(self, pool: LocalProcesses) -> None:
-        """Do nothing: the processes ended with the calls of `encode`. It is there for code written for sentence-transformers."""
+        """Do nothing: the processes ended with the calls of `encode`. It is there for code written for sentence-transformers.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> model.stop_multi_process_pool(model.start_multi_process_pool(["cpu"]))
+        """
         del pool
 
     def _vectors(
@@ -491,6 +538,10 @@ class PretrainedModel(ABC):
 
         Raises:
             InputError: The Hub refuses the upload (the message says why).
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> model.push_to_hub("owner/name")  # doctest: +SKIP
         """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
