@@ -614,6 +614,8 @@ def read_results(folder: str | Path) -> Results:
         ['animals.test']
     """
     path = Path(folder) / FILE
+    if not path.parent.is_dir():
+        raise InputError(f"{folder}: no such folder")
     if not path.is_file():
         raise InputError(
             f"{folder}: no {FILE} here: the evaluation did not finish, or wrote elsewhere; to finish it, type: {evaluate_again(folder)}"
@@ -764,7 +766,7 @@ def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> No
     if before is not None and stage.any_finished() and not overwrite:
         raise InputError(
             f"{stage.folder.parent}: holds an interrupted evaluation whose {_differing(before, plan)} differ; finish it with its "
-            "own command, choose another folder, or pass overwrite to discard it"
+            "own command, choose another folder, or discard it with --overwrite"
         )
     try:
         for entry in stage.folder.iterdir():
@@ -802,7 +804,7 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: cannot hold results, it is a file; name a folder")
     if (folder / FILE).exists() and not overwrite:
-        raise InputError(f"{folder}: already holds results; choose another folder, or pass overwrite")
+        raise InputError(f"{folder}: already holds results; choose another folder, or overwrite them with --overwrite")
 
 
 def _publish(stage: Path, folder: Path) -> None:

@@ -361,6 +361,8 @@ def gpu(
     chosen = device or default_device()
     if chosen not in ("cpu", "cuda"):
         raise InputError(f"--device must be cuda or cpu, got {chosen!r}; choose a GPU by CUDA_VISIBLE_DEVICES")
+    if unknown := [name for name in stages or [] if name not in STAGES]:
+        raise InputError(f"unknown stage {unknown[0]!r}; choose from {', '.join(STAGES)}")
     if chosen == "cpu":
         typer.echo("no GPU is used: tiny models and data; the figures say nothing about GPUs", err=True)
     settings = Settings("cuda" if chosen == "cuda" else "cpu", minutes, seed)
@@ -474,8 +476,11 @@ def _systems(
 ) -> list[System]:
     """The systems to measure, each once."""
     from quiver.eval.bench.index_backends import baseline_systems, default_baselines, quiver_points, quiver_system, with_filters
+    from quiver.retrieval.index.engines import check_engine
 
     points = quiver_points(efforts)
+    for text in engines:
+        check_engine(text, folder.card)
     systems = [with_filters(quiver_system(text, points), shares, len(folder)) for text in engines]
     for text in default_baselines(folder.kind) if baselines is None else baselines:
         systems += baseline_systems(text, kind=folder.kind, documents=len(folder), dim=folder.dim)

@@ -182,7 +182,7 @@ def main() -> None:
 
 def _one_line(error: Any) -> str:
     """Format a usage error with the name of the parameter and a pointer to the help."""
-    message = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     return f"{message} (see {error.ctx.command_path} --help)" if error.ctx else message
 
 

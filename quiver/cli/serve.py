@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -15,6 +15,9 @@ from quiver.cli.output import print_json, say
 from quiver.encoder.errors import InputError
 from quiver.retrieval.display import short_names
 from quiver.retrieval.units import parse_size
+
+if TYPE_CHECKING:
+    from quiver.retrieval.serving.service import Combinations
 
 # Modules of the extras.
 _SERVE = ("fastapi", "uvicorn", "prometheus_client")
@@ -25,13 +28,26 @@ Indexes: TypeAlias = Annotated[
     typer.Argument(metavar="INDEX...", help="Index folders, each as FOLDER or NAME=FOLDER. The first is the default of requests."),
 ]
 Fuse: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--fuse", help="bm25: also serve BM25 over the texts of the first index, alone or for fusion.")
+    list[str] | None,
+    typer.Option(
+        "--fuse",
+        help="Rankings to fuse by reciprocal ranks, such as dense+colbert or dense+bm25; a single one is fused with the first index. bm25"
+        " ranks the texts of the first index, and is served by itself too. Repeatable.",
+    ),
+]
+Rerank: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--rerank",
+        help="Name of an index of a ColBERT model, or a ColBERT model: it re-ranks 100 candidates of every --fuse, or of the first index.",
+    ),
 ]
 
 
 def serve(
     indexes: Indexes,
     fuse: Fuse = None,
+    rerank: Rerank = None,
     model: options.IndexModel = None,
     device: options.Device = None,
     host: Annotated[str, typer.Option("--host", help="Network interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -99,7 +115,7 @@ def serve(
 
     Examples: quiver serve indexes/scifact --fuse bm25
 
-    quiver serve dense=indexes/dense colbert=indexes/colbert --port 9000 --token-file token
+    quiver serve dense=indexes/dense colbert=indexes/colbert --fuse dense+bm25 --rerank colbert --token-file token
     """
     _check_extra("serve", _SERVE)
     from quiver.retrieval.serving.middleware import host_name, web_origin
@@ -107,8 +123,6 @@ def serve(
     from quiver.retrieval.serving.server import Address, run_service
     from quiver.retrieval.serving.service import READING_VARIABLE, Access, open_service, read_token
 
-    if fuse not in (None, [], ["bm25"]):
-        raise InputError("--fuse accepts only bm25 here; pass further indexes as arguments")
     _check_finite(
         {"--timeout": timeout, "--client-timeout": client_timeout, "--poll": poll, "--drain-delay": drain_delay, "--drain": drain}
     )
@@ -133,7 +147,14 @@ def serve(
     folders = named_folders(indexes)
     access = Access(read_token(token_file), read_token(read_token_file, READING_VARIABLE))
     service = open_service(
-        folders, words=bool(fuse), model=model, device=device, access=access, limits=limits, workers=concurrency, verify=verify
+        folders,
+        combined=_combinations(folders, fuse, rerank),
+        model=model,
+        device=device,
+        access=access,
+        limits=limits,
+        workers=concurrency,
+        verify=verify,
     )
 
     def started(url: str) -> None:
@@ -148,6 +169,7 @@ def serve(
 def mcp(
     indexes: Indexes,
     fuse: Fuse = None,
+    rerank: Rerank = None,
     model: options.IndexModel = None,
     device: options.Device = None,
     verify: options.Verify = True,
@@ -160,9 +182,18 @@ def mcp(
     from quiver.retrieval.serving.mcp_server import run_server
     from quiver.retrieval.serving.service import open_service
 
-    if fuse not in (None, [], ["bm25"]):
-        raise InputError("--fuse accepts only bm25 here; pass further indexes as arguments")
-    run_server(open_service(named_folders(indexes), words=bool(fuse), model=model, device=device, verify=verify))
+    folders = named_folders(indexes)
+    combined = _combinations(folders, fuse, rerank)
+    run_server(open_service(folders, combined=combined, model=model, device=device, verify=verify))
+
+
+def _combinations(folders: Mapping[str, Path], fuse: Sequence[str] | None, rerank: str | None) -> Combinations:
+    """The fused and re-ranked retrievers; a single ranking is fused with the first index."""
+    from quiver.retrieval.serving.service import Combinations
+
+    first = next(iter(folders))
+    given = [each.split("+") for each in fuse or ()]
+    return Combinations(fused=[names if len(names) > 1 else [first, *names] for names in given], reranked_by=rerank)
 
 
 def _check_extra(extra: str, modules: Sequence[str]) -> None:

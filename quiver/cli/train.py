@@ -605,7 +605,7 @@ def teacher_scores(
 
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
-    from quiver.encoder.schema import parse
+    from quiver.encoder.schema import parse_options
     from quiver.retrieval.training.mining.teacher_scores import load_teacher, score_rows
     from quiver.retrieval.training.recipe import DataSection
 
@@ -620,7 +620,7 @@ def teacher_scores(
         "document_id_field": document_id_field,
         "text_field": text_field,
     }
-    section = parse(DataSection, fields, source="options")
+    section = parse_options(DataSection, fields, source="options")
     where = parse_devices(devices)
     encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
     load = LoadOptions(dtype, where[0] if where else device, batch_tokens)

@@ -132,6 +132,8 @@ def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS, tokens: P
     if _is_files(path, files, options):
         return Corpus(str(path.absolute()), options, files)
     found = _tables(path, options, files)
+    if any((path / name).is_file() for name in _BEIR):
+        _refuse(str(path), "a BEIR folder is read whole", options.include, options.exclude)
     if not any(is_delimited(file) for file in found):
         _refuse(str(path), "names of columns are for CSV and TSV files", options.columns)
     tables = partial(read_tables, found, _columns(options))

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.schema import TextSchema, parse, parse_fields
+from quiver.encoder.schema import TextSchema, parse_fields, parse_options
 from quiver.retrieval.index.files import Disk, Files
 from quiver.retrieval.records import ModelCard
 
@@ -458,7 +458,7 @@ class EngineSettings(TextSchema):
             InputError: A setting does not exist, is missing or has an invalid value.
         """
         check_names(cls.engine, "setting", settings, setting_names(cls))
-        return parse(cls, settings, source=cls.engine)
+        return parse_options(cls, settings, source=cls.engine)
 
 
 def setting_names(settings: type[EngineSettings]) -> tuple[str, ...]:

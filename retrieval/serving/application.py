@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any
@@ -18,11 +18,12 @@ from starlette.responses import Response
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.versions import installed_version
-from quiver.retrieval.index import DamagedIndexError, Filter, Index
+from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.explain import Explanation, Token, explain, text_tokens
-from quiver.retrieval.serving.indexes import Changes, Generation
+from quiver.retrieval.search.explain import Explanation, Token, text_tokens
+from quiver.retrieval.search.retrievers import Explained, SharedModel
+from quiver.retrieval.serving.indexes import Changes
 from quiver.retrieval.serving.inference import (
     EmbeddingsAnswer,
     EmbeddingsRequest,
@@ -38,7 +39,7 @@ from quiver.retrieval.serving.inference import (
 from quiver.retrieval.serving.metrics import CONTENT_TYPE
 from quiver.retrieval.serving.middleware import AllowedHosts, RequestMiddleware
 from quiver.retrieval.serving.page import content_security_policy, page_html, reference_html, reference_policy
-from quiver.retrieval.serving.retrievers import QueryBatch, RankedQueries, Retriever, SearchOptions, client_message
+from quiver.retrieval.serving.retrievers import QueryBatch, RankedQueries, Retriever, SearchOptions, Snapshot, client_message
 from quiver.retrieval.serving.schemas import (
     AddRequest,
     BatchAnswer,
@@ -56,6 +57,7 @@ from quiver.retrieval.serving.schemas import (
     Meeting,
     Milliseconds,
     NonBlankText,
+    PartRank,
     RequestError,
     SearchAnswer,
     SearchRequest,
@@ -128,14 +130,15 @@ def describe_limits(app: FastAPI, limits: Limits, retrievers: Sequence[str]) -> 
     app.openapi = described
 
 
-def explanations(generation: Generation, query: str, documents: Sequence[str], *, words: bool) -> list[HitExplanation]:
+def explanations(retriever: Retriever, ranked: RankedQueries, number: int, query: str, documents: Sequence[str]) -> list[HitExplanation]:
     """Explain the scores of documents.
 
     Args:
-        generation: Generation in which they were found.
+        retriever: Retriever that found them.
+        ranked: What it found.
+        number: Position of the query in the request.
         query: Text of the query.
         documents: Ids of the documents.
-        words: Whether they were ranked by BM25.
 
     Returns:
         One explanation per document, in order.
@@ -143,23 +146,33 @@ def explanations(generation: Generation, query: str, documents: Sequence[str], *
     Raises:
         InputError: An index of a ColBERT model stores no texts.
     """
-    if words and generation.words is not None:
-        scored = [generation.words.word_scores(query, document) for document in documents]
-        return [
-            HitExplanation("words", math.fsum(word.score for word in parts), words=[WordPart(word.word, word.score) for word in parts])
-            for parts in scored
-        ]
-    model = generation.model
-    with model.lock:
-        found = explain(generation.index, model.model, query, documents)
-        return [_explanation(each, model.model) for each in found]
+    name = ranked.names[number]
+    run, lists, candidates = ranked.found.run[name], ranked.found.lists, ranked.found.candidates
+    places = {part: _places(lists[part].get(name, {})) for part in lists}
+    if candidates is not None:
+        places["candidates"] = _places(candidates[name])
+    parts = {key: [PartRank(part, *there.get(key, (None, None))) for part, there in places.items()] for key in documents}
+    if retriever.kind == "fused":
+        return [HitExplanation("ranks", run[key], parts=parts[key]) for key in documents]
+    snapshot = ranked.snapshot
+    explained = snapshot.retriever.explain(query, documents)
+    return [_explanation(next(iter(explained[key].values())), snapshot.model, parts[key]) for key in documents]
 
 
-def _explanation(why: Explanation, model: object) -> HitExplanation:
+def _places(ranking: Mapping[str, float]) -> dict[str, tuple[int, float]]:
+    """Rank and score of each document."""
+    return {key: (rank, ranking[key]) for rank, key in enumerate(ranking, start=1)}
+
+
+def _explanation(why: Explained, model: SharedModel | None, parts: list[PartRank]) -> HitExplanation:
+    if not isinstance(why, Explanation):
+        words = [WordPart(word.word, word.score) for word in why]
+        return HitExplanation("words", math.fsum(word.score for word in why), words=words, parts=parts)
     score = why.score if math.isfinite(why.score) else None  # -inf, the score of a text without vectors, is not valid JSON
-    if not isinstance(model, ColBERT):
-        return HitExplanation("similarity", score, why.text)
-    passage = text_tokens(model, why.text or "", "document")
+    if model is None or not isinstance(model.model, ColBERT):
+        return HitExplanation("similarity", score, why.text, parts=parts)
+    with model.lock:
+        passage = text_tokens(model.model, why.text or "", "document")
     positions: dict[Token, int] = {}
     for position, token in enumerate(passage):
         positions.setdefault(token, position)
@@ -170,6 +183,7 @@ def _explanation(why: Explanation, model: object) -> HitExplanation:
         query=[TokenSpan(*match.query) for match in why.matches],
         passage=[TokenSpan(*token) for token in passage],
         matches=[Meeting(row, positions[match.document], match.similarity) for row, match in enumerate(why.matches)],
+        parts=parts,
     )
 
 
@@ -231,19 +245,21 @@ async def _answers(
     filter = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
     offset = request.offset or 0
     batch = QueryBatch(queries, SearchOptions(_depth(request, service.limits), filter, request.effort, request.target_recall))
+    if (request.effort, request.target_recall) != (None, None) and retriever.kind == "bm25":
+        raise RequestError(422, "invalid_request", f"{retriever.name} always searches exhaustively; remove effort and target_recall")
     ranked = await retriever.search(batch)
-    index = ranked.generation.index
+    snapshot = ranked.snapshot
+    index = snapshot.generations[0].index
 
     def shown() -> tuple[list[list[Hit]], dict[str, FieldFacet] | None, int, str | None]:
         page = slice(offset, offset + request.k)
         hits = _hits(retriever, batch, ranked, page, request.explain)
-        facets = _facets(index, request.facets, filter) if isinstance(request, SearchRequest) and request.facets is not None else None
+        facets = _facets(snapshot, request.facets, filter) if isinstance(request, SearchRequest) and request.facets is not None else None
         return hits, facets, index.count(filter), service.warning_for(retriever)
 
     hits, facets, matching, warning = await loop.run_in_executor(service.threads, shown)
     times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
-    number = ranked.generation.number
-    return [SearchAnswer(retriever.name, found, times, number, matching, offset, facets, warning=warning) for found in hits]
+    return [SearchAnswer(retriever.name, found, times, snapshot.number, matching, offset, facets, warning=warning) for found in hits]
 
 
 _PAGED = 100  # hits that pages share one ranking of
@@ -256,13 +272,13 @@ def _depth(request: SearchRequest | BatchRequest, limits: Limits) -> int:
     return min(_PAGED, limits.k) if request.offset + request.k <= _PAGED else limits.k
 
 
-def _facets(index: Index, fields: Sequence[str], filter: Filter | None) -> dict[str, FieldFacet]:
+def _facets(snapshot: Snapshot, fields: Sequence[str], filter: Filter | None) -> dict[str, FieldFacet]:
     try:
-        counted = index.facets(fields, filter=filter)
+        counted = snapshot.generations[0].index.facets(fields, filter=filter)
     except DamagedIndexError:
         raise
     except InputError as error:
-        raise RequestError(422, "invalid_request", client_message(error, index)) from error
+        raise RequestError(422, "invalid_request", client_message(error, snapshot)) from error
     return {
         name: FieldFacet([FacetValue(_json_value(value), count) for value, count in facet.values], facet.distinct)
         for name, facet in counted.items()
@@ -274,28 +290,26 @@ def _json_value(value: bool | int | float | str) -> bool | int | float | str:
 
 
 def _hits(retriever: Retriever, batch: QueryBatch, ranked: RankedQueries, page: slice, explain: bool) -> list[list[Hit]]:
-    """Describe the hits of a page, with the documents of the generation in which they were found."""
-    index = ranked.generation.index
-    stored = index.manifest.policy.store_text
+    """Describe the hits of a page, with the documents of the generations in which they were found."""
     answers = []
-    for query, all_ids, all_scores in zip(batch.texts, ranked.hits.ids, ranked.hits.scores, strict=True):
-        ids, scores = all_ids[page], all_scores[page]
+    for number, (query, name) in enumerate(zip(batch.texts, ranked.names, strict=True)):
+        run = ranked.found.run[name]
+        ids = list(run)[page]
         why: Sequence[HitExplanation | None] = [None] * len(ids)
         if explain:
             try:
-                why = explanations(ranked.generation, query, ids, words=retriever.words)
+                why = explanations(retriever, ranked, number, query, ids)
             except InputError as error:
-                raise RequestError(422, "invalid_request", str(error)) from error
-        hits = []
-        for key, score, reason in zip(ids, scores.tolist(), why, strict=True):
-            if stored:
-                document = index.document(key)
-                metadata = None if document.metadata is None else dict(document.metadata)
-                hits.append(Hit(key, score, document.title, document.text, metadata, reason))
-            else:
-                hits.append(Hit(key, score, explanation=reason))
-        answers.append(hits)
+                raise RequestError(422, "invalid_request", client_message(error, ranked.snapshot)) from error
+        answers.append([_hit(ranked.snapshot.document(key), key, run[key], reason) for key, reason in zip(ids, why, strict=True)])
     return answers
+
+
+def _hit(document: Document | None, key: str, score: float, why: HitExplanation | None) -> Hit:
+    if document is None:
+        return Hit(key, score, explanation=why)
+    metadata = None if document.metadata is None else dict(document.metadata)
+    return Hit(key, score, document.title, document.text, metadata, why)
 
 
 def _milliseconds(seconds: float) -> float:
@@ -507,14 +521,14 @@ class Routes:
         """Add documents; searches find them when the response is sent."""
         self._check_count(len(request.documents))
         documents = [Document(each.id, each.text, each.title, each.metadata) for each in request.documents]
-        found = self._service.retriever(request.retriever)
+        found = self._changed(request.retriever)
         changed = await self._within(self._changes.add(found.served, documents, replace=request.replace), _UNFINISHED)
         return _answer(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
     async def delete_documents(self, request: DeleteRequest) -> Response:
         """Delete documents; searches no longer find them when the response is sent."""
         self._check_count(len(request.ids))
-        found = self._service.retriever(request.retriever)
+        found = self._changed(request.retriever)
         changed = await self._within(self._changes.delete(found.served, request.ids), _UNFINISHED)
         return _answer(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
@@ -531,6 +545,14 @@ class Routes:
     async def metrics(self) -> Response:
         """Return the metrics for Prometheus."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE)
+
+    def _changed(self, name: str | None) -> Retriever:
+        """The retriever whose index a request changes."""
+        found = self._service.retriever(name)
+        if len(found.indexes) > 1:
+            parts = ", ".join(part.name for part in found.parts)
+            raise RequestError(422, "invalid_request", f"{found.name} ranks by several indexes; name the one to change: {parts}")
+        return found
 
     def _check_count(self, count: int) -> None:
         if count > (most := self._service.limits.documents):

@@ -215,26 +215,44 @@ class WordPart:
 
 
 @dataclass(frozen=True, slots=True)
+class PartRank:
+    """Where a hit stands in a ranking that was fused, or among the candidates before re-ranking.
+
+    Attributes:
+        name: Name of the ranking; ``candidates`` for the candidates before re-ranking.
+        rank: Rank from 1; null if the ranking does not contain the document.
+        score: Score in that ranking.
+    """
+
+    name: str
+    rank: int | None
+    score: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class HitExplanation:
     """Explanation of the score of a hit.
 
     Attributes:
-        kind: ``tokens`` for a ColBERT model, ``words`` for BM25, ``similarity`` for a model with one vector per text.
+        kind: ``tokens`` for a ColBERT model, also one that re-ranks; ``words`` for BM25; ``similarity`` for a model with one vector per
+            text; ``ranks`` for a fusion, whose score is the sum of 1 / (60 + rank) over ``parts``.
         score: The explained score; null if the document has no vector.
         text: The passage as it was encoded, including the title; spans of the passage refer to it. Null if the index stores no texts.
         query: Tokens of the query, in order; spans refer to the query text.
         passage: Tokens of the passage, in order.
         matches: One match per query token; their scores sum to the score of the hit.
         words: For BM25: the words of the query, in order; their scores sum to the score of the hit.
+        parts: For a fusion and a re-ranking: rank and score of the hit in each ranking.
     """
 
-    kind: Literal["tokens", "words", "similarity"]
+    kind: Literal["tokens", "words", "similarity", "ranks"]
     score: float | None
     text: str | None = None
     query: list[TokenSpan] = field(default_factory=list)
     passage: list[TokenSpan] = field(default_factory=list)
     matches: list[Meeting] = field(default_factory=list)
     words: list[WordPart] = field(default_factory=list)
+    parts: list[PartRank] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +310,8 @@ class SearchAnswer:
         offset: Number of hits that were skipped.
         facets: Field -> counts over the matching documents; null if none were asked for.
         partial: Whether a part of the index could not be searched.
-        warning: Why this ranking must not be compared with that of the first retriever: its index holds other documents. Null if it can be.
+        warning: Why this ranking must not be compared with that of the first retriever: an index of it holds other documents. Null if it
+            can be.
     """
 
     retriever: str
@@ -346,18 +365,19 @@ class RetrieverInfo:
 
     Attributes:
         name: Name in requests.
-        kind: dense (one vector per text), colbert (one vector per token) or bm25.
-        model: Name of the model; for bm25 its parameters.
+        kind: dense (one vector per text), colbert (one vector per token), bm25, fused (several of these), or reranked.
+        model: Name of the model; for bm25 its parameters; otherwise what is fused and re-ranked.
         documents: Number of documents in the index.
         generation: Generation of the index.
         fields: Fields to filter by -> types of their values.
         explains: Whether hits can be explained by tokens or words.
         stores_text: Whether hits include texts.
         efforts: Search efforts that a request can choose; empty for bm25.
+        parts: Names of the rankings of a fusion, and of what re-ranks; empty for a single ranking.
     """
 
     name: str
-    kind: Literal["dense", "colbert", "bm25"]
+    kind: Literal["dense", "colbert", "bm25", "fused", "reranked"]
     model: str
     documents: int
     generation: int
@@ -365,6 +385,7 @@ class RetrieverInfo:
     explains: bool
     stores_text: bool
     efforts: list[str]
+    parts: list[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,13 +14,14 @@ from pathlib import Path
 
 from quiver.encoder import InputError
 from quiver.retrieval.index import open_index
-from quiver.retrieval.models.loading import load_index_model
-from quiver.retrieval.search import bm25
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_index_model, load_model
+from quiver.retrieval.search.bm25 import NAME
 from quiver.retrieval.search.retrievers import SharedModel
-from quiver.retrieval.search.search import differing_documents
+from quiver.retrieval.search.search import check_fusible, differing_documents
 from quiver.retrieval.serving.indexes import Generation, ServedIndex, open_generation
 from quiver.retrieval.serving.metrics import Metrics
-from quiver.retrieval.serving.retrievers import Retriever
+from quiver.retrieval.serving.retrievers import Part, Reranker, Retriever
 from quiver.retrieval.serving.schemas import Limits, RequestError, StoredDocument
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,8 @@ def read_token(file: Path | None, variable: str = VARIABLE) -> str | None:
         try:
             token = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file}: cannot be read as a token ({error})") from error
+            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+            raise InputError(f"{file}: the token cannot be read ({reason})") from error
     token = token.strip()
     if len(token) < _SHORTEST:
         raise InputError(f"{origin}: the token must have at least {_SHORTEST} characters; make one with: openssl rand -hex 32")
@@ -136,10 +138,11 @@ class Service:
 
     def __post_init__(self) -> None:
         """List the indexes, each once, and connect the metrics."""
-        self.indexes = list({id(each.served): each.served for each in self.retrievers.values()}.values())
+        self.indexes = list(dict.fromkeys(served for each in self.retrievers.values() for served in each.indexes))
         for name, each in self.retrievers.items():
             self._follow(name, each)
-            each.served.observers.append(partial(self._count_reload, name))
+            for served in each.indexes:
+                served.observers.append(partial(self._count_reload, name))
 
     def _follow(self, name: str, retriever: Retriever) -> None:
         self.metrics.follow(
@@ -155,17 +158,14 @@ class Service:
     def warning_for(self, retriever: Retriever) -> str | None:
         """Why the rankings of a retriever must not be compared with those of the first; None if both rank the same documents."""
         first, *_ = self.retrievers.values()
-        if retriever.served is first.served:
-            return None
-        indexes = [each.served.current.index for each in (first, retriever)]
-        states = [(index.manifest.generation, index.manifest.created) for index in indexes]
+        others = [each for each in retriever.indexes if each is not first.served]
+        states = [(each.current.number, each.current.index.manifest.created) for each in (first.served, *others)]
         known, warning = self._warnings.get(retriever.name, (None, None))
         if known != states:
-            difference = differing_documents(*indexes)
-            if difference is not None:
-                warning = f"{first.name!r} and {retriever.name!r} rank different documents; do not compare their rankings: {difference}"
-            else:
-                warning = None
+            found = (differing_documents(first.served.current.index, each.current.index) for each in others)
+            difference = next(filter(None, found), None)
+            names = f"{first.name!r} and {retriever.name!r}"
+            warning = None if difference is None else f"{names} rank different documents; do not compare their rankings: {difference}"
             self._warnings[retriever.name] = states, warning
         return warning
 
@@ -175,7 +175,10 @@ class Service:
         Raises:
             RequestError: 404: there is no retriever of that name.
         """
-        found = next(iter(self.retrievers.values())) if name is None else self.retrievers.get(name)
+        if name is None:
+            return next(iter(self.retrievers.values()))
+        # In an address, the + of a fused retriever's name is a space unless it is written %2B.
+        found = self.retrievers.get(name) or self.retrievers.get(name.replace(" ", "+"))
         if found is None:
             raise RequestError(404, "unknown_retriever", f"no such retriever; the retrievers are {', '.join(self.retrievers)}")
         return found
@@ -198,10 +201,31 @@ class Service:
         return StoredDocument(key, stored.title, stored.text, metadata, found.name, generation.number)
 
 
+@dataclass(frozen=True)
+class Combinations:
+    """Retrievers beside those of the indexes.
+
+    Attributes:
+        words: Add a BM25 retriever over the texts of the first index.
+        fused: Names of the rankings that each fused retriever combines: of indexes, and ``bm25``.
+        reranked_by: Name of an index of a ColBERT model, or folder or hub id of such a model, that re-ranks every fused retriever, or the
+            first index if there is none; None for no re-ranking.
+    """
+
+    words: bool = False
+    fused: Sequence[Sequence[str]] = ()
+    reranked_by: str | None = None
+
+    @property
+    def uses_words(self) -> bool:
+        """Whether there is a BM25 retriever."""
+        return self.words or any(NAME in names for names in self.fused)
+
+
 def open_service(
     folders: Mapping[str, Path],
     *,
-    words: bool = False,
+    combined: Combinations | None = None,
     model: str | None = None,
     device: str | None = None,
     access: Access | None = None,
@@ -213,7 +237,7 @@ def open_service(
 
     Args:
         folders: Name -> folder of an index; one or more.
-        words: Add a BM25 retriever over the texts of the first index.
+        combined: BM25, fused and re-ranked retrievers; None for none.
         model: Model of the first index; None for the one that built it.
         device: Device of the models; None for a GPU if available.
         access: Access control; None for a read-only service that everybody may read.
@@ -222,29 +246,66 @@ def open_service(
         verify: Verify the checksum of each block when it is first read.
 
     Raises:
-        InputError: An index or its model cannot be opened.
+        InputError: An index or its model cannot be opened, a name is not that of an index, or indexes to fuse share no document.
     """
-    limits, metrics = limits or Limits(), Metrics()
-    if words and bm25.NAME in folders:
-        raise InputError(f"the name '{bm25.NAME}' is reserved for BM25; name the index with NAME=FOLDER")
-    threads = ThreadPoolExecutor(max_workers=workers * (len(folders) + words) + 2, thread_name_prefix="quiver-serve")
+    combined, limits, metrics = combined or Combinations(), limits or Limits(), Metrics()
+    words = combined.uses_words
+    if words and NAME in folders:
+        raise InputError(f"the name '{NAME}' is reserved for BM25; name the index with NAME=FOLDER")
+    count = len(folders) + words + 2 * max(1, len(combined.fused))
+    threads = ThreadPoolExecutor(max_workers=workers * count + 2, thread_name_prefix="quiver-serve")
     models: dict[str, SharedModel] = {}
-    retrievers: dict[str, Retriever] = {}
+    parts: dict[str, Part] = {}
     for position, (name, folder) in enumerate(folders.items()):
         first = position == 0
         card = open_index(folder).manifest.model
         if card.fingerprint not in models:
             models[card.fingerprint] = SharedModel(load_index_model(card, model if first else None, device=device))
-        served = _served(folder, models[card.fingerprint], threads, words=words and first, verify=verify)
-        retrievers[name] = Retriever(name, served, threads, limits, workers=workers, metrics=metrics)
+        parts[name] = Part(name, _served(folder, models[card.fingerprint], threads, words=words and first, verify=verify))
     if words:
-        served = next(iter(retrievers.values())).served
-        retrievers[bm25.NAME] = Retriever(bm25.NAME, served, threads, limits, workers=workers, metrics=metrics, words=True)
+        parts[NAME] = Part(NAME, next(iter(parts.values())).served, words=True)
+    make = partial(Retriever, threads=threads, limits=limits, workers=workers, metrics=metrics)
+    retrievers = {name: make(name, [part]) for name, part in parts.items()}
+    fused = [_parts_of(names, parts) for names in combined.fused]
+    for each in fused:
+        name = "+".join(part.name for part in each)
+        retrievers[name] = make(name, each)
+    if combined.reranked_by is not None:
+        reranker = _reranker(combined.reranked_by, parts, device)
+        for each in fused or [[next(iter(parts.values()))]]:
+            name = f"{'+'.join(part.name for part in each)}>{reranker.name}"
+            retrievers[name] = make(name, each, reranker=reranker)
     service = Service(retrievers, limits, access or Access(None), metrics, threads)
     for retriever in retrievers.values():
         if (warning := service.warning_for(retriever)) is not None:
             logger.warning("%s", warning)
     return service
+
+
+def _parts_of(names: Sequence[str], parts: Mapping[str, Part]) -> list[Part]:
+    """The rankings that a fused retriever combines."""
+    for name in names:
+        if name not in parts:
+            raise InputError(f"--fuse {'+'.join(names)}: there is no ranking '{name}'; there are {', '.join(parts)}")
+    if len(set(names)) < len(names):
+        raise InputError(f"--fuse {'+'.join(names)}: a ranking occurs twice")
+    first, *others = [parts[name].served.current.index for name in names]
+    for other in others:
+        check_fusible(first, other)
+    return [parts[name] for name in names]
+
+
+def _reranker(given: str, parts: Mapping[str, Part], device: str | None) -> Reranker:
+    if given in parts and not parts[given].words:
+        served = parts[given].served
+        kind = served.current.index.manifest.model.kind
+        if kind != "colbert":
+            raise InputError(f"--rerank {given}: only an index of a ColBERT model re-ranks, and this one is of the kind {kind}")
+        return Reranker(given, served)
+    loaded = load_model(given, device=device)
+    if not isinstance(loaded, ColBERT):
+        raise InputError(f"--rerank {given}: only a ColBERT model, or an index of one, re-ranks")
+    return Reranker(Path(given).name, SharedModel(loaded))
 
 
 def _served(folder: Path, shared: SharedModel, threads: ThreadPoolExecutor, *, words: bool, verify: bool) -> ServedIndex:

@@ -352,7 +352,7 @@ def test_what_was_finished_with_other_settings_is_not_thrown_away_silently(
     settings: dict[str, Any] = {"k": 5} if change == "k" else {"engine": "faiss-dense:factory=Flat"}
     _stopped_at_the_end(model, folder, out, monkeypatch)
     model.encoded.clear()
-    with pytest.raises(InputError, match=r"holds an interrupted evaluation whose settings differ; finish it .*, or pass overwrite"):
+    with pytest.raises(InputError, match=r"holds an interrupted evaluation whose settings differ; .* or discard it with --overwrite"):
         evaluate(model, folder, out=out, **settings)
     # It is still there, and can be finished.
     evaluate(model, folder, out=out)

@@ -28,14 +28,18 @@ from quiver.retrieval.search.search import search as search_index
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.middleware import web_origin
 from quiver.retrieval.serving.schemas import Limits
-from quiver.retrieval.serving.service import Access, Service, open_service
+from quiver.retrieval.serving.service import Access, Combinations, Service, open_service
 from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer, documents
 
 
 @pytest.fixture(scope="module")
 def service(indexes: Indexes) -> Service:
     folders = {"dense": indexes.dense, "colbert": indexes.colbert, "silent": indexes.silent}
-    return open_service(folders, words=True, limits=Limits(k=50, explained=5, batch=4, hits=100, query_characters=200, body_bytes=2000))
+    return open_service(
+        folders,
+        combined=Combinations(words=True),
+        limits=Limits(k=50, explained=5, batch=4, hits=100, query_characters=200, body_bytes=2000),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -377,7 +381,7 @@ def test_rankings_of_different_documents_carry_a_warning(
     others = [Document(f"other/{number}", "granite") for number in range(10)]
     build_index([*(each for number, each in enumerate(documents()) if number in kept), *others], model, tmp_path / "other")
     folders = {"dense": indexes.dense, "colbert": indexes.colbert, "other": tmp_path / "other"}
-    app = create_application(open_service(folders, words=True))
+    app = create_application(open_service(folders, combined=Combinations(words=True)))
     expected = {0: "0 documents are in both, 60 in one and 10 in the other", 40: "40 documents are in both, 60 in one and 50 in the other"}
     assert expected[len(kept)] in caplog.text
     for name in ("dense", "colbert", "bm25"):
@@ -409,10 +413,10 @@ def test_the_page_sends_no_request_to_other_hosts(app: Any) -> None:
 def test_an_internal_error_reveals_no_details(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     service = open_service({"dense": indexes.dense})
 
-    def fail(texts: object) -> None:
+    def fail(texts: object, role: object) -> None:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(service.indexes[0].current.model, "queries", fail)
+    monkeypatch.setattr(service.indexes[0].current.model, "encode_texts", fail)
     failed = search(create_application(service), query="bird")
     assert refused(failed) == (500, "internal")
     assert "inside" not in failed.text
@@ -437,7 +441,9 @@ def test_changes_require_the_token(indexes: Indexes, app: Any) -> None:
 def test_documents_are_added_and_deleted(indexes: Indexes, tmp_path: Path) -> None:
     folder = tmp_path / "index"
     shutil.copytree(indexes.dense, folder)
-    app = create_application(open_service({"dense": folder}, words=True, access=Access(TOKEN), limits=Limits(documents=3)))
+    app = create_application(
+        open_service({"dense": folder}, combined=Combinations(words=True), access=Access(TOKEN), limits=Limits(documents=3))
+    )
 
     def change(method: str, **body: Any) -> Any:
         return answer(app, method, "/v1/documents", json=body, headers=AUTHORISED)
@@ -572,8 +578,8 @@ def test_the_schema_contains_the_limits(app: Any) -> None:
 
 def test_retrievers_have_names_and_models(indexes: Indexes) -> None:
     with pytest.raises(InputError, match="reserved for BM25"):
-        open_service({"bm25": indexes.dense}, words=True)
+        open_service({"bm25": indexes.dense}, combined=Combinations(words=True))
     with pytest.raises(InputError, match="built without texts"):
-        open_service({"silent": indexes.silent}, words=True)
+        open_service({"silent": indexes.silent}, combined=Combinations(words=True))
     with pytest.raises(ValueError, match="k must be > 0"):
         Limits(k=0)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.schemas import Limits
-from quiver.retrieval.serving.service import Access, open_service
+from quiver.retrieval.serving.service import Access, Combinations, open_service
 from tests.retrieval.serving.conftest import TOKEN, Indexes
 
 schemathesis = pytest.importorskip("schemathesis")
@@ -37,7 +37,9 @@ def attacked(indexes: Indexes, folder: Path, cases: int) -> Counter[tuple[str, s
     """
     shutil.copytree(indexes.dense, folder / "index")
     folders = {"dense": folder / "index", "colbert": indexes.colbert, "silent": indexes.silent}
-    service = open_service(folders, words=True, access=Access(TOKEN), limits=Limits(k=20, batch=4, query_characters=100, documents=4))
+    service = open_service(
+        folders, combined=Combinations(words=True), access=Access(TOKEN), limits=Limits(k=20, batch=4, query_characters=100, documents=4)
+    )
     schema = schemathesis.openapi.from_asgi("/openapi.json", create_application(service))
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) == 16

@@ -16,7 +16,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.schemas import Limits
-from quiver.retrieval.serving.service import open_service
+from quiver.retrieval.serving.service import Combinations, open_service
 from tests.retrieval.serving.conftest import Indexes, answer, httpx
 
 TEXTS = ["a bird on the sea", "granite and snow", "", "deep water is dark at night, and wide rivers swim"]
@@ -24,7 +24,9 @@ TEXTS = ["a bird on the sea", "granite and snow", "", "deep water is dark at nig
 
 @pytest.fixture(scope="module")
 def app(indexes: Indexes) -> Any:
-    return create_application(open_service({"dense": indexes.dense, "colbert": indexes.colbert}, words=True, limits=Limits(texts=8)))
+    return create_application(
+        open_service({"dense": indexes.dense, "colbert": indexes.colbert}, combined=Combinations(words=True), limits=Limits(texts=8))
+    )
 
 
 @pytest.fixture(scope="module")

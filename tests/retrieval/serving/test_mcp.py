@@ -58,12 +58,13 @@ def test_an_agent_searches_reads_and_lists_fields(indexes: Indexes, tmp_path: Pa
                 ("dense", "dense", 60),
                 ("colbert", "colbert", 60),
                 ("bm25", "bm25", 60),
+                ("dense+bm25", "fused", 60),
             ]
             (lang,) = [each for each in described[0]["fields"] if each["name"] == "lang"]
             assert (lang["types"], lang["values"], lang["distinct"]) == (["string"], [["de", 30], ["en", 30]], 2)
             for tool, arguments, said in (
                 ("search", {"query": "a", "filter": ["colour=red"]}, "no document has the field 'colour'"),
-                ("search", {"query": "a", "retriever": "none"}, "the retrievers are dense, colbert, bm25"),
+                ("search", {"query": "a", "retriever": "none"}, "the retrievers are dense, colbert, bm25, dense+bm25"),
                 ("read_document", {"id": "none"}, "document 'none' is not in the index"),
             ):
                 refused = await client.call_tool(tool, arguments)
