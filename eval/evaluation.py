@@ -53,10 +53,11 @@ from quiver.retrieval.index.engines import EXACT, Setting, check_engine, check_k
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.on_device import device_of
+from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Hits, ModelCard, Run, TokenModel
-from quiver.retrieval.search.bm25 import PARAMETERS, BlockLimits, rank_streamed
+from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.explain import token_matches
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,10 +249,10 @@ class ModelCard:
 
     Attributes:
         source: Folder or Hub id that the model was loaded from.
-        kind: ``dense`` (one vector per text) or ``colbert`` (one per token).
+        kind: ``dense`` (one vector per text), ``colbert`` (one per token) or ``bm25`` (words).
         fingerprint: sha256 over weights, tokenizer and settings: equal fingerprints mean equal vectors.
         dim: Vector width d.
-        similarity: ``cosine``, ``dot`` or ``maxsim``.
+        similarity: ``cosine``, ``dot``, ``maxsim`` or ``bm25``.
         query_length: Maximum tokens of a query, special tokens included.
         document_length: Maximum tokens of a document, special tokens included.
         query_prompt: Text or token put before every query.
@@ -262,10 +262,10 @@ class ModelCard:
     """
 
     source: str
-    kind: Literal["dense", "colbert"]
+    kind: Literal["dense", "colbert", "bm25"]
     fingerprint: str
     dim: int
-    similarity: Literal["cosine", "dot", "maxsim"]
+    similarity: Literal["cosine", "dot", "maxsim", "bm25"]
     query_length: int
     document_length: int
     query_prompt: str = ""
@@ -335,12 +335,13 @@ class TokenEncoding:
     Attributes:
         vectors: B arrays of (n_i, d).
         tokens: Token counts.
-        token_ids: Id of each vector's token, B arrays of (n_i,) uint32; None if the model does not return them.
+        token_ids: Id of each vector's token, B arrays of (n_i,) uint32, or for BM25 the words themselves; None if the model does not
+            return them.
     """
 
     vectors: list[TokenVectors]
     tokens: TextTokens
-    token_ids: list[NDArray[np.uint32]] | None = None
+    token_ids: list[NDArray[Any]] | None = None
 
     @property
     def counts(self) -> TokenCounts:

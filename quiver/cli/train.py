@@ -437,7 +437,7 @@ def mine(
     quiver mine pairs.jsonl.gz --positive-field pos -m bm25 --margin none --ranks 10-200 --choose random --out mined
     """
     from quiver.retrieval.index import open_index
-    from quiver.retrieval.search import bm25
+    from quiver.retrieval.models import bm25
     from quiver.retrieval.training.mining.negatives import PERC_POS, Output, Rules, mine_negatives, parse_margins, parse_ranks
 
     rules = Rules(
@@ -498,11 +498,11 @@ class LoadOptions(NamedTuple):
 
 
 def _searched(model: str | None, index: Index | None, load: LoadOptions, *, cache: Path | None) -> MiningSystem:
+    from quiver.retrieval.models import bm25
     from quiver.retrieval.models.loading import load_index_model, load_model
-    from quiver.retrieval.search import bm25
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
-    if model == bm25.NAME:
+    if model == bm25.NAME or (model is None and index is not None and index.kind == bm25.NAME):
         if load != (None, None, None):
             raise InputError(f"--dtype, --device and --batch-tokens are for models, and {bm25.NAME} is none; remove them")
         return MiningSystem(None, index, cache)
@@ -582,7 +582,7 @@ def teacher_scores(
         ),
     ] = None,
     normalize: Annotated[
-        Literal["none", "minmax"], typer.Option("--normalize", help="Normalization of the scores of a row: none, or minmax to 0..1.")
+        Literal["none", "min-max"], typer.Option("--normalize", help="Normalization of the scores of a row: none, or min-max to 0..1.")
     ] = "none",
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -599,7 +599,7 @@ def teacher_scores(
 ) -> None:
     """Score the documents of training rows with one or more teachers, for distillation. Repeat the command to resume an interrupted run.
 
-    Examples: quiver teacher-scores mined/train.jsonl.gz --teacher BAAI/bge-reranker-v2-m3 --normalize minmax --out scored
+    Examples: quiver teacher-scores mined/train.jsonl.gz --teacher BAAI/bge-reranker-v2-m3 --normalize min-max --out scored
 
     quiver teacher-scores mined/train.jsonl.gz -t runs/colbert/model -t runs/dense/model --weight 0.5 --weight 10 --out scored
 

@@ -61,6 +61,8 @@ from quiver.retrieval.index.store.reading import (
     verify_files,
 )
 from quiver.retrieval.index.strings import LOOK, StringColumn
+from quiver.retrieval.index.words import WordQueries, WordSegment
+from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import (
     DenseEncoding,
     DenseModel,
@@ -71,6 +73,7 @@ from quiver.retrieval.records import (
     QueryHits,
     TextTokens,
     TokenCounts,
+    TokenEncoding,
     TokenModel,
     TokenVectors,
 )
@@ -244,7 +247,7 @@ class SegmentFolderWriter:
         documents: Sequence[Document],
         vectors: NDArray[np.float32],
         lengths: NDArray[np.int64] | None,
-        token_ids: NDArray[np.uint32] | None,
+        token_ids: NDArray[Any] | None,
         tokens: TextTokens,
     ) -> None:
         """Append documents with their vectors, whose similarity is the inner product."""
@@ -315,7 +318,7 @@ class SearchRequest:
     """The checked arguments of a search; any subset of the index's segments can answer it.
 
     Attributes:
-        queries: Queries as `dense_queries` or `token_queries` returns them.
+        queries: Queries as `dense_queries` or `token_queries` returns them, or `quiver.retrieval.index.words.WordQueries`.
         k: Hits per query, at least 1.
         params: Search parameters of the engine.
         filter: Condition that hits must meet; None for no condition.
@@ -367,6 +370,15 @@ def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
             raise ValueError(f"a vector of query {row} is not finite")
         checked.append(matrix)
     return checked
+
+
+def encoded_queries(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> Sequence[Any] | DenseVectors:
+    """Return encoded queries in the form that `Index.search` takes: vectors whose inner product is the similarity; words for BM25."""
+    if isinstance(encoding, DenseEncoding):
+        from quiver.retrieval.models.encoding import comparable  # imports PyTorch, which a search by words does not need
+
+        return comparable(encoding.vectors, card)
+    return encoding.vectors if card.kind == "colbert" else encoding.token_ids or []
 
 
 def _single(matrix: NDArray[Any]) -> NDArray[np.float32]:
@@ -602,7 +614,8 @@ class Index:
     def _described(self) -> list[tuple[str, str]]:
         """Facts for people: name and value."""
         model, described = self.manifest.model, [("path", str(self.path)), ("documents", f"{len(self):,}")]
-        described += [("engine", self.kind), ("model", f"{model.source or '(made of parts)'}, {model.dim} dimensions, {model.similarity}")]
+        vectors = "" if model.kind == "bm25" else f", {model.dim} dimensions, {model.similarity}"
+        described += [("engine", self.kind), ("model", f"{model.source or '(made of parts)'}{vectors}")]
         return [*described, ("fields", ", ".join(self.fields))] if self.fields else described
 
     @property
@@ -616,6 +629,8 @@ class Index:
             >>> open_index(tiny_index()).model.dim
             32
         """
+        if self._model is None and self.manifest.model.kind == "bm25":
+            self._model = BM25()
         if self._model is None:
             # Loading imports PyTorch, which a search by vectors does not need.
             from quiver.retrieval.models.loading import load_index_model
@@ -690,7 +705,8 @@ class Index:
         Args:
             queries: A text or Q texts, which ``model`` encodes as queries; or vectors, (Q, d) for a dense index, Q arrays (n_i, d) for
                 token vectors. Similarity is the inner product, computed in float32; texts of a model with cosine similarity are scaled.
-            k: Hits per query; capped at the number of documents that have a vector and match the filter.
+                An index of BM25 takes texts, or Q lists of words.
+            k: Hits per query; capped at the number of documents that match the filter and have a vector, or with BM25 a positive score.
             filter: Condition on fields as on the command line, such as ``"year>=2015"``, several conditions that must all hold, or a
                 `Filter`. It is applied during the search, so that k hits are found if k documents match.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
@@ -716,10 +732,7 @@ class Index:
         return replace(self.answer(self.request(vectors, k, options)), document=self._document_or_none)
 
     def _encoded(self, texts: Sequence[str]) -> Any:
-        from quiver.retrieval.models.encoding import comparable
-
-        encoding = self.model.encode_texts(list(texts), "query")
-        return comparable(encoding.vectors, self.manifest.model) if isinstance(encoding, DenseEncoding) else encoding.vectors
+        return encoded_queries(self.model.encode_texts(list(texts), "query"), self.manifest.model)
 
     def _document_or_none(self, key: str) -> Document | None:
         """A document; None if the index stores no texts."""
@@ -864,11 +877,11 @@ class Index:
         """
         return sum(shared_documents(mine, theirs) for mine in self.segments for theirs in other.segments)
 
-    def scores(self, query: NDArray[np.float32], ids: Sequence[str]) -> NDArray[np.float32]:
+    def scores(self, query: NDArray[np.float32] | Sequence[str], ids: Sequence[str]) -> NDArray[np.float32]:
         """Scores of given documents, computed from the most precise stored vectors, (len(ids),).
 
         Args:
-            query: One query: (d,) for a dense index, (n, d) for token vectors.
+            query: One query: (d,) for a dense index, (n, d) for token vectors, words for BM25.
             ids: Document ids.
 
         Raises:
@@ -1013,6 +1026,8 @@ class Index:
     def _checked(self, queries: Any) -> Any:
         """Check queries and convert them for the engine."""
         card = self.manifest.model
+        if card.kind == "bm25":
+            return WordQueries.of(queries, ((cast(WordSegment, segment.vectors), segment.alive) for segment in self.segments))
         return dense_queries(queries, card.dim) if card.kind == "dense" else token_queries(queries, card.dim)
 
     def _params(self, effort: str | Mapping[str, Setting], k: int) -> Any:
@@ -1111,6 +1126,20 @@ def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
     if (find_engine(manifest.codec.engine).kind, codec.dim) != (manifest.model.kind, manifest.model.dim):
         raise DamagedIndexError(f"{folder}: not a codec for {manifest.model.kind} vectors of width {manifest.model.dim}; {LOOK}")
     return codec
+
+
+def check_has_vectors(index: Index, action: str) -> None:
+    """Check that an index has vectors.
+
+    Args:
+        index: The index.
+        action: What they are needed for, in the imperative.
+
+    Raises:
+        InputError: It is an index of BM25.
+    """
+    if index.manifest.model.kind == "bm25":
+        raise InputError(f"{index.path}: an index of BM25 has no vectors to {action}")
 
 
 def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:

@@ -27,6 +27,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.display import html_table
 from quiver.retrieval.models.batches import BatchSize
+from quiver.retrieval.models.bm25 import BM25, NAME
 from quiver.retrieval.models.encoding import Devices, EncodingJob, Projection, Texts, check_texts
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import DenseModel, Dtype, ModelCard, TokenModel
@@ -241,8 +242,19 @@ def check_device(device: str) -> str:
     return device
 
 
+def check_is_model(source: str | Path) -> None:
+    """Check that a source is not the name of BM25.
+
+    Raises:
+        InputError: It is.
+    """
+    if str(source) == NAME:
+        raise InputError(f"{NAME} finds words and has no vectors; pass a model here, or ./{NAME} for a folder of that name")
+
+
 def _load_for_inference(source: str | Path, revision: str | None, dtype: Dtype | torch.dtype | None, device: str | None) -> ModelParts:
     """Load a model folder, warn of a bare encoder and, on a CPU, prepack its weights."""
+    check_is_model(source)
     wanted = None if dtype is None else _dtype_name(dtype)
     # int8 runs on CPUs only, so a machine with a GPU takes its CPU for it.
     device = check_device(device or ("cpu" if wanted == "int8" else default_device()))
@@ -597,19 +609,36 @@ def load_model(
 
 
 def load_index_model(
-    card: ModelCard, source: str | None = None, *, device: str | None = None, batch_tokens: int | None = None
-) -> BiEncoder | ColBERT:
-    """Load the model of an index, with its dtype, prompts, lengths and vector width.
+    model: ModelCard | str,
+    source: str | None = None,
+    *,
+    dtype: Dtype | None = None,
+    device: str | None = None,
+    batch_tokens: int | None = None,
+) -> BiEncoder | ColBERT | BM25:
+    """Load the model of an index: the one that built it, with its dtype, prompts, lengths and vector width, or the one that will.
 
     Args:
-        card: Model that built the index.
+        model: Card of the model that built the index; or for a new index a folder or Hub id, or ``bm25``.
         source: Folder or Hub id to load instead, such as the new location of a model.
+        dtype: As in `load_model`, for a new index.
         device: As in `load_model`.
         batch_tokens: As in `load_model`.
 
     Raises:
-        InputError: The model cannot be loaded.
+        InputError: The model cannot be loaded, or options of a model are given for BM25, which is none.
     """
+    if isinstance(model, str):
+        if model != NAME:
+            return load_model(model, dtype=dtype, device=device, batch_tokens=batch_tokens)
+        if (dtype, device, batch_tokens) != (None, None, None):
+            raise InputError(f"--dtype, --device and --batch-tokens are for models, and {NAME} is none; remove them")
+        return BM25()
+    card = model
+    if card.kind == "bm25":
+        if source not in (None, NAME):
+            raise InputError(f"--model {source}: the index was built with {NAME}, without a model; remove the option")
+        return BM25()
     try:
         return _with_card(load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens), card)
     except InputError as error:
@@ -629,7 +658,7 @@ def _with_card(model: BiEncoder | ColBERT, card: ModelCard) -> BiEncoder | ColBE
             model.max_seq_length = card.document_length
         if card.dim < model.dim:
             model.truncate_dim = card.dim
-        if card.similarity != "maxsim":
+        if card.similarity in ("cosine", "dot"):
             model.similarity_fn_name = card.similarity
     return model
 
@@ -646,7 +675,7 @@ def build_model(parts: ModelParts, source: str | Path, *, batch_tokens: int | No
 def with_absolute_source(card: ModelCard) -> ModelCard:
     """Return the card with a local folder's path made absolute, so that other processes can load the model."""
     source = Path(card.source)
-    return replace(card, source=str(source.resolve())) if card.source and source.is_dir() else card
+    return replace(card, source=str(source.resolve())) if card.source and card.kind != "bm25" and source.is_dir() else card
 
 
 @dataclass(frozen=True)
@@ -667,13 +696,15 @@ class WorkerModel:
         batch_tokens = model.batch_tokens if isinstance(model, PretrainedModel) else None
         return cls(with_absolute_source(model.card), batch_tokens)
 
-    def load(self) -> BiEncoder | ColBERT:
+    def load(self) -> BiEncoder | ColBERT | BM25:
         """Load the model.
 
         Raises:
             InputError: The model cannot be loaded there, or has another fingerprint.
         """
         card = self.card
+        if card.kind == "bm25":
+            return BM25()
         if card.library != "quiver":
             raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
         model = _with_card(load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens), card)
@@ -697,6 +728,8 @@ class EncodingTask:
         """See `quiver.retrieval.records.WorkerTask`."""
         torch.set_num_threads(self.threads)
         model = self.model.load()
+        if not isinstance(model, PretrainedModel):
+            raise InputError(f"{model.card.source}: not a model that encodes texts")
         return lambda chunk: model._encode(chunk[1], self.job)
 
 

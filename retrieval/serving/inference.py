@@ -390,7 +390,8 @@ class TextModels:
     def describe(self, model: TextModel) -> ServedModel:
         """Describe a model."""
         card = model.shared.card
-        return ServedModel(model.name, self._started, model.source, card.kind, card.dim, card.document_length)
+        kind: Literal["dense", "colbert"] = "dense" if card.kind == "dense" else "colbert"  # an index of BM25 has no model
+        return ServedModel(model.name, self._started, model.source, kind, card.dim, card.document_length)
 
     def find(self, name: str | None, *, dense: bool) -> TextModel:
         """Return a model by its name or that of its retriever.

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.index.engines import Preset
+from quiver.retrieval.models.bm25 import describe_parameters
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Query, Role, TextTokens, TokenEncoding
-from quiver.retrieval.search import bm25, retrievers
+from quiver.retrieval.search import retrievers
 from quiver.retrieval.search.retrievers import (
     CANDIDATES,
     CandidateScorer,
@@ -382,7 +383,7 @@ class Retriever:
 
     def _described(self) -> str:
         if self.kind == "bm25":
-            return ", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items())
+            return describe_parameters()
         if self.kind in ("dense", "colbert"):
             return _model_name(self.served.current.index.manifest.model.source)
         fused = " + ".join(part.name for part in self.parts)

@@ -25,7 +25,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.bm25 import WordIndex, WordScore
+from quiver.retrieval.search.bm25 import WordScore, word_index
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, Token
 from quiver.retrieval.search.retrievers import Explained
 from quiver.retrieval.search.search import Fusion, fuse
@@ -88,7 +88,7 @@ def scores(hits: list[dict[str, Any]]) -> dict[str, float]:
 def test_bm25_is_fused_with_an_index(quiver: Quiver, built: Built) -> None:
     vectors = scores(found(quiver, built.dense, QUERY))
     hits = found(quiver, built.dense, QUERY, "--fuse", "bm25")
-    words = WordIndex(open_index(built.dense)).search([QUERY], 100).to_run(["q"])["q"]
+    words = word_index(open_index(built.dense)).search([QUERY], 100).to_run(["q"])["q"]
     assert set(words) == {"d1", "d2", "d4"}
     assert scores(hits) == pytest.approx(fuse([vectors, words], Fusion()))
     assert [hit["id"] for hit in hits] == list(fuse([vectors, words], Fusion()))

@@ -37,7 +37,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, file_sha256, read_json
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, copies_for
-from quiver.retrieval.models.loading import check_device, default_device, load_model
+from quiver.retrieval.models.loading import check_device, check_is_model, default_device, load_model
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
 from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
@@ -450,6 +450,7 @@ def load_teacher(
     Raises:
         InputError: The folder is not a supported model.
     """
+    check_is_model(source)
     folder = local_folder(source)
     if not _is_cross_encoder(folder):
         return VectorTeacher(load_model(source, dtype=dtype, device=device, batch_tokens=batch_tokens), executor)
@@ -572,7 +573,7 @@ PAIRS_PER_PART = 4096
 """Pairs per part: less than a minute of a small cross-encoder on two CPU cores."""
 
 
-NORMALIZATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"none": lambda scores: scores, "minmax": min_max}
+NORMALIZATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"none": lambda scores: scores, "min-max": min_max}
 """Normalizations of a row's scores."""
 
 

@@ -23,7 +23,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.search import search as search_index
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.middleware import web_origin
@@ -83,7 +83,7 @@ def test_the_first_retriever_is_the_default(app: Any) -> None:
 
 
 def test_the_bm25_retriever_ranks_by_words(app: Any, indexes: Indexes) -> None:
-    words = WordIndex(open_index(indexes.dense)).search(["granite snow"], 5)
+    words = word_index(open_index(indexes.dense)).search(["granite snow"], 5)
     found = search(app, query="granite snow", k=5, retriever="bm25", explain=True).json()
     assert [hit["id"] for hit in found["hits"]] == list(words.ids[0])
     assert [hit["score"] for hit in found["hits"]] == pytest.approx(words.scores[0].tolist())
@@ -583,3 +583,20 @@ def test_retrievers_have_names_and_models(indexes: Indexes) -> None:
         open_service({"silent": indexes.silent}, combined=Combinations(words=True))
     with pytest.raises(ValueError, match="k must be > 0"):
         Limits(k=0)
+
+
+def test_an_index_of_bm25_is_served_without_a_model(tmp_path: Path) -> None:
+    index = build_index(documents(), "bm25", tmp_path / "words")
+    app = create_application(open_service({"words": index.path}, access=Access(TOKEN)))
+    (info,) = answer(app, "GET", "/v1/info").json()["retrievers"]
+    assert (info["kind"], info["efforts"], info["explains"], info["documents"]) == ("bm25", [], True, 60)
+    found = search(app, query="granite snow", k=3, explain=True, filter=["year>=2003"]).json()["hits"]
+    assert [(hit["id"], hit["score"]) for hit in found] == [
+        (hit.id, hit.score) for hit in index.search("granite snow", 3, filter="year>=2003")
+    ]
+    assert [part["word"] for part in found[0]["explanation"]["words"]] == ["granite", "snow"]
+    assert answer(app, "POST", "/v1/embeddings", json={"input": "granite", "model": "words"}).status_code == 404
+    added = {"documents": [{"id": "new", "text": "granite granite basalt"}]}
+    response = answer(app, "POST", "/v1/documents", json=added, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert response.status_code == 200, response.text
+    assert [hit["id"] for hit in search(app, query="basalt", k=3).json()["hits"]] == ["new"]

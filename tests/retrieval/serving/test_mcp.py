@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quiver.retrieval.index import delete_documents, open_index
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25 import word_index
 from tests.retrieval.serving.conftest import REPOSITORY, Indexes
 
 mcp = pytest.importorskip("mcp")
@@ -28,7 +28,7 @@ def test_an_agent_searches_reads_and_lists_fields(indexes: Indexes, tmp_path: Pa
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
         cwd=str(REPOSITORY),
     )
-    words = WordIndex(open_index(folder)).search(["granite snow"], 6, filter="year>=2003")
+    words = word_index(open_index(folder)).search(["granite snow"], 6, filter="year>=2003")
 
     async def talk() -> None:
         async with mcp.Client(command) as client:
