@@ -438,7 +438,7 @@ def test_the_readme_has_command_source_cost_and_score_of_each_recipe() -> None:
             assert f"| {described[key]} |" in row, (name, key)
         [command] = re.findall(r"`((?:quiver|torchrun) [^`]+)`", row)
         assert header(name)["Command"].startswith(command)
-        for place in {HUB.match(source)[1] for source in sources(name) if HUB.match(source)}:  # type: ignore[index]
+        for place in {found[1] for source in sources(name) if (found := HUB.match(source))}:
             assert place in text
 
 
