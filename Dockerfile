@@ -7,7 +7,7 @@ RUN python -m venv /opt/quiver
 # The CPU build of torch: the default one brings gigabytes of CUDA libraries.
 RUN /opt/quiver/bin/pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY encoder encoder
 COPY retrieval retrieval
 COPY eval eval

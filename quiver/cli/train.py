@@ -582,7 +582,7 @@ def teacher_scores(
         ),
     ] = None,
     normalize: Annotated[
-        Literal["none", "minmax"], typer.Option("--normalize", help="Normalization of the scores of a row: none, or minmax to 0..1.")
+        Literal["none", "min-max"], typer.Option("--normalize", help="Normalization of the scores of a row: none, or min-max to 0..1.")
     ] = "none",
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -599,7 +599,7 @@ def teacher_scores(
 ) -> None:
     """Score the documents of training rows with one or more teachers, for distillation. Repeat the command to resume an interrupted run.
 
-    Examples: quiver teacher-scores mined/train.jsonl.gz --teacher BAAI/bge-reranker-v2-m3 --normalize minmax --out scored
+    Examples: quiver teacher-scores mined/train.jsonl.gz --teacher BAAI/bge-reranker-v2-m3 --normalize min-max --out scored
 
     quiver teacher-scores mined/train.jsonl.gz -t runs/colbert/model -t runs/dense/model --weight 0.5 --weight 10 --out scored
 

@@ -25,7 +25,7 @@ from torch import nn
 
 from quiver.encoder import Encoder, Tokenizer, load_encoder, optimize_for_inference
 from quiver.encoder.checkpoints.folder import local_folder
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import read_json
 from quiver.retrieval.display import html_table
 from quiver.retrieval.models.batches import BatchSize
@@ -669,7 +669,7 @@ class PretrainedModel(ABC):
                     create_pr=create_pr,
                 )
         except (HfHubHTTPError, HFValidationError) as error:
-            raise InputError(f"{repo_id}: {str(error).splitlines()[0]}") from error
+            raise InputError(f"{repo_id}: {first_line(error)}") from error
         return str(commit.commit_url)
 
     def _described(self) -> list[tuple[str, str]]:

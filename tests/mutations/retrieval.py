@@ -913,4 +913,32 @@ MUTATIONS = [
         "flat",
         ["tests/parity/test_pylate.py::test_similarities_are_pylates_sums"],
     ),
+    (
+        "facets count the documents that the filter leaves out",
+        "retrieval/index/documents.py",
+        "    if chosen is None:\n        return np.diff(column.ends",
+        "    if True:\n        return np.diff(column.ends",
+        ["tests/retrieval/index/documents/test_table_and_filters.py::test_values_are_counted_as_by_going_through_the_documents"],
+    ),
+    (
+        "shortened embeddings keep their length",
+        "retrieval/serving/inference.py",
+        "        if request.dimensions is not None:\n",
+        "        if request.dimensions is None:\n",
+        ["tests/retrieval/serving/test_inference.py::test_embeddings_of_one_text_of_queries_of_token_ids_and_of_fewer_dimensions"],
+    ),
+    (
+        "a re-ranking score is the sum over the query's tokens",
+        "retrieval/serving/inference.py",
+        "scores = (encoded.values / encoded.terms).tolist()",
+        "scores = encoded.values.tolist()",
+        ["tests/retrieval/serving/test_inference.py::test_rerank_has_the_shape_of_jina_and_vllm_and_the_models_scores"],
+    ),
+    (
+        "a request gets the encoding of another one's query",
+        "retrieval/serving/retrievers.py",
+        "rows = [self.rows[text] for text in texts]",
+        "rows = list(range(len(texts)))",
+        ["tests/retrieval/serving/test_combinations.py::test_concurrent_requests_with_different_filters_are_encoded_together"],
+    ),
 ]

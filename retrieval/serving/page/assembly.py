@@ -11,7 +11,7 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 
-SCRIPTS = ("elements", "address", "service", "passages", "heat", "filters", "lists", "reader", "searching", "start")
+SCRIPTS = ("elements", "address", "service", "passages", "heat", "filters", "facets", "lists", "reader", "searching", "start")
 """Names of the scripts in the order in which they run."""
 
 

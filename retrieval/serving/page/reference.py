@@ -75,10 +75,7 @@ def _style() -> str:
 def _operation(path: str, method: str, operation: Schema, schemas: Schema) -> str:
     parts = [f"<p>{escape(operation.get('description', ''))}</p>"]
     if operation.get("parameters"):
-        rows = [
-            (each["name"], each["schema"], f"{each['in']}. {each.get('description', '')}", bool(each.get("required")))
-            for each in operation["parameters"]
-        ]
+        rows = [(each["name"], each["schema"], each.get("description", ""), bool(each.get("required"))) for each in operation["parameters"]]
         parts.append(_table("Parameters", rows))
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if body is not None:
