@@ -71,9 +71,17 @@ def quickstart(
     from quiver.eval.quickstart import NEEDS
     from quiver.eval.quickstart import quickstart as run_quickstart
 
-    if not as_json:
-        say(f"Trains a small code search model on Python's standard library, compares it\nwith BM25, and writes a report to {out}.")
-        say(f"Needs {NEEDS}.\n")
+    introduction = [
+        f"Trains a small code search model on Python's standard library, compares it\nwith BM25, and writes a report to {out}.",
+        f"Needs {NEEDS}.\n",
+    ]
+
+    def say_stage(message: str) -> None:
+        """The first stage begins when the arguments have been checked."""
+        while introduction:
+            say(introduction.pop(0))
+        say(message)
+
     result = run_quickstart(
         out,
         packages=packages or [],
@@ -81,7 +89,7 @@ def quickstart(
         overwrite=overwrite,
         progress=show_progress(progress),
         command=command_line(),
-        say=(lambda message: None) if as_json else say,
+        say=(lambda message: None) if as_json else say_stage,
     )
     if as_json:
         print_json(_quickstart_json(result))
