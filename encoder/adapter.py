@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder.checkpoints.folder import local_folder
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.packing import PackedBatch
 
 # Keys of a transformers config that do not describe the architecture.
@@ -141,8 +141,7 @@ def load_adapter(
         # Neither remote code nor pickles are executed.
         model, info = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=True, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{folder}: transformers cannot load it: {reason}") from error
+        raise InputError(f"{folder}: transformers cannot load it: {first_line(error)}") from error
     # A pooler's weights change no hidden state; any other missing tensor would be random.
     if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
         raise InputError(f"{folder}: the checkpoint lacks the tensors {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}")

@@ -12,13 +12,14 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from quiver.encoder.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -152,6 +153,8 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     Raises:
         OSError: The file cannot be written. safetensors raises its own `SafetensorError` then, even for a full disk.
     """
+    from safetensors.torch import save_file  # imports PyTorch, which those who only read JSON need not wait for
+
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:

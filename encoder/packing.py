@@ -374,3 +374,17 @@ class PaddedBatch:
         """
         positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         return cls(ids.flatten(), positions.flatten(), mask.to(torch.bool))
+
+
+def effective_window(longest: int, window: int | None) -> int | None:
+    """Return a window, or None if it covers every distance in a batch: global attention gives the same without a mask.
+
+    Args:
+        longest: Length of the longest sequence.
+        window: Tokens that a token attends to, half of them on each side; None for all.
+
+    Example:
+        >>> effective_window(65, 128), effective_window(66, 128)
+        (None, 128)
+    """
+    return None if window is not None and longest - 1 <= window // 2 else window

@@ -212,6 +212,18 @@ def parse(kind: type[Model], raw: object, *, source: str, rules: Iterable[Rule] 
     return instance
 
 
+def parse_options(kind: type[Model], raw: object, *, source: str) -> Model:
+    """Validate settings that were typed on a command line, as `parse`; the error is one line, whatever the number of problems.
+
+    Raises:
+        InputError: The mapping does not match.
+    """
+    try:
+        return parse(kind, raw, source=source)
+    except SchemaError as error:
+        raise InputError(f"{source}: {'; '.join(error.problems)}") from error
+
+
 def parse_record(kind: type[Record], raw: object, *, source: str) -> Record:
     """Make a dataclass with the configuration `RECORD` from parsed JSON, or raise one error with all problems.
 

@@ -49,6 +49,7 @@ from quiver.retrieval.data.corpus import Collection, ranked, write_run
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Run, TokenModel
 from quiver.retrieval.search.explain import token_matches
 from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Retriever
@@ -101,6 +102,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     dtype: Dtype | None = None,
     device: str | None = None,
     batch_tokens: int | None = None,
+    model_options: ModelOptions = FOLDERS_SETTINGS,
     cache: str | Path | None = None,
     executor: Executor = IN_PROCESS,
     offline: bool = False,
@@ -141,6 +143,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
             (float16 on a GPU without it), float32 on a CPU.
         device: Its device: ``cpu``, ``cuda`` or ``cuda:1``. None: a GPU if available.
         batch_tokens: Tokens that it encodes at once. None: 4,096 on a CPU, and by free memory on a GPU, up to 65,536.
+        model_options: Lengths, prompts and vector width instead of those of its folder; for Quiver's own models.
         cache: Folder that keeps vectors by model and text; None keeps them during this call only.
         executor: Executor that encodes the documents; remote workers can run Quiver's own models only.
         offline: Never download a collection; a missing one raises an error that names the download command.
@@ -154,6 +157,11 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     Raises:
         InputError: The data, a baseline, the index, the model or the output folder cannot be used. All collections are read and checked
             once before anything is encoded or written.
+
+    Example:
+        >>> results = evaluate(tiny_model("dense"), tiny_collection(), baselines=())
+        >>> results.headline  # each query is the text of its document
+        1.0
     """
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
@@ -165,7 +173,15 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if fusion is not None and len(first) + len(fuse) < 2:
         raise InputError("a fusion needs a second system: pass fuse")
     require_baselines(["bm25", *baselines] if "bm25" in [each for each in (model, *fuse) if isinstance(each, str)] else baselines)
-    _check_model(model, index, run, fuse, library, engine, chosen=(dtype, device, batch_tokens) != (None, None, None))
+    _check_model(
+        model,
+        index,
+        run,
+        fuse,
+        library,
+        engine,
+        chosen=(dtype, device, batch_tokens, model_options) != (None, None, None, FOLDERS_SETTINGS),
+    )
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     benchmarks = _benchmarks(data, split, in_domain, offline=offline, progress=progress)
@@ -176,7 +192,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     checked = [_check(benchmark, written=out is not None) for benchmark in benchmarks]
     check_preset(effort)
     with open_embedding_store(None if cache is None else Path(cache), executor) as store:
-        contenders = Contenders(store, engine, effort, library, dtype, device, batch_tokens, progress)
+        contenders = Contenders(store, engine, effort, library, dtype, device, batch_tokens, model_options, progress)
         parts = [
             *([contenders.of(model)] if model is not None else []),
             *([contenders.index(Path(index))] if index is not None else []),
@@ -218,13 +234,13 @@ def _check_model(model: object, index: object, run: object, fuse: Sequence[objec
     if fuse or index is not None:  # what the names stand for is known when they are opened
         return
     if (model == "bm25" or run is not None) and (library != "quiver" or chosen or engine != "exact"):
-        raise InputError(f"{model or 'a run'} has no engine, dtype, device, batch size or library; leave out those options")
+        raise InputError(
+            f"{model or 'a run'} has no engine, dtype, device, batch size, library, length, prompt or width; leave out those options"
+        )
     if library != "quiver" and chosen:
         raise InputError(f"dtype, device and batch size are only available for library quiver, got {library}; leave them out")
     if not isinstance(model, (str, Path)) and (library != "quiver" or chosen):
-        raise InputError(
-            "library, dtype, device and batch size apply when a model is loaded from a folder or hub id; the given model is loaded already"
-        )
+        raise InputError("library, dtype, device, batch size and settings apply to a folder or hub id; the given model is loaded already")
 
 
 def _benchmarks(

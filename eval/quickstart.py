@@ -13,7 +13,9 @@ Source of the task: CodeSearchNet, arXiv:1909.09436 (docstring -> function).
 
 from __future__ import annotations
 
+import json
 import logging
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,15 +42,40 @@ from quiver.retrieval.training.run import RunStoppedError, check_rows, train_and
 
 logger = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True)
+class Question:
+    """A question to search for; it is not part of the collection.
+
+    Attributes:
+        text: The question.
+        right: Qualified names of the functions that answer it.
+        lesson: Why the shipped model answers it wrongly; empty if it answers it.
+    """
+
+    text: str
+    right: tuple[str, ...]
+    lesson: str = ""
+
+
 QUESTIONS = (
-    "open a web page in the browser",
-    "send a mail message",
-    "draw a circle",
+    Question("wrap a paragraph of text", ("textwrap.wrap", "textwrap.fill")),
+    Question("compute the median of numbers", ("statistics.median",)),
+    Question("shuffle a list", ("random.Random.shuffle",)),
+    Question(
+        "average of a list of numbers",
+        ("statistics.mean", "statistics.fmean"),
+        'The word "average" is in no training pair. A model that starts from random weights knows only the words of its pairs; a'
+        " pretrained one knows more (all-MiniLM-L6-v2 ranks statistics.mean first).",
+    ),
 )
-"""Questions to search for at the end; they are not part of the collection."""
+"""Questions asked at the end: three whose right function the model finds, one that it answers wrongly. A test asserts both."""
 
 ANSWERS = 3
 """Functions shown for each question."""
+
+NEEDS = "no download, 3 GB of memory, and three to six minutes on two CPU cores"
+"""What a quickstart takes."""
 
 BASELINES = ("bm25",)
 """Baselines that both models are compared with."""
@@ -70,6 +97,7 @@ class Answer:
     id: str
     score: float
     code: str
+    right: bool
 
 
 @dataclass(frozen=True)
@@ -82,9 +110,10 @@ class QuickstartResult:
         functions: Number of indexed functions, those of the training pairs included.
         untrained: Results of the random model.
         trained: Results of the same model after training, and of BM25.
-        answers: Question -> functions found.
+        answers: Text of a question -> functions found.
         seconds: Stage -> wall-clock time.
-        report: The Markdown report.
+        report: The HTML report; the Markdown report is beside it.
+        next_commands: Commands to try next, with what they do.
     """
 
     train_pairs: int
@@ -95,6 +124,7 @@ class QuickstartResult:
     answers: dict[str, list[Answer]]
     seconds: dict[str, float]
     report: Path
+    next_commands: dict[str, str]
 
 
 def quickstart(
@@ -160,13 +190,21 @@ def quickstart(
             for report in REPORTS:
                 write_report([out / "results" / name for name in results], out / report)
 
-            clock.start("search", "indexing the functions and asking three questions")
+            clock.start("search", f"indexing all functions and asking {len(QUESTIONS)} questions")
             trained = load_model(out / "trained" / "model")
             index = build_index(collection, trained, out / "index", progress=progress)
             answers = _ask(index, trained)
     seconds = clock.stop()
     return QuickstartResult(
-        len(train), len(splits.test), len(index), results["untrained"], results["trained"], answers, seconds, out / REPORTS[0]
+        train_pairs=len(train),
+        test_queries=len(splits.test),
+        functions=len(index),
+        untrained=results["untrained"],
+        trained=results["trained"],
+        answers=answers,
+        seconds=seconds,
+        report=out / REPORTS[0],
+        next_commands=next_commands(out),
     )
 
 
@@ -232,8 +270,36 @@ def _remove(out: Path) -> None:
 
 
 def _ask(index: Index, model: DenseModel | TokenModel) -> dict[str, list[Answer]]:
-    found = search(index, model, [Query(question, question) for question in QUESTIONS], ANSWERS).run
-    return {question: [Answer(key, score, index.text_of(key)) for key, score in found[question].items()] for question in QUESTIONS}
+    found = search(index, model, [Query(question.text, question.text) for question in QUESTIONS], ANSWERS).run
+    return {
+        question.text: [
+            Answer(key, score, index.text_of(key), key.rpartition(":")[0] in question.right) for key, score in found[question.text].items()
+        ]
+        for question in QUESTIONS
+    }
+
+
+def next_commands(out: Path) -> dict[str, str]:
+    """Commands that work in the folder of a finished quickstart, in the working directory of the call: what it does -> command.
+
+    Args:
+        out: Output folder of the quickstart.
+    """
+    files = Path(json.__file__).parent
+    commands = {
+        "search, together with BM25": f"search {_quoted(out / 'index')} 'read a zip archive' -k 5 --fuse bm25 --explain",
+        "open a search page in the browser": f"serve {_quoted(out / 'index')}",
+        "test the difference to BM25": f"report compare bm25 {_quoted(out / 'results' / 'trained')}",
+        "index a folder of files: here Python's json, then yours": (
+            f"index build {_quoted(files)} --model {_quoted(out / 'trained' / 'model')} --out {_quoted(out / 'files')}"
+        ),
+        "see what a longer training would take": "train quickstart training.epochs=4 --dry-run",
+    }
+    return {what: f"quiver {command}" for what, command in commands.items()}
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 class _Clock:

@@ -29,10 +29,11 @@ from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.store.reading import format_version
+from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, load_model
 from quiver.retrieval.records import DenseModel, Dtype, Hits, ModelCard, Query, Run, TokenModel
-from quiver.retrieval.search.bm25 import PARAMETERS, BlockLimits, rank_streamed
+from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.retrievers import (
     CANDIDATES,
     CandidateScorer,
@@ -534,6 +535,7 @@ class Contenders:
         dtype: Dtype of models.
         device: Device of models.
         batch_tokens: Tokens that a model encodes at once.
+        options: Lengths, prompts and width of models.
         progress: Show progress bars.
     """
 
@@ -544,6 +546,7 @@ class Contenders:
     dtype: Dtype | None = None
     device: str | None = None
     batch_tokens: int | None = None
+    options: ModelOptions = FOLDERS_SETTINGS
     progress: bool = False
 
     def model(self, model: str | Path | DenseModel | TokenModel) -> Contender:
@@ -622,7 +625,7 @@ class Contenders:
 
     def _load(self, source: str) -> DenseModel | TokenModel:
         if self.library == "quiver":
-            return load_model(source, dtype=self.dtype, device=self.device, batch_tokens=self.batch_tokens)
+            return load_model(source, dtype=self.dtype, device=self.device, batch_tokens=self.batch_tokens, options=self.options)
         from quiver.eval.baselines import load_baseline  # imports this module
 
         return load_baseline(self.library, source)

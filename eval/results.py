@@ -459,6 +459,11 @@ class Results:
         system: The evaluated system.
         collections: Results per collection, in the order the collections were given in.
         provenance: How, when and on which machine the results were computed.
+
+    Example:
+        >>> results = read_results(tiny_results())
+        >>> results.collections[0].queries, results.system.kind
+        (2, 'dense')
     """
 
     system: System
@@ -467,7 +472,12 @@ class Results:
 
     @property
     def headline(self) -> float | None:
-        """Mean nDCG@10 over the data sets, where a group counts once; None if there are no data sets or a group lacks a part."""
+        """Mean nDCG@10 over the data sets, where a group counts once; None if there are no data sets or a group lacks a part.
+
+        Example:
+            >>> read_results(tiny_results()).headline
+            1.0
+        """
         scores = data_sets(self.parts(HEADLINE))
         return average(scores, list(scores)).value
 
@@ -479,7 +489,12 @@ class Results:
         return self.table()._repr_html_()
 
     def table(self) -> ScoreTable:
-        """Scores of the system and of the baselines: a row per collection and system, a column per measure that one of them has."""
+        """Scores of the system and of the baselines: a row per collection and system, a column per measure that one of them has.
+
+        Example:
+            >>> read_results(tiny_results()).table().header[:3]
+            ('collection', 'system', 'ndcg@10')
+        """
         rows: list[tuple[str, str, Mapping[str, float]]] = []
         for each in self.collections:
             rows += [(each.key, self.system.label, each.measures), *((each.key, base.name, base.measures) for base in each.baselines)]
@@ -500,6 +515,11 @@ class Results:
 
         Raises:
             InputError: No other results are given, two results for a collection have other data, or none has the measure.
+
+        Example:
+            >>> results = read_results(tiny_results())
+            >>> results.compare(results).rows
+            (('animals.test', '100.0', '100.0', '+0.0'),)
         """
         if not others:
             raise InputError("nothing to compare: pass the results of at least one other system")
@@ -527,6 +547,10 @@ class Results:
 
         Raises:
             InputError: matplotlib is not installed, or no collection has the measure.
+
+        Example:
+            >>> type(read_results(tiny_results()).plot()).__name__
+            'Figure'
         """
         from quiver.eval.report.charts import Bar, Key, axis_top, bar_chart, check_matplotlib
 
@@ -550,6 +574,10 @@ class Results:
 
         Args:
             measure: Name of a measure; a collection without it has the value None.
+
+        Example:
+            >>> [part.value for part in read_results(tiny_results()).parts("recall@100")]
+            [1.0]
         """
         return [each.part(each.measures.get(measure)) for each in self.collections]
 
@@ -587,8 +615,14 @@ def read_results(folder: str | Path) -> Results:
     Raises:
         InputError: There is no ``results.json`` (the evaluation did not finish, or its output is elsewhere), the file is damaged or was
             written by another program, or a file that it names is missing or has changed.
+
+    Example:
+        >>> [each.key for each in read_results(tiny_results()).collections]
+        ['animals.test']
     """
     path = Path(folder) / FILE
+    if not path.parent.is_dir():
+        raise InputError(f"{folder}: no such folder")
     if not path.is_file():
         raise InputError(
             f"{folder}: no {FILE} here: the evaluation did not finish, or wrote elsewhere; to finish it, type: {evaluate_again(folder)}"
@@ -739,7 +773,7 @@ def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> No
     if before is not None and stage.any_finished() and not overwrite:
         raise InputError(
             f"{stage.folder.parent}: holds an interrupted evaluation whose {_differing(before, plan)} differ; finish it with its "
-            "own command, choose another folder, or pass overwrite to discard it"
+            "own command, choose another folder, or discard it with --overwrite"
         )
     try:
         for entry in stage.folder.iterdir():
@@ -777,7 +811,7 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: cannot hold results, it is a file; name a folder")
     if (folder / FILE).exists() and not overwrite:
-        raise InputError(f"{folder}: already holds results; choose another folder, or pass overwrite")
+        raise InputError(f"{folder}: already holds results; choose another folder, or overwrite them with --overwrite")
 
 
 def _publish(stage: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,12 @@ Role: TypeAlias = Literal["query", "document"]
 
 
 class Document(NamedTuple):
-    """A document. Filters can test its metadata, which are not encoded."""
+    """A document. Filters can test its metadata, which are not encoded.
+
+    Example:
+        >>> Document("owl", "has wings", "An owl", {"year": 2012}).title
+        'An owl'
+    """
 
     id: str
     text: str
@@ -89,6 +94,11 @@ class Hit(NamedTuple):
         text: Its text; None if the index stores no texts.
         title: Its title.
         fields: Its metadata.
+
+    Example:
+        >>> hit = Hit("owl", 0.91, "Owls have wings.", fields={"year": 2012})
+        >>> hit.fields["year"]
+        2012
     """
 
     id: str
@@ -200,7 +210,12 @@ class Hits:
 
     @property
     def partial(self) -> bool:
-        """Whether part of the index was not searched."""
+        """Whether part of the index was not searched.
+
+        Example:
+            >>> Hits([["owl"]], [np.array([0.5], np.float32)]).partial
+            False
+        """
         return self.missing is not None
 
     def to_run(self, query_ids: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -211,6 +226,10 @@ class Hits:
 
         Raises:
             ValueError: The number of ids differs from the number of queries searched.
+
+        Example:
+            >>> Hits([["owl"]], [np.array([0.5], np.float32)]).to_run(["q1"])
+            {'q1': {'owl': 0.5}}
         """
         if len(query_ids) != len(self.ids):
             raise ValueError(f"got {len(query_ids)} query ids for the hits of {len(self.ids)} queries")
@@ -230,10 +249,10 @@ class ModelCard:
 
     Attributes:
         source: Folder or Hub id that the model was loaded from.
-        kind: ``dense`` (one vector per text) or ``colbert`` (one per token).
+        kind: ``dense`` (one vector per text), ``colbert`` (one per token) or ``bm25`` (words).
         fingerprint: sha256 over weights, tokenizer and settings: equal fingerprints mean equal vectors.
         dim: Vector width d.
-        similarity: ``cosine``, ``dot`` or ``maxsim``.
+        similarity: ``cosine``, ``dot``, ``maxsim`` or ``bm25``.
         query_length: Maximum tokens of a query, special tokens included.
         document_length: Maximum tokens of a document, special tokens included.
         query_prompt: Text or token put before every query.
@@ -243,10 +262,10 @@ class ModelCard:
     """
 
     source: str
-    kind: Literal["dense", "colbert"]
+    kind: Literal["dense", "colbert", "bm25"]
     fingerprint: str
     dim: int
-    similarity: Literal["cosine", "dot", "maxsim"]
+    similarity: Literal["cosine", "dot", "maxsim", "bm25"]
     query_length: int
     document_length: int
     query_prompt: str = ""
@@ -316,12 +335,13 @@ class TokenEncoding:
     Attributes:
         vectors: B arrays of (n_i, d).
         tokens: Token counts.
-        token_ids: Id of each vector's token, B arrays of (n_i,) uint32; None if the model does not return them.
+        token_ids: Id of each vector's token, B arrays of (n_i,) uint32, or for BM25 the words themselves; None if the model does not
+            return them.
     """
 
     vectors: list[TokenVectors]
     tokens: TextTokens
-    token_ids: list[NDArray[np.uint32]] | None = None
+    token_ids: list[NDArray[Any]] | None = None
 
     @property
     def counts(self) -> TokenCounts:

@@ -1,21 +1,40 @@
-"""Commands and Python examples in README.md and docs/ use names that exist."""
+"""Commands and Python examples in README.md and docs/ run, links lead somewhere, and the site builds.
+
+Every fence of ``sh`` and ``python`` is executed, in the order of the page, in a folder with two Markdown files in ``docs`` and with
+``data/code``, a part of what ``quiver collections docstrings`` makes there. The Python fences of a page share their names. A fence below
+``<!-- not run: REASON -->`` is not executed; the commands in ``<!-- setup ... -->`` are, and readers do not see them. ``quiver serve`` runs
+until the end of its page. Training takes two steps of 16 rows.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import gzip
 import importlib
+import itertools
 import json
+import os
 import re
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import typer.main
 
 from quiver.cli.main import COMMANDS, app
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -86,21 +105,266 @@ def test_links_lead_to_files(page: str) -> None:
             assert ((REPOSITORY / page).parent / target).exists(), f"{page}: {target}"
 
 
+def test_messages_in_the_faq_are_those_of_the_code() -> None:
+    files = [path for folder in ("encoder", "retrieval", "eval", "quiver") for path in (REPOSITORY / folder).rglob("*.py")]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    texts = "\n".join(
+        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    headings = re.findall(r"^### (.+)$", (REPOSITORY / "docs" / "faq.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(headings) >= 8
+    for heading in headings:
+        for part in heading.split("..."):
+            assert part.strip(" ,;:") in texts, f"docs/faq.md: no message says {part!r}"
+
+
+def test_the_tests_that_back_supported_models_exist() -> None:
+    text = (REPOSITORY / "docs" / "supported-models.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\btest_\w+(?!\w|\.py)", text))
+    defined = {
+        name
+        for path in (REPOSITORY / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+    files = set(re.findall(r"\b(test_\w+)\.py", text))
+    assert len(named) > 15
+    assert named - files <= defined
+    assert files <= {path.stem for path in (REPOSITORY / "tests").rglob("test_*.py")}
+
+
 def test_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 
 
-def test_the_readme_example_runs(minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "data" / "code"
-    (folder / "qrels").mkdir(parents=True)
-    rows = [{"_id": name, "title": "", "text": f"{name}s are birds"} for name in ("owl", "heron")]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "herons"}) + "\n")
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\theron\t1\n")
+FENCE = re.compile(
+    r"^<!-- setup\n(?P<setup>.*?)^-->|(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>sh|python)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+REASONS = (
+    "needs a GPU",
+    "needs the network",
+    "needs several machines",
+    "needs Docker",
+    "installs packages",
+    "takes minutes",
+    "your own data",
+)
+SLOW = ("docs/serving.md", "docs/clusters.md", "docs/tutorial.md", "docs/mining.md", "docs/choosing.md")
+
+
+class Fence(NamedTuple):
+    """A piece of code of a page; ``reason`` says why it is not run."""
+
+    language: str
+    code: str
+    reason: str | None
+
+
+def fences(page: str) -> list[Fence]:
+    found = FENCE.finditer((REPOSITORY / page).read_text(encoding="utf-8"))
+    return [Fence("sh", each["setup"], None) if each["setup"] else Fence(each["language"], each["code"], each["reason"]) for each in found]
+
+
+RUN = [page for page in PAGES if any(each.reason is None for each in fences(page))]
+
+
+def test_a_fence_that_is_not_run_says_why() -> None:
+    every = [(page, each) for page in PAGES for each in fences(page)]
+    for page, each in every:
+        assert each.reason is None or each.reason.startswith(REASONS), f"{page}: {each.reason}"
+    for page in PAGES:  # no fence is overlooked, and none is marked in another way
+        seen = [each for each in fences(page) if each.code in (REPOSITORY / page).read_text(encoding="utf-8")]
+        assert len(seen) >= len(
+            re.findall(r"^ *```(?:sh|bash|shell|console|python|py)\b", (REPOSITORY / page).read_text(encoding="utf-8"), re.MULTILINE)
+        ), page
+    run = [each for _, each in every if each.reason is None]
+    assert len(run) >= 2 * (len(every) - len(run)), f"only {len(run)} of {len(every)} fences are run"
+
+
+class Shell:
+    """Runs the fences of one page in a folder."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.service: subprocess.Popen[str] | None = None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def run(self, page: str, fence: Fence) -> None:
+        code = fence.code.replace("127.0.0.1:8080", f"127.0.0.1:{self.port}").replace("localhost:8080", f"127.0.0.1:{self.port}")
+        if fence.language == "python":
+            exec(compile(code, page, "exec"), self.names)
+            return
+        for part in re.split(r"^(quiver serve .*\n)", code.replace("\\\n", " "), flags=re.MULTILINE):
+            if part.startswith("quiver serve "):
+                self.serve(part)
+            elif part.strip():
+                done = subprocess.run(
+                    ["bash", "-euo", "pipefail", "-c", f'curl() {{ command curl -fsS "$@"; }}\n{part}'],
+                    **self.settings(),
+                    timeout=240,
+                    check=False,
+                )
+                assert done.returncode == 0, f"{page}:\n{part}\n{done.stdout}"
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "cwd": self.folder,
+            "env": self.environment,
+            "text": True,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "stdin": subprocess.DEVNULL,
+        }
+
+    def serve(self, code: str) -> None:
+        self.stop()
+        words = [*shlex.split(code, comments=True), "--port", str(self.port)]
+        self.service = subprocess.Popen(words, **self.settings())
+        end = time.monotonic() + 60
+        while self.service.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5):
+                return
+            time.sleep(0.1)
+        self.service.kill()
+        raise AssertionError(f"{code}\n{self.service.communicate()[0]}")
+
+    def stop(self) -> None:
+        if self.service is not None:
+            self.service.terminate()
+            said, _ = self.service.communicate(timeout=30)
+            assert self.service.returncode == 0, said
+            self.service = None
+
+
+def cut(source: Path, target: Path) -> None:
+    """Write a part of a collection: few judged queries of each split with their documents, and few pairs to train on."""
+    target.mkdir(parents=True)
+    (target / "qrels").mkdir()
+    kept: set[str] = set()
+    for judgements in sorted((source / "qrels").iterdir()):
+        header, *rows = judgements.read_text(encoding="utf-8").splitlines()
+        (target / "qrels" / judgements.name).write_text("\n".join([header, *rows[::9][:20]]) + "\n", encoding="utf-8")
+        kept.update(key for row in rows[::9][:20] for key in row.split("\t")[:2])
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        lines = (source / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        (target / name).write_text("".join(line for line in lines if json.loads(line)["_id"] in kept), encoding="utf-8")
+    with gzip.open(source / "train.jsonl.gz", "rt", encoding="utf-8") as pairs, gzip.open(target / "train.jsonl.gz", "wt") as few:
+        few.writelines(itertools.islice(pairs, 0, 4000, 20))
+
+
+TINY: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 48,
+    "layer_types": ["global", "local"],
+    "max_positions": 512,
+}
+
+
+def tiny_colbert(folder: Path) -> None:
+    """Save a ColBERT with random weights, as a stand-in for published ones."""
+    tokenizer = Tokenizer.train(["owls have wings", "trout have fins", "def read(path): return open(path)"] * 2, vocab_size=320)
+    for prefix in ("[Q] ", "[D] "):
+        tokenizer.add_token(prefix)
+    encoder = init_weights(Encoder(EncoderConfig.modernbert(vocab_size=330, **TINY)), seed=1)
+    settings = ModelFolder("colbert", folder, projections=(Projection(32, 128),), colbert=ColBERTSettings(document_length=180))
+    ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder with ``data/code``, and the environment of commands: a Hub without a network, and a ``quiver`` that starts quickly."""
+    root = tmp_path_factory.mktemp("docs")
+    (root / "bin").mkdir()
+    server = [sys.executable, str(Path(__file__).with_name("quiver_server.py")), str(root / "socket")]
+    command = root / "bin" / "quiver"
+    shorter = (
+        'case "$1 $2" in train*|sweep*) set -- "$@" training.max_steps=2 training.batch_size=16 data.limit=128;;\n'
+        f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; exit; }};; esac'
+    )
+    command.write_text(f'#!/bin/sh\n{shorter}\nexec {sys.executable} -SE {shlex.join(server[1:])} "$@"\n')
+    command.chmod(0o755)
+    tiny_colbert(root / "colbert")
+    save_encoder(init_weights(Encoder(EncoderConfig.modernbert(vocab_size=50_368, **TINY)), seed=1), root / "encoder")
+    models = {
+        "sentence-transformers/all-MiniLM-L6-v2": minilm,
+        "lightonai/GTE-ModernColBERT-v1": root / "colbert",
+        "answerdotai/ModernBERT-base": root / "encoder",
+    }
+    for name, folder in models.items():
+        checkpoint = root / "hub" / "hub" / f"models--{name.replace('/', '--')}"
+        (checkpoint / "refs").mkdir(parents=True)
+        (checkpoint / "refs" / "main").write_text("0" * 40)
+        (checkpoint / "snapshots").mkdir()
+        (checkpoint / "snapshots" / ("0" * 40)).symlink_to(folder)
+    environment = dict(os.environ) | {
+        "PATH": f"{root / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HF_HOME": str(root / "hub"),
+        "HF_HUB_OFFLINE": "1",
+        "QUIVER_CACHE": str(root / "cache"),
+        "COLUMNS": "100",
+        "TOKEN": "a token of the documentation",
+        "QUIVER_TOKEN": "a token of the documentation",
+    }
+    process = subprocess.Popen(server, env=environment)
+    try:
+        while not (root / "socket").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        subprocess.run([command, "collections", "docstrings", "--out", "whole"], cwd=root, env=environment, check=True, capture_output=True)
+        cut(root / "whole", root / "data" / "code")
+        (root / "docs").mkdir()
+        for page in ("indexes.md", "corpora.md"):
+            shutil.copy(REPOSITORY / "docs" / page, root / "docs")
+        yield root, environment
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page in RUN])
+def test_the_examples_of_a_page_run(
+    page: str, workshop: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, environment = workshop
+    for folder in ("data", "docs"):
+        shutil.copytree(root / folder, tmp_path / folder)
+    (tmp_path / "recipes").symlink_to(REPOSITORY / "recipes")
     monkeypatch.chdir(tmp_path)
-    [example] = blocks("README.md", "python")
-    exec(compile(example.replace("sentence-transformers/all-MiniLM-L6-v2", str(minilm)), "README.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("owl Owls have wings.\n")
+    monkeypatch.setenv("QUIVER_CACHE", environment["QUIVER_CACHE"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root / "hub" / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    shell = Shell(tmp_path, environment)
+    try:
+        for fence in fences(page):
+            if fence.reason is None:
+                shell.run(page, fence)
+    finally:
+        shell.stop()
+    if page == "README.md":
+        assert "owl Owls have wings.\n" in capsys.readouterr().out
+
+
+def shown(notebook: Any) -> list[bool]:
+    """For each code cell whether it has an output that is not a warning."""
+    return [any(output.get("name") != "stderr" for output in cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", sorted(path.stem for path in (REPOSITORY / "docs" / "notebooks").glob("*.ipynb")))
+def test_a_notebook_runs(notebook: str, workshop: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    root, environment = workshop
+    shutil.copytree(root / "data", tmp_path / "data")
+    content = nbformat.read(REPOSITORY / "docs" / "notebooks" / f"{notebook}.ipynb", as_version=4)
+    written = shown(content)
+    monkeypatch.chdir(tmp_path)
+    nbclient.NotebookClient(content, timeout=120, kernel_name="python3").execute(env=environment)  # a failed cell raises
+    assert shown(content) == written, "run the notebook again: its stored outputs are those of an earlier version"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from quiver.encoder.cpu.attention import attend_compiled
 from quiver.encoder.cpu.attention import is_supported as compiled_is_supported
 from quiver.encoder.cpu.support import WIDTH_MULTIPLE, bfloat16_kernels_run
 from quiver.encoder.errors import InputError
-from quiver.encoder.packing import PackedBatch, PaddedBatch
+from quiver.encoder.packing import PackedBatch, PaddedBatch, effective_window
 
 logger = logging.getLogger(__name__)
 
@@ -213,11 +213,6 @@ def _installed(q: Tensor, batch: PackedBatch, *, gradients: bool) -> frozenset[s
     return frozenset({"compiled"} if compiled_is_supported(batch, q) and (not paired or bfloat16_kernels_run()) else ())
 
 
-def effective_window(batch: PackedBatch, window: int | None) -> int | None:
-    """Return a window, or None if it covers every distance: global attention gives the same without a mask."""
-    return None if window is not None and batch.max_seqlen - 1 <= window // 2 else window
-
-
 def attend(
     q: Tensor,
     k: Tensor,
@@ -252,7 +247,7 @@ def attend(
     """
     if isinstance(batch, PaddedBatch):
         return attend_padded(q, k, v, batch, window, slopes)
-    window = effective_window(batch, window)
+    window = effective_window(batch.max_seqlen, window)
     gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     call = describe(q, batch, window=window, slopes=slopes, dropout=dropout, gradients=gradients)
     if backend is None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from quiver.encoder.packing import PackedBatch, copy_to
+from quiver.encoder.packing import PackedBatch, copy_to, effective_window
 
 logger = logging.getLogger(__name__)
 
@@ -320,7 +320,7 @@ def _attend_parts(kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor
     # One split instead of a slice per part: the backward of a slice is a full tensor of zeros, that of the split one concatenation.
     pieces = zip(*(torch.split(x, [part.tokens for part in parts]) for x in (q, k, v)), strict=True)
     for part, (query, key, value) in zip(parts, pieces, strict=True):
-        window = None if call.window is None or part.borders[2] - 1 <= call.window // 2 else call.window
+        window = effective_window(part.borders[2], call.window)
         own = call._replace(borders=part.borders, window=window)
         if part.keys is None or part.reverse is None:
             outputs.append(kernel(query, key, value, own))

@@ -81,7 +81,8 @@ def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torc
         raise InputError(f"{folder}: {error}") from error
     # Not on the meta device: initialising there makes torch import its compiler, which takes a second and a half.
     encoder = Encoder(config)
-    encoder.load_state_dict(from_hf_state(encoder, read_weights(folder), where=str(folder)), strict=True)
+    # Assigned: the stacked tensors are copies already, and copying them once more takes a third of a second for 90 MB.
+    encoder.load_state_dict(from_hf_state(encoder, read_weights(folder), where=str(folder)), strict=True, assign=True)
     return encoder.to(device=device, dtype=dtype).eval()
 
 

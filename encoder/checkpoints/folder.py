@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import expand_home, read_json
 
 # Files of a checkpoint of Quiver, sentence-transformers or PyLate; an asterisk matches slashes too.
@@ -64,8 +64,7 @@ def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> P
     except HFValidationError as error:
         raise InputError(f"{source}: neither an existing folder nor a hub id such as OWNER/NAME") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{source}: no such folder, and downloading it from the Hugging Face Hub failed: {reason}") from error
+        raise InputError(f"{source}: no such folder, and downloading it from the Hugging Face Hub failed: {first_line(error)}") from error
 
 
 def _pickled_weights(snapshot: Path) -> list[str]:

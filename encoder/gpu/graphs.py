@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.attention import dispatch, flash
-from quiver.encoder.packing import PackedBatch, copy_to
+from quiver.encoder.packing import PackedBatch, copy_to, effective_window
 
 if TYPE_CHECKING:
     from quiver.encoder.model import Encoder
@@ -261,5 +261,5 @@ def reads_borders_on_the_device(encoder: Encoder, batch: PackedBatch) -> bool:
     q = weight.new_empty(0, config.num_heads, config.hidden_size // config.num_heads)
     slopes = q if config.positions == "alibi" else None
     windows = {config.layer_window(layer) for layer in range(config.num_layers)}
-    calls = {dispatch.describe(q, batch, window=dispatch.effective_window(batch, window), slopes=slopes) for window in windows}
+    calls = {dispatch.describe(q, batch, window=effective_window(batch.max_seqlen, window), slopes=slopes) for window in windows}
     return all(dispatch.choose_backend(call, os.environ.get(dispatch.VARIABLE)) in flash.KERNELS for call in calls)

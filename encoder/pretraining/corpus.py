@@ -25,7 +25,7 @@ import pyarrow
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import expand_home, file_sha256, read_json, read_json_lines, read_lines, read_whole, sync_folder, write_json
 from quiver.encoder.pretraining.recipe import DataSection, SourceSection
 from quiver.encoder.tokenizer import Tokenizer
@@ -122,8 +122,7 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[str]:
                     number += 1
                     yield from _joined(row, fields, f"{path}:{number}")
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise InputError(f"{path}: damaged Parquet file after row {number} ({reason}); download the file again") from error
+        raise InputError(f"{path}: damaged Parquet file after row {number} ({first_line(error)}); download the file again") from error
 
 
 def _judged(folder: Path, split: str) -> set[str]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import yaml
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.schema import Rule, SchemaError, TextSchema, validate
 
 Section = TypeVar("Section", bound=TextSchema)
@@ -77,7 +77,7 @@ def parse_yaml(text: str) -> tuple[object, list[str]]:
         where = f"line {mark.line + 1}: " if mark is not None else ""
         raise InputError(f"{where}not YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise InputError(f"not YAML: {str(error).splitlines()[0]}") from error
+        raise InputError(f"not YAML: {first_line(error)}") from error
     return document, loader.repeated
 
 

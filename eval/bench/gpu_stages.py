@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 import quiver
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, pack, save_encoder
 from quiver.encoder.config import global_every
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import write_json
 from quiver.encoder.model import GRAPHS_VARIABLE
 from quiver.encoder.pretraining.task import training_flops
@@ -375,7 +375,7 @@ def encoders(context: Context, measured: Measured, *, size: str) -> None:
         found = bench_token_ids(model, workloads, settings, available=available)
     except (InputError, RuntimeError) as error:
         # Another library may run out of memory or refuse the model; a failure of Quiver's own ends the stage.
-        measured.not_run.append(NotRun(f"other libraries, {size}", _one_line(error)))
+        measured.not_run.append(NotRun(f"other libraries, {size}", f"{type(error).__name__}: {first_line(error)}"))
         free_memory()
         found = bench_token_ids(model, workloads, settings, backends=[], available=available)
     measured.not_run += [replace(each, what=f"{each.what}, {size}") for each in found.not_run]
@@ -413,7 +413,9 @@ def _largest_batches(context: Context, measured: Measured, model: str, names: Se
             except RuntimeError as error:  # of a library at a size that nobody runs; Quiver's own ends the stage
                 if name == OWN:
                     raise
-                measured.not_run.append(NotRun(f"largest batch of {name} at {length} tokens", _one_line(error)))
+                measured.not_run.append(
+                    NotRun(f"largest batch of {name} at {length} tokens", f"{type(error).__name__}: {first_line(error)}")
+                )
                 continue
             if reason == NO_TIME:
                 measured.notes.append(f"largest batch of {name} at {length} tokens: the search ended early; at least {fits:,} fit")
@@ -562,7 +564,9 @@ def training_steps(context: Context, measured: Measured) -> None:
             except (InputError, RuntimeError, TypeError, AttributeError, LookupError, ImportError) as error:
                 # A library of another version may name its classes otherwise, or run out of memory where Quiver does not.
                 traceback.print_exc()
-                measured.not_run.append(NotRun(f"{LIBRARIES[kind] if baselines else OWN}, {workload.name}", _one_line(error)))
+                measured.not_run.append(
+                    NotRun(f"{LIBRARIES[kind] if baselines else OWN}, {workload.name}", f"{type(error).__name__}: {first_line(error)}")
+                )
             free_memory()
         if found is None:
             continue
@@ -929,8 +933,3 @@ def open_stage(stage: str, device: str, until: float, folder: str, seed: int) ->
     measured = Measured(path=partial_file(Path(folder), stage))
     STAGES[stage][2](Context(device, until, Path(folder), seed), measured)
     return lambda request: {}, measured.record()
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

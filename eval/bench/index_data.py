@@ -78,6 +78,11 @@ class VectorFolder:
         """Vector width d."""
         return int(self._documents.shape[1])
 
+    @property
+    def card(self) -> ModelCard:
+        """Card of the unknown model that made the vectors."""
+        return ModelCard(str(self.path), self.kind, "", self.dim, "dot" if self.kind == "dense" else "maxsim", 0, 0)
+
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Vectors per document, (P,)."""
@@ -388,11 +393,10 @@ def exact_search(vectors: VectorFolder, depth: int, *, allowed: int | None = Non
         matrix = matrix[np.repeat(chosen, lengths)]
         ids, lengths = [ids[row] for row in np.flatnonzero(chosen).tolist()], lengths[chosen]
     rows, dense = MatrixRows(matrix), vectors.kind == "dense"
-    card = ModelCard(str(vectors.path), vectors.kind, "", vectors.dim, "dot" if dense else "maxsim", 0, 0)
     if dense:
-        hits = index_vectors(ids, rows, card).search(np.stack(vectors.queries), 2 * depth)
+        hits = index_vectors(ids, rows, vectors.card).search(np.stack(vectors.queries), 2 * depth)
     else:
-        hits = index_vectors(ids, rows, card, lengths=lengths).search(vectors.queries, 2 * depth)
+        hits = index_vectors(ids, rows, vectors.card, lengths=lengths).search(vectors.queries, 2 * depth)
     return ExactHits([np.array([numbers[key] for key in found], np.int64) for found in hits.ids], list(hits.scores))
 
 

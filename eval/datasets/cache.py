@@ -26,7 +26,7 @@ from urllib.request import Request, urlopen
 
 from filelock import FileLock
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import cache_folder, file_sha256, read_json, sync_folder
 from quiver.encoder.versions import installed_version
 from quiver.retrieval.data.corpus import Collection
@@ -143,8 +143,9 @@ def reason(error: Exception, source: str, folder: Path) -> InputError:
     if isinstance(error, PermissionError):
         return InputError(f"{folder}: cannot be written (no permission); set QUIVER_CACHE to another folder")
     cause = error.reason if isinstance(error, URLError) else error
-    first = str(cause).strip().partition("\n")[0] or type(error).__name__
-    return InputError(f"{source}: download failed ({first}); check the network, or download on another machine and copy the cache")
+    return InputError(
+        f"{source}: download failed ({first_line(cause)}); check the network, or download on another machine and copy the cache"
+    )
 
 
 def _attempt(url: str, part: Path, advance: Advance) -> bool:

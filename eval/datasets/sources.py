@@ -16,7 +16,6 @@ import importlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import yaml
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, download_errors, first_line
 from quiver.encoder.files import read_json_lines
 from quiver.eval.datasets.cache import check_room, download, reason, unpack
 from quiver.retrieval.data.corpus import (
@@ -142,13 +141,9 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[EntryPos
                     number += 1
                     yield EntryPosition(file, number), row
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: damaged Parquet after row {number} ({_first_line(error)}); download the file again") from error
+        raise InputError(f"{file}: damaged Parquet after row {number} ({first_line(error)}); download the file again") from error
     if number == 0:
         raise InputError(f"{file}: the file is empty")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 CARD = "README.md"
@@ -288,7 +283,7 @@ def fetch_files(repository: str, revision: str | None, folder: Path, choose: Cho
     from huggingface_hub import HfApi, hf_hub_download
 
     endpoint = os.environ.get("HF_ENDPOINT")  # a mirror; the client reads it at import only, but a program may set it later
-    errors = _client_errors()
+    errors = download_errors()
     shown = f"{repository}@{revision[:12]}" if revision else repository
     try:
         with _bars(progress):
@@ -321,18 +316,6 @@ def _prune(folder: Path, wanted: Container[str]) -> None:
 def _inside(name: str) -> bool:
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name and ":" not in name
-
-
-def _client_errors() -> tuple[type[Exception], ...]:
-    """Exceptions that the client raises if a download fails.
-
-    Up to version 0.x it uses requests, whose errors are OSErrors; from 1.0 on it uses httpx, whose errors are not. Large files are
-    downloaded with hf_xet, which raises RuntimeError or, in later versions, an error of its own.
-    """
-    modules = (sys.modules.get("httpx"), importlib.import_module("huggingface_hub.errors"))
-    names = ("HTTPError", "XetDownloadError", "RevisionResolutionError", "EntryNotFoundError")
-    found = (getattr(module, name, None) for module in modules for name in names)
-    return (OSError, RuntimeError, *(each for each in found if isinstance(each, type) and issubclass(each, Exception)))
 
 
 @contextmanager

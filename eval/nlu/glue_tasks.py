@@ -32,7 +32,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
-from quiver.retrieval.training.data.sources import HUB, iter_source
+from quiver.retrieval.data.hub import HUB
+from quiver.retrieval.training.data.sources import iter_source
 
 TaskName = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]
 """Names of the tasks: their configurations in ``nyu-mll/glue``."""

@@ -179,6 +179,8 @@ def read_run(folder: str | Path) -> TrainingRun:
         InputError: The folder holds neither a record nor a recipe, or a file is damaged.
     """
     path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder")
     finished = (path / RECORD).is_file()
     if not finished and not (path / RECIPE).is_file():
         raise InputError(f"{path}: not a training run, it holds neither {RECORD} nor {RECIPE}; give the --out of quiver train or pretrain")

@@ -91,11 +91,8 @@ def encoder(
     ] = None,
     no_baselines: NoBaselines = False,
     train: Annotated[bool, typer.Option("--train", help="Time forward and backward passes instead of inference.")] = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Dtype of the weights: float32, bfloat16 or float16. Default: bfloat16 on a GPU that has it, float32 on a CPU."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Device: cpu or cuda. Default: cuda if available.")] = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed rounds.")] = 10,
     seed: options.Seed = 42,
@@ -284,8 +281,11 @@ def index(
         int, typer.Option(min=1, help="Largest number of threads: throughput is measured with 1, 2, 4, ... threads; builds use all.")
     ] = 1,
     seed: options.Seed = 0,
-    timeout: Annotated[
-        float, typer.Option(min=0.01, help="Time limit of one build or one pass over the queries, in seconds; slower systems are left out.")
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            "--time-limit", min=0.01, help="Time limit of one build or one pass over the queries, in seconds; slower systems are left out."
+        ),
     ] = 7200.0,
     out: BenchOut = None,
     overwrite: options.Overwrite = False,
@@ -323,7 +323,7 @@ def index(
                 name=data.resolve().name,
                 model=model,
                 command=command_line(),
-                running=subject.Running(progress=shown, timeout=timeout),
+                running=subject.Running(progress=shown, timeout=time_limit),
             )
         finally:
             # As large as the collection, and written again from the cache of vectors when the command is repeated.
@@ -361,6 +361,8 @@ def gpu(
     chosen = device or default_device()
     if chosen not in ("cpu", "cuda"):
         raise InputError(f"--device must be cuda or cpu, got {chosen!r}; choose a GPU by CUDA_VISIBLE_DEVICES")
+    if unknown := [name for name in stages or [] if name not in STAGES]:
+        raise InputError(f"unknown stage {unknown[0]!r}; choose from {', '.join(STAGES)}")
     if chosen == "cpu":
         typer.echo("no GPU is used: tiny models and data; the figures say nothing about GPUs", err=True)
     settings = Settings("cuda" if chosen == "cuda" else "cpu", minutes, seed)
@@ -474,8 +476,11 @@ def _systems(
 ) -> list[System]:
     """The systems to measure, each once."""
     from quiver.eval.bench.index_backends import baseline_systems, default_baselines, quiver_points, quiver_system, with_filters
+    from quiver.retrieval.index.engines import check_engine
 
     points = quiver_points(efforts)
+    for text in engines:
+        check_engine(text, folder.card)
     systems = [with_filters(quiver_system(text, points), shares, len(folder)) for text in engines]
     for text in default_baselines(folder.kind) if baselines is None else baselines:
         systems += baseline_systems(text, kind=folder.kind, documents=len(folder), dim=folder.dim)

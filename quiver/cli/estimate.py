@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,6 +174,8 @@ def _corpora(
     cut = loaded.size.card.document_length
     if collection is not None:
         return _collections(collection, cut)
+    if not math.isfinite(docs or 0) or not math.isfinite(words or 0):
+        raise InputError("--docs and --words must be finite numbers")
     documents = count if docs is None else round(docs)
     if source is not None and loaded.model is not None:
         model = loaded.model

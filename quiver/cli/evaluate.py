@@ -1,8 +1,9 @@
-"""Evaluation: the commands quickstart and evaluate, and the groups report and collections."""
+"""Evaluation: quickstart, evaluate, report write | compare | card | mteb | training, and collections."""
 
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -64,11 +65,23 @@ def quickstart(
     progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train a small code search model on Python's standard library and evaluate it, in a few minutes and without downloads.
+    """Train a small code search model on Python's standard library, evaluate it beside BM25, and write a report. Needs no download.
 
     Example: quiver quickstart --package numpy --package rich --out quickstart
     """
+    from quiver.eval.quickstart import NEEDS
     from quiver.eval.quickstart import quickstart as run_quickstart
+
+    introduction = [
+        f"Trains a small code search model on Python's standard library, compares it\nwith BM25, and writes a report to {out}.",
+        f"Needs {NEEDS}.\n",
+    ]
+
+    def say_stage(message: str) -> None:
+        """The first stage begins when the arguments have been checked."""
+        while introduction:
+            say(introduction.pop(0))
+        say(message)
 
     result = run_quickstart(
         out,
@@ -77,7 +90,7 @@ def quickstart(
         overwrite=overwrite,
         progress=show_progress(progress),
         command=command_line(),
-        say=(lambda message: None) if as_json else say,
+        say=(lambda message: None) if as_json else say_stage,
     )
     if as_json:
         print_json(_quickstart_json(result))
@@ -98,7 +111,10 @@ def _measures(results: Results) -> dict[str, float]:
 
 def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
     bm25 = result.trained.collections[0].baselines[0]
-    answers = {question: [{"id": answer.id, "score": answer.score} for answer in found] for question, found in result.answers.items()}
+    answers = {
+        question: [{"id": answer.id, "score": answer.score, "right": answer.right} for answer in found]
+        for question, found in result.answers.items()
+    }
     return {
         "train_pairs": result.train_pairs,
         "test_queries": result.test_queries,
@@ -109,10 +125,13 @@ def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
         "answers": answers,
         "seconds": result.seconds,
         "report": str(result.report),
+        "next": list(result.next_commands.values()),
     }
 
 
 def _print_quickstart(result: QuickstartResult) -> None:
+    from quiver.eval.quickstart import QUESTIONS
+
     bm25 = result.trained.collections[0].baselines[0]
     systems = (("untrained", _measures(result.untrained)), ("trained", _measures(result.trained)), ("BM25", bm25.measures))
     labels = _short_labels()
@@ -120,15 +139,24 @@ def _print_quickstart(result: QuickstartResult) -> None:
     print_table(
         f"{result.test_queries:,} queries of packages held out from training; {result.functions:,} functions", ("", *labels.values()), rows
     )
-    for question, answers in result.answers.items():
-        say(f"\n? {question}")
+    for question in QUESTIONS:
+        answers = result.answers[question.text]
+        say(f"\n? {question.text}")
         for answer in answers:
             lines = answer.code.splitlines()
-            say(f"  {answer.score:.3f}  {answer.id}")
+            say(f"  {answer.score:.3f}  {answer.id}{'  (right)' if answer.right else ''}")
             for line in lines[:_CODE_LINES] if answer is answers[0] else []:
                 say(f"         {line}")
+        if not any(answer.right for answer in answers):
+            say(
+                textwrap.fill(
+                    f"Wrong: {question.right[0]} is expected. {question.lesson}".strip(), 76, initial_indent="  ", subsequent_indent="  "
+                )
+            )
     times = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in result.seconds.items())
-    say(f"\n{times}; {sum(result.seconds.values()):.0f} s in total\nreport: {result.report}")
+    say(f"\n{times}; {sum(result.seconds.values()):.0f} s in total\nreport: {result.report}\n\nNext:")
+    for what, command in result.next_commands.items():
+        say(f"  # {what}\n  {command}")
 
 
 def evaluate(
@@ -167,6 +195,11 @@ def evaluate(
     device: options.Device = None,
     devices: options.Devices = None,
     batch_tokens: options.BatchTokens = None,
+    query_length: options.QueryLength = None,
+    document_length: options.DocumentLength = None,
+    query_prompt: options.QueryPrompt = None,
+    document_prompt: options.DocumentPrompt = None,
+    truncate_dim: options.TruncateDim = None,
     library: Annotated[
         Literal["quiver", "sentence-transformers", "pylate"],
         typer.Option("--library", help="Library that runs the model: quiver, sentence-transformers or pylate."),
@@ -203,6 +236,7 @@ def evaluate(
     from quiver.eval.report.retrieval import reported_folders, write_report
     from quiver.eval.results import REPORTS
     from quiver.retrieval.index.engines import parse_effort
+    from quiver.retrieval.models.loading import ModelOptions
 
     where = parse_devices(devices)
     before = [] if add_to is None else reported_folders(add_to)
@@ -227,6 +261,7 @@ def evaluate(
         dtype=dtype,
         device=where[0] if where else device,
         batch_tokens=batch_tokens,
+        model_options=ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim),
         cache=vector_cache(cache, no_cache),
         executor=open_executor(executor, workers=workers, address=address, device=device, devices=where),
         offline=offline,

@@ -27,7 +27,9 @@ app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build,
 @app.command("build")
 def build(
     source: options.CorpusSource,
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT model.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT model; or bm25, which needs none.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Index folder to write.")],
     engine: options.Engine = "auto",
     seed: options.Seed = 0,
@@ -36,6 +38,11 @@ def build(
     device: options.Device = None,
     devices: options.Devices = None,
     batch_tokens: options.BatchTokens = None,
+    query_length: options.QueryLength = None,
+    document_length: options.DocumentLength = None,
+    query_prompt: options.QueryPrompt = None,
+    document_prompt: options.DocumentPrompt = None,
+    truncate_dim: options.TruncateDim = None,
     id_field: options.IdField = None,
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
@@ -67,12 +74,14 @@ def build(
 
     Examples: quiver index build data/scifact --model MODEL --out indexes/scifact
 
+    quiver index build docs --model bm25 --out indexes/words
+
     quiver index build products.csv --id sku --title name --text description --field price --model MODEL --out indexes/products
     """
     from quiver.retrieval.data.source import STANDARD_INPUT, open_corpus, tokens_of
     from quiver.retrieval.index import BuildOptions, build_index
     from quiver.retrieval.index.engines import parse_engine
-    from quiver.retrieval.models.loading import load_model
+    from quiver.retrieval.models.loading import ModelOptions, load_index_model
 
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
@@ -81,7 +90,9 @@ def build(
     given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
     if source != STANDARD_INPUT:
         next(iter(open_corpus(source, given)), None)  # a wrong name of a field is found before the model is loaded
-    loaded = load_model(model, dtype=dtype, device=where[0] if where else device, batch_tokens=batch_tokens)
+    settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
+    first = where[0] if where else device
+    loaded = load_index_model(model, dtype=dtype, device=first, batch_tokens=batch_tokens, options=settings)
     corpus = open_corpus(source, given, tokens_of(loaded))
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
@@ -457,28 +468,29 @@ def _describe(index: Index, as_json: bool) -> None:
             }
         )
         return
-    tokens = manifest.tokens
+    tokens, words = manifest.tokens, manifest.model.kind == "bm25"
     rows = [
         ("kind", manifest.codec.engine),
         *((name, str(value)) for name, value in index.parameters.items()),
         ("documents", f"{len(index):,}"),
         ("deleted documents", f"{manifest.deleted:,}"),
         ("segments", f"{len(manifest.segments):,}"),
-        ("vectors", f"{manifest.vectors:,}"),
-        ("tokens", f"{tokens.tokens:,}"),
-        ("truncated documents", f"{tokens.truncated:,}"),
+        ("words" if words else "vectors", f"{manifest.vectors:,}"),
+        *([] if words else [("tokens", f"{tokens.tokens:,}")]),
+        *([] if words else [("truncated documents", f"{tokens.truncated:,}")]),
         ("empty documents", f"{tokens.empty:,}"),
         ("fields", ", ".join(index.fields) or "none"),
         ("size", f"{manifest.bytes / 1e6:,.1f} MB"),
         ("model", manifest.model.source),
-        ("model dtype", manifest.model.dtype),
+        *([] if words else [("model dtype", manifest.model.dtype)]),
         ("fingerprint", manifest.model.fingerprint[:16]),
         ("generation", f"{manifest.generation} ({manifest.operation})"),
         ("created", manifest.created),
         ("verification", "each block when it is first read" if index.verified else "off (--no-verify)"),
     ]
     print_table(str(index.path), ("", "value"), rows)
-    _print_presets(index)
+    if not words:
+        _print_presets(index)
 
 
 def _print_presets(index: Index) -> None:

@@ -159,7 +159,7 @@ def qa_evaluate(
     """
     import torch
 
-    from quiver.encoder.schema import parse
+    from quiver.encoder.schema import parse_options
     from quiver.eval.nlu.answers import RESULTS, answer_questions, answer_texts, score_predictions, write_qa_results
     from quiver.eval.nlu.qa_training import check_answerable, open_span_qa, warn_of_token_types
     from quiver.eval.nlu.questions import WindowSettings, check_settings, read_questions, read_split
@@ -185,7 +185,7 @@ def qa_evaluate(
         "max_question_length": max_question_length,
         "max_answer_length": max_answer_length,
     }
-    settings = parse(WindowSettings, lengths, source="options")
+    settings = parse_options(WindowSettings, lengths, source="options")
     check_settings(settings, tokenizer, positions=positions)
     bars = show_progress(progress)
     predictions = answer_questions(

@@ -25,10 +25,11 @@ from quiver.retrieval.units import parse_size
 if TYPE_CHECKING:
     from quiver.retrieval.records import Executor
 
-_NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
+# A number, also with an interval or a score in parentheses; a dash where there is none.
+_NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( \([-+.\d]+\))?")
 
 _MAX_LABELS = 2  # leading text columns that are repeated in each part of a table that is printed in several parts
-_FOLDED = 24  # narrowest width of a text column
+_FOLDED = 14  # narrowest width of a text column: only where it does not fit is a table printed in parts
 _LEAST_MEMORY = 16 << 20
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from collections import Counter
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SHADES = ((0.8, "bold green"), (0.6, "green"), (0.4, "yellow"), (-1.0, "dim"))  # least similarity, style
+_WIDE = 100  # columns of a terminal from which on a ranking shows scores beside ranks
 _PASSAGE = 480  # characters of a text that an explanation shows
 _CONTEXT = 24  # characters of them before the first matched token
 # Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid.
@@ -106,6 +108,7 @@ def search(
 
     quiver search indexes/msmarco --queries queries.jsonl --out runs/msmarco.trec --shard-memory 16GB --replicas 2 --address auto
     """
+    gc.set_threshold(50_000)  # collections while torch is imported take a tenth of a second, and find nothing
     _check_options(text, queries, out, explain=explain)
     _check_effort(effort, target_recall)
     given = [str(folder), *(fuse or [])]
@@ -246,7 +249,8 @@ def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, document
     rows = []
     for hit in hits:
         counts = [str(len(hit["passages"]))] if grouped else []
-        rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *_ranks(hit), _shown_text(hit)))
+        ranks = _ranks(hit) if Console().width >= _WIDE else [text.partition(" ")[0] for text in _ranks(hit)]
+        rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *ranks, _shown_text(hit)))
     print_table(f"{len(hits)} of {documents:,} documents", ("document", "score", *grouped, *origins, "text"), rows)
 
 

@@ -1,4 +1,4 @@
-"""``quiver serve``."""
+"""``quiver serve`` and ``quiver mcp``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -16,17 +16,38 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.display import short_names
 from quiver.retrieval.units import parse_size
 
-_EXTRA = ("fastapi", "uvicorn", "prometheus_client")  # modules of the extra `serve`
+if TYPE_CHECKING:
+    from quiver.retrieval.serving.service import Combinations
+
+# Modules of the extras.
+_SERVE = ("fastapi", "uvicorn", "prometheus_client")
+_MCP = (*_SERVE, "mcp")
+
+Indexes: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(metavar="INDEX...", help="Index folders, each as FOLDER or NAME=FOLDER. The first is the default of requests."),
+]
+Fuse: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fuse",
+        help="Rankings to fuse by reciprocal ranks, such as dense+colbert or dense+bm25; a single one is fused with the first index. bm25"
+        " ranks the texts of the first index, and is served by itself too. Repeatable.",
+    ),
+]
+Rerank: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--rerank",
+        help="Name of an index of a ColBERT model, or a ColBERT model: it re-ranks 100 candidates of every --fuse, or of the first index.",
+    ),
+]
 
 
 def serve(
-    indexes: Annotated[
-        list[str],
-        typer.Argument(metavar="INDEX...", help="Index folders, each as FOLDER or NAME=FOLDER. The first is the default of requests."),
-    ],
-    fuse: Annotated[
-        list[str] | None, typer.Option("--fuse", help="bm25: also serve BM25 over the texts of the first index, alone or for fusion.")
-    ] = None,
+    indexes: Indexes,
+    fuse: Fuse = None,
+    rerank: Rerank = None,
     model: options.IndexModel = None,
     device: options.Device = None,
     host: Annotated[str, typer.Option("--host", help="Network interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -36,6 +57,14 @@ def serve(
         typer.Option(
             "--token-file",
             help="File with the token that allows adding and deleting documents. Default: QUIVER_TOKEN, otherwise read-only.",
+        ),
+    ] = None,
+    read_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--read-token-file",
+            help="File with a token that searching, reading documents and using models need; that of --token-file serves too."
+            " Default: QUIVER_READ_TOKEN, otherwise everybody may read.",
         ),
     ] = None,
     origins: Annotated[
@@ -86,18 +115,14 @@ def serve(
 
     Examples: quiver serve indexes/scifact --fuse bm25
 
-    quiver serve dense=indexes/dense colbert=indexes/colbert --port 9000 --token-file token
+    quiver serve dense=indexes/dense colbert=indexes/colbert --fuse dense+bm25 --rerank colbert --token-file token
     """
-    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"quiver serve needs {', '.join(missing)}: pip install 'quiver-retrieval[serve]'")
+    _check_extra("serve", _SERVE)
     from quiver.retrieval.serving.middleware import host_name, web_origin
     from quiver.retrieval.serving.schemas import Limits
     from quiver.retrieval.serving.server import Address, run_service
-    from quiver.retrieval.serving.service import open_service, read_token
+    from quiver.retrieval.serving.service import READING_VARIABLE, Access, open_service, read_token
 
-    if fuse not in (None, [], ["bm25"]):
-        raise InputError("--fuse accepts only bm25 here; pass further indexes as arguments")
     _check_finite(
         {"--timeout": timeout, "--client-timeout": client_timeout, "--poll": poll, "--drain-delay": drain_delay, "--drain": drain}
     )
@@ -120,9 +145,16 @@ def serve(
         drain_seconds=drain,
     )
     folders = named_folders(indexes)
-    token = read_token(token_file)
+    access = Access(read_token(token_file), read_token(read_token_file, READING_VARIABLE))
     service = open_service(
-        folders, words=bool(fuse), model=model, device=device, token=token, limits=limits, workers=concurrency, verify=verify
+        folders,
+        combined=_combinations(folders, fuse, rerank),
+        model=model,
+        device=device,
+        access=access,
+        limits=limits,
+        workers=concurrency,
+        verify=verify,
     )
 
     def started(url: str) -> None:
@@ -132,6 +164,42 @@ def serve(
             say(f"serving {', '.join(service.retrievers)} at {url}; press Ctrl-C to stop")
 
     run_service(service, address, started=started)
+
+
+def mcp(
+    indexes: Indexes,
+    fuse: Fuse = None,
+    rerank: Rerank = None,
+    model: options.IndexModel = None,
+    device: options.Device = None,
+    verify: options.Verify = True,
+) -> None:
+    """Let agents search indexes and read documents, by the Model Context Protocol over standard input and output.
+
+    Example: quiver mcp indexes/notes, as the command of a server in the configuration of an agent.
+    """
+    _check_extra("mcp", _MCP)
+    from quiver.retrieval.serving.mcp_server import run_server
+    from quiver.retrieval.serving.service import open_service
+
+    folders = named_folders(indexes)
+    combined = _combinations(folders, fuse, rerank)
+    run_server(open_service(folders, combined=combined, model=model, device=device, verify=verify))
+
+
+def _combinations(folders: Mapping[str, Path], fuse: Sequence[str] | None, rerank: str | None) -> Combinations:
+    """The fused and re-ranked retrievers; a single ranking is fused with the first index."""
+    from quiver.retrieval.serving.service import Combinations
+
+    first = next(iter(folders))
+    given = [each.split("+") for each in fuse or ()]
+    return Combinations(fused=[names if len(names) > 1 else [first, *names] for names in given], reranked_by=rerank)
+
+
+def _check_extra(extra: str, modules: Sequence[str]) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"quiver {extra} needs {', '.join(missing)}: pip install 'quiver-retrieval[{extra}]'")
 
 
 def _body_size(text: str) -> int:

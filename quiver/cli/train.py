@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -62,12 +63,19 @@ def with_dtype(overrides: Sequence[str] | None, dtype: str | None) -> list[str]:
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe file (.yaml, .json), or the name of a shipped recipe.")],
-    out: options.RunOut,
+    out: options.OptionalRunOut = None,
     overrides: options.Overrides = None,
     dtype: options.TrainingDtype = None,
     device: options.Device = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check data, model and settings, train a few batches, and print rows, tokens, updates, memory, duration. Writes nothing.",
+        ),
+    ] = False,
     progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
@@ -77,7 +85,9 @@ def train(
 
     For several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
 
-    Example: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
+    Examples: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
+
+    quiver train quickstart --dry-run training.batch_size=128
     """
     from quiver.eval.development import development_scorer
     from quiver.eval.report.training import write_training_report
@@ -88,6 +98,13 @@ def train(
     resolved = load_recipe(recipe, with_dtype(overrides, dtype))
     bars = show_progress(progress)
     section = resolved.development
+    if dry_run:
+        if resume:
+            raise InputError("--dry-run predicts a new run; remove --resume")
+        _dry_run(resolved, out, overwrite=overwrite, device=device, progress=bars, as_json=as_json)
+        return
+    if out is None:
+        raise InputError("--out names the run folder; add --out FOLDER, or --dry-run to write nothing")
     # Only the process that scores holds the development collection in memory.
     scorer = None if section is None else development_scorer(section, progress=bars) if is_main_process() else _broadcast_score
     try:
@@ -99,6 +116,45 @@ def train(
     if is_main_process():
         report = write_training_report(out)
         print_json(record) if as_json else _print_run(record, out, report)
+
+
+def _dry_run(recipe: Recipe, out: Path | None, *, overwrite: bool, device: str | None, progress: bool, as_json: bool) -> None:
+    """Check all that `train` needs, and print what it would do."""
+    from quiver.encoder.training.run_folder import refuse_existing
+    from quiver.eval.development import development_scorer
+    from quiver.retrieval.training.dry_run import dry_run
+
+    if out is not None:
+        refuse_existing(out, overwrite=overwrite)
+    if recipe.development is not None:
+        development_scorer(recipe.development, progress=progress)  # reads the collection
+    found = dry_run(recipe, device=device, progress=progress)
+    memory = found.memory
+    if as_json:
+        print_json({**dataclasses.asdict(found), "memory": {**dataclasses.asdict(memory), "total": memory.total}, "seconds": found.seconds})
+        return
+    about = "" if found.exact else "about "
+    rows = [
+        ("rows", f"{found.rows:,}" + (f" ({found.skipped:,} skipped)" if found.skipped else "")),
+        ("documents per row", f"{found.documents_per_row:,}"),
+        ("rows per update", f"{found.batch['effective']:,}"),
+        ("negatives per query", f"{found.batch['negatives_per_query']:,}"),
+        ("updates", f"{found.updates:,}"),
+        ("tokens", f"{about}{found.tokens:,} in {found.texts:,} texts"),
+        ("truncated texts", f"{about}{found.truncated:.1%}"),
+        ("trained weights", f"{found.parameters:,} on {found.device}, {found.dtype}"),
+        ("memory", f"{memory.total / 1e9:.2f} GB, libraries and workspaces not counted"),
+        *((f"  {name}", f"{getattr(memory, name) / 1e9:.2f} GB") for name in ("weights", "gradients", "optimizer", "activations")),
+        *([("  peak of this process", f"{memory.measured_peak / 1e9:.2f} GB")] if memory.measured_peak is not None else []),
+        ("tokens/s", f"{found.tokens_per_second:,.0f}, measured on {found.measured_batches} batches"),
+        ("duration", f"{_duration(found.seconds)}, evaluation and saving not counted"),
+    ]
+    print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{hours:.1f} hours" if hours >= 1 else f"{minutes:.0f} minutes" if minutes >= 2 else f"{seconds:.0f} seconds"
 
 
 def _broadcast_score(model: object) -> float:
@@ -202,7 +258,7 @@ def sweep(
     An interrupted sweep resumes when the command is repeated; values may be added to a finished sweep. Seeds are replicates:
     candidates are compared by their mean over the seeds.
 
-    Example: quiver sweep recipes/pycodesearch-dense.yaml --out sweeps/pycodesearch training.learning_rate=3e-5,8e-5 training.seed=1,2
+    Example: quiver sweep docstrings-dense --out sweeps/docstrings training.learning_rate=3e-5,8e-5 training.seed=1,2
     """
     from quiver.eval.development import development_scorer
     from quiver.eval.report.training import write_sweep_report
@@ -381,7 +437,7 @@ def mine(
     quiver mine pairs.jsonl.gz --positive-field pos -m bm25 --margin none --ranks 10-200 --choose random --out mined
     """
     from quiver.retrieval.index import open_index
-    from quiver.retrieval.search import bm25
+    from quiver.retrieval.models import bm25
     from quiver.retrieval.training.mining.negatives import PERC_POS, Output, Rules, mine_negatives, parse_margins, parse_ranks
 
     rules = Rules(
@@ -442,11 +498,11 @@ class LoadOptions(NamedTuple):
 
 
 def _searched(model: str | None, index: Index | None, load: LoadOptions, *, cache: Path | None) -> MiningSystem:
+    from quiver.retrieval.models import bm25
     from quiver.retrieval.models.loading import load_index_model, load_model
-    from quiver.retrieval.search import bm25
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
-    if model == bm25.NAME:
+    if model == bm25.NAME or (model is None and index is not None and index.kind == bm25.NAME):
         if load != (None, None, None):
             raise InputError(f"--dtype, --device and --batch-tokens are for models, and {bm25.NAME} is none; remove them")
         return MiningSystem(None, index, cache)
@@ -526,7 +582,7 @@ def teacher_scores(
         ),
     ] = None,
     normalize: Annotated[
-        Literal["none", "minmax"], typer.Option("--normalize", help="Normalization of the scores of a row: none, or minmax to 0..1.")
+        Literal["none", "min-max"], typer.Option("--normalize", help="Normalization of the scores of a row: none, or min-max to 0..1.")
     ] = "none",
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -543,13 +599,13 @@ def teacher_scores(
 ) -> None:
     """Score the documents of training rows with one or more teachers, for distillation. Repeat the command to resume an interrupted run.
 
-    Examples: quiver teacher-scores mined/train.jsonl.gz --teacher BAAI/bge-reranker-v2-m3 --normalize minmax --out scored
+    Examples: quiver teacher-scores mined/train.jsonl.gz --teacher BAAI/bge-reranker-v2-m3 --normalize min-max --out scored
 
     quiver teacher-scores mined/train.jsonl.gz -t runs/colbert/model -t runs/dense/model --weight 0.5 --weight 10 --out scored
 
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
-    from quiver.encoder.schema import parse
+    from quiver.encoder.schema import parse_options
     from quiver.retrieval.training.mining.teacher_scores import load_teacher, score_rows
     from quiver.retrieval.training.recipe import DataSection
 
@@ -564,7 +620,7 @@ def teacher_scores(
         "document_id_field": document_id_field,
         "text_field": text_field,
     }
-    section = parse(DataSection, fields, source="options")
+    section = parse_options(DataSection, fields, source="options")
     where = parse_devices(devices)
     encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
     load = LoadOptions(dtype, where[0] if where else device, batch_tokens)

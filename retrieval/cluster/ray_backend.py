@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.retrieval.cluster.executors import Assignment, Assignments, Worker, WorkerError
 from quiver.retrieval.cluster.shard import PackedRequest, Shard, ShardHits, ShardLostError, ShardSpec
 from quiver.retrieval.records import Item, Result, WorkerTask
@@ -194,7 +194,7 @@ class _Pool:
         except self._ray.exceptions.RayError as error:
             self._stillborn += 1
             if self._stillborn >= _STILLBORN * self._wanted:
-                raise WorkerError(f"ray: no worker stays alive: {_first_line(error)}") from error
+                raise WorkerError(f"ray: no worker stays alive: {type(error).__name__}: {first_line(error)}") from error
             return
         self._stillborn = 0
         self._idle.append(actor)
@@ -206,19 +206,14 @@ class _Pool:
             outcome = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             self._ray.kill(actor)  # a bug or a broken machine: try again with a new worker, perhaps on another machine
-            waiting.put_back(assignment, _first_line(error.cause))
+            waiting.put_back(assignment, f"{type(error.cause).__name__}: {first_line(error.cause)}")
             return
         except self._ray.exceptions.RayError as error:
-            waiting.put_back(assignment, _first_line(error))
+            waiting.put_back(assignment, f"{type(error).__name__}: {first_line(error)}")
             return
         self._idle.append(actor)
         if waiting.settle(assignment, outcome):
             yield assignment.item, outcome.result
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 _PROCESS_BYTES = 450 << 20  # memory of an actor without the index: Python, torch, FAISS and compiled kernels

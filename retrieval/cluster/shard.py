@@ -26,6 +26,7 @@ from quiver.retrieval.index.files import DIGEST, count_blocks
 from quiver.retrieval.index.index import Index, NamedHits, SearchRequest, open_manifest
 from quiver.retrieval.index.store.reading import Layout, Manifest
 from quiver.retrieval.index.strings import is_texts
+from quiver.retrieval.index.words import WordQueries
 from quiver.retrieval.records import Hits, Missing
 
 logger = logging.getLogger(__name__)
@@ -184,14 +185,14 @@ class PackedRequest:
     Shapes: Q queries, N vectors of all queries, d width.
 
     Attributes:
-        vectors: (Q, d) for one vector per text; (N, d) for one per token, query after query.
+        vectors: (Q, d) for one vector per text; (N, d) for one per token, query after query; the words of queries as they are.
         ends: End of the vectors of each query, (Q,); None for one vector per text.
         k: Number of hits per query.
         params: Search parameters in the form of the codec.
         filter: Condition on the documents.
     """
 
-    vectors: NDArray[np.float32]
+    vectors: NDArray[np.float32] | WordQueries
     ends: NDArray[np.int64] | None
     k: int
     params: Any
@@ -201,7 +202,7 @@ class PackedRequest:
     def of(cls, request: SearchRequest) -> PackedRequest:
         """Pack a request."""
         queries = request.queries
-        if isinstance(queries, np.ndarray):
+        if isinstance(queries, np.ndarray | WordQueries):
             return cls(queries, None, request.k, request.params, request.filter)
         vectors = np.concatenate(queries) if queries else np.zeros((0, 0), np.float32)
         ends = np.cumsum([len(query) for query in queries], dtype=np.int64)
@@ -209,7 +210,9 @@ class PackedRequest:
 
     def request(self) -> SearchRequest:
         """Unpack the request; its queries are views."""
-        queries = self.vectors if self.ends is None else np.split(self.vectors, self.ends[:-1]) if len(self.ends) else []
+        queries: Any = self.vectors
+        if self.ends is not None:
+            queries = np.split(queries, self.ends[:-1]) if len(self.ends) else []
         return SearchRequest(queries, self.k, self.params, self.filter)
 
     @property
@@ -316,9 +319,12 @@ class Shard:
             raise InputError(f"{spec.root}: not an index on {socket.gethostname()}; every machine needs the index under the same path")
         self._index = open_manifest(layout, spec.manifest, verify=spec.verify, fields=spec.fields)
         # The first search builds lists in memory and compiles kernels.
-        dim = spec.manifest.model.dim
-        query = np.ones((1, dim), np.float32)
-        self._index.search(query if spec.manifest.model.kind == "dense" else [query], 10)
+        model = spec.manifest.model
+        if model.kind == "bm25":
+            self._index.search([["word"]], 10)
+        else:
+            query = np.ones((1, model.dim), np.float32)
+            self._index.search(query if model.kind == "dense" else [query], 10)
 
     def search(self, message: PackedRequest) -> ShardHits:
         """Search the segments of this shard.

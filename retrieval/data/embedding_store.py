@@ -461,7 +461,7 @@ class _EncodeInWorker:
     def open(self) -> Callable[[tuple[Chunk, ...]], list[Encoding]]:
         torch.set_num_threads(self.threads)
         model = self.model.load()
-        return lambda chunks: list(model.encode_chunks((chunk.texts for chunk in chunks), self.role))
+        return lambda chunks: list(encode_here(model, (chunk.texts for chunk in chunks), self.role))
 
 
 def encode_here(

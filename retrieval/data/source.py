@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import with_config
 
@@ -126,16 +127,18 @@ def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS, tokens: P
         if source.startswith(HUB):
             HubSource.parse(source)
         rows = partial(hub_documents if source.startswith(HUB) else ir_documents, source, _columns(options))
-        return Corpus(source, options, partial(_cut_documents, rows, rules, tokens.spans) if options.passages else rows)
+        return Corpus(source, options, _rows_or_passages(source, rows, options, rules, tokens))
     path = expand_home(source)
     files = FolderFiles(path, FileChoice(options.include, options.exclude), rules, tokens.spans)
     if _is_files(path, files, options):
         return Corpus(str(path.absolute()), options, files)
     found = _tables(path, options, files)
+    if any((path / name).is_file() for name in _BEIR):
+        _refuse(str(path), "a BEIR folder is read whole", options.include, options.exclude)
     if not any(is_delimited(file) for file in found):
         _refuse(str(path), "names of columns are for CSV and TSV files", options.columns)
     tables = partial(read_tables, found, _columns(options))
-    return Corpus(str(path.absolute()), options, partial(_cut_documents, tables, rules, tokens.spans) if options.passages else tables)
+    return Corpus(str(path.absolute()), options, _rows_or_passages(str(path), tables, options, rules, tokens))
 
 
 def tokens_of(model: DenseModel | TokenModel) -> PassageTokens:
@@ -163,12 +166,26 @@ def _is_files(path: Path, files: FolderFiles, options: SourceOptions) -> bool:
     return path.is_file() and not is_table(path) and (type_of(path) is not None or bool(options.include))
 
 
-def _cut_documents(
-    read: Callable[[], Iterator[tuple[EntryPosition, Document]]], rules: PassageRules, token_spans: TokenSpans
-) -> Iterator[tuple[EntryPosition, Document]]:
+ReadDocuments: TypeAlias = Callable[[], Iterator[tuple[EntryPosition, Document]]]
+
+
+def _rows_or_passages(
+    source: str, read: ReadDocuments, options: SourceOptions, rules: PassageRules, tokens: PassageTokens
+) -> ReadDocuments:
+    """The rows of a table as documents, or their passages if the options ask for them."""
+    if not options.passages:
+        return read
+    if rules.functions:
+        raise InputError(f"{source}: --passages functions is for source files; rows of tables are cut by headings (of Markdown) and tokens")
+    return partial(_cut_documents, read, rules, tokens.spans)
+
+
+def _cut_documents(read: ReadDocuments, rules: PassageRules, token_spans: TokenSpans) -> Iterator[tuple[EntryPosition, Document]]:
     """Cut documents of a table; the metadata of a passage name its document and its characters."""
     for position, document in read():
-        spans = cut(document.text, "text", rules, token_spans, title=document.title) or [Span(0, len(document.text))]
+        spans = cut(document.text, "markdown" if rules.headings else "text", rules, token_spans, title=document.title) or [
+            Span(0, len(document.text))
+        ]
         for number, span in enumerate(spans, start=1):
             metadata: Metadata = {**(document.metadata or {}), "document": document.id, "start": span.start, "end": span.end}
             yield position, Document(f"{document.id}#{number}", document.text[span.start : span.end], document.title, metadata)
@@ -235,4 +252,4 @@ def _standard_input(options: SourceOptions, rules: PassageRules, tokens: Passage
         except InputError as error:
             raise InputError(str(error).replace(str(spool), str(shown))) from error
 
-    return Corpus(STANDARD_INPUT, options, partial(_cut_documents, read, rules, tokens.spans) if options.passages else read)
+    return Corpus(STANDARD_INPUT, options, _rows_or_passages(STANDARD_INPUT, read, options, rules, tokens))

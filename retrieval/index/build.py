@@ -33,13 +33,24 @@ from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of
 from quiver.retrieval.data.tables import GivenDocuments, documents_among
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate
 from quiver.retrieval.index.documents import is_described
-from quiver.retrieval.index.engines import AnyCodec, Sample, engine, engine_name, is_approximate, open_codec, parse_engine, train_codec
+from quiver.retrieval.index.engines import (
+    WORDS,
+    AnyCodec,
+    Sample,
+    engine,
+    engine_name,
+    is_approximate,
+    open_codec,
+    parse_engine,
+    train_codec,
+)
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, Files
 from quiver.retrieval.index.index import (
     Contents,
     Index,
     OpenSegment,
     check_model,
+    encoded_queries,
     merge_segments,
     open_index,
     open_manifest,
@@ -84,10 +95,9 @@ from quiver.retrieval.index.store.reading import (
     verify_files,
 )
 from quiver.retrieval.index.store.writing import StoreWriter, writing
-from quiver.retrieval.models.encoding import comparable
-from quiver.retrieval.models.loading import WorkerModel, with_absolute_source
+from quiver.retrieval.models.loading import WorkerModel, load_index_model, with_absolute_source
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.records import IN_PROCESS, DenseEncoding, Document, Executor, ModelCard
+from quiver.retrieval.records import IN_PROCESS, Document, Executor, ModelCard
 
 logger = logging.getLogger(__name__)
 
@@ -390,7 +400,7 @@ _MAKING = 3
 
 def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     corpus: str | Path | Iterable[Document] | Iterable[str] | Iterable[Mapping[str, object]],
-    model: Model,
+    model: Model | str | Path,
     out: Path | str | None = None,
     *,
     options: BuildOptions = DEFAULTS,
@@ -407,7 +417,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             the numbers from 1 as ids; or mappings from field to value, a data set of the datasets library, or a data frame of pandas or
             polars, whose fields are found as those of files are. It is read several times; an iterator is written to the index's folder
             first.
-        model: Encodes the documents.
+        model: Encodes the documents: a model, its folder or hub id, or ``"bm25"``, which needs no model (for a folder of that name pass
+            ``"./bm25"``).
         out: Folder to write. Until the new index is committed, readers open the previous index, if any. None keeps the index in memory.
         options: Engine, settings and limits.
         executor: Runs the encoding, by default in this process; the index has the same bytes with any executor. Workers load the model
@@ -430,6 +441,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         ['owl']
     """
     begun = time.monotonic()
+    model = load_index_model(str(model)) if isinstance(model, str | Path) else model
     corpus = _opened_corpus(corpus, model)
     spec = parse_engine(options.engine)
     options = replace(options, engine=spec.name, settings={**spec.settings, **options.settings})
@@ -450,7 +462,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             codec, place = build.codec(name)
             segments = build.merged(codec, build.pieces(codec, place))
             if not sum(contents.vectors for _, contents in segments):
-                raise InputError("none of the documents has a vector; there is nothing to index")
+                raise InputError(f"none of the documents has a {'word' if name == WORDS else 'vector'}; there is nothing to index")
             fields = None if options.fields is None else sorted(options.fields)
             policy = Policy(use_title=options.use_title, store_text=options.store_text, fields=fields)
             draft = new_manifest(
@@ -850,8 +862,7 @@ def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progr
     if model is None:
         raise ValueError("model is required to encode queries")
     index.check_model(model.card)
-    encoding = model.encode_texts(queries, "query", progress=progress)
-    return comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
+    return encoded_queries(model.encode_texts(queries, "query", progress=progress), model.card)
 
 
 def _compacted(writer: StoreWriter, index: Index, run: range) -> list[SegmentEntry]:

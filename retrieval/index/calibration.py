@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.versions import installed_version
 from quiver.retrieval.index.engines import Setting, one_thread
-from quiver.retrieval.index.index import Index, OpenSegment
+from quiver.retrieval.index.index import Index, OpenSegment, check_has_vectors
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Hits
@@ -134,12 +134,13 @@ def calibrate(
         progress: Show a bar over the queries.
 
     Raises:
-        InputError: There are no queries, or no document has a vector.
+        InputError: There are no queries, no document has a vector, or the index is one of BM25.
         ValueError: ``count`` or ``ks`` is too small, or the queries do not fit the index.
     """
     least = LEAST_HITS if queries is None else 1
     if count < 1 or not ks or min(ks) < least:
         raise ValueError(f"count must be >= 1 and every k >= {least}, got {count} and {list(ks)}")
+    check_has_vectors(index, "calibrate; it always searches exhaustively")
     kind = index.manifest.model.kind
     sample = pseudo_queries(index.segments, kind, count=count, seed=seed) if queries is None else _given(queries, kind, count, seed)
     if not sample or not any((segment.kept & (segment.vectors.lengths > 0)).any() for segment in index.segments):

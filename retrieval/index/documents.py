@@ -311,6 +311,76 @@ def describe(tables: Sequence[MetadataTable]) -> Mapping[str, tuple[str, ...]]:
     return {field: tuple(sorted(types)) for field, types in sorted(found.items())}
 
 
+@dataclass(frozen=True)
+class Facet:
+    """How many documents have each value of a field.
+
+    Attributes:
+        values: The most frequent values with their numbers of documents, in descending order of the numbers, then in ascending order of the
+            values as text. A document with a list of values counts once for each.
+        distinct: Number of distinct values that at least one of the documents has.
+    """
+
+    values: list[tuple[Value, int]]
+    distinct: int
+
+
+def count_values(field: str, tables: Sequence[tuple[MetadataTable, NDArray[np.bool_] | None]], *, most: int) -> Facet:
+    """Count the documents that have each value of a field.
+
+    Every column stores its rows by value: chosen rows are counted by one running sum over them, and only the values that stay are read.
+
+    Args:
+        field: Name of the field.
+        tables: Columns of each segment, with the bitmap of the rows that count, (P,); None for all.
+        most: Maximum number of values to return.
+
+    Raises:
+        DamagedIndexError: A column is damaged.
+    """
+    counted: dict[Type, list[tuple[Values, NDArray[np.int64]]]] = {}
+    for table, chosen in tables:
+        for column in table.columns:
+            if column.field == field:
+                counts = _value_counts(column, chosen)
+                present = np.flatnonzero(counts)
+                if len(present):
+                    values = column.values
+                    kept: Values = values.select(present) if isinstance(values, StringColumn) else values[present]
+                    counted.setdefault(column.type, []).append((kept, counts[present]))
+    found: list[tuple[Value, int]] = []
+    distinct = 0
+    for parts in counted.values():
+        values, counts = parts[0] if len(parts) == 1 else _summed(parts)
+        distinct += len(counts)
+        # All values as frequent as the last one that fits, so that ties are decided by value; equal counts are rarely many.
+        least = np.partition(counts, -most)[-most] if len(counts) > most else 1
+        best = np.flatnonzero(counts >= least)
+        names = values.take(best) if isinstance(values, StringColumn) else values[best].tolist()
+        found += zip(names, counts[best].tolist(), strict=True)
+    found.sort(key=lambda each: (-each[1], str(each[0])))
+    return Facet(found[:most], distinct)
+
+
+def _value_counts(column: Column, chosen: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+    """Number of chosen rows of each value, (n,)."""
+    if chosen is None:
+        return np.diff(column.ends, prepend=0)
+    rows = column.rows
+    if len(rows) and int(rows.max()) >= len(chosen):
+        raise DamagedIndexError(f"the column of {column.field!r} refers to a row that does not exist; {LOOK}")
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(chosen[rows], dtype=np.int64)])
+    return np.diff(sums[column.ends], prepend=0)
+
+
+def _summed(parts: Sequence[tuple[Values, NDArray[np.int64]]]) -> tuple[Values, NDArray[np.int64]]:
+    """Add the counts of the same values in several segments."""
+    distinct, place = _distinct(_concatenated([values for values, _ in parts]))
+    counts = np.zeros(len(distinct), np.int64)
+    np.add.at(counts, place, np.concatenate([counts for _, counts in parts]))
+    return distinct, counts
+
+
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">="]
 
 GRAMMAR = "field=value, !=, <, <=, >, >= or 'field in a,b'"

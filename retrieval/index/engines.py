@@ -10,7 +10,7 @@ Every engine keeps these rules:
     - scores are the model's similarity as exactly as the segment stores it, on one scale for all segments of a codec, so that hits of
       several segments can be merged by score;
     - a row is found at most once; a row that is not allowed or has no vector is never found, and no row is below 0;
-    - if fewer than k rows can be found, all of them are;
+    - if fewer than k rows can be found, all of them are; the engine ``bm25`` finds only rows that share a word with the query;
     - ties go to the greater rank (see ``ranks`` below), so that a ranking does not depend on how documents are spread over segments;
     - equal input and seed give equal bytes.
 
@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.schema import TextSchema, parse, parse_fields
+from quiver.encoder.schema import TextSchema, parse_fields, parse_options
 from quiver.retrieval.index.files import Disk, Files
 from quiver.retrieval.records import ModelCard
 
@@ -55,7 +55,7 @@ Bitmap: TypeAlias = NDArray[np.bool_]
 """One boolean per row, (P,)."""
 
 Queries = TypeVar("Queries", contravariant=True)
-"""(Q, d) float32 for dense vectors; a list of Q arrays (n_i, d) float32 for token vectors."""
+"""(Q, d) float32 for dense vectors; a list of Q arrays (n_i, d) float32 for token vectors; `quiver.retrieval.index.words.WordQueries`."""
 
 SearchParams = TypeVar("SearchParams", contravariant=True)
 """Search parameters of an engine: a frozen dataclass whose fields are numbers or booleans."""
@@ -121,7 +121,7 @@ class SegmentWriter(Protocol):
         Args:
             vectors: (n, d) float32, comparable by inner product, document after document; not kept and not changed.
             lengths: For token vectors, the number of vectors of each of the m documents, (m,), zero allowed, with sum n.
-            token_ids: Vocabulary ids of the tokens, (n,); None if the model does not provide them.
+            token_ids: Vocabulary ids of the tokens, (n,), or the words themselves for BM25; None if the model does not provide them.
         """
 
     def close(self) -> Mapping[str, str]:
@@ -163,11 +163,11 @@ class Segment(Protocol[Queries, SearchParams]):
             One result per query.
         """
 
-    def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    def exact_scores(self, query: Any, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Scores of given rows from the most precise vectors that the segment keeps, for re-ranking and calibration.
 
         Args:
-            query: One query: (d,) for dense vectors, (n, d) for token vectors.
+            query: One query: (d,) for dense vectors, (n, d) for token vectors, `WordQueries` of one query for words.
             rows: Rows of the segment in any order, (n,).
 
         Returns:
@@ -407,7 +407,7 @@ class Engine:
     """One engine. The module of an engine lists it by name in ``ENGINES``; see `ENGINE_MODULES`.
 
     Attributes:
-        kind: Kind of model that it indexes: ``dense`` (one vector per text) or ``colbert`` (one vector per token).
+        kind: Kind of model that it indexes: ``dense`` (one vector per text), ``colbert`` (one per token) or ``bm25`` (words).
         train: Trains its codec.
         open: Opens a codec folder whose checksums have been verified.
         sample: Maximum number of training vectors, given the number of vectors in the index; by default 0, for engines without training.
@@ -415,7 +415,7 @@ class Engine:
         check: Validates settings against the model before anything is encoded.
     """
 
-    kind: Literal["dense", "colbert"]
+    kind: Literal["dense", "colbert", "bm25"]
     train: Train
     open: Callable[[Path], AnyCodec]
     sample: Callable[[int], int] = lambda vectors: 0
@@ -423,13 +423,14 @@ class Engine:
     check: Callable[[Mapping[str, Setting], ModelCard], None] = lambda settings, card: None
 
 
-# Engines for one vector per document, and for one vector per token.
+# Engines for one vector per document, for one vector per token, and for words.
 EXACT_DENSE: str = "exact-dense"
 PQ_DENSE: str = "pq-dense"
 IVF_DENSE: str = "ivf-dense"
 FAISS_DENSE: str = "faiss-dense"
 EXACT_TOKENS: str = "exact-tokens"
 IVF_TOKENS: str = "ivf-tokens"
+WORDS: str = "bm25"
 
 ENGINE_MODULES: dict[str, str] = {
     EXACT_DENSE: "quiver.retrieval.index.exact",
@@ -438,6 +439,7 @@ ENGINE_MODULES: dict[str, str] = {
     IVF_DENSE: "quiver.retrieval.index.dense.codec",
     FAISS_DENSE: "quiver.retrieval.index.dense.faiss_engine",
     IVF_TOKENS: "quiver.retrieval.index.tokens.codec",
+    WORDS: "quiver.retrieval.index.words",
 }
 """Engine name -> module whose ``ENGINES`` holds the `Engine`. The module is imported when the engine is first used."""
 
@@ -458,7 +460,7 @@ class EngineSettings(TextSchema):
             InputError: A setting does not exist, is missing or has an invalid value.
         """
         check_names(cls.engine, "setting", settings, setting_names(cls))
-        return parse(cls, settings, source=cls.engine)
+        return parse_options(cls, settings, source=cls.engine)
 
 
 def setting_names(settings: type[EngineSettings]) -> tuple[str, ...]:
@@ -541,6 +543,8 @@ def engine_name(name: str, card: ModelCard, documents: int) -> str:
         card: Card of the model.
         documents: Number of documents that the index will have.
     """
+    if card.kind == "bm25":
+        return WORDS if name in (AUTO, EXACT) else name
     if name == AUTO:
         if card.kind == "dense":
             return EXACT_DENSE if documents <= _MOST_EXACT else PQ_DENSE if documents <= _MOST_SCANNED else IVF_DENSE

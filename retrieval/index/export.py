@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, write_json
 from quiver.retrieval.index.files import little_endian
-from quiver.retrieval.index.index import Index, OpenSegment
+from quiver.retrieval.index.index import Index, OpenSegment, check_has_vectors
 from quiver.retrieval.progress import Advance, progress_bar
 
 FORMATS = ("npy", "safetensors")
@@ -47,10 +47,11 @@ def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: boo
         The content of ``export.json``.
 
     Raises:
-        InputError: The format is unknown, or the folder is not empty or cannot be written.
+        InputError: The format is unknown, the index is one of BM25, or the folder is not empty or cannot be written.
     """
     if vectors not in FORMATS:
         raise InputError(f"vectors must be written as one of {', '.join(FORMATS)}, got {vectors!r}")
+    check_has_vectors(index, "export")
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):

@@ -24,7 +24,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.display import html_table
-from quiver.retrieval.index.documents import DocumentTable, DocumentTableWriter, Filter, FilterLike, as_filter, describe, merge_documents
+from quiver.retrieval.index.documents import (
+    DocumentTable,
+    DocumentTableWriter,
+    Facet,
+    Filter,
+    FilterLike,
+    as_filter,
+    count_values,
+    describe,
+    merge_documents,
+)
 from quiver.retrieval.index.engines import (
     AnyCodec,
     AnySegment,
@@ -51,6 +61,8 @@ from quiver.retrieval.index.store.reading import (
     verify_files,
 )
 from quiver.retrieval.index.strings import LOOK, StringColumn
+from quiver.retrieval.index.words import WordQueries, WordSegment
+from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import (
     DenseEncoding,
     DenseModel,
@@ -61,6 +73,7 @@ from quiver.retrieval.records import (
     QueryHits,
     TextTokens,
     TokenCounts,
+    TokenEncoding,
     TokenModel,
     TokenVectors,
 )
@@ -234,7 +247,7 @@ class SegmentFolderWriter:
         documents: Sequence[Document],
         vectors: NDArray[np.float32],
         lengths: NDArray[np.int64] | None,
-        token_ids: NDArray[np.uint32] | None,
+        token_ids: NDArray[Any] | None,
         tokens: TextTokens,
     ) -> None:
         """Append documents with their vectors, whose similarity is the inner product."""
@@ -305,7 +318,7 @@ class SearchRequest:
     """The checked arguments of a search; any subset of the index's segments can answer it.
 
     Attributes:
-        queries: Queries as `dense_queries` or `token_queries` returns them.
+        queries: Queries as `dense_queries` or `token_queries` returns them, or `quiver.retrieval.index.words.WordQueries`.
         k: Hits per query, at least 1.
         params: Search parameters of the engine.
         filter: Condition that hits must meet; None for no condition.
@@ -357,6 +370,15 @@ def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
             raise ValueError(f"a vector of query {row} is not finite")
         checked.append(matrix)
     return checked
+
+
+def encoded_queries(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> Sequence[Any] | DenseVectors:
+    """Return encoded queries in the form that `Index.search` takes: vectors whose inner product is the similarity; words for BM25."""
+    if isinstance(encoding, DenseEncoding):
+        from quiver.retrieval.models.encoding import comparable  # imports PyTorch, which a search by words does not need
+
+        return comparable(encoding.vectors, card)
+    return encoding.vectors if card.kind == "colbert" else encoding.token_ids or []
 
 
 def _single(matrix: NDArray[Any]) -> NDArray[np.float32]:
@@ -482,6 +504,11 @@ class Index:
         segments: Its segments, in the order in which documents were added.
         verified: Whether blocks of its files are compared with their checksums when they are first read.
         matching: Cached function from a filter to the bitmap of matching rows of each segment; None instead of a bitmap if all rows match.
+
+    Example:
+        >>> index = open_index(tiny_index())
+        >>> len(index), index.kind, list(index.fields)
+        (2, 'exact-dense', ['year'])
     """
 
     def __init__(
@@ -513,27 +540,51 @@ class Index:
 
         Raises:
             DamagedIndexError: The metadata file is damaged.
+
+        Example:
+            >>> dict(open_index(tiny_index()).fields)
+            {'year': ('integer',)}
         """
         return _fields_of(self.segments) if self._fields is None else self._fields
 
     @property
     def kind(self) -> str:
-        """Name of the engine, such as ``exact-dense``."""
+        """Name of the engine, such as ``exact-dense``.
+
+        Example:
+            >>> open_index(tiny_index()).kind
+            'exact-dense'
+        """
         return self.manifest.codec.engine
 
     @property
     def ids(self) -> Sequence[str]:
-        """Document ids in the order they were added."""
+        """Document ids in the order they were added.
+
+        Example:
+            >>> list(open_index(tiny_index()).ids)
+            ['owl', 'trout']
+        """
         return LiveIds(self.segments)
 
     @property
     def nbytes(self) -> int:
-        """Size of the searched vectors in bytes, without documents."""
+        """Size of the searched vectors in bytes, without documents.
+
+        Example:
+            >>> open_index(tiny_index()).nbytes  # 2 vectors of 32 float32
+            256
+        """
         return sum(sum(segment.vectors.size) for segment in self.segments)
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """Settings of the engine, for reports."""
+        """Settings of the engine, for reports.
+
+        Example:
+            >>> open_index(tiny_index()).parameters
+            {'precision': 'float32'}
+        """
         return self.codec.parameters
 
     @cached_property
@@ -542,6 +593,10 @@ class Index:
 
         Raises:
             InputError: The calibration was stored by a Quiver version with another format.
+
+        Example:
+            >>> open_index(tiny_index()).calibration is None
+            True
         """
         content = self.manifest.calibration
         return None if content is None else Calibration.from_json(content)
@@ -559,7 +614,8 @@ class Index:
     def _described(self) -> list[tuple[str, str]]:
         """Facts for people: name and value."""
         model, described = self.manifest.model, [("path", str(self.path)), ("documents", f"{len(self):,}")]
-        described += [("engine", self.kind), ("model", f"{model.source or '(made of parts)'}, {model.dim} dimensions, {model.similarity}")]
+        vectors = "" if model.kind == "bm25" else f", {model.dim} dimensions, {model.similarity}"
+        described += [("engine", self.kind), ("model", f"{model.source or '(made of parts)'}{vectors}")]
         return [*described, ("fields", ", ".join(self.fields))] if self.fields else described
 
     @property
@@ -568,7 +624,13 @@ class Index:
 
         Raises:
             InputError: It cannot be loaded, or the model set is another one.
+
+        Example:
+            >>> open_index(tiny_index()).model.dim
+            32
         """
+        if self._model is None and self.manifest.model.kind == "bm25":
+            self._model = BM25()
         if self._model is None:
             # Loading imports PyTorch, which a search by vectors does not need.
             from quiver.retrieval.models.loading import load_index_model
@@ -593,6 +655,12 @@ class Index:
 
         Args:
             device: Usually the device of the model that encodes the queries.
+
+        Example:
+            >>> import torch
+            >>> index = open_index(tiny_index())
+            >>> index.search_on(torch.device("cpu")) is index
+            True
         """
         from quiver.retrieval.index.exact import move_search  # imports PyTorch
 
@@ -637,7 +705,8 @@ class Index:
         Args:
             queries: A text or Q texts, which ``model`` encodes as queries; or vectors, (Q, d) for a dense index, Q arrays (n_i, d) for
                 token vectors. Similarity is the inner product, computed in float32; texts of a model with cosine similarity are scaled.
-            k: Hits per query; capped at the number of documents that have a vector and match the filter.
+                An index of BM25 takes texts, or Q lists of words.
+            k: Hits per query; capped at the number of documents that match the filter and have a vector, or with BM25 a positive score.
             filter: Condition on fields as on the command line, such as ``"year>=2015"``, several conditions that must all hold, or a
                 `Filter`. It is applied during the search, so that k hits are found if k documents match.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
@@ -648,6 +717,13 @@ class Index:
             InputError: The filter is malformed or names a field that no document has, the preset or search parameter does not exist, or
                 recall was not measured for the target.
             ValueError: k < 1, the queries are not finite or have a wrong width, or both an effort and a target recall are given.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> [hit.id for hit in index.search("owls have wings", k=10, filter="year >= 2010")]
+            ['owl']
+            >>> index.search(["trout have fins", "owls have wings"], k=1).ids
+            [['trout'], ['owl']]
         """
         options = SearchOptions(filter, effort, target_recall)
         if isinstance(queries, str):
@@ -656,10 +732,7 @@ class Index:
         return replace(self.answer(self.request(vectors, k, options)), document=self._document_or_none)
 
     def _encoded(self, texts: Sequence[str]) -> Any:
-        from quiver.retrieval.models.encoding import comparable
-
-        encoding = self.model.encode_texts(list(texts), "query")
-        return comparable(encoding.vectors, self.manifest.model) if isinstance(encoding, DenseEncoding) else encoding.vectors
+        return encoded_queries(self.model.encode_texts(list(texts), "query"), self.manifest.model)
 
     def _document_or_none(self, key: str) -> Document | None:
         """A document; None if the index stores no texts."""
@@ -671,6 +744,12 @@ class Index:
         Raises:
             InputError: As `search`.
             ValueError: As `search`.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> request = index.request(np.ones((1, 32), np.float32), 1, SearchOptions(filter="year=2012"))
+            >>> len(index.answer(request).ids)
+            1
         """
         k = check_k(k)
         vectors, effort = self._checked(queries), options.effort
@@ -686,6 +765,12 @@ class Index:
 
         Raises:
             ValueError: A query has scores that overflow float32.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> request = index.request(np.ones((3, 32), np.float32), 2, SearchOptions())
+            >>> [len(ids) for ids in index.answer(request).ids]
+            [2, 2, 2]
         """
         queries, k = request.queries, request.k
         bitmaps = [segment.alive for segment in self.segments] if request.filter is None else self.matching(request.filter)
@@ -711,6 +796,10 @@ class Index:
         Raises:
             InputError: The index is not calibrated, or not for so many hits.
             ValueError: The target is not in (0, 1].
+
+        Example:
+            >>> open_index(tiny_index()).search_params_for(0.95, k=10)  # an exact engine has none
+            {}
         """
         check_target(target_recall)
         k = check_k(k)
@@ -730,6 +819,10 @@ class Index:
         ``fast`` the fastest with at least 0.90 (`quiver.retrieval.index.recall_table.RecallTable.preset`). Without calibration the
         parameters depend on the size of the index. For a larger k than was measured, each parameter is the maximum of that default and of
         the preset for the largest measured k.
+
+        Example:
+            >>> dict(open_index(tiny_index()).presets())
+            {'exact': {}, 'balanced': {}, 'fast': {}}
         """
         k = check_k(k)
         return {name: self._preset(name, k) for name in _PRESETS}
@@ -743,16 +836,30 @@ class Index:
 
         Raises:
             InputError: The preset or search parameter does not exist.
+
+        Example:
+            >>> open_index(tiny_index()).search_params("fast", k=10)
+            {}
         """
         return asdict(self._params(effort, check_k(k)))
 
     def preset_recall(self) -> Mapping[int, Mapping[Preset, GridPoint]]:
-        """Measured recall and latency of the presets by number of hits; empty without calibration."""
+        """Measured recall and latency of the presets by number of hits; empty without calibration.
+
+        Example:
+            >>> dict(open_index(tiny_index()).preset_recall())
+            {}
+        """
         tables = () if self._measured is None else self._measured.tables
         return {table.k: {name: table.preset(name) for name in _PRESETS} for table in tables}
 
     def locate(self, ids: Sequence[str]) -> list[Place | None]:
-        """Position of each document; None for an unknown id."""
+        """Position of each document; None for an unknown id.
+
+        Example:
+            >>> open_index(tiny_index()).locate(["trout", "eel"])
+            [Place(segment=0, row=1), None]
+        """
         places: list[Place | None] = [None] * len(ids)
         for number, segment in enumerate(self.segments):
             rows = segment.rows_of(ids)
@@ -761,19 +868,30 @@ class Index:
         return places
 
     def shared_documents(self, other: Index) -> int:
-        """Number of documents of this index whose ids also occur in another index, without deleted documents."""
+        """Number of documents of this index whose ids also occur in another index, without deleted documents.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> index.shared_documents(index)
+            2
+        """
         return sum(shared_documents(mine, theirs) for mine in self.segments for theirs in other.segments)
 
-    def scores(self, query: NDArray[np.float32], ids: Sequence[str]) -> NDArray[np.float32]:
+    def scores(self, query: NDArray[np.float32] | Sequence[str], ids: Sequence[str]) -> NDArray[np.float32]:
         """Scores of given documents, computed from the most precise stored vectors, (len(ids),).
 
         Args:
-            query: One query: (d,) for a dense index, (n, d) for token vectors.
+            query: One query: (d,) for a dense index, (n, d) for token vectors, words for BM25.
             ids: Document ids.
 
         Raises:
             InputError: A document does not exist.
             ValueError: The query is not finite or has a wrong width.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> index.scores(index.model.encode_query("owls have wings"), ["owl", "trout"]).argmax().item()
+            0
         """
         vectors = self._checked([query])[0]
         scores = np.empty(len(ids), np.float32)
@@ -789,6 +907,10 @@ class Index:
 
         Raises:
             InputError: The document does not exist, or the index was built without texts.
+
+        Example:
+            >>> open_index(tiny_index()).document("owl")
+            Document(id='owl', text='owls have wings', title='', metadata={'year': 2012})
         """
         documents = self.documents
         place = self._place(key, self.locate([key])[0])
@@ -799,6 +921,10 @@ class Index:
 
         Raises:
             InputError: The document does not exist, or the index was built without texts.
+
+        Example:
+            >>> open_index(tiny_index()).text_of("owl")
+            'owls have wings'
         """
         return self.document(key).content(use_title=self.manifest.policy.use_title)
 
@@ -808,6 +934,10 @@ class Index:
 
         Raises:
             InputError: The index was built without texts.
+
+        Example:
+            >>> [document.id for document in open_index(tiny_index()).documents]
+            ['owl', 'trout']
         """
         if not self.manifest.policy.store_text:
             raise InputError(f"{self.path}: the index was built without texts; build it with texts to show documents")
@@ -818,6 +948,14 @@ class Index:
 
         Raises:
             InputError: The filter is malformed, or no document has one of its fields (names the fields that exist).
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> try:
+            ...     index.check_filter("colour=red")
+            ... except InputError as error:
+            ...     print(str(error).partition(": ")[2])
+            no document has the field 'colour' to filter by; there are year
         """
         chosen = as_filter(filter)
         for condition in () if chosen is None or not self.segments else chosen.conditions:
@@ -826,11 +964,57 @@ class Index:
                 raise InputError(f"{self.path}: no document has the field '{condition.field}' to filter by; {there}")
         return chosen
 
+    def count(self, filter: FilterLike = None) -> int:
+        """Number of documents that match a filter.
+
+        Raises:
+            InputError: The filter is malformed, or names a field that no document has.
+
+        Example:
+            >>> open_index(tiny_index()).count("year >= 2010")
+            1
+        """
+        chosen = self.check_filter(filter)
+        if chosen is None:
+            return len(self)
+        bitmaps = self.matching(chosen)
+        sizes = [len(segment.documents) for segment in self.segments]
+        return sum(size if rows is None else int(np.count_nonzero(rows)) for size, rows in zip(sizes, bitmaps, strict=True))
+
+    def facets(self, fields: Sequence[str], *, filter: FilterLike = None, most: int = 20) -> dict[str, Facet]:
+        """Count the values of fields over all documents that match a filter, whatever a query ranks first.
+
+        Args:
+            fields: Names of fields.
+            filter: Filter on the documents, see `search`; None for all documents.
+            most: Maximum number of values per field.
+
+        Raises:
+            InputError: The filter is malformed, or it or ``fields`` names a field that no document has.
+            DamagedIndexError: The metadata is damaged.
+
+        Example:
+            >>> open_index(tiny_index()).facets(["year"])
+            {'year': Facet(values=[(2008, 1), (2012, 1)], distinct=2)}
+        """
+        chosen = self.check_filter(filter)
+        for field in fields:
+            if field not in self.fields:
+                there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
+                raise InputError(f"{self.path}: no document has the field '{field}' to count; {there}")
+        bitmaps = [segment.alive for segment in self.segments] if chosen is None else self.matching(chosen)
+        tables = [(segment.documents.metadata, rows) for segment, rows in zip(self.segments, bitmaps, strict=True)]
+        return {field: count_values(field, tables, most=most) for field in fields}
+
     def check_model(self, card: ModelCard) -> None:
         """Check that a model is the one that built the index.
 
         Raises:
             InputError: The fingerprints of the models differ; names both models.
+
+        Example:
+            >>> index = open_index(tiny_index())
+            >>> index.check_model(index.model.card)
         """
         check_model(self.path, self.manifest, card)
 
@@ -842,6 +1026,8 @@ class Index:
     def _checked(self, queries: Any) -> Any:
         """Check queries and convert them for the engine."""
         card = self.manifest.model
+        if card.kind == "bm25":
+            return WordQueries.of(queries, ((cast(WordSegment, segment.vectors), segment.alive) for segment in self.segments))
         return dense_queries(queries, card.dim) if card.kind == "dense" else token_queries(queries, card.dim)
 
     def _params(self, effort: str | Mapping[str, Setting], k: int) -> Any:
@@ -897,6 +1083,11 @@ def open_index(path: Path | str, *, generation: int | None = None, verify: bool 
     Raises:
         DamagedIndexError: A file that every search needs, or the newest manifest, is missing, truncated or changed; names the file.
         InputError: Not an index, another format version, nothing committed yet, no such generation, or an unknown engine.
+
+    Example:
+        >>> index = open_index(tiny_index())
+        >>> [hit.id for hit in index.search("owls have wings", k=1)]
+        ['owl']
     """
     layout = Layout(Path(path).resolve())
     if generation is None:
@@ -935,6 +1126,20 @@ def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
     if (find_engine(manifest.codec.engine).kind, codec.dim) != (manifest.model.kind, manifest.model.dim):
         raise DamagedIndexError(f"{folder}: not a codec for {manifest.model.kind} vectors of width {manifest.model.dim}; {LOOK}")
     return codec
+
+
+def check_has_vectors(index: Index, action: str) -> None:
+    """Check that an index has vectors.
+
+    Args:
+        index: The index.
+        action: What they are needed for, in the imperative.
+
+    Raises:
+        InputError: It is an index of BM25.
+    """
+    if index.manifest.model.kind == "bm25":
+        raise InputError(f"{index.path}: an index of BM25 has no vectors to {action}")
 
 
 def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:

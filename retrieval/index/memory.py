@@ -24,6 +24,7 @@ from quiver.retrieval.index.documents import DocumentTable, MetadataTable
 from quiver.retrieval.index.engines import (
     EXACT_DENSE,
     EXACT_TOKENS,
+    WORDS,
     AnyCodec,
     AnySegment,
     EngineSpec,
@@ -129,7 +130,7 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     logger.info("%d documents encoded", source.count)
     lengths = np.concatenate([encoded.lengths for _, encoded in parts])
     if not lengths.sum():
-        raise InputError("none of the documents has a vector; there is nothing to index")
+        raise InputError(f"none of the documents has a {'word' if name == WORDS else 'vector'}; there is nothing to index")
     chosen = _chosen(engine(name, card).sample(int(lengths.sum())), lengths, options.seed)
     sample = _sample([encoded for _, encoded in parts], chosen, card)
     vectors, device = int(lengths.sum()), device_of(model)

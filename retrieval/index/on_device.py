@@ -38,6 +38,7 @@ from torch import Tensor
 
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.ranking import LIMITS, MARGIN, SearchLimits, document_blocks, float32_error, token_pieces, token_rows
+from quiver.retrieval.models.batches import available_memory
 from quiver.retrieval.models.maxsim import maxsim_ragged
 from quiver.retrieval.records import DenseModel, DenseVectors, Rows, TokenModel, TokenVectors
 
@@ -199,9 +200,7 @@ def place(rows: Rows, device: torch.device, limits: SearchLimits = LIMITS) -> Re
 def _budget(device: torch.device) -> int:
     if device.type != "cuda":
         return -1
-    free, _ = torch.cuda.mem_get_info(device)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # PyTorch keeps memory that was freed
-    return int(_SHARE * (free + unused))
+    return int(_SHARE * available_memory(device))
 
 
 class _Group(NamedTuple):

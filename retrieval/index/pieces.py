@@ -261,13 +261,13 @@ class Encoded:
     Attributes:
         vectors: (n, d) float32, comparable by inner product, document after document.
         lengths: Number of vectors of each document, (B,).
-        token_ids: Vocabulary ids of the tokens, (n,) uint32; None if the model does not provide them.
+        token_ids: Vocabulary ids of the tokens, (n,) uint32, or for BM25 the words; None if the model does not provide them.
         tokens: Token counts of each document.
     """
 
     vectors: NDArray[np.float32]
     lengths: NDArray[np.int64]
-    token_ids: NDArray[np.uint32] | None
+    token_ids: NDArray[Any] | None
     tokens: TextTokens
 
     def select(self, places: NDArray[np.intp]) -> Encoded:
@@ -317,7 +317,9 @@ def _checked(model: Model, documents: Sequence[Document], encoding: Encoding) ->
         raise InputError(f"{what} of document '{key}' is not finite; check the model")
     token_ids = None
     if not isinstance(encoding, DenseEncoding) and encoding.token_ids is not None:
-        token_ids = np.concatenate(encoding.token_ids).astype(np.uint32, copy=False)
+        token_ids = np.concatenate(encoding.token_ids)
+        if model.card.kind != "bm25":  # whose tokens are words
+            token_ids = token_ids.astype(np.uint32, copy=False)
     return Encoded(comparable(vectors, model.card), lengths, token_ids, encoding.tokens)
 
 
@@ -619,7 +621,7 @@ def plan_pieces(lengths: NDArray[np.uint32], ends: Iterable[int], limits: PieceL
         card: Card of the model that encodes.
         codec: Codec of the index; it estimates the memory of writing a piece.
     """
-    vectors = np.minimum(lengths // _CHARACTERS_A_VECTOR + _SPECIAL, card.document_length) if card.kind == "colbert" else lengths * 0 + 1
+    vectors = np.minimum(lengths // _CHARACTERS_A_VECTOR + _SPECIAL, card.document_length) if card.kind != "dense" else lengths * 0 + 1
     characters = np.append(0, np.cumsum(lengths, dtype=np.int64))
     all_vectors = np.append(0, np.cumsum(vectors, dtype=np.int64))
     pieces, first, held_ends = list[SegmentPiece](), 0, list[int]()

@@ -5,7 +5,8 @@ folder in ``quarantine``, which no command reads; its owner deletes it. The cont
 read, from the manifest or from its copy in HEAD. A repair keeps every row of a damaged segment whose blocks are intact:
 
 1. A block with one flipped bit is corrected: its digest locates the bit.
-2. A row with vectors or an id in another damaged block is lost; texts, metadata and token counts are optional parts of a row.
+2. A row with vectors or an id in another damaged block is lost; texts, metadata and token counts are optional parts of a row. The
+   words of BM25 are counted again from a row's text.
 3. A lost row is taken from an older generation that has it in a segment of its own.
 
 Ids, texts and metadata are partly redundant. A lost id is read from the stored text of its document, and lost metadata from the stored
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import exact
+from quiver.retrieval.index import exact, words
 from quiver.retrieval.index.documents import DocumentTable, MetadataTable, MetadataWriter, is_metadata, open_tokens
 from quiver.retrieval.index.engines import AnyCodec, Bitmap, open_codec
 from quiver.retrieval.index.files import (
@@ -496,7 +497,8 @@ def _codec(layout: Layout, manifest: Manifest, losses: _Losses) -> tuple[_Folder
         DamagedIndexError: A part of it is lost; no vector can be decoded without it.
     """
     folder = _salvaged(layout.codecs / manifest.codec.name, manifest.codec.files, losses)
-    if folder.is_lost and (content := exact.codec_content(manifest.codec.engine, manifest.model.dim)) is not None:
+    content = exact.codec_content(manifest.codec.engine, manifest.model.dim) or words.codec_content(manifest.codec.engine)
+    if folder.is_lost and content is not None:
         folder = _rebuilt(folder, content)
     if folder.is_lost:
         raise DamagedIndexError(f"{folder.path}: the codec is damaged; no vector can be read without it")
@@ -588,7 +590,12 @@ def _rows(folder: _Folder, manifest: Manifest, entry: SegmentEntry, codec: AnyCo
         losses.lost_unnamed += int(np.count_nonzero(alive))
         return None
     named = np.array([key is not None for key in documents.ids], bool)
-    keep = alive & named & ~vectors.damaged()
+    lost, texts = vectors.damaged(), documents.table.texts
+    if isinstance(vectors, words.WordSegment) and texts is not None and lost.any():
+        again = np.flatnonzero(lost & ~documents.without_text).tolist()
+        vectors = vectors.recounted({row: texts[row].content(use_title=policy.use_title) for row in again})
+        lost[again] = False
+    keep = alive & named & ~lost
     losses.lost += _named(documents, alive & named & ~keep)
     losses.lost_unnamed += int(np.count_nonzero(alive & ~named))
     losses.without_text += _named(documents, keep & documents.without_text)

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.integrations.stores import BATCH_DOCUMENTS, DocumentBatch, batches, metadata_text, state_of
 from quiver.retrieval.progress import progress_bar
@@ -73,7 +73,7 @@ def write_table(
         if table.count_rows() > seen:
             table.delete(f"NOT ({_is(state)})")
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"LanceDB, {folder}, table {name!r}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"LanceDB, {folder}, table {name!r}: {first_line(error)}") from error
     return written
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.integrations.stores import BATCH_DOCUMENTS, DocumentBatch, batches, point_id, state_of
 from quiver.retrieval.progress import progress_bar
@@ -54,7 +54,7 @@ def open_client(where: str) -> Any:
     try:
         return QdrantClient(path=where)
     except RuntimeError as error:
-        raise InputError(f"{where}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"{where}: {first_line(error)}") from error
 
 
 def write_collection(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.export import row_blocks
-from quiver.retrieval.index.index import Index, OpenSegment
+from quiver.retrieval.index.index import Index, OpenSegment, check_has_vectors
 
 BATCH_DOCUMENTS = 256
 """Default of the largest number of documents per batch."""
@@ -128,8 +128,9 @@ def export_to(
         batch_documents: Largest number of documents that are sent at once.
 
     Raises:
-        InputError: Unknown store, its library is not installed, or it cannot be written.
+        InputError: Unknown store, the index is one of BM25, its library is not installed, or it cannot be written.
     """
+    check_has_vectors(index, "export")
     scheme, separator, where = target.partition("://")
     if not separator or scheme not in SCHEMES or not where:
         raise InputError(f"--store {target!r}: must be {', '.join(f'{name}://{shape}' for name, (shape, _) in SCHEMES.items())}")

@@ -81,6 +81,12 @@ def fitting_tokens(free: int, per_token: int) -> int:
     return min(GPU_TOKENS, max(_LEAST_GPU_TOKENS, free // 2 // per_token))
 
 
+def available_memory(device: torch.device) -> int:
+    """Return the bytes of a GPU that PyTorch can still give out: free ones, and those that it keeps after they were freed."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 class BatchSize:
     """Tokens per batch of one model on one device. A text with more tokens is a batch of its own.
 
@@ -108,9 +114,7 @@ class BatchSize:
             return cls(device, tokens)
         if device.type != "cuda":
             return cls(device, CPU_TOKENS)
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return cls(device, fitting_tokens(free + unused, bytes_per_token(encoder, dim)))
+        return cls(device, fitting_tokens(available_memory(device), bytes_per_token(encoder, dim)))
 
     def limit(self, longest: int) -> int:
         """Return the maximum tokens of a batch whose longest text has ``longest`` tokens."""

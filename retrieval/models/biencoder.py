@@ -6,9 +6,9 @@ Source: Dense Passage Retrieval, arXiv:2004.04906; sentence-transformers' conven
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,11 @@ from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
 from quiver.retrieval.models.encoding import (
+    Devices,
+    Documents,
+    EncodingJob,
     Precision,
+    Texts,
     check_texts,
     clean,
     contents,
@@ -35,9 +39,9 @@ from quiver.retrieval.models.encoding import (
     quantize_embeddings,
 )
 from quiver.retrieval.models.export.sentence_transformers import write_dense
-from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, WorkerModel, check_device, dtype_of
+from quiver.retrieval.models.loading import ModelFolder, ModelOptions, PretrainedModel, dtype_of
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, Dtype, ModelCard, Role, TextTokens
+from quiver.retrieval.records import DenseEncoding, DenseVectors, Dtype, ModelCard, Role, TextTokens
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.executors import LocalProcesses
@@ -59,6 +63,7 @@ class BiEncoder(PretrainedModel):
         revision: Branch, tag or commit on the Hub.
         dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.loading.default_dtype`.
         batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
+        max_seq_length: Maximum tokens of a text, special tokens included; None for that of the folder.
 
     Raises:
         InputError: The folder is no bi-encoder, a ColBERT model, say; the device is not available, a prompt does not exist, or
@@ -85,8 +90,11 @@ class BiEncoder(PretrainedModel):
         revision: str | None = None,
         dtype: Dtype | torch.dtype | None = None,
         batch_tokens: int | None = None,
+        max_seq_length: int | None = None,
     ) -> None:
-        super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens)
+        given = prompts or {}
+        options = ModelOptions(None, max_seq_length, given.get("query"), given.get("document"))
+        super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
         self.prompts = {**self.prompts, **{name: text for name, text in (prompts or {}).items() if text or name not in self.prompts}}
         if default_prompt_name is not None:
             self._prompt(None, default_prompt_name)
@@ -116,7 +124,13 @@ class BiEncoder(PretrainedModel):
 
     @cached_property
     def card(self) -> ModelCard:
-        """Facts about the model for indexes and reports."""
+        """Facts about the model for indexes and reports.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> model.card.kind, model.card.dim, model.card.similarity, model.card.dtype
+            ('dense', 32, 'cosine', 'float32')
+        """
         settings = self.settings
         described: list[object] = [settings.pooling, settings.include_prompt, settings.normalize, settings.lower_case, self.max_length]
         described += [settings.query_prompt, settings.document_prompt, settings.similarity]
@@ -162,12 +176,25 @@ class BiEncoder(PretrainedModel):
 
     @property
     def default_prompt_name(self) -> str | None:
-        """Name of the prompt that `encode` puts before texts; None for no prompt."""
+        """Name of the prompt that `encode` puts before texts; None for no prompt.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), prompts={"query": "question: "}, default_prompt_name="query")
+            >>> model.default_prompt_name
+            'query'
+        """
         return self.settings.default_prompt_name
 
     @property
     def truncate_dim(self) -> int | None:
-        """Width to which vectors are cut; None for the whole vectors. It can be set, and can exceed the width."""
+        """Width to which vectors are cut; None for the whole vectors. It can be set, and can exceed the width.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> model.truncate_dim = 8
+            >>> model.encode("a bird").shape
+            (8,)
+        """
         return self._truncate_dim
 
     @truncate_dim.setter
@@ -179,12 +206,24 @@ class BiEncoder(PretrainedModel):
 
     @property
     def dim(self) -> int:
-        """Vector width d, after truncation."""
+        """Vector width d, after truncation.
+
+        Example:
+            >>> BiEncoder(tiny_model("dense"), truncate_dim=8).dim
+            8
+        """
         return super().dim if self._truncate_dim is None else min(super().dim, self._truncate_dim)
 
     @property
     def max_seq_length(self) -> int:
-        """Maximum tokens of a text, special tokens included. It can be set, up to the encoder's positions."""
+        """Maximum tokens of a text, special tokens included. It can be set, up to the encoder's positions.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> model.max_seq_length = 16
+            >>> model.max_seq_length
+            16
+        """
         return self.max_length
 
     @max_seq_length.setter
@@ -193,12 +232,24 @@ class BiEncoder(PretrainedModel):
         self.__dict__.pop("card", None)
 
     def get_max_seq_length(self) -> int:
-        """Return the maximum tokens of a text."""
+        """Return the maximum tokens of a text.
+
+        Example:
+            >>> BiEncoder(tiny_model("dense")).get_max_seq_length()
+            64
+        """
         return self.max_length
 
     @property
     def similarity_fn_name(self) -> Literal["cosine", "dot"]:
-        """Similarity of vectors: ``cosine`` or ``dot``. It can be set."""
+        """Similarity of vectors: ``cosine`` or ``dot``. It can be set.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> model.similarity_fn_name = "dot"
+            >>> model.similarity([3.0, 0.0], [2.0, 0.0]).item()
+            6.0
+        """
         return "dot" if self.settings.similarity == "dot" else "cosine"
 
     @similarity_fn_name.setter
@@ -211,7 +262,7 @@ class BiEncoder(PretrainedModel):
 
     def encode(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
         self,
-        sentences: str | Sequence[str],
+        sentences: Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
@@ -220,7 +271,7 @@ class BiEncoder(PretrainedModel):
         precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        device: Devices | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         pool: LocalProcesses | None = None,
@@ -245,7 +296,7 @@ class BiEncoder(PretrainedModel):
             chunk_size: Texts that a process takes at a time; None for a tenth of its share, at most 5,000.
 
         Returns:
-            (d,) for a text, (B, d) for a list of texts, in input order. Without texts (0, d), where sentence-transformers returns (0,).
+            (d,) for a text, (B, d) for a list of texts, in input order; (0,) for an empty list, as in sentence-transformers.
 
         Raises:
             InputError: There is no such prompt, the device is not available, or a number is less than 1.
@@ -259,12 +310,13 @@ class BiEncoder(PretrainedModel):
             dtype('uint8')
         """
         chosen = self._prompt(prompt, prompt_name or (self.default_prompt_name if prompt is None else None))
-        job = EncodingJob("document", chosen, truncate_dim, normalize_embeddings, batch_size)
-        return self._public(sentences, job, precision, convert_to_numpy, convert_to_tensor, device, pool, chunk_size, show_progress_bar)
+        job = EncodingJob("document", chosen, batch_size, normalize_embeddings, truncate_dim)
+        vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
+        return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(sentences, str))
 
     def encode_query(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
         self,
-        sentences: str | Sequence[str],
+        sentences: Texts,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
@@ -273,7 +325,7 @@ class BiEncoder(PretrainedModel):
         precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        device: Devices | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         pool: LocalProcesses | None = None,
@@ -286,12 +338,13 @@ class BiEncoder(PretrainedModel):
             >>> bool(np.allclose(model.encode_query("a bird"), model.encode("question: a bird"), atol=1e-5))
             True
         """
-        job = EncodingJob("query", self._prompt(prompt, prompt_name or "query"), truncate_dim, normalize_embeddings, batch_size)
-        return self._public(sentences, job, precision, convert_to_numpy, convert_to_tensor, device, pool, chunk_size, show_progress_bar)
+        job = EncodingJob("query", self._prompt(prompt, prompt_name or "query"), batch_size, normalize_embeddings, truncate_dim)
+        vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
+        return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(sentences, str))
 
     def encode_document(  # noqa: PLR0913 - the arguments of sentence-transformers, in its order
         self,
-        sentences: str | Document | Sequence[str | Document],
+        sentences: Documents,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
@@ -300,7 +353,7 @@ class BiEncoder(PretrainedModel):
         precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        device: Devices | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         pool: LocalProcesses | None = None,
@@ -310,12 +363,14 @@ class BiEncoder(PretrainedModel):
 
         Example:
             >>> model = BiEncoder(tiny_model("dense"))
+            >>> from quiver import Document
             >>> model.encode_document([Document("owl", "has wings", "An owl"), "a fish"]).shape
             (2, 32)
         """
         texts = contents(sentences)
-        job = EncodingJob("document", self._prompt(prompt, prompt_name or "document"), truncate_dim, normalize_embeddings, batch_size)
-        return self._public(texts, job, precision, convert_to_numpy, convert_to_tensor, device, pool, chunk_size, show_progress_bar)
+        job = EncodingJob("document", self._prompt(prompt, prompt_name or "document"), batch_size, normalize_embeddings, truncate_dim)
+        vectors = self._vectors(texts, job, device, pool, chunk_size, bool(show_progress_bar))
+        return self._converted(vectors, precision, convert_to_numpy, convert_to_tensor, single=isinstance(texts, str))
 
     def similarity(self, embeddings1: ArrayLike | Tensor, embeddings2: ArrayLike | Tensor) -> Tensor:
         """Similarity of each of A vectors to each of B vectors, (A, B), by the model's similarity.
@@ -325,7 +380,7 @@ class BiEncoder(PretrainedModel):
             >>> model.similarity(np.eye(2, dtype=np.float32), np.array([[3, 0]], dtype=np.float32)).tolist()
             [[1.0], [0.0]]
         """
-        first, second = (_matrix(each) for each in (embeddings1, embeddings2))
+        first, second = (self._matrix(each) for each in (embeddings1, embeddings2))
         if self.similarity_fn_name == "cosine":
             first, second = F.normalize(first, dim=1), F.normalize(second, dim=1)
         return first @ second.to(first.device).T
@@ -343,24 +398,6 @@ class BiEncoder(PretrainedModel):
             first, second = F.normalize(first, dim=-1), F.normalize(second, dim=-1)
         return (first * second.to(first.device)).sum(-1)
 
-    def start_multi_process_pool(self, target_devices: Sequence[str] | None = None) -> LocalProcesses:
-        """Name the processes of ``encode(pool=...)``: one per device.
-
-        The processes start with each call of `encode` and end with it, so a pool is worth its start-up (seconds) for long lists only. They
-        load the model from its folder or the Hub.
-
-        Args:
-            target_devices: Device of each process; None for all GPUs, or four processes without a GPU.
-        """
-        from quiver.retrieval.cluster.executors import LocalProcesses
-
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        devices = [f"cuda:{number}" for number in range(count)] or ["cpu"] * 4
-        return LocalProcesses([check_device(device) for device in (devices if target_devices is None else target_devices)])
-
-    def stop_multi_process_pool(self, pool: LocalProcesses) -> None:
-        """Do nothing: the processes ended with the calls of `encode`. It is there for code written for sentence-transformers."""
-
     def _prompt(self, prompt: str | None, name: str | None) -> str:
         """The prompt given, or that of a name."""
         if prompt is not None or name is None:
@@ -369,52 +406,31 @@ class BiEncoder(PretrainedModel):
             raise InputError(f"prompt_name must be one of {', '.join(self.prompts)}, got {name!r}")
         return self.prompts[name]
 
-    def _public(  # noqa: PLR0913 - what the three ways to encode share
-        self,
-        sentences: str | Sequence[str],
-        job: EncodingJob,
-        precision: Precision,
-        as_numpy: bool,
-        as_tensor: bool,
-        device: str | torch.device | Sequence[str | torch.device] | None,
-        pool: LocalProcesses | None,
-        chunk_size: int | None,
-        progress: bool | None,
-    ) -> Any:
-        """Encode and convert to what was asked for."""
-        for name, number in (("batch_size", job.batch_size), ("truncate_dim", job.truncate_dim), ("chunk_size", chunk_size)):
-            if number is not None and number < 1:
-                raise InputError(f"{name} must be >= 1, got {number}")
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        check_texts(texts)
-        if device is not None and isinstance(device, str | torch.device):
-            self.to(device)
-        elif device is not None and pool is None:
-            pool = self.start_multi_process_pool([str(each) for each in device])
-        if pool is None:
-            vectors, _ = self._encoded(texts, job, progress=bool(progress))
-        else:
-            vectors = self._encoded_by(pool, texts, job, chunk_size, progress=bool(progress))
-        result: Any = vectors if precision == "float32" else torch.from_numpy(quantize_embeddings(vectors.numpy(), precision))
+    def _converted(self, vectors: DenseVectors, precision: Precision, as_numpy: bool, as_tensor: bool, *, single: bool) -> Any:
+        """Convert vectors to what a call asks for."""
+        found = torch.from_numpy(vectors if precision == "float32" else quantize_embeddings(vectors, precision))
+        result: Any = found if len(found) else found.flatten()
         if as_tensor:
             result = result.to(self.device)
         elif as_numpy:
             result = result.numpy()
         else:
             result = list(result)
-        return result[0] if isinstance(sentences, str) else result
+        return result[0] if single else result
 
-    def _encoded_by(self, pool: LocalProcesses, texts: list[str], job: EncodingJob, chunk_size: int | None, *, progress: bool) -> Tensor:
-        """Encode in other processes."""
-        size = chunk_size or max(1, min(-(-len(texts) // pool.workers // 10), 5000))
-        chunks = [(start, texts[start : start + size]) for start in range(0, len(texts), size)]
-        vectors = torch.empty(len(texts), self._width(job.truncate_dim))
-        task = EncodingTask(WorkerModel.of(self), job, pool.threads(torch.get_num_threads()))
-        with progress_bar("texts", len(texts), enabled=progress) as advance, closing(pool.run(task, chunks)) as done:
-            for (start, chunk), found in done:
-                vectors[start : start + len(chunk)] = torch.from_numpy(found)
-                advance(len(chunk))
+    def _matrix(self, vectors: ArrayLike | Tensor) -> Tensor:
+        """Vectors as a matrix; one vector is a matrix of one row, an empty list one of none."""
+        found = _tensor(vectors)
+        if found.ndim == 1:
+            return found[None] if len(found) else found.new_empty(0, self.dim, dtype=torch.float32)
+        return found
+
+    def _encode(self, texts: Sequence[str], job: EncodingJob, *, progress: bool = False) -> DenseVectors:
+        vectors: DenseVectors = self._encoded(texts, job, progress=progress)[0].numpy()
         return vectors
+
+    def _empty(self, count: int, job: EncodingJob) -> DenseVectors:
+        return np.empty((count, self._width(job.truncate_dim)), np.float32)
 
     def _width(self, truncate_dim: int | None) -> int:
         """Width of vectors that are cut as a call wants it."""
@@ -423,7 +439,15 @@ class BiEncoder(PretrainedModel):
     # Encoding for the rest of Quiver.
 
     def pool(self, hidden: Tensor, batch: PackedBatch, *, skip: int = 0) -> Tensor:
-        """Pool, project and normalize hidden states, without truncation: (N, D) to (B, d)."""
+        """Pool, project and normalize hidden states, without truncation: (N, D) to (B, d).
+
+        Example:
+            >>> from quiver.encoder import pack_ids
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> batch = pack_ids([[1, 5, 2], [1, 2]])
+            >>> model.pool(model.encoder(batch), batch).shape
+            torch.Size([2, 32])
+        """
         vectors: Tensor = self.projections(pool(hidden, batch, self.settings.pooling, skip=skip))
         return F.normalize(vectors, dim=1) if self.settings.normalize else vectors
 
@@ -437,10 +461,48 @@ class BiEncoder(PretrainedModel):
 
         Returns:
             (B, d) float32, in input order.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> encoding = model.encode_texts(["owls have wings", "fins"], "document")
+            >>> encoding.vectors.shape, encoding.tokens.tokens.tolist()
+            ((2, 32), [5, 4])
         """
         check_texts(texts)
         vectors, tokens = self._encoded(texts, self._job(role), progress=progress)
         return DenseEncoding(vectors.numpy(), tokens)
+
+    def encode_token_ids(self, ids: Sequence[Sequence[int]]) -> DenseVectors:
+        """Encode texts that are tokenized already, as they are: without a prompt, and without adding special tokens.
+
+        Args:
+            ids: B lists of ids of the model's tokenizer.
+
+        Returns:
+            (B, d) float32, in input order.
+
+        Raises:
+            InputError: A text has no tokens or more than ``max_seq_length``, or an id is not in the vocabulary.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"))
+            >>> ids = model.tokenize(["a bird"], "document").ids
+            >>> bool(np.allclose(model.encode_token_ids(ids), model.encode(["a bird"]), atol=1e-6))
+            True
+        """
+        size = self.encoder.config.vocab_size
+        for row, text in enumerate(ids):
+            if not 1 <= len(text) <= self.max_length:
+                raise InputError(f"text {row} has {len(text):,} tokens; a text of this model has 1 to {self.max_length:,}")
+            if not all(0 <= each < size for each in text):
+                raise InputError(f"text {row} has a token id outside of the vocabulary, 0 to {size - 1}")
+        vectors = torch.empty(len(ids), self.dim)
+        told = describe_tokens([""] * len(ids), ids, [False] * len(ids))
+        inputs = ModelInputs([list(text) for text in ids], told, np.ones(len(ids), np.int64), out=vectors)
+        with closing(self._loop(EncodingJob("document", "")).run([inputs], lambda whole: whole)) as groups:
+            for _ in groups:
+                pass
+        return vectors.numpy()
 
     def encode_chunks(self, chunks: Iterable[Sequence[str]], role: Role) -> Generator[DenseEncoding, None, None]:
         """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
@@ -448,6 +510,11 @@ class BiEncoder(PretrainedModel):
         Args:
             chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
             role: Queries or documents; decides the prompt.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> [part.vectors.shape for part in model.encode_chunks([["a bird", "a fish"], ["an owl"]], "document")]
+            [(2, 32), (1, 32)]
         """
         job = self._job(role)
         with closing(self._loop(job).run(chunks, lambda texts: self._inputs(texts, job.prompt))) as groups:
@@ -498,6 +565,11 @@ class BiEncoder(PretrainedModel):
             texts: B texts.
             role: Queries or documents; decides the prompt.
             max_length: Tokens to which texts are truncated, if fewer than the model's limit.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> [len(ids) for ids in model.tokenize(["owls have wings", "fins"], "query").ids]
+            [5, 4]
         """
         return self._tokenized(texts, self._role_prompt(role), min(self.max_length, max_length or self.max_length))
 
@@ -505,14 +577,24 @@ class BiEncoder(PretrainedModel):
         return self.settings.query_prompt if role == "query" else self.settings.document_prompt
 
     def skipped_tokens(self, role: Role) -> int:
-        """Number of leading tokens that pooling skips: those of the prompt, if the model does not pool it."""
+        """Number of leading tokens that pooling skips: those of the prompt, if the model does not pool it.
+
+        Example:
+            >>> BiEncoder(tiny_model("dense")).skipped_tokens("query")
+            0
+        """
         return self._skipped(self._role_prompt(role))
 
     def _skipped(self, prompt: str) -> int:
         return 0 if self.settings.include_prompt or not prompt else self.prompt_tokens(prompt)
 
     def prompt_tokens(self, prompt: str) -> int:
-        """Number of leading tokens of a prompt, with [CLS] and without [SEP]."""
+        """Number of leading tokens of a prompt, with [CLS] and without [SEP].
+
+        Example:
+            >>> BiEncoder(tiny_model("dense")).prompt_tokens("which animal has ")
+            4
+        """
         ids = self.tokenizer.encode(clean([prompt], lower_case=self.settings.lower_case), max_length=self.max_length).ids[0]
         return len(ids) - (ids[-1] == self.tokenizer.special_id("sep"))
 
@@ -521,6 +603,13 @@ class BiEncoder(PretrainedModel):
 
         Raises:
             InputError: The model has a residual Dense module, which the layout lacks; nothing is written.
+
+        Example:
+            >>> model = BiEncoder(tiny_model("dense"), device="cpu")
+            >>> folder = new_folder()
+            >>> model.save_pretrained(folder / "saved")
+            >>> BiEncoder(folder / "saved").card.fingerprint == model.card.fingerprint
+            True
         """
         write_dense(Path(path), self.settings, self.encoder, self.tokenizer, max_length=self.max_length)
 
@@ -530,47 +619,6 @@ class BiEncoder(PretrainedModel):
         return [*facts, ("prompts", ", ".join(prompts))] if prompts else facts
 
 
-@dataclass(frozen=True)
-class EncodingJob:
-    """How the texts of a call are encoded.
-
-    Attributes:
-        role: Queries or documents; decides how exact batches are kept alike.
-        prompt: Put before every text.
-        truncate_dim: Width to which vectors are cut; None for the model's.
-        normalize: Scale vectors to length 1 at the end.
-        batch_size: Maximum number of texts per batch; None for no limit but that of the tokens.
-    """
-
-    role: Role
-    prompt: str
-    truncate_dim: int | None = None
-    normalize: bool = False
-    batch_size: int | None = None
-
-
-@dataclass(frozen=True)
-class EncodingTask:
-    """Encodes chunks of texts in a worker; an item is the number of its first text, and the texts."""
-
-    model: WorkerModel
-    job: EncodingJob
-    threads: int
-
-    def open(self) -> Callable[[tuple[int, list[str]]], DenseVectors]:
-        """See `quiver.retrieval.records.WorkerTask`."""
-        torch.set_num_threads(self.threads)
-        model = self.model.load()
-        if not isinstance(model, BiEncoder):
-            raise InputError(f"{model.source}: no bi-encoder")
-
-        def encode(chunk: tuple[int, list[str]]) -> DenseVectors:
-            vectors: DenseVectors = model._encoded(chunk[1], self.job, progress=False)[0].numpy()
-            return vectors
-
-        return encode
-
-
 def _tensor(vectors: ArrayLike | Tensor) -> Tensor:
     """Vectors as a tensor; a list of tensors is stacked."""
     if isinstance(vectors, Tensor):
@@ -578,9 +626,3 @@ def _tensor(vectors: ArrayLike | Tensor) -> Tensor:
     if isinstance(vectors, list) and vectors and isinstance(vectors[0], Tensor):
         return torch.stack(vectors)
     return torch.from_numpy(np.asarray(vectors))
-
-
-def _matrix(vectors: ArrayLike | Tensor) -> Tensor:
-    """Vectors as a matrix; one vector is a matrix of one row."""
-    found = _tensor(vectors)
-    return found[None] if found.ndim == 1 else found

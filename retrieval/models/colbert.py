@@ -9,29 +9,46 @@ Source: ColBERT, arXiv:2004.12832; ColBERTv2, arXiv:2112.01488; the conventions 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
-from quiver.retrieval.models.encoding import check_texts, clean, contents, describe_tokens, fingerprint, joined_tokens
+from quiver.retrieval.models.encoding import (
+    Devices,
+    Documents,
+    EncodingJob,
+    Precision,
+    Texts,
+    check_texts,
+    clean,
+    contents,
+    describe_tokens,
+    fingerprint,
+    joined_tokens,
+    pool_tokens,
+    quantize_embeddings,
+)
 from quiver.retrieval.models.export.pylate import write_colbert
-from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
+from quiver.retrieval.models.loading import ModelFolder, ModelOptions, PretrainedModel, dtype_of
+from quiver.retrieval.models.maxsim import maxsim_ragged
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.records import Document, Dtype, ModelCard, Role, TokenEncoding, TokenVectors
+from quiver.retrieval.records import Dtype, ModelCard, Role, TokenEncoding, TokenVectors
+
+if TYPE_CHECKING:
+    from quiver.retrieval.cluster.executors import LocalProcesses
 
 
 def _flat(ids: Sequence[Sequence[int]]) -> NDArray[np.uint32]:
@@ -56,11 +73,44 @@ def _encoding(inputs: ModelInputs, vectors: Tensor) -> TokenEncoding:
     return TokenEncoding(_split(vectors.numpy(), inputs.vectors), inputs.tokens, _vector_token_ids(inputs))
 
 
+TokenMatrices: TypeAlias = TokenVectors | Tensor | Sequence[TokenVectors | Tensor]
+"""Token vectors of texts: an array of (n_i, d) for each, one array (B, n, d), or (n, d) for one text."""
+
+
+def _matrices(texts: TokenMatrices) -> list[Tensor]:
+    """Vectors of each text without rows of zeros, (n_i, d)."""
+    if isinstance(texts, np.ndarray | Tensor) and texts.ndim == 2:
+        texts = [texts]
+    found = [torch.as_tensor(each) for each in texts]
+    flat = [each.flatten(0, -2) for each in found]  # padding makes (1, n, d)
+    return [each[each.any(-1)] for each in flat]
+
+
+def _offsets(texts: Sequence[Tensor]) -> Tensor:
+    """Boundaries of texts whose vectors are joined, (B + 1,)."""
+    return torch.tensor([0, *accumulate(len(each) for each in texts)], dtype=torch.int32)
+
+
+def _padded(texts: Sequence[TokenVectors]) -> list[NDArray[Any]]:
+    """Vectors of each text with rows of zeros up to the longest, (1, n, d)."""
+    longest = max(map(len, texts), default=0)
+    return [np.pad(each, ((0, longest - len(each)), (0, 0)))[None] for each in texts]
+
+
+def _quantized(texts: Sequence[NDArray[Any]], precision: Precision) -> list[NDArray[Any]]:
+    """Vectors of texts in a precision, each column by its range over all of them."""
+    if precision == "float32" or not texts:
+        return list(texts)
+    flat = quantize_embeddings(np.concatenate([each.reshape(-1, each.shape[-1]) for each in texts]), precision)
+    parts = np.split(flat, np.cumsum([each.shape[-2] for each in texts])[:-1])
+    return [part.reshape(*each.shape[:-1], -1) for part, each in zip(parts, texts, strict=True)]
+
+
 class ColBERT(PretrainedModel):
     """Encoder and projections with one unit vector per token.
 
-    Names, arguments and results of `encode` are those of PyLate's ``ColBERT``; `encode_query` and `encode_document` are those of
-    sentence-transformers 6.
+    Names, arguments and results of `encode` are those of PyLate's ``ColBERT``; `encode_query` and `encode_document` have the names and
+    arguments of sentence-transformers 6, and return arrays of unit vectors by default, as `encode` does.
 
     Args:
         model_name_or_path: Folder of PyLate, Stanford's ColBERT or sentence-transformers 6, or Hub id.
@@ -68,6 +118,9 @@ class ColBERT(PretrainedModel):
         revision: Branch, tag or commit on the Hub.
         dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.loading.default_dtype`.
         batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
+        query_length: Maximum tokens of a query, special tokens included; None for that of the folder.
+        document_length: The same for documents.
+        prompts: Texts put after the prefix token of every query and document, by the names ``query`` and ``document``.
 
     Raises:
         InputError: The checkpoint is a bi-encoder, has no projection, or lacks a token that its settings name; the device is not available.
@@ -88,8 +141,13 @@ class ColBERT(PretrainedModel):
         revision: str | None = None,
         dtype: Dtype | torch.dtype | None = None,
         batch_tokens: int | None = None,
+        query_length: int | None = None,
+        document_length: int | None = None,
+        prompts: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens)
+        given = prompts or {}
+        options = ModelOptions(query_length, document_length, given.get("query"), given.get("document"))
+        super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
 
     def _assemble(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, source: str, batch_tokens: int | None) -> None:
         name = source or "this model"
@@ -126,7 +184,13 @@ class ColBERT(PretrainedModel):
 
     @cached_property
     def card(self) -> ModelCard:
-        """Facts about the model for indexes and reports."""
+        """Facts about the model for indexes and reports.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> model.card.kind, model.card.dim, model.card.similarity, model.card.query_length
+            ('colbert', 8, 'maxsim', 32)
+        """
         colbert = self.settings.colbert
         # Optional settings are hashed only if set: fingerprints are stored in indexes and must not change.
         described = [{name: value for name, value in asdict(colbert).items() if value is not None}, self.settings.lower_case]
@@ -146,25 +210,36 @@ class ColBERT(PretrainedModel):
 
     @property
     def skipped_ids(self) -> list[int]:
-        """Ids of the tokens whose document vectors are dropped, ascending."""
+        """Ids of the tokens whose document vectors are dropped, ascending.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> model.tokenizer.token_id('.') in model.skipped_ids
+            True
+        """
         return sorted(token for token in self._skiplist if token is not None)
 
     # Encoding, with the names of PyLate and of sentence-transformers 6.
 
     def encode(  # noqa: PLR0913 - the arguments of PyLate, in its order
         self,
-        sentences: str | Sequence[str],
+        sentences: Texts,
         prompt_name: Role | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         *,
+        precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         padding: bool = False,
-        device: str | torch.device | None = None,
+        device: Devices | None = None,
         normalize_embeddings: bool = True,
         is_query: bool = True,
+        pool_factor: int = 1,
+        protected_tokens: int = 1,
+        pool: LocalProcesses | None = None,
+        chunk_size: int | None = None,
     ) -> Any:
         """Encode texts to one vector per token, as PyLate does.
 
@@ -174,114 +249,171 @@ class ColBERT(PretrainedModel):
             prompt: Prompt that is put before every text, behind the prefix token, instead of the model's.
             batch_size: Maximum number of texts per batch; None for no limit. Batches are limited by tokens in any case (``batch_tokens``).
             show_progress_bar: Show a progress bar on standard error.
+            precision: ``float32``; ``int8`` and ``uint8`` (each column's range over all vectors of the call in 255 steps), ``binary`` and
+                ``ubinary`` (one bit per column, eight in a byte), see `quiver.retrieval.models.encoding.quantize_embeddings`.
             convert_to_numpy: Return arrays; if false, tensors.
             convert_to_tensor: Return tensors on the model's device; takes precedence.
             padding: Pad the vectors of each text with zeros to the longest of the call; each is then (1, n, d), as in PyLate.
-            device: Move the model to this device first.
-            normalize_embeddings: Scale vectors to length 1.
+            device: Move the model to this device first; several devices encode with one process each, which end with the call.
+            normalize_embeddings: Scale vectors to length 1, before they are pooled.
             is_query: Encode queries, with their prefix, length and expansion; otherwise documents, without the vectors of the skiplist.
+            pool_factor: Number of vectors that one pooled vector of a document replaces on average; queries are not pooled. See
+                `quiver.retrieval.models.encoding.pool_tokens`.
+            protected_tokens: First vectors of a document that are not pooled.
+            pool: Processes of `start_multi_process_pool` to encode with.
+            chunk_size: Texts that a process takes at a time; None for a tenth of its share, at most 5,000.
 
         Returns:
             (n, d) float32 for a text, a list of B of them for a list of texts, in input order.
 
         Raises:
-            InputError: There is no such prompt, the device is not available, or ``batch_size`` is less than 1.
-            ValueError: An item of ``sentences`` is not a string.
+            InputError: There is no such prompt, the device is not available, or a number is too small.
+            ValueError: An item of ``sentences`` is not a string, or the precision does not exist.
 
         Example:
             >>> model = ColBERT(tiny_model("colbert"))
             >>> [vectors.shape for vectors in model.encode(["owls have wings", "fins"], is_query=False, padding=True)]
             [(1, 6, 8), (1, 6, 8)]
+            >>> model.encode("owls have wings", is_query=False, pool_factor=2).shape
+            (3, 8)
         """
-        if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size must be >= 1, got {batch_size}")
-        if device is not None:
-            self.to(device)
         role: Role = "query" if is_query else "document"
         if prompt_name not in (None, "query", "document"):
             raise InputError(f"prompt_name must be query or document, got {prompt_name!r}")
         chosen = prompt if prompt is not None else self._prompt(prompt_name or role)
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        job = TokenJob(role, chosen, normalize_embeddings, batch_size)
-        found: list[Any] = [torch.from_numpy(vectors) for vectors in self._encoded(texts, job, progress=bool(show_progress_bar)).vectors]
-        if padding and found:
-            found = [vectors[None] for vectors in pad_sequence(found, batch_first=True)]
+        pooling = (1, 1) if is_query else (pool_factor, protected_tokens)
+        job = EncodingJob(role, chosen, batch_size, normalize_embeddings, None, *pooling)
+        vectors = self._vectors(sentences, job, device, pool, chunk_size, bool(show_progress_bar))
+        found: list[Any] = _quantized(_padded(vectors) if padding else vectors, precision)
         if convert_to_tensor or not convert_to_numpy:
-            found = [vectors.to(self.device) for vectors in found]
-        else:
-            found = [vectors.numpy() for vectors in found]
+            found = [torch.from_numpy(each).to(self.device) for each in found]
         return found[0] if isinstance(sentences, str) else found
 
     def encode_query(  # noqa: PLR0913 - the arguments of sentence-transformers
         self,
-        sentences: str | Sequence[str],
+        sentences: Texts,
+        prompt_name: Role | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         *,
+        precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         padding: bool = False,
-        device: str | torch.device | None = None,
+        device: Devices | None = None,
         normalize_embeddings: bool = True,
+        pool: LocalProcesses | None = None,
+        chunk_size: int | None = None,
     ) -> Any:
-        """Encode queries: as `encode`; with expansion every query has as many vectors as the query length."""
+        """Encode queries: as `encode`; with expansion every query has as many vectors as the query length.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"))
+            >>> model.encode_query(["which animal has wings"], padding=True)[0].shape
+            (1, 32, 8)
+        """
         return self.encode(
             sentences,
-            None,
+            prompt_name,
             prompt,
             batch_size,
             show_progress_bar,
+            precision=precision,
             convert_to_numpy=convert_to_numpy,
             convert_to_tensor=convert_to_tensor,
             padding=padding,
             device=device,
             normalize_embeddings=normalize_embeddings,
+            pool=pool,
+            chunk_size=chunk_size,
         )
 
     def encode_document(  # noqa: PLR0913 - the arguments of sentence-transformers
         self,
-        sentences: str | Document | Sequence[str | Document],
+        sentences: Documents,
+        prompt_name: Role | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         *,
+        precision: Precision = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         padding: bool = False,
-        device: str | torch.device | None = None,
+        device: Devices | None = None,
         normalize_embeddings: bool = True,
+        pool_factor: int = 1,
+        protected_tokens: int = 1,
+        pool: LocalProcesses | None = None,
+        chunk_size: int | None = None,
     ) -> Any:
-        """Encode documents or their texts: as `encode` with ``is_query=False``; a title is put before the text."""
+        """Encode documents or their texts: as `encode` with ``is_query=False``; a title is put before the text.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"))
+            >>> from quiver import Document
+            >>> [vectors.shape for vectors in model.encode_document([Document("owl", "has wings", "owls"), "fins"])]
+            [(6, 8), (5, 8)]
+        """
         return self.encode(
             contents(sentences),
-            None,
+            prompt_name,
             prompt,
             batch_size,
             show_progress_bar,
+            precision=precision,
             convert_to_numpy=convert_to_numpy,
             convert_to_tensor=convert_to_tensor,
             padding=padding,
             device=device,
             normalize_embeddings=normalize_embeddings,
             is_query=False,
+            pool_factor=pool_factor,
+            protected_tokens=protected_tokens,
+            pool=pool,
+            chunk_size=chunk_size,
         )
 
-    def similarity(self, queries: Sequence[TokenVectors], documents: Sequence[TokenVectors]) -> Tensor:
+    def similarity(self, queries: TokenMatrices, documents: TokenMatrices) -> Tensor:
         """MaxSim of each of A queries with each of B documents, (A, B): for each query vector the best inner product, summed.
 
         Args:
-            queries: A arrays or tensors of (n_i, d), as `encode` returns them; padding adds nothing.
-            documents: B arrays or tensors of (m_i, d), without padding.
+            queries: A arrays or tensors of (n_i, d) as `encode` returns them, one array (A, n, d), or one query (n, d). Rows of zeros are
+                padding.
+            documents: B documents in the same forms. The scores are on their device.
 
         Example:
             >>> model = ColBERT(tiny_model("colbert"))
             >>> query, document = np.eye(2, dtype=np.float32), np.array([[1, 0], [0.5, 0]], np.float32)
-            >>> model.similarity([query], [document]).tolist()
-            [[1.0]]
+            >>> model.similarity([query], [document]).tolist(), model.similarity([query], []).shape
+            ([[1.0]], torch.Size([1, 0]))
         """
-        rows = [[(torch.as_tensor(query) @ torch.as_tensor(document).T).amax(-1).sum() for document in documents] for query in queries]
-        return torch.stack([torch.stack(row) for row in rows])
+        texts, others = _matrices(queries), _matrices(documents)
+        if not texts or not others:
+            return torch.zeros(len(texts), len(others))
+        device = others[0].device
+        query_offsets, document_offsets = (_offsets(each) for each in (texts, others))
+        return maxsim_ragged(torch.cat(texts).to(device), query_offsets, torch.cat(others), document_offsets.to(device))
+
+    def similarity_pairwise(self, queries: TokenMatrices, documents: TokenMatrices) -> Tensor:
+        """MaxSim of the queries and documents at the same positions of two lists of B, (B,).
+
+        Args:
+            queries: As in `similarity`.
+            documents: As many, in the same forms.
+
+        Raises:
+            ValueError: There are more of the one than of the other.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"))
+            >>> query, document = np.eye(2, dtype=np.float32), np.array([[1, 0], [0.5, 0]], np.float32)
+            >>> model.similarity_pairwise([query, query], [document, query]).tolist()
+            [1.0, 2.0]
+        """
+        pairs = [self.similarity([query], [document])[0] for query, document in zip(_matrices(queries), _matrices(documents), strict=True)]
+        return torch.cat(pairs) if pairs else torch.zeros(0)
 
     def _prompt(self, role: Role) -> str:
         return self.settings.query_prompt if role == "query" else self.settings.document_prompt
@@ -289,7 +421,14 @@ class ColBERT(PretrainedModel):
     # Encoding for the rest of Quiver.
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Project hidden states (N, D) to unit vectors (N, d)."""
+        """Project hidden states (N, D) to unit vectors (N, d).
+
+        Example:
+            >>> from quiver.encoder import pack_ids
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> model.project(model.encoder(pack_ids([[1, 5, 2], [1, 2]]))).shape
+            torch.Size([5, 8])
+        """
         return F.normalize(self.projections(hidden.float()), dim=-1)
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
@@ -302,10 +441,16 @@ class ColBERT(PretrainedModel):
 
         Returns:
             B arrays of (n_i, d) float32, in input order, with the ids of their tokens.
-        """
-        return self._encoded(texts, TokenJob(role, self._prompt(role)), progress=progress)
 
-    def _encoded(self, texts: Sequence[str], job: TokenJob, *, progress: bool) -> TokenEncoding:
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> encoding = model.encode_texts(["owls have wings", "fins"], "document")
+            >>> [vectors.shape for vectors in encoding.vectors]
+            [(6, 8), (5, 8)]
+        """
+        return self._encoded(texts, EncodingJob(role, self._prompt(role), normalize=True), progress=progress)
+
+    def _encoded(self, texts: Sequence[str], job: EncodingJob, *, progress: bool) -> TokenEncoding:
         check_texts(texts)
         windows = text_windows(texts, self.batch_size, max_length=self._length(job.role, None))
         with (
@@ -318,20 +463,34 @@ class ColBERT(PretrainedModel):
         ids = [ids for part in parts for ids in part.token_ids or ()]
         return TokenEncoding([each for part in parts for each in part.vectors], joined_tokens([part.tokens for part in parts]), ids)
 
+    def _encode(self, texts: Sequence[str], job: EncodingJob, *, progress: bool = False) -> list[TokenVectors]:
+        vectors = self._encoded(texts, job, progress=progress).vectors
+        if job.pool_factor == 1:
+            return vectors
+        return [pool_tokens(each, job.pool_factor, protected=job.protected_tokens) for each in vectors]
+
+    def _empty(self, count: int, job: EncodingJob) -> list[TokenVectors]:
+        return [np.empty((0, self.dim), np.float32)] * count
+
     def encode_chunks(self, chunks: Iterable[Sequence[str]], role: Role) -> Generator[TokenEncoding, None, None]:
         """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
 
         Args:
             chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
             role: Queries or documents; decides prefix, length, expansion and skiplist.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> [len(part.vectors) for part in model.encode_chunks([["a bird", "a fish"], ["an owl"]], "document")]
+            [2, 1]
         """
-        job = TokenJob(role, self._prompt(role))
+        job = EncodingJob(role, self._prompt(role), normalize=True)
         with closing(self._loop(job).run(chunks, lambda texts: self._inputs(texts, job))) as groups:
             for inputs, vectors in groups:
                 joined_tokens([inputs.tokens])
                 yield _encoding(inputs, vectors)
 
-    def _loop(self, job: TokenJob, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
+    def _loop(self, job: EncodingJob, advance: Advance = lambda texts: None) -> BatchLoop[Any]:
         def forward(batch: PackedBatch) -> Tensor:
             hidden = self.encoder(batch)
             projected: Tensor = self.project(hidden) if job.normalize else self.projections(hidden.float())
@@ -348,8 +507,14 @@ class ColBERT(PretrainedModel):
         )
 
     def document_token_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Return the ids of the tokens whose vectors `encode_texts` returns, without computing the vectors; B arrays of (n_i,)."""
-        return _vector_token_ids(self._inputs(texts, TokenJob("document", self._prompt("document"))))
+        """Return the ids of the tokens whose vectors `encode_texts` returns, without computing the vectors; B arrays of (n_i,).
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> [len(ids) for ids in model.document_token_ids(["owls have wings", "fins"])]
+            [6, 5]
+        """
+        return _vector_token_ids(self._inputs(texts, EncodingJob("document", self._prompt("document"))))
 
     def tokenize(self, texts: Sequence[str], role: Role, *, max_length: int | None = None) -> TokenizedTexts:
         """Clean and tokenize texts with the prefix of their role, without query expansion.
@@ -358,6 +523,11 @@ class ColBERT(PretrainedModel):
             texts: B texts.
             role: Queries or documents; decides prefix and length.
             max_length: Tokens to which texts are truncated, if fewer than the model's limit.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> [len(ids) for ids in model.tokenize(["owls have wings", "fins"], "query").ids]
+            [6, 5]
         """
         return self._tokenized(texts, role, self._prompt(role), self._length(role, max_length))
 
@@ -378,6 +548,12 @@ class ColBERT(PretrainedModel):
 
         Returns:
             The token ids, and for each query the number of leading tokens that are attended to; None for all.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> ids, attended = model.expand(model.tokenize(["fins"], "query").ids)
+            >>> len(ids[0]), attended
+            (32, [5])
         """
         colbert = self.settings.colbert
         if not colbert.query_expansion or self._expansion_id is None:
@@ -390,7 +566,7 @@ class ColBERT(PretrainedModel):
         own = self.settings.colbert.query_length if role == "query" else self.settings.colbert.document_length
         return min(own, max_length or own)
 
-    def _inputs(self, texts: Sequence[str], job: TokenJob) -> ModelInputs:
+    def _inputs(self, texts: Sequence[str], job: EncodingJob) -> ModelInputs:
         tokens = self._tokenized(texts, job.role, job.prompt, self._length(job.role, None))
         counts = describe_tokens(texts, tokens.ids, tokens.truncated)
         if job.role == "query":
@@ -404,6 +580,13 @@ class ColBERT(PretrainedModel):
 
         Raises:
             InputError: The model needs a feature that only sentence-transformers 6 has; nothing is written.
+
+        Example:
+            >>> model = ColBERT(tiny_model("colbert"), device="cpu")
+            >>> folder = new_folder()
+            >>> model.save_pretrained(folder / "saved")
+            >>> ColBERT(folder / "saved").card.fingerprint == model.card.fingerprint
+            True
         """
         write_colbert(Path(path), self.settings, self.encoder, self.tokenizer)
 
@@ -411,20 +594,3 @@ class ColBERT(PretrainedModel):
         colbert = self.settings.colbert
         texts = f"queries of {colbert.query_length}, documents of {colbert.document_length} tokens"
         return [*super()._described(), ("texts", texts)]
-
-
-@dataclass(frozen=True)
-class TokenJob:
-    """How the texts of a call are encoded.
-
-    Attributes:
-        role: Queries or documents; decides prefix, length, expansion and skiplist.
-        prompt: Put before every text, behind the prefix.
-        normalize: Scale vectors to length 1.
-        batch_size: Maximum number of texts per batch; None for no limit but that of the tokens.
-    """
-
-    role: Role
-    prompt: str
-    normalize: bool = True
-    batch_size: int | None = None

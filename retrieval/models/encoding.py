@@ -10,8 +10,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -21,9 +21,50 @@ from torch import Tensor, nn
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
-from quiver.retrieval.records import DenseVectors, Document, ModelCard, TextTokens
+from quiver.retrieval.records import DenseVectors, Document, ModelCard, Role, TextTokens, TokenVectors
 
 logger = logging.getLogger(__name__)
+
+Texts: TypeAlias = str | Sequence[str]
+"""A text, or a list of texts."""
+
+Documents: TypeAlias = str | Document | Sequence[str | Document]
+"""A document or its text, or a list of them."""
+
+Devices: TypeAlias = str | torch.device | Sequence[str | torch.device]
+"""A device, or the device of each of several processes."""
+
+
+@dataclass(frozen=True)
+class EncodingJob:
+    """How the texts of a call are encoded.
+
+    Attributes:
+        role: What a progress bar calls the texts; for ColBERT it also decides prefix, length, expansion and skiplist.
+        prompt: Put before every text, for ColBERT behind the prefix.
+        batch_size: Maximum number of texts per batch; None for no limit but that of the tokens.
+        normalize: Scale vectors to length 1 at the end.
+        truncate_dim: Width to which vectors are cut; None for the model's (dense).
+        pool_factor: Number of token vectors that one pooled vector of a document replaces on average; 1 keeps all (ColBERT).
+        protected_tokens: First vectors of a document that are not pooled (ColBERT).
+
+    Raises:
+        InputError: A number is too small.
+    """
+
+    role: Role
+    prompt: str
+    batch_size: int | None = None
+    normalize: bool = False
+    truncate_dim: int | None = None
+    pool_factor: int = 1
+    protected_tokens: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("truncate_dim", 1), ("pool_factor", 1), ("protected_tokens", 0)):
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise InputError(f"{name} must be >= {least}, got {number}")
 
 
 def check_texts(texts: Sequence[str]) -> None:
@@ -50,7 +91,7 @@ def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -
     return [text.lower() for text in stripped] if lower_case else stripped
 
 
-def contents(documents: str | Document | Sequence[str | Document]) -> str | list[str]:
+def contents(documents: Documents) -> str | list[str]:
     """Return the text of a document, or of each of a list, joined with its title; strings are returned unchanged."""
     if isinstance(documents, str):
         return documents
@@ -211,12 +252,44 @@ class Projection(nn.Module):
         return projected
 
 
+def pool_tokens(vectors: TokenVectors, factor: int, *, protected: int = 1) -> TokenVectors:
+    """Pool the token vectors of a document as PyLate does: Ward clusters of them by cosine distance become their means.
+
+    An index pools in another way: with ``pool_factor`` of its engine, clusters are those of squared distances, and means have length 1.
+
+    Args:
+        vectors: Unit vectors, (n, d).
+        factor: Number of vectors that a pooled vector replaces on average.
+        protected: First vectors that are kept.
+
+    Returns:
+        (m, d): the protected vectors, then the means, in the order of the first vector of each cluster.
+
+    Example:
+        >>> pool_tokens(np.array([[1, 0], [0, 1], [0, 1], [0.6, 0.8], [-1, 0]], np.float32), 2).round(2).tolist()
+        [[1.0, 0.0], [0.20000000298023224, 0.9300000071525574], [-1.0, 0.0]]
+    """
+    free = vectors[protected:]
+    count = max(len(free) // factor, 1)
+    if count >= len(free):
+        return vectors
+    from quiver.retrieval.index.kernels import ward
+
+    distances = (1 - free @ free.T).astype(np.float64)
+    _, labels = np.unique(ward(distances * distances, count), return_inverse=True)
+    sums = np.zeros((count, free.shape[1]))
+    np.add.at(sums, labels, free)
+    means = sums / np.bincount(labels, minlength=count)[:, None]
+    pooled: TokenVectors = np.concatenate([vectors[:protected], means.astype(np.float32)])
+    return pooled
+
+
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 """Types of the values of a vector, by sentence-transformers' names."""
 
 
 def quantize_embeddings(vectors: DenseVectors, precision: Precision) -> NDArray[np.int8] | NDArray[np.uint8]:
-    """Quantize vectors as sentence-transformers does.
+    """Quantize vectors as sentence-transformers 6 does; version 5 rounds int8 levels below 0 up.
 
     Args:
         vectors: Vectors (B, d).
@@ -242,10 +315,9 @@ def quantize_embeddings(vectors: DenseVectors, precision: Precision) -> NDArray[
         return vectors.astype(np.int8 if precision == "int8" else np.uint8)
     low, high = vectors.min(0), vectors.max(0)
     steps = (high - low) / 255
-    shift = 128 if precision == "int8" else 0
     # A column of one value has no range: its level is 0.
-    levels = np.divide(vectors - low, steps, out=np.full_like(vectors, shift), where=steps > 0)
-    quantized: NDArray[np.int8] | NDArray[np.uint8] = (levels - shift).astype(np.int8 if precision == "int8" else np.uint8)
+    levels: NDArray[np.float32] = np.floor(np.divide(vectors - low, steps, out=np.zeros_like(vectors), where=steps > 0)).clip(0, 255)
+    quantized: NDArray[np.int8] | NDArray[np.uint8] = levels.astype(np.uint8) if precision == "uint8" else (levels - 128).astype(np.int8)
     return quantized
 
 

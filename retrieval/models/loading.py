@@ -7,31 +7,37 @@ imported inside the functions that call them.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import platform
+import re
 import string
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import nn
 
 from quiver.encoder import Encoder, Tokenizer, load_encoder, optimize_for_inference
 from quiver.encoder.checkpoints.folder import local_folder
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import read_json
 from quiver.retrieval.display import html_table
 from quiver.retrieval.models.batches import BatchSize
-from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.bm25 import BM25, NAME
+from quiver.retrieval.models.encoding import Devices, EncodingJob, Projection, Texts, check_texts
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import DenseModel, Dtype, ModelCard, TokenModel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from quiver.retrieval.cluster.executors import LocalProcesses
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
 
@@ -115,6 +121,91 @@ class ModelFolder:
     colbert: ColBERTSettings = field(default_factory=ColBERTSettings)
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Settings that replace those of a model folder; None keeps the folder's. The card and the fingerprint of the model have them.
+
+    Attributes:
+        query_length: Maximum tokens of a query, special tokens included (ColBERT).
+        document_length: Maximum tokens of a document, special tokens included; for a bi-encoder of every text.
+        query_prompt: Text put before every query; for ColBERT after the prefix token.
+        document_prompt: Text put before every document.
+        truncate_dim: Width to which the vectors of a bi-encoder are cut (Matryoshka).
+
+    Example:
+        >>> load_model(tiny_model("dense"), options=ModelOptions(document_length=16, query_prompt="query: ", truncate_dim=8)).card.dim
+        8
+    """
+
+    query_length: int | None = None
+    document_length: int | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+    truncate_dim: int | None = None
+
+    def applied(self, settings: ModelFolder) -> ModelFolder:
+        """Return the settings of a folder with these in their place.
+
+        Raises:
+            InputError: The kind of model has no such setting, or a length is too small.
+        """
+        prompts = {name: text for name in ("query_prompt", "document_prompt") if (text := getattr(self, name)) is not None}
+        if settings.kind == "dense":
+            if self.query_length is not None:
+                raise InputError("a bi-encoder has one maximum length for queries and documents; pass document_length (--document-length)")
+            return replace(settings, max_length=self.document_length or settings.max_length, **prompts)
+        if self.truncate_dim is not None:
+            raise InputError("truncate_dim (--truncate-dim) applies to bi-encoders; this is a ColBERT model")
+        lengths = {name: length for name in ("query_length", "document_length") if (length := getattr(self, name)) is not None}
+        changed = replace(settings.colbert, **lengths)
+        changed.check_lengths(settings.encoder_folder)
+        return replace(settings, colbert=changed, **prompts)
+
+
+FOLDERS_SETTINGS = ModelOptions()
+"""Keeps all settings of a folder."""
+
+_RETRIEVAL = "Represent this sentence for searching relevant passages: "
+
+PROMPTS: Mapping[str, tuple[str, str]] = {
+    r"(multilingual-)?e5-(small|base|large)(-v2)?": ("query: ", "passage: "),
+    r"multilingual-e5-large-instruct": (
+        "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: ",
+        "",
+    ),
+    r"bge-(small|base|large)-en(-v1\.5)?": (_RETRIEVAL, ""),
+    r"mxbai-embed-(large|xsmall)-v1": (_RETRIEVAL, ""),
+    r"snowflake-arctic-embed-(xs|s|m|m-v1\.5|l)": (_RETRIEVAL, ""),
+    r"snowflake-arctic-embed-(m|l)-v2\.0": ("query: ", ""),
+    r"nomic-embed-text-v1(\.5|-unsupervised)?|modernbert-embed-(base|large)": ("search_query: ", "search_document: "),
+}
+"""Name of a model (regular expression) -> prompts of queries and documents that its authors publish on its page."""
+
+
+def published_prompts(source: str | Path) -> tuple[str, str] | None:
+    """The prompts that the authors of a model publish, by the name of its folder or its hub id; None if none are known.
+
+    Example:
+        >>> published_prompts("intfloat/e5-base-v2")
+        ('query: ', 'passage: ')
+    """
+    name = Path(source).name.lower()
+    return next((prompts for pattern, prompts in PROMPTS.items() if re.fullmatch(pattern, name)), None)
+
+
+def warn_if_without_prompts(settings: ModelFolder, source: str | Path, options: ModelOptions) -> None:
+    """Log a warning if a model needs prompts and neither its folder nor the options have any."""
+    given = (options.query_prompt, options.document_prompt) != (None, None)
+    if given or settings.query_prompt or settings.document_prompt or (published := published_prompts(source)) is None:
+        return
+    wanted = " ".join(
+        f"--{role}-prompt {json.dumps(prompt, ensure_ascii=False)}"
+        for role, prompt in zip(("query", "document"), published, strict=True)
+        if prompt
+    )
+    logger.warning("%s: this model was trained with prompts, and its folder has none; pass %s", source, wanted)
 
 
 @dataclass(frozen=True)
@@ -238,8 +329,25 @@ def check_device(device: str) -> str:
     return device
 
 
-def _load_for_inference(source: str | Path, revision: str | None, dtype: Dtype | torch.dtype | None, device: str | None) -> ModelParts:
+def check_is_model(source: str | Path) -> None:
+    """Check that a source is not the name of BM25.
+
+    Raises:
+        InputError: It is.
+    """
+    if str(source) == NAME:
+        raise InputError(f"{NAME} finds words and has no vectors; pass a model here, or ./{NAME} for a folder of that name")
+
+
+def _load_for_inference(
+    source: str | Path,
+    revision: str | None,
+    dtype: Dtype | torch.dtype | None,
+    device: str | None,
+    options: ModelOptions = FOLDERS_SETTINGS,
+) -> ModelParts:
     """Load a model folder, warn of a bare encoder and, on a CPU, prepack its weights."""
+    check_is_model(source)
     wanted = None if dtype is None else _dtype_name(dtype)
     # int8 runs on CPUs only, so a machine with a GPU takes its CPU for it.
     device = check_device(device or ("cpu" if wanted == "int8" else default_device()))
@@ -249,6 +357,8 @@ def _load_for_inference(source: str | Path, revision: str | None, dtype: Dtype |
     weights = torch.float32 if name == "int8" else getattr(torch, name)
     parts = load_parts(source, revision=revision, dtype=weights, device=device)
     warn_if_bare(parts, source)
+    warn_if_without_prompts(parts.settings, source, options)
+    parts = replace(parts, settings=options.applied(parts.settings))
     if device == "cpu":
         optimize_for_inference(parts.encoder, precision="int8" if name == "int8" else "float")
     return parts
@@ -307,8 +417,9 @@ class PretrainedModel(ABC):
         dtype: Dtype | torch.dtype | None = None,
         device: str | torch.device | None = None,
         batch_tokens: int | None = None,
+        options: ModelOptions = FOLDERS_SETTINGS,
     ) -> None:
-        parts = _load_for_inference(model_name_or_path, revision, dtype, None if device is None else str(device))
+        parts = _load_for_inference(model_name_or_path, revision, dtype, None if device is None else str(device), options)
         self._assemble(parts.encoder, parts.tokenizer, parts.settings, str(model_name_or_path), batch_tokens)
 
     @classmethod
@@ -326,6 +437,12 @@ class PretrainedModel(ABC):
 
         Raises:
             InputError: The settings are those of the other class, the parts do not fit each other, or ``batch_tokens`` is less than 1.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> again = type(model).from_parts(model.encoder, model.tokenizer, model.settings)
+            >>> again.card.fingerprint == model.card.fingerprint
+            True
         """
         model = cls.__new__(cls)
         model._assemble(encoder, tokenizer, settings, source, batch_tokens)
@@ -349,23 +466,48 @@ class PretrainedModel(ABC):
         self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
 
     @property
+    @abstractmethod
+    def card(self) -> ModelCard:
+        """Facts about the model for indexes and reports."""
+
+    @property
     def dim(self) -> int:
-        """Vector width d."""
+        """Vector width d.
+
+        Example:
+            >>> load_model(tiny_model("colbert")).dim
+            8
+        """
         if self.settings.projections:
             return self.settings.projections[-1].linear.out_features
         return self.encoder.config.hidden_size
 
     def get_sentence_embedding_dimension(self) -> int:
-        """Return the vector width d; sentence-transformers' name up to version 5."""
+        """Return the vector width d; sentence-transformers' name up to version 5.
+
+        Example:
+            >>> load_model(tiny_model("dense")).get_sentence_embedding_dimension()
+            32
+        """
         return self.dim
 
     def get_embedding_dimension(self) -> int:
-        """Return the vector width d; sentence-transformers' name from version 6 on."""
+        """Return the vector width d; sentence-transformers' name from version 6 on.
+
+        Example:
+            >>> load_model(tiny_model("dense")).get_embedding_dimension()
+            32
+        """
         return self.dim
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
+        """Device of the weights.
+
+        Example:
+            >>> load_model(tiny_model("dense"), device="cpu").device
+            device(type='cpu')
+        """
         return self.encoder.device
 
     def to(self, device: str | torch.device) -> Self:
@@ -373,6 +515,11 @@ class PretrainedModel(ABC):
 
         Raises:
             InputError: The device is not available, or the weights are packed for a CPU, as those of a model that was opened on one are.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> model.to("cpu") is model
+            True
         """
         wanted = torch.device(check_device(str(device)))
         here = self.encoder.device
@@ -387,10 +534,86 @@ class PretrainedModel(ABC):
 
     @property
     def batch_size(self) -> BatchSize:
-        """Tokens per batch on the device where the encoder is; chosen at the first use, and less after memory ran out there."""
+        """Tokens per batch on the device where the encoder is; chosen at the first use, and less after memory ran out there.
+
+        Example:
+            >>> load_model(tiny_model("dense"), device="cpu", batch_tokens=512).batch_size.tokens
+            512
+        """
         if self._batch_size is None or self._batch_size.device != self.encoder.device:
             self._batch_size = BatchSize.choose(self.encoder, self.dim, self.batch_tokens)
         return self._batch_size
+
+    def start_multi_process_pool(self, target_devices: Sequence[str] | None = None) -> LocalProcesses:
+        """Name the processes of ``encode(pool=...)``: one per device.
+
+        The processes start with each call of `encode` and end with it, so a pool is worth its start-up (seconds) for long lists only. They
+        load the model from its folder or the Hub.
+
+        Args:
+            target_devices: Device of each process; None for all GPUs, or four processes without a GPU.
+
+        Raises:
+            InputError: A device is not available.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> pool = model.start_multi_process_pool(["cpu", "cpu"])
+            >>> pool.workers
+            2
+        """
+        from quiver.retrieval.cluster.executors import LocalProcesses
+
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        devices = [f"cuda:{number}" for number in range(count)] or ["cpu"] * 4
+        return LocalProcesses([check_device(device) for device in (devices if target_devices is None else target_devices)])
+
+    def stop_multi_process_pool(self, pool: LocalProcesses) -> None:
+        """Do nothing: the processes ended with the calls of `encode`. It is there for code written for sentence-transformers.
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> model.stop_multi_process_pool(model.start_multi_process_pool(["cpu"]))
+        """
+        del pool
+
+    def _vectors(
+        self,
+        sentences: Texts,
+        job: EncodingJob,
+        devices: Devices | None,
+        pool: LocalProcesses | None,
+        chunk_size: int | None,
+        progress: bool,
+    ) -> Any:
+        """Encode the texts of a public call in this process or in others: (B, d), or B arrays of (n_i, d)."""
+        if chunk_size is not None and chunk_size < 1:
+            raise InputError(f"chunk_size must be >= 1, got {chunk_size}")
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        check_texts(texts)
+        if isinstance(devices, str | torch.device):
+            self.to(devices)
+        elif devices is not None and pool is None:
+            pool = self.start_multi_process_pool([str(each) for each in devices])
+        if pool is None:
+            return self._encode(texts, job, progress=progress)
+        size = chunk_size or max(1, min(-(-len(texts) // pool.workers // 10), 5000))
+        chunks = [(start, texts[start : start + size]) for start in range(0, len(texts), size)]
+        vectors = self._empty(len(texts), job)
+        task = EncodingTask(WorkerModel.of(self), job, pool.threads(torch.get_num_threads()))
+        with progress_bar("texts", len(texts), enabled=progress) as advance, closing(pool.run(task, chunks)) as done:
+            for (start, chunk), found in done:
+                vectors[start : start + len(chunk)] = found
+                advance(len(chunk))
+        return vectors
+
+    @abstractmethod
+    def _encode(self, texts: Sequence[str], job: EncodingJob, *, progress: bool = False) -> Any:
+        """Encode texts in this process: (B, d) float32, or B arrays of (n_i, d)."""
+
+    @abstractmethod
+    def _empty(self, count: int, job: EncodingJob) -> Any:
+        """Room for the vectors of some texts: an array, or a list."""
 
     @abstractmethod
     def save_pretrained(self, path: str | Path) -> None:
@@ -423,6 +646,10 @@ class PretrainedModel(ABC):
 
         Raises:
             InputError: The Hub refuses the upload (the message says why).
+
+        Example:
+            >>> model = load_model(tiny_model("dense"), device="cpu")
+            >>> model.push_to_hub("owner/name")  # doctest: +SKIP
         """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -442,7 +669,7 @@ class PretrainedModel(ABC):
                     create_pr=create_pr,
                 )
         except (HfHubHTTPError, HFValidationError) as error:
-            raise InputError(f"{repo_id}: {str(error).splitlines()[0]}") from error
+            raise InputError(f"{repo_id}: {first_line(error)}") from error
         return str(commit.commit_url)
 
     def _described(self) -> list[tuple[str, str]]:
@@ -466,51 +693,92 @@ def load_model(
     dtype: Dtype | torch.dtype | None = None,
     device: str | None = None,
     batch_tokens: int | None = None,
+    options: ModelOptions = FOLDERS_SETTINGS,
 ) -> BiEncoder | ColBERT:
     """Load a bi-encoder or a ColBERT model from a folder or the Hub; the checkpoint decides which.
 
-    The arguments are those of `PretrainedModel`.
+    The arguments are those of `PretrainedModel`; ``options`` replace settings of the folder.
 
     Raises:
         InputError: The folder is not a supported model.
     """
-    return build_model(_load_for_inference(source, revision, dtype, device), source, batch_tokens=batch_tokens)
+    from quiver.retrieval.models.biencoder import BiEncoder
+
+    model = build_model(_load_for_inference(source, revision, dtype, device, options), source, batch_tokens=batch_tokens)
+    if isinstance(model, BiEncoder):
+        model.truncate_dim = options.truncate_dim
+    return model
 
 
 def load_index_model(
-    card: ModelCard, source: str | None = None, *, device: str | None = None, batch_tokens: int | None = None
-) -> BiEncoder | ColBERT:
-    """Load the model of an index, with its dtype, prompts, lengths and vector width.
+    model: ModelCard | str,
+    source: str | None = None,
+    *,
+    dtype: Dtype | None = None,
+    device: str | None = None,
+    batch_tokens: int | None = None,
+    options: ModelOptions = FOLDERS_SETTINGS,
+) -> BiEncoder | ColBERT | BM25:
+    """Load the model of an index: the one that built it, with its dtype, prompts, lengths and vector width, or the one that will.
 
     Args:
-        card: Model that built the index.
+        model: Card of the model that built the index; or for a new index a folder or Hub id, or ``bm25``.
         source: Folder or Hub id to load instead, such as the new location of a model.
+        dtype: As in `load_model`, for a new index.
         device: As in `load_model`.
         batch_tokens: As in `load_model`.
+        options: As in `load_model`, for a new index; an existing one is searched with what it was built with.
 
     Raises:
-        InputError: The model cannot be loaded.
+        InputError: The model cannot be loaded, or options of a model are given for BM25, which is none.
     """
+    if isinstance(model, str):
+        if model != NAME:
+            return load_model(model, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
+        if (dtype, device, batch_tokens, options) != (None, None, None, FOLDERS_SETTINGS):
+            raise InputError(f"--dtype, --device and the other options of a model are not for {NAME}, which is none; remove them")
+        return BM25()
+    card = model
+    if card.kind == "bm25":
+        if source not in (None, NAME):
+            raise InputError(f"--model {source}: the index was built with {NAME}, without a model; remove the option")
+        return BM25()
     try:
-        return _with_card(load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens), card)
+        loaded = load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens, options=_card_prompts(card))
+        return _with_card(loaded, card)
     except InputError as error:
         if source is not None:
             raise
         raise InputError(f"{error}; the index was built with that model: pass --model if it has moved") from error
 
 
+def _card_prompts(card: ModelCard) -> ModelOptions:
+    """The prompts of a bi-encoder as options, so that no warning asks for others; those of ColBERT contain its prefixes."""
+    return ModelOptions(query_prompt=card.query_prompt, document_prompt=card.document_prompt) if card.kind == "dense" else FOLDERS_SETTINGS
+
+
 def _with_card(model: BiEncoder | ColBERT, card: ModelCard) -> BiEncoder | ColBERT:
-    """Give a bi-encoder the settings that its owner changed after loading, as its card has them."""
+    """Give a model the settings that its owner changed when or after loading it, as its card has them."""
     from quiver.retrieval.models.biencoder import BiEncoder
+    from quiver.retrieval.models.colbert import ColBERT
+
+    in_reach = max(card.query_length, card.document_length) <= model.encoder.config.max_positions
+    if isinstance(model, ColBERT) and card.kind == "colbert" and in_reach:
+        colbert = model.settings.colbert
+        query, document = card.query_prompt.removeprefix(colbert.query_prefix), card.document_prompt.removeprefix(colbert.document_prefix)
+        settings = ModelOptions(card.query_length, card.document_length, query, document).applied(model.settings)
+        if settings != model.settings:
+            parts = model.encoder, model.tokenizer, settings
+            return ColBERT.from_parts(*parts, source=model.source, batch_tokens=model.batch_tokens)
 
     if isinstance(model, BiEncoder) and card.kind == "dense":
         prompts = {"query": card.query_prompt, "document": card.document_prompt}
         model.prompts = {**model.prompts, **prompts}
-        if card.document_length <= model.encoder.config.max_positions:
+        if in_reach:
             model.max_seq_length = card.document_length
         if card.dim < model.dim:
             model.truncate_dim = card.dim
-        if card.similarity != "maxsim":
+        if card.similarity in ("cosine", "dot"):
             model.similarity_fn_name = card.similarity
     return model
 
@@ -527,7 +795,7 @@ def build_model(parts: ModelParts, source: str | Path, *, batch_tokens: int | No
 def with_absolute_source(card: ModelCard) -> ModelCard:
     """Return the card with a local folder's path made absolute, so that other processes can load the model."""
     source = Path(card.source)
-    return replace(card, source=str(source.resolve())) if card.source and source.is_dir() else card
+    return replace(card, source=str(source.resolve())) if card.source and card.kind != "bm25" and source.is_dir() else card
 
 
 @dataclass(frozen=True)
@@ -543,27 +811,47 @@ class WorkerModel:
     batch_tokens: int | None = None
 
     @classmethod
-    def of(cls, model: DenseModel | TokenModel) -> WorkerModel:
+    def of(cls, model: DenseModel | TokenModel | PretrainedModel) -> WorkerModel:
         """Describe a loaded model."""
         batch_tokens = model.batch_tokens if isinstance(model, PretrainedModel) else None
         return cls(with_absolute_source(model.card), batch_tokens)
 
-    def load(self) -> BiEncoder | ColBERT:
+    def load(self) -> BiEncoder | ColBERT | BM25:
         """Load the model.
 
         Raises:
             InputError: The model cannot be loaded there, or has another fingerprint.
         """
         card = self.card
+        if card.kind == "bm25":
+            return BM25()
         if card.library != "quiver":
             raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
-        model = _with_card(load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens), card)
+        options = _card_prompts(card)
+        model = _with_card(load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens, options=options), card)
         if model.card.fingerprint != card.fingerprint:
             raise InputError(
                 f"{card.source}: the model on {platform.node()} has the fingerprint {model.card.fingerprint[:12]}, expected "
                 f"{card.fingerprint[:12]}; all machines need the same model files"
             )
         return model
+
+
+@dataclass(frozen=True)
+class EncodingTask:
+    """Encodes chunks of texts in a worker; an item is the number of its first text, and the texts."""
+
+    model: WorkerModel
+    job: EncodingJob
+    threads: int
+
+    def open(self) -> Callable[[tuple[int, list[str]]], Any]:
+        """See `quiver.retrieval.records.WorkerTask`."""
+        torch.set_num_threads(self.threads)
+        model = self.model.load()
+        if not isinstance(model, PretrainedModel):
+            raise InputError(f"{model.card.source}: not a model that encodes texts")
+        return lambda chunk: model._encode(chunk[1], self.job)
 
 
 def projection_stack(settings: ModelFolder, width: int, *, where: str) -> nn.Sequential:

@@ -24,25 +24,24 @@ from quiver.encoder.files import cache_folder
 from quiver.retrieval.display import short_names
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.documents import FilterLike
-from quiver.retrieval.index.engines import Setting, check_k, check_preset
+from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
+from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.bm25 import BM25, NAME
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import load_index_model, load_model
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import (
-    DenseEncoding,
     DenseModel,
     Metadata,
     Query,
     Role,
     TokenCounts,
-    TokenEncoding,
     TokenModel,
 )
-from quiver.retrieval.search import bm25
+from quiver.retrieval.search.bm25 import WordScore, word_index, word_scores
 from quiver.retrieval.search.explain import Explanation, explain, explain_texts
 from quiver.retrieval.search.search import Fusion, SearchResult, check_fusible, fuse_runs, rerank, search
 
@@ -58,7 +57,7 @@ RECIPROCAL_RANKS = Fusion()
 Effort: TypeAlias = str | Mapping[str, Setting] | None
 """Preset, or search parameters; None for ``balanced``."""
 
-Explained: TypeAlias = Explanation | Sequence[bm25.WordScore]
+Explained: TypeAlias = Explanation | Sequence[WordScore]
 """Explanation of a document's score in one ranking."""
 
 Explanations: TypeAlias = dict[str, dict[str, Explained]]
@@ -119,10 +118,7 @@ class SharedModel:
 
     def queries(self, texts: Sequence[str]) -> Sequence[Any]:
         """Encode Q queries for ``Index.search``."""
-        encoding: DenseEncoding | TokenEncoding = self.encode_texts(texts, "query")
-        if isinstance(encoding, DenseEncoding):
-            return list(comparable(encoding.vectors, self.card))
-        return encoding.vectors
+        return list(encoded_queries(self.encode_texts(texts, "query"), self.card))
 
 
 @contextmanager
@@ -137,7 +133,7 @@ def _unshared(model: DenseModel | TokenModel) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class VectorRetriever:
-    """Ranks the documents of an index by its model's vectors.
+    """Ranks the documents of an index with its model: by vectors, or an index of BM25 by words.
 
     Attributes:
         name: Name in tables.
@@ -167,6 +163,8 @@ class VectorRetriever:
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:
         """See `Retriever`; documents that are not in the index are left out."""
+        if self.index.kind == WORDS:
+            return _explained_words(self.index, self.name, query, documents)
         with _unshared(self.model) as model:
             return {each.document: {self.name: each} for each in explain(self.index, model, query, _present(self.index, documents))}
 
@@ -183,12 +181,12 @@ class WordRetriever:
     """Ranks the documents of an index by BM25.
 
     Attributes:
-        words: The BM25 index.
+        words: The documents as an index of BM25.
         name: Name in tables.
     """
 
-    words: bm25.WordIndex
-    name: str = bm25.NAME
+    words: Index
+    name: str = NAME
 
     def search(
         self, queries: Sequence[Query], k: int, *, filter: FilterLike = None, effort: Effort = None, target_recall: float | None = None
@@ -201,7 +199,11 @@ class WordRetriever:
 
     def explain(self, query: str, documents: Sequence[str]) -> Explanations:
         """See `Retriever`; documents that are not in the index are left out."""
-        return {each: {self.name: self.words.word_scores(query, each)} for each in _present(self.words.index, documents)}
+        return _explained_words(self.words, self.name, query, documents)
+
+
+def _explained_words(words: Index, name: str, query: str, documents: Sequence[str]) -> Explanations:
+    return {each: {name: word_scores(words, query, each)} for each in _present(words, documents)}
 
 
 def _present(index: Index, documents: Sequence[str]) -> list[str]:
@@ -463,7 +465,7 @@ class OpenIndexes:
         Raises:
             InputError: The index stores no texts, or bm25s is not installed.
         """
-        return WordRetriever(bm25.WordIndex(self.index(folder), cache=cache_folder("words"), verify=self._verify, progress=self._progress))
+        return WordRetriever(word_index(self.index(folder), cache=cache_folder("words"), verify=self._verify, progress=self._progress))
 
     def fused(self, given: Sequence[str | Path], fusion: Fusion | None = None, *, candidates: int = CANDIDATES) -> Retriever:
         """Make a retriever that fuses indexes, and BM25 over the documents of the first index.
@@ -479,7 +481,7 @@ class OpenIndexes:
         fusion = fusion or RECIPROCAL_RANKS
         paths = [str(path) for path in given]
         # A folder that is called bm25 is an index in the first place, where no other index gives BM25 its documents.
-        words = [path == bm25.NAME and (number > 0 or format_version(Path(path)) is None) for number, path in enumerate(paths)]
+        words = [path == NAME and (number > 0 or format_version(Path(path)) is None) for number, path in enumerate(paths)]
         first = next((path for path, each in zip(paths, words, strict=True) if not each), None)
         if first is None:
             raise InputError("bm25 ranks the documents of an index; name an index too")
@@ -520,7 +522,8 @@ class OpenIndexes:
         if format_version(Path(given)) is not None:
             index = self.index(given)
             if index.manifest.model.kind != "colbert":
-                raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this index has a single vector per document")
+                stored = "no vectors" if index.kind == WORDS else "a single vector per document"
+                raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this index has {stored}")
             return IndexScorer(index, self._model_of(index, self._sources.get(Path(given).resolve())))
         model = load_model(str(given), device=self._device)
         if not isinstance(model, ColBERT):
@@ -551,7 +554,7 @@ class OpenIndexes:
     def _model_of(self, index: Index, source: str | None) -> SharedModel:
         wanted = index.manifest.model.fingerprint
         if wanted not in self._models:
-            loaded: BiEncoder | ColBERT = load_index_model(index.manifest.model, source, device=self._device)
+            loaded: BiEncoder | ColBERT | BM25 = load_index_model(index.manifest.model, source, device=self._device)
             index.check_model(loaded.card)
             self._models[wanted] = SharedModel(loaded)
         return self._models[wanted]

@@ -27,9 +27,9 @@ from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import Setting, check_k
+from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.on_device import device_of
-from quiver.retrieval.models.encoding import comparable
-from quiver.retrieval.records import DenseEncoding, DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
+from quiver.retrieval.records import DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
@@ -106,10 +106,9 @@ def search(
     begun = time.perf_counter()
     encoding = model.encode_texts([query.text for query in queries], "query", progress=progress)
     encoded = time.perf_counter()
-    vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
     if isinstance(index, Index):
         index.search_on(device_of(model))
-    hits = index.search(vectors, k, filter=filter, effort=effort, target_recall=target_recall)
+    hits = index.search(encoded_queries(encoding, model.card), k, filter=filter, effort=effort, target_recall=target_recall)
     seconds = {"encode": encoded - begun, "search": time.perf_counter() - encoded}
     return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing, seconds=seconds)
 

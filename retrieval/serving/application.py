@@ -6,9 +6,9 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query, Security
@@ -18,28 +18,46 @@ from starlette.responses import Response
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.versions import installed_version
-from quiver.retrieval.index import Filter
+from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.explain import Explanation, Token, explain, text_tokens
-from quiver.retrieval.serving.indexes import Changes, Generation
+from quiver.retrieval.search.explain import Explanation, Token, text_tokens
+from quiver.retrieval.search.retrievers import Explained, SharedModel
+from quiver.retrieval.serving.indexes import Changes
+from quiver.retrieval.serving.inference import (
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    EmbedRequest,
+    ModelList,
+    RerankAnswer,
+    RerankRequest,
+    ServedModel,
+    TextModels,
+    TextRank,
+    TextsRequest,
+)
 from quiver.retrieval.serving.metrics import CONTENT_TYPE
 from quiver.retrieval.serving.middleware import AllowedHosts, RequestMiddleware
-from quiver.retrieval.serving.page import content_security_policy, page_html
-from quiver.retrieval.serving.retrievers import QueryBatch, RankedQueries, Retriever, SearchOptions
+from quiver.retrieval.serving.page import content_security_policy, page_html, reference_html, reference_policy
+from quiver.retrieval.serving.retrievers import QueryBatch, RankedQueries, Retriever, SearchOptions, Snapshot, client_message
 from quiver.retrieval.serving.schemas import (
     AddRequest,
     BatchAnswer,
     BatchRequest,
     ChangeAnswer,
     DeleteRequest,
+    Effort,
     ErrorAnswer,
+    FacetValue,
+    FieldFacet,
     Hit,
     HitExplanation,
     Info,
     Limits,
     Meeting,
     Milliseconds,
+    NonBlankText,
+    PartRank,
     RequestError,
     SearchAnswer,
     SearchRequest,
@@ -59,6 +77,7 @@ _MEANINGS = {
     408: "The request was not received in time.",
     409: "The index cannot be changed this way, or another process is writing.",
     413: "The body is too large.",
+    415: "The body has no header Content-Type: application/json.",
     421: "The Host header names another host.",
     422: "The request violates the schema or a limit, or cannot be executed.",
     429: "Too many queries are waiting.",
@@ -96,6 +115,7 @@ def describe_limits(app: FastAPI, limits: Limits, retrievers: Sequence[str]) -> 
         query = {"maxLength": limits.query_characters}
         for name in ("SearchRequest", "BatchRequest"):
             schemas[name]["properties"]["k"]["maximum"] = limits.k
+            schemas[name]["properties"]["offset"]["anyOf"][0]["maximum"] = limits.k - 1
         for name in ("SearchRequest", "BatchRequest", "AddRequest", "DeleteRequest"):
             schemas[name]["properties"]["retriever"]["anyOf"][0]["enum"] = list(retrievers)
         schemas["SearchRequest"]["properties"]["query"] |= query
@@ -103,19 +123,22 @@ def describe_limits(app: FastAPI, limits: Limits, retrievers: Sequence[str]) -> 
         schemas["BatchRequest"]["properties"]["queries"]["items"] |= query
         schemas["AddRequest"]["properties"]["documents"]["maxItems"] = limits.documents
         schemas["DeleteRequest"]["properties"]["ids"]["maxItems"] = limits.documents
+        schemas["RerankRequest"]["properties"]["documents"]["maxItems"] = limits.texts
+        schemas["TextsRequest"]["properties"]["texts"]["maxItems"] = limits.texts
         return schema
 
     app.openapi = described
 
 
-def explanations(generation: Generation, query: str, documents: Sequence[str], *, words: bool) -> list[HitExplanation]:
+def explanations(retriever: Retriever, ranked: RankedQueries, number: int, query: str, documents: Sequence[str]) -> list[HitExplanation]:
     """Explain the scores of documents.
 
     Args:
-        generation: Generation in which they were found.
+        retriever: Retriever that found them.
+        ranked: What it found.
+        number: Position of the query in the request.
         query: Text of the query.
         documents: Ids of the documents.
-        words: Whether they were ranked by BM25.
 
     Returns:
         One explanation per document, in order.
@@ -123,23 +146,33 @@ def explanations(generation: Generation, query: str, documents: Sequence[str], *
     Raises:
         InputError: An index of a ColBERT model stores no texts.
     """
-    if words and generation.words is not None:
-        scored = [generation.words.word_scores(query, document) for document in documents]
-        return [
-            HitExplanation("words", math.fsum(word.score for word in parts), words=[WordPart(word.word, word.score) for word in parts])
-            for parts in scored
-        ]
-    model = generation.model
-    with model.lock:
-        found = explain(generation.index, model.model, query, documents)
-        return [_explanation(each, model.model) for each in found]
+    name = ranked.names[number]
+    run, lists, candidates = ranked.found.run[name], ranked.found.lists, ranked.found.candidates
+    places = {part: _places(lists[part].get(name, {})) for part in lists}
+    if candidates is not None:
+        places["candidates"] = _places(candidates[name])
+    parts = {key: [PartRank(part, *there.get(key, (None, None))) for part, there in places.items()] for key in documents}
+    if retriever.kind == "fused":
+        return [HitExplanation("ranks", run[key], parts=parts[key]) for key in documents]
+    snapshot = ranked.snapshot
+    explained = snapshot.retriever.explain(query, documents)
+    return [_explanation(next(iter(explained[key].values())), snapshot.model, parts[key]) for key in documents]
 
 
-def _explanation(why: Explanation, model: object) -> HitExplanation:
+def _places(ranking: Mapping[str, float]) -> dict[str, tuple[int, float]]:
+    """Rank and score of each document."""
+    return {key: (rank, ranking[key]) for rank, key in enumerate(ranking, start=1)}
+
+
+def _explanation(why: Explained, model: SharedModel | None, parts: list[PartRank]) -> HitExplanation:
+    if not isinstance(why, Explanation):
+        words = [WordPart(word.word, word.score) for word in why]
+        return HitExplanation("words", math.fsum(word.score for word in why), words=words, parts=parts)
     score = why.score if math.isfinite(why.score) else None  # -inf, the score of a text without vectors, is not valid JSON
-    if not isinstance(model, ColBERT):
-        return HitExplanation("similarity", score, why.text)
-    passage = text_tokens(model, why.text or "", "document")
+    if model is None or not isinstance(model.model, ColBERT):
+        return HitExplanation("similarity", score, why.text, parts=parts)
+    with model.lock:
+        passage = text_tokens(model.model, why.text or "", "document")
     positions: dict[Token, int] = {}
     for position, token in enumerate(passage):
         positions.setdefault(token, position)
@@ -150,6 +183,7 @@ def _explanation(why: Explanation, model: object) -> HitExplanation:
         query=[TokenSpan(*match.query) for match in why.matches],
         passage=[TokenSpan(*token) for token in passage],
         matches=[Meeting(row, positions[match.document], match.similarity) for row, match in enumerate(why.matches)],
+        parts=parts,
     )
 
 
@@ -178,10 +212,13 @@ def check_limits(request: SearchRequest | BatchRequest, queries: Sequence[str], 
     """
     given = request.filter
     conditions = [] if given is None else [given] if isinstance(given, str) else given
+    facets = request.facets or () if isinstance(request, SearchRequest) else ()
     for name, value, most in (
         ("queries per request", len(queries), limits.batch),
         ("characters per query", max(map(len, queries)), limits.query_characters),
         ("k", request.k, limits.k),
+        ("offset + k", (request.offset or 0) + request.k, limits.k),
+        ("fields in facets", len(facets), limits.facets),
         ("hits per request, k for each query,", request.k * len(queries), limits.hits),
         ("k with explain", request.k if request.explain else 0, limits.explained),
         ("conditions per filter", len(conditions), limits.conditions),
@@ -206,46 +243,84 @@ async def _answers(
     loop = asyncio.get_running_loop()
     # Parsing a filter can take milliseconds: not in the event loop.
     filter = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
-    batch = QueryBatch(queries, SearchOptions(request.k, filter, request.effort, request.target_recall))
+    offset = request.offset or 0
+    batch = QueryBatch(queries, SearchOptions(_depth(request, service.limits), filter, request.effort, request.target_recall))
+    if (request.effort, request.target_recall) != (None, None) and retriever.kind == "bm25":
+        raise RequestError(422, "invalid_request", f"{retriever.name} always searches exhaustively; remove effort and target_recall")
     ranked = await retriever.search(batch)
+    snapshot = ranked.snapshot
+    index = snapshot.generations[0].index
 
-    def shown() -> tuple[list[list[Hit]], str | None]:
-        return _hits(retriever, batch, ranked, request.explain), service.warning_for(retriever)
+    def shown() -> tuple[list[list[Hit]], dict[str, FieldFacet] | None, int, str | None]:
+        page = slice(offset, offset + request.k)
+        hits = _hits(retriever, batch, ranked, page, request.explain)
+        facets = _facets(snapshot, request.facets, filter) if isinstance(request, SearchRequest) and request.facets is not None else None
+        return hits, facets, index.count(filter), service.warning_for(retriever)
 
-    hits, warning = await loop.run_in_executor(service.threads, shown)
+    hits, facets, matching, warning = await loop.run_in_executor(service.threads, shown)
     times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
-    return [SearchAnswer(retriever.name, found, times, ranked.generation.number, warning=warning) for found in hits]
+    return [SearchAnswer(retriever.name, found, times, snapshot.number, matching, offset, facets, warning=warning) for found in hits]
 
 
-def _hits(retriever: Retriever, batch: QueryBatch, ranked: RankedQueries, explain: bool) -> list[list[Hit]]:
-    """Describe the hits, with the documents of the generation in which they were found."""
-    index = ranked.generation.index
-    stored = index.manifest.policy.store_text
+_PAGED = 100  # hits that pages share one ranking of
+
+
+def _depth(request: SearchRequest | BatchRequest, limits: Limits) -> int:
+    """Number of hits to rank. An approximate search for 20 hits need not begin with the hits of one for 10: pages share a depth."""
+    if request.offset is None:
+        return request.k
+    return min(_PAGED, limits.k) if request.offset + request.k <= _PAGED else limits.k
+
+
+def _facets(snapshot: Snapshot, fields: Sequence[str], filter: Filter | None) -> dict[str, FieldFacet]:
+    try:
+        counted = snapshot.generations[0].index.facets(fields, filter=filter)
+    except DamagedIndexError:
+        raise
+    except InputError as error:
+        raise RequestError(422, "invalid_request", client_message(error, snapshot)) from error
+    return {
+        name: FieldFacet([FacetValue(_json_value(value), count) for value, count in facet.values], facet.distinct)
+        for name, facet in counted.items()
+    }
+
+
+def _json_value(value: bool | int | float | str) -> bool | int | float | str:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
+
+
+def _hits(retriever: Retriever, batch: QueryBatch, ranked: RankedQueries, page: slice, explain: bool) -> list[list[Hit]]:
+    """Describe the hits of a page, with the documents of the generations in which they were found."""
     answers = []
-    for query, ids, scores in zip(batch.texts, ranked.hits.ids, ranked.hits.scores, strict=True):
+    for number, (query, name) in enumerate(zip(batch.texts, ranked.names, strict=True)):
+        run = ranked.found.run[name]
+        ids = list(run)[page]
         why: Sequence[HitExplanation | None] = [None] * len(ids)
         if explain:
             try:
-                why = explanations(ranked.generation, query, ids, words=retriever.words)
+                why = explanations(retriever, ranked, number, query, ids)
             except InputError as error:
-                raise RequestError(422, "invalid_request", str(error)) from error
-        hits = []
-        for key, score, reason in zip(ids, scores.tolist(), why, strict=True):
-            if stored:
-                document = index.document(key)
-                metadata = None if document.metadata is None else dict(document.metadata)
-                hits.append(Hit(key, score, document.title, document.text, metadata, reason))
-            else:
-                hits.append(Hit(key, score, explanation=reason))
-        answers.append(hits)
+                raise RequestError(422, "invalid_request", client_message(error, ranked.snapshot)) from error
+        answers.append([_hit(ranked.snapshot.document(key), key, run[key], reason) for key, reason in zip(ids, why, strict=True)])
     return answers
+
+
+def _hit(document: Document | None, key: str, score: float, why: HitExplanation | None) -> Hit:
+    if document is None:
+        return Hit(key, score, explanation=why)
+    metadata = None if document.metadata is None else dict(document.metadata)
+    return Hit(key, score, document.title, document.text, metadata, why)
 
 
 def _milliseconds(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
-_bearer = HTTPBearer(auto_error=False, description="Token of the service: --token-file or QUIVER_TOKEN.")
+_bearer = HTTPBearer(
+    auto_error=False,
+    description="A token of the service: for changes that of --token-file or QUIVER_TOKEN; for reading also that of --read-token-file or"
+    " QUIVER_READ_TOKEN, if there is one.",
+)
 
 
 def create_application(
@@ -275,7 +350,7 @@ def create_application(
         version=_version(),
         summary="Search indexes by single vectors, by token vectors and by words.",
         lifespan=lifespan,
-        docs_url=None,  # both pages load scripts from other sites
+        docs_url=None,  # both pages load scripts from other sites; `Routes.reference` does not
         redoc_url=None,
     )
     routes = Routes(service)
@@ -303,28 +378,58 @@ class Routes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._changes = Changes(service.threads, wait=service.limits.lock_seconds)
+        self._models = TextModels(service.retrievers, service.threads, service.limits)
 
     def add_to(self, app: FastAPI) -> None:
         """Add all routes to an application."""
+        self._add_pages(app)
+        self._add_search(app)
+        self._add_models(app)
         add = app.add_api_route
-        add("/", self.page, include_in_schema=False)
-        add("/api/info", self.info, response_model=Info, responses=REFUSALS, tags=["search"])
-        answers = refusals(400, 404, 413, 422, 429, 504)
-        add("/api/search", self.search, methods=["POST"], response_model=SearchAnswer, responses=answers, tags=["search"])
-        add("/api/search/batch", self.search_batch, methods=["POST"], response_model=BatchAnswer, responses=answers, tags=["search"])
-        add("/api/documents/{key:path}", self.document, response_model=StoredDocument, responses=refusals(404, 422), tags=["documents"])
         changing: dict[str, Any] = {
             "response_model": ChangeAnswer,
-            "dependencies": [Depends(self.authorised)],
+            "dependencies": [Depends(self.may_change)],
             "tags": ["documents"],
-            "responses": refusals(400, 401, 403, 404, 409, 413, 422, 504),
+            "responses": refusals(400, 401, 403, 404, 409, 413, 415, 422, 504),
         }
-        add("/api/documents", self.add_documents, methods=["POST"], **changing)
-        add("/api/documents", self.delete_documents, methods=["DELETE"], **changing)
+        add("/v1/documents", self.add_documents, methods=["POST"], **changing)
+        add("/v1/documents", self.delete_documents, methods=["DELETE"], **changing)
         add("/healthz", self.healthy, response_model=Status, responses=REFUSALS, tags=["service"])
         add("/readyz", self.ready, response_model=Status, responses=refusals(503), tags=["service"])
-        metrics: dict[int | str, dict[str, Any]] = {**REFUSALS, 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-        add("/metrics", self.metrics, response_class=Response, responses=metrics, tags=["service"])
+        metrics = refusals(401) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+        add("/metrics", self.metrics, response_class=Response, responses=metrics, tags=["service"], dependencies=[Depends(self.may_read)])
+
+    def _add_pages(self, app: FastAPI) -> None:
+        # Without a token: they hold no documents, and people can give a token to the search page only once it is loaded.
+        app.add_api_route("/", self.page, include_in_schema=False)
+
+        async def reference() -> Response:
+            headers = {"Content-Security-Policy": reference_policy(), "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
+            return Response(reference_html(app.openapi()), headers=headers, media_type="text/html")
+
+        app.add_api_route("/docs", reference, include_in_schema=False)
+
+    def _add_search(self, app: FastAPI) -> None:
+        add, reading = app.add_api_route, [Depends(self.may_read)]
+        found: dict[str, Any] = {"response_model": SearchAnswer, "tags": ["search"], "dependencies": reading}
+        statuses = (401, 404, 413, 422, 429, 504)
+        add("/v1/info", self.info, response_model=Info, responses=refusals(401), tags=["search"], dependencies=reading)
+        add("/v1/search", self.search_by_address, responses=refusals(*statuses), **found)
+        add("/v1/search", self.search, methods=["POST"], responses=refusals(400, 415, *statuses), **found)
+        found["response_model"] = BatchAnswer
+        add("/v1/search/batch", self.search_batch, methods=["POST"], responses=refusals(400, 415, *statuses), **found)
+        document: dict[str, Any] = {"response_model": StoredDocument, "responses": refusals(401, 404, 422), "tags": ["documents"]}
+        add("/v1/documents/{key:path}", self.document, dependencies=reading, **document)
+
+    def _add_models(self, app: FastAPI) -> None:
+        common: dict[str, Any] = {"tags": ["models"], "dependencies": [Depends(self.may_read)]}
+        app.add_api_route("/v1/models", self.models, response_model=ModelList, responses=refusals(401), **common)
+        app.add_api_route("/v1/models/{name:path}", self.model, response_model=ServedModel, responses=refusals(401, 404), **common)
+        common |= {"methods": ["POST"], "responses": refusals(400, 401, 404, 413, 415, 422, 429, 504)}
+        app.add_api_route("/v1/embeddings", self.embeddings, response_model=EmbeddingsAnswer, **common)
+        app.add_api_route("/v1/rerank", self.rerank, response_model=RerankAnswer, **common)
+        app.add_api_route("/embed", self.embed, response_model=list[list[float]], **common)
+        app.add_api_route("/rerank", self.rerank_any, response_model=list[TextRank] | RerankAnswer, **common)
 
     async def page(self) -> Response:
         """The search page."""
@@ -335,7 +440,24 @@ class Routes:
         """List the retrievers and the limits."""
         service = self._service
         retrievers = [retriever.info() for retriever in service.retrievers.values()]
-        return _answer(Info(retrievers, service.limits, service.access.writable, _version()))
+        return _answer(Info(retrievers, service.limits, service.access.writable, service.access.private, _version()))
+
+    async def search_by_address(  # noqa: PLR0913 - the parameters of the address
+        self,
+        q: Annotated[NonBlankText, Query(description="Text of the query.")],
+        k: Annotated[int, Query(ge=1, description="Number of hits.")] = 10,
+        offset: Annotated[int | None, Query(ge=0, description="Number of leading hits to skip, for paging.")] = None,
+        retriever: Annotated[str | None, Query(description="Name of the retriever. Default: the first.")] = None,
+        filter: Annotated[list[str] | None, Query(description="Condition such as year>=2015. Repeatable: all must hold.")] = None,
+        effort: Annotated[Effort | None, Query(description="Search effort. Default: balanced.")] = None,
+        target_recall: Annotated[float | None, Query(gt=0, le=1, description="Target recall, instead of an effort.")] = None,
+        explain: Annotated[bool, Query(description="Explain every hit by the tokens or words that matched.")] = False,
+        facet: Annotated[list[str] | None, Query(description="Field whose values are counted. Repeatable.")] = None,
+    ) -> Response:
+        """Search with one query that is written in the address."""
+        request = SearchRequest(q, k, offset, retriever, filter, effort, target_recall, explain, facet)
+        (found,) = await search(self._service, request)
+        return _answer(found)
 
     async def search(self, request: SearchRequest) -> Response:
         """Search with one query."""
@@ -354,33 +476,60 @@ class Routes:
         retriever: Annotated[str | None, Query(description="Name of the retriever. Default: the first.")] = None,
     ) -> Response:
         """Get a document by its id."""
-        found = self._service.retriever(retriever)
-        generation = found.served.current
-        if generation.index.locate([key])[0] is None:
-            raise RequestError(404, "unknown_document", f"document {key!r} is not in the index")
-        if not generation.index.manifest.policy.store_text:
-            return _answer(StoredDocument(key, None, None, None, found.name, generation.number))
-        stored = generation.index.document(key)
-        metadata = None if stored.metadata is None else dict(stored.metadata)
-        return _answer(StoredDocument(key, stored.title, stored.text, metadata, found.name, generation.number))
+        return _answer(self._service.document(key, retriever))
 
-    async def authorised(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
-        """Check the token."""
+    async def may_change(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
+        """Check the token of a change."""
         self._service.access.check(None if credentials is None else credentials.credentials)
+
+    async def may_read(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
+        """Check the token of a request that reads."""
+        self._service.access.check_reading(None if credentials is None else credentials.credentials)
+
+    async def models(self) -> Response:
+        """List the models, as OpenAI's API does."""
+        return _answer(self._models.listed())
+
+    async def model(self, name: Annotated[str, Path(description="Name of the model or its retriever.", min_length=1)]) -> Response:
+        """Describe a model, as OpenAI's API does."""
+        return _answer(self._models.describe(self._models.find(name, dense=False)))
+
+    async def embeddings(self, request: EmbeddingsRequest) -> Response:
+        """Embed texts, as OpenAI's API does."""
+        return await self._encoded(self._models.embeddings(request))
+
+    async def embed(self, request: EmbedRequest) -> Response:
+        """Embed texts, as text-embeddings-inference does."""
+        return await self._encoded(self._models.embed(request))
+
+    async def rerank(self, request: RerankRequest) -> Response:
+        """Re-rank documents, as the APIs of Jina, Cohere and vLLM do."""
+        return await self._encoded(self._models.rerank(request))
+
+    async def rerank_any(self, request: TextsRequest | RerankRequest) -> Response:
+        """Re-rank texts: `texts` as text-embeddings-inference does, `documents` as vLLM does."""
+        if isinstance(request, RerankRequest):
+            return await self.rerank(request)
+        return await self._encoded(self._models.rank_texts(request))
+
+    async def _encoded(self, work: Awaitable[Any]) -> Response:
+        content = await self._within(work, "the texts were not encoded within {} seconds; send fewer or shorter ones")
+        # The answer may be megabytes of numbers: not in the event loop.
+        return await asyncio.get_running_loop().run_in_executor(self._service.threads, _answer, content)
 
     async def add_documents(self, request: AddRequest) -> Response:
         """Add documents; searches find them when the response is sent."""
         self._check_count(len(request.documents))
         documents = [Document(each.id, each.text, each.title, each.metadata) for each in request.documents]
-        found = self._service.retriever(request.retriever)
-        changed = await self._within(self._changes.add(found.served, documents, replace=request.replace))
+        found = self._changed(request.retriever)
+        changed = await self._within(self._changes.add(found.served, documents, replace=request.replace), _UNFINISHED)
         return _answer(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
     async def delete_documents(self, request: DeleteRequest) -> Response:
         """Delete documents; searches no longer find them when the response is sent."""
         self._check_count(len(request.ids))
-        found = self._service.retriever(request.retriever)
-        changed = await self._within(self._changes.delete(found.served, request.ids))
+        found = self._changed(request.retriever)
+        changed = await self._within(self._changes.delete(found.served, request.ids), _UNFINISHED)
         return _answer(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
     async def healthy(self) -> Response:
@@ -397,23 +546,37 @@ class Routes:
         """Return the metrics for Prometheus."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE)
 
+    def _changed(self, name: str | None) -> Retriever:
+        """The retriever whose index a request changes."""
+        found = self._service.retriever(name)
+        if len(found.indexes) > 1:
+            parts = ", ".join(part.name for part in found.parts)
+            raise RequestError(422, "invalid_request", f"{found.name} ranks by several indexes; name the one to change: {parts}")
+        return found
+
     def _check_count(self, count: int) -> None:
         if count > (most := self._service.limits.documents):
             raise RequestError(422, "beyond_limit", f"documents per request: at most {most:,}, got {count:,}")
 
-    async def _within(self, change: Awaitable[Generation]) -> Generation:
+    async def _within(self, work: Awaitable[Any], problem: str) -> Any:
         seconds = self._service.limits.write_seconds
         try:
-            return await asyncio.wait_for(change, seconds)
+            return await asyncio.wait_for(work, seconds)
         except asyncio.TimeoutError:
-            raise RequestError(
-                504, "timeout", f"not finished within {seconds:g} seconds; the change continues, watch the generation in /api/info"
-            ) from None
+            raise RequestError(504, "timeout", problem.format(f"{seconds:g}")) from None
+
+
+def _plain(content: Any) -> Any:
+    return asdict(content) if is_dataclass(content) and not isinstance(content, type) else content
+
+
+_UNFINISHED = "not finished within {} seconds; the change continues, watch the generation in /v1/info"
 
 
 def _answer(content: Any) -> Response:
-    """Make a JSON response; ASCII, so that every character of a document can be sent."""
-    return Response(json.dumps(asdict(content), allow_nan=False).encode("ascii"), media_type="application/json")
+    """Make a JSON response of a dataclass or of a list; ASCII, so that every character of a document can be sent."""
+    plain = [_plain(each) for each in content] if isinstance(content, list) else _plain(content)
+    return Response(json.dumps(plain, allow_nan=False).encode("ascii"), media_type="application/json")
 
 
 def _version() -> str:

@@ -16,7 +16,7 @@ from quiver.encoder.files import cache_folder
 from quiver.retrieval.index import Index, add_documents, delete_documents, open_index
 from quiver.retrieval.index.store.reading import Layout
 from quiver.retrieval.records import Document
-from quiver.retrieval.search import bm25
+from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.schemas import RequestError
 
@@ -33,12 +33,12 @@ class Generation:
     Attributes:
         index: The index.
         model: Model that encodes queries.
-        words: BM25 index of the documents; None without BM25.
+        words: The documents as an index of BM25; None without BM25.
     """
 
     index: Index
     model: SharedModel
-    words: bm25.WordIndex | None
+    words: Index | None
 
     @property
     def number(self) -> int:
@@ -60,7 +60,7 @@ def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bo
     """
     index = open_index(folder, verify=verify)
     index.check_model(model.card)
-    generation = Generation(index, model, bm25.WordIndex(index, cache=cache_folder("words"), verify=verify) if words else None)
+    generation = Generation(index, model, word_index(index, cache=cache_folder("words"), verify=verify) if words else None)
     index.search(model.queries([_WARM_UP]), 1)
     if generation.words is not None:
         generation.words.search([_WARM_UP], 1)

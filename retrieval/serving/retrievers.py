@@ -1,25 +1,44 @@
-"""Retrievers: micro-batches of queries, ranked by the vectors or the words of an index."""
+"""Retrievers of the service: micro-batches of queries, searched by the retrievers of `quiver.retrieval.search.retrievers`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.index.engines import Preset
-from quiver.retrieval.records import Hits
-from quiver.retrieval.search import bm25
+from quiver.retrieval.models.bm25 import describe_parameters
+from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Query, Role, TextTokens, TokenEncoding
+from quiver.retrieval.search import retrievers
+from quiver.retrieval.search.retrievers import (
+    CANDIDATES,
+    CandidateScorer,
+    FusedRetriever,
+    IndexScorer,
+    RerankedRetriever,
+    SharedModel,
+    TextScorer,
+    VectorRetriever,
+    WordRetriever,
+)
+from quiver.retrieval.search.search import SearchResult
 from quiver.retrieval.serving.indexes import Generation, ServedIndex
 from quiver.retrieval.serving.metrics import Metrics
 from quiver.retrieval.serving.schemas import Limits, RequestError, RetrieverInfo
+
+if TYPE_CHECKING:
+    import torch
 
 Work = TypeVar("Work", bound=Sized)  # len() is the number of queries
 Result = TypeVar("Result")
@@ -110,7 +129,7 @@ class Batcher(Generic[Work, Result]):
         return batch
 
 
-Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
+Kind: TypeAlias = Literal["dense", "colbert", "bm25", "fused", "reranked"]
 
 
 @dataclass(frozen=True)
@@ -142,46 +161,161 @@ class QueryBatch:
 
 
 @dataclass(frozen=True)
+class Preencoded:
+    """A model whose queries of a batch are encoded already, by one forward pass whatever the options of their requests are.
+
+    Attributes:
+        model: The model.
+        encoding: Encoding of the queries.
+        rows: Query text -> its row in ``encoding``.
+    """
+
+    model: SharedModel
+    encoding: DenseEncoding | TokenEncoding
+    rows: Mapping[str, int]
+
+    @classmethod
+    def of(cls, model: SharedModel, texts: Sequence[str]) -> Preencoded:
+        """Encode the queries of a batch."""
+        distinct = list(dict.fromkeys(texts))
+        return cls(model, model.encode_texts(distinct, "query"), {text: row for row, text in enumerate(distinct)})
+
+    @property
+    def card(self) -> ModelCard:
+        """Card of the model."""
+        return self.model.card
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return self.model.device
+
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+        """Return the encoding of queries; encode documents."""
+        if role != "query":
+            return self.model.encode_texts(texts, role, progress=progress)
+        rows = [self.rows[text] for text in texts]
+        told = self.encoding.tokens
+        tokens = TextTokens(told.tokens[rows], told.truncated[rows], told.empty[rows])
+        if isinstance(self.encoding, DenseEncoding):
+            return DenseEncoding(self.encoding.vectors[rows], tokens)
+        return TokenEncoding([self.encoding.vectors[row] for row in rows], tokens)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A ranking of the documents of one index: by its model, or by BM25 over its texts.
+
+    Attributes:
+        name: Name of the ranking.
+        served: The index.
+        words: Rank by BM25 over the texts.
+    """
+
+    name: str
+    served: ServedIndex
+    words: bool = False
+
+
+@dataclass(frozen=True)
+class Reranker:
+    """Re-ranks candidates: by the vectors of an index of a ColBERT model, or by a ColBERT model that encodes their texts.
+
+    Attributes:
+        name: Name of the index or the model.
+        by: The index or the model.
+        candidates: Candidates per query, if more than k.
+    """
+
+    name: str
+    by: ServedIndex | SharedModel
+    candidates: int = CANDIDATES
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The generations that a batch is searched in, and the library's retriever over them.
+
+    Attributes:
+        generations: Generation of each part, and of the index that re-ranks; each once.
+        retriever: The retriever.
+    """
+
+    generations: tuple[Generation, ...]
+    retriever: retrievers.Retriever
+
+    @property
+    def number(self) -> int:
+        """Number of the generation of the first part."""
+        return self.generations[0].number
+
+    @property
+    def model(self) -> SharedModel | None:
+        """Model whose scores order the documents; None for BM25 and fusions."""
+        by: Any = self.retriever.scorer if isinstance(self.retriever, RerankedRetriever) else self.retriever
+        found = by.scorer.model if isinstance(by, PresentScorer) else getattr(by, "model", None)
+        return found if isinstance(found, SharedModel) else None
+
+    def document(self, key: str) -> Document | None:
+        """A document of the first index that contains it and stores texts; None if there is no such index."""
+        for generation in self.generations:
+            index = generation.index
+            if index.manifest.policy.store_text and index.locate([key])[0] is not None:
+                return index.document(key)
+        return None
+
+
+@dataclass(frozen=True)
 class RankedQueries:
     """Result of a request.
 
     Attributes:
-        hits: One ranking per query.
-        generation: Generation that was searched.
+        names: Name of each query in the runs of ``found``.
+        found: Result of all requests of the batch with the same options.
+        snapshot: What was searched.
         encode: Duration of encoding the batch, in seconds.
-        search: Duration of the search, in seconds.
+        search: Duration of everything after that, in seconds.
     """
 
-    hits: Hits
-    generation: Generation
+    names: Sequence[str]
+    found: SearchResult
+    snapshot: Snapshot
     encode: float
     search: float
 
 
 class Retriever:
-    """Ranks the documents of one index, by vectors or by BM25.
+    """Ranks documents for the queries of concurrent requests, in batches.
 
     Args:
         name: Name in requests.
-        served: The index.
+        parts: What it ranks by; several are fused by reciprocal ranks.
         threads: Executor for searches.
         limits: Limits of a batch and of the queue.
         workers: Number of batches that run at the same time.
         metrics: Records every batch.
-        words: Rank by BM25 instead of vectors.
+        reranker: Re-ranks what the parts find; None for no re-ranking.
 
     Attributes:
         name: Name in requests.
-        served: The index.
-        words: Whether it ranks by BM25.
+        parts: What it ranks by.
+        reranker: Re-ranks what the parts find.
     """
 
     def __init__(
-        self, name: str, served: ServedIndex, threads: Executor, limits: Limits, *, workers: int, metrics: Metrics, words: bool = False
+        self,
+        name: str,
+        parts: Sequence[Part],
+        threads: Executor,
+        limits: Limits,
+        *,
+        workers: int,
+        metrics: Metrics,
+        reranker: Reranker | None = None,
     ) -> None:
         self.name = name
-        self.served = served
-        self.words = words
+        self.parts = tuple(parts)
+        self.reranker = reranker
         self._metrics = metrics
         self._batcher: Batcher[QueryBatch, RankedQueries] = Batcher(
             self._run, threads, workers=workers, largest=limits.batch, room=limits.queue, observe=self._observe_batch
@@ -191,6 +325,31 @@ class Retriever:
     def waiting(self) -> int:
         """Number of waiting queries."""
         return self._batcher.waiting
+
+    @property
+    def indexes(self) -> list[ServedIndex]:
+        """The indexes, each once; that of the first part is the first."""
+        by = [] if self.reranker is None or isinstance(self.reranker.by, SharedModel) else [self.reranker.by]
+        return list(dict.fromkeys([*(part.served for part in self.parts), *by]))
+
+    @property
+    def served(self) -> ServedIndex:
+        """The index of the first part."""
+        return self.parts[0].served
+
+    @property
+    def kind(self) -> Kind:
+        """How it ranks."""
+        if self.reranker is not None:
+            return "reranked"
+        if len(self.parts) > 1:
+            return "fused"
+        return "bm25" if self.parts[0].words else self.served.current.index.manifest.model.kind
+
+    @property
+    def model(self) -> SharedModel | None:
+        """The one model that encodes its queries; None for BM25, a fusion and a re-ranking."""
+        return self.served.current.model if self.kind in ("dense", "colbert") else None
 
     async def search(self, batch: QueryBatch) -> RankedQueries:
         """Rank documents.
@@ -202,66 +361,151 @@ class Retriever:
 
     def info(self) -> RetrieverInfo:
         """Describe the retriever for the search page and other clients."""
-        generation = self.served.current
-        index = generation.index
-        policy = index.manifest.policy
-        kind: Kind = "bm25" if self.words else index.manifest.model.kind
+        generations = [each.current for each in self.indexes]
+        index = generations[0].index
+        ranked = [part.served.current.index for part in self.parts]
+        stores = any(each.index.manifest.policy.store_text for each in generations)
+        rankings = [part.name for part in self.parts]
         return RetrieverInfo(
             name=self.name,
-            kind=kind,
-            model=_words_name() if self.words else _model_name(index.manifest.model.source),
+            kind=self.kind,
+            model=self._described(),
             documents=len(index),
-            generation=generation.number,
-            fields={name: list(types) for name, types in index.fields.items()},
-            explains=policy.store_text and kind != "dense",
-            stores_text=policy.store_text,
-            efforts=[] if self.words else list(get_args(Preset)),
+            generation=generations[0].number,
+            fields={name: list(types) for name, types in index.fields.items() if all(name in each.fields for each in ranked)},
+            explains=self.kind == "fused" or (stores and self.kind != "dense"),
+            stores_text=stores,
+            efforts=[] if self.kind == "bm25" else list(get_args(Preset)),
+            parts=[]
+            if self.kind in ("dense", "colbert", "bm25")
+            else [*rankings, *([] if self.reranker is None else [self.reranker.name])],
         )
+
+    def _described(self) -> str:
+        if self.kind == "bm25":
+            return describe_parameters()
+        if self.kind in ("dense", "colbert"):
+            return _model_name(self.served.current.index.manifest.model.source)
+        fused = " + ".join(part.name for part in self.parts)
+        ranks = f"reciprocal ranks of {fused}" if len(self.parts) > 1 else fused
+        return ranks if self.reranker is None else f"{ranks}, re-ranked by {self.reranker.name}"
 
     def _observe_batch(self, queries: int) -> None:
         self._metrics.batches.labels(self.name).observe(queries)
 
+    def _snapshot(self) -> Snapshot:
+        """The library's retriever over the generations that are current."""
+        current = {each: each.current for each in self.indexes}
+        ranked: list[retrievers.Retriever] = []
+        for part in self.parts:
+            generation = current[part.served]
+            if not part.words:
+                ranked.append(VectorRetriever(part.name, generation.index, generation.model))
+            elif generation.words is None:
+                raise ValueError(f"{self.name} ranks by BM25, but this generation was opened without a BM25 index")
+            else:
+                ranked.append(WordRetriever(generation.words, part.name))
+        retriever = ranked[0] if len(ranked) == 1 else FusedRetriever(ranked)
+        if self.reranker is None:
+            return Snapshot(tuple(current.values()), retriever)
+        by = self.reranker.by
+        found = Snapshot(tuple(current.values()), retriever)
+        scorer: CandidateScorer
+        if isinstance(by, SharedModel):
+            scorer = TextScorer(by, partial(_text_of, found))
+        else:
+            scorer = PresentScorer(IndexScorer(current[by].index, current[by].model))
+        return replace(found, retriever=RerankedRetriever(retriever, scorer, self.reranker.name, self.reranker.candidates))
+
     def _run(self, work: Sequence[QueryBatch]) -> list[RankedQueries | Exception]:
-        """Rank the queries of several requests: one call of the model for all, one call of the index per set of options."""
-        generation = self.served.current
-        texts = [text for batch in work for text in batch.texts]
+        """Rank the queries of several requests: one call of each model for all, one call of the indexes per set of options."""
+        snapshot = self._snapshot()
         begun = time.perf_counter()
-        queries = texts if self.words else generation.model.queries(texts)
+        retriever = _preencoded(snapshot.retriever, [text for batch in work for text in batch.texts])
         encode = time.perf_counter() - begun
         self._metrics.stages.labels(self.name, "encode").observe(encode)
-        ends = list(accumulate(len(batch) for batch in work))
         results: dict[int, RankedQueries | Exception] = {}
         for options, members in _grouped(work).items():
-            rows = [row for member in members for row in range(ends[member] - len(work[member]), ends[member])]
+            names = {member: [f"{member} {row}" for row in range(len(work[member]))] for member in members}
+            queries = [Query(name, text) for member in members for name, text in zip(names[member], work[member].texts, strict=True)]
             begun = time.perf_counter()
             try:
-                hits = self._found(generation, [queries[row] for row in rows], options)
+                found = retriever.search(
+                    queries, options.k, filter=options.filter, effort=options.effort, target_recall=options.target_recall
+                )
             except DamagedIndexError:
                 raise
             except InputError as error:
-                # Clients must not see the path of the index.
-                message = str(error).removeprefix(f"{generation.index.path}: ")
-                results |= dict.fromkeys(members, RequestError(422, "invalid_request", message))
+                refusal = RequestError(422, "invalid_request", client_message(error, snapshot))
+                results |= dict.fromkeys(members, refusal)
                 continue
-            search = time.perf_counter() - begun
-            self._metrics.stages.labels(self.name, "search").observe(search)
-            first = 0
-            for member in members:
-                last = first + len(work[member])
-                results[member] = RankedQueries(Hits(hits.ids[first:last], hits.scores[first:last]), generation, encode, search)
-                first = last
+            taken = time.perf_counter() - begun
+            self._metrics.stages.labels(self.name, "search").observe(taken)
+            results |= {member: RankedQueries(names[member], found, snapshot, encode, taken) for member in members}
         return [results[member] for member in range(len(work))]
 
-    def _found(self, generation: Generation, queries: Sequence[Any], options: SearchOptions) -> Hits:
-        if not self.words:
-            return generation.index.search(
-                queries, options.k, filter=options.filter, effort=options.effort, target_recall=options.target_recall
-            )
-        if generation.words is None:
-            raise ValueError(f"{self.name} is a BM25 retriever, but this generation was opened without a BM25 index")
-        if options.effort is not None or options.target_recall is not None:
-            raise InputError(f"{self.name} always searches exhaustively; remove effort and target_recall")
-        return generation.words.search(queries, options.k, filter=options.filter)
+
+@dataclass(frozen=True)
+class PresentScorer:
+    """Scores the candidates that an index contains; others, such as those that were added to another index only, are left out.
+
+    Attributes:
+        scorer: Scores the candidates.
+    """
+
+    scorer: IndexScorer
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
+        """See `quiver.retrieval.search.retrievers.CandidateScorer`."""
+        present = [np.array([place is not None for place in self.scorer.index.locate(own)], bool) for own in candidates]
+        kept = [
+            [key for key, here in zip(own, flags.tolist(), strict=True) if here] for own, flags in zip(candidates, present, strict=True)
+        ]
+        scores = [np.full(len(own), -np.inf, np.float32) for own in candidates]
+        for row, (flags, found) in enumerate(zip(present, self.scorer(queries, kept), strict=True)):
+            scores[row][flags] = found
+        return scores
+
+    def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, retrievers.Explained]:
+        """See `quiver.retrieval.search.retrievers.CandidateScorer`."""
+        return self.scorer.explain(query, documents)
+
+
+def _preencoded(retriever: retrievers.Retriever, texts: Sequence[str]) -> retrievers.Retriever:
+    """The same retriever, for queries that every model of it has encoded."""
+    if isinstance(retriever, RerankedRetriever):
+        scorer = retriever.scorer
+        if isinstance(scorer, PresentScorer):
+            scorer = PresentScorer(replace(scorer.scorer, model=_with_queries(scorer.scorer.model, texts)))
+        elif isinstance(scorer, TextScorer):
+            scorer = replace(scorer, model=_with_queries(scorer.model, texts))
+        return replace(retriever, first=_preencoded(retriever.first, texts), scorer=scorer)
+    if isinstance(retriever, FusedRetriever):
+        return replace(retriever, parts=[_preencoded(part, texts) for part in retriever.parts])
+    if isinstance(retriever, VectorRetriever):
+        return replace(retriever, model=_with_queries(retriever.model, texts))
+    return retriever
+
+
+def _with_queries(model: Any, texts: Sequence[str]) -> Any:
+    return Preencoded.of(model, texts) if model.card.kind in ("dense", "colbert") else model
+
+
+def _text_of(snapshot: Snapshot, key: str) -> str:
+    """Text of a document as the first index that stores it would encode it."""
+    for generation in snapshot.generations:
+        index = generation.index
+        if index.manifest.policy.store_text and index.locate([key])[0] is not None:
+            return index.text_of(key)
+    raise InputError("the index stores no texts, which a model needs for re-ranking; re-rank by an index of a ColBERT model")
+
+
+def client_message(error: InputError, snapshot: Snapshot) -> str:
+    """Message of an error for clients, who must not see the path of an index."""
+    message = str(error)
+    for generation in snapshot.generations:
+        message = message.removeprefix(f"{generation.index.path}: ")
+    return message
 
 
 def _grouped(work: Sequence[QueryBatch]) -> dict[SearchOptions, list[int]]:
@@ -270,10 +514,6 @@ def _grouped(work: Sequence[QueryBatch]) -> dict[SearchOptions, list[int]]:
     for position, batch in enumerate(work):
         groups.setdefault(batch.options, []).append(position)
     return groups
-
-
-def _words_name() -> str:
-    return ", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items())
 
 
 def _model_name(source: str) -> str:

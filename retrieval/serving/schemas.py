@@ -24,29 +24,33 @@ class Limits:
     Attributes:
         k: Largest number of hits per query.
         explained: Largest number of explained hits per query.
+        facets: Largest number of fields whose values are counted per request.
         query_characters: Longest query, in characters.
         filter_characters: Longest condition of a filter, in characters. Parsing time grows at least quadratically with the length.
         conditions: Largest number of conditions in a filter.
         batch: Largest number of queries per request.
         hits: Largest number of hits per request, over all its queries.
         documents: Largest number of documents that a request adds or deletes.
+        texts: Largest number of texts that a request embeds or re-ranks.
         body_bytes: Largest request body, in bytes.
         queue: Largest number of queries that wait for a retriever; further requests are refused with status 429.
         connections: Largest number of open connections.
         seconds: Time limit of a search, from the end of the request to the response.
-        write_seconds: Time limit for adding or deleting documents.
+        write_seconds: Time limit for adding or deleting documents, and for embedding or re-ranking texts.
         lock_seconds: Time to wait for another process that writes to the index; part of ``write_seconds``.
         read_seconds: Time limit for a client to send the header, to send the body, and to read a part of the response.
     """
 
     k: int = 1000
     explained: int = 20
+    facets: int = 20
     query_characters: int = 8 << 10
     filter_characters: int = 400
     conditions: int = 8
     batch: int = 64
     hits: int = 2000
     documents: int = 100
+    texts: int = 256
     body_bytes: int = 1 << 20
     queue: int = 256
     connections: int = 1000
@@ -70,6 +74,7 @@ Text = Annotated[str, Field(strict=True)]
 # Text that is not blank.
 NonBlankText = Annotated[str, Field(strict=True, min_length=1, pattern=r"\S")]
 Count = Annotated[int, Field(strict=True, ge=1)]
+Offset = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
 Scalar = (
     Annotated[bool, Field(strict=True)]
@@ -81,7 +86,7 @@ Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
 Effort = Literal["exact", "balanced", "fast"]
 Span = tuple[int, int]
 
-_CLOSED: dict[str, Any] = {"extra": "forbid"}
+CLOSED: dict[str, Any] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -91,33 +96,40 @@ class SearchRequest:
     Attributes:
         query: Text of the query.
         k: Number of hits.
+        offset: Number of leading hits to skip: pages 1, 2, 3 of ten hits have the offsets 0, 10, 20. With an offset, also 0,
+            every page within the first 100 hits comes from one ranking, and every deeper page from another one of the largest k; both are
+            the same for engines that search exhaustively. Default: no paging.
         retriever: Name of the retriever. Default: the first.
         filter: Condition, or list of conditions that must all hold, such as ``year>=2015``, ``lang in en,de`` or ``city="New York"``.
             Fields and values that contain spaces or operators must be in double quotes.
         effort: Search effort: exact, balanced or fast. Default: balanced.
         target_recall: Target recall: use the fastest search parameters measured to reach it, instead of ``effort``.
         explain: Explain every hit by the tokens or words that matched.
+        facets: Fields whose values are counted over all documents that match the filter, whatever the query ranks first.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     query: NonBlankText
     k: Count = 10
+    offset: Offset | None = None
     retriever: Text | None = None
     filter: Text | list[Text] | None = None
     effort: Effort | None = None
     target_recall: Fraction | None = None
     explain: Flag = False
+    facets: list[Text] | None = None
 
 
 @dataclass(frozen=True)
 class BatchRequest:
     """A search with several queries and the same options for all; see `SearchRequest`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     queries: Annotated[list[NonBlankText], Field(min_length=1)]
     k: Count = 10
+    offset: Offset | None = None
     retriever: Text | None = None
     filter: Text | list[Text] | None = None
     effort: Effort | None = None
@@ -136,7 +148,7 @@ class NewDocument:
         metadata: Field -> value or values, for filters.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     id: NonBlankText
     text: Text
@@ -154,7 +166,7 @@ class AddRequest:
         retriever: Name of the retriever whose index is changed. Default: the first.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     documents: Annotated[list[NewDocument], Field(min_length=1)]
     replace: Flag = False
@@ -165,7 +177,7 @@ class AddRequest:
 class DeleteRequest:
     """Documents to delete by their ids; see `AddRequest`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     ids: Annotated[list[NonBlankText], Field(min_length=1)]
     retriever: Text | None = None
@@ -203,26 +215,44 @@ class WordPart:
 
 
 @dataclass(frozen=True, slots=True)
+class PartRank:
+    """Where a hit stands in a ranking that was fused, or among the candidates before re-ranking.
+
+    Attributes:
+        name: Name of the ranking; ``candidates`` for the candidates before re-ranking.
+        rank: Rank from 1; null if the ranking does not contain the document.
+        score: Score in that ranking.
+    """
+
+    name: str
+    rank: int | None
+    score: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class HitExplanation:
     """Explanation of the score of a hit.
 
     Attributes:
-        kind: ``tokens`` for a ColBERT model, ``words`` for BM25, ``similarity`` for a model with one vector per text.
+        kind: ``tokens`` for a ColBERT model, also one that re-ranks; ``words`` for BM25; ``similarity`` for a model with one vector per
+            text; ``ranks`` for a fusion, whose score is the sum of 1 / (60 + rank) over ``parts``.
         score: The explained score; null if the document has no vector.
         text: The passage as it was encoded, including the title; spans of the passage refer to it. Null if the index stores no texts.
         query: Tokens of the query, in order; spans refer to the query text.
         passage: Tokens of the passage, in order.
         matches: One match per query token; their scores sum to the score of the hit.
         words: For BM25: the words of the query, in order; their scores sum to the score of the hit.
+        parts: For a fusion and a re-ranking: rank and score of the hit in each ranking.
     """
 
-    kind: Literal["tokens", "words", "similarity"]
+    kind: Literal["tokens", "words", "similarity", "ranks"]
     score: float | None
     text: str | None = None
     query: list[TokenSpan] = field(default_factory=list)
     passage: list[TokenSpan] = field(default_factory=list)
     matches: list[Meeting] = field(default_factory=list)
     words: list[WordPart] = field(default_factory=list)
+    parts: list[PartRank] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +277,27 @@ class Milliseconds:
 
 
 @dataclass(frozen=True, slots=True)
+class FacetValue:
+    """A value of a field, and how many documents have it."""
+
+    value: bool | int | float | str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFacet:
+    """Counts of the values of a field.
+
+    Attributes:
+        values: The most frequent values, at most 20, most frequent first.
+        distinct: Number of distinct values.
+    """
+
+    values: list[FacetValue]
+    distinct: int
+
+
+@dataclass(frozen=True, slots=True)
 class SearchAnswer:
     """The hits of a query, best first.
 
@@ -254,15 +305,22 @@ class SearchAnswer:
         retriever: Name of the retriever.
         hits: At most k hits.
         milliseconds: Duration of each step.
-        generation: Generation of the index that was searched.
+        generation: Generation of the index that was searched. Pages of different generations need not fit together.
+        matching: Number of documents that match the filter; without a filter, of all documents.
+        offset: Number of hits that were skipped.
+        facets: Field -> counts over the matching documents; null if none were asked for.
         partial: Whether a part of the index could not be searched.
-        warning: Why this ranking must not be compared with that of the first retriever: its index holds other documents. Null if it can be.
+        warning: Why this ranking must not be compared with that of the first retriever: an index of it holds other documents. Null if it
+            can be.
     """
 
     retriever: str
     hits: list[Hit]
     milliseconds: Milliseconds
     generation: int
+    matching: int
+    offset: int = 0
+    facets: dict[str, FieldFacet] | None = None
     partial: bool = False
     warning: str | None = None
 
@@ -307,18 +365,19 @@ class RetrieverInfo:
 
     Attributes:
         name: Name in requests.
-        kind: dense (one vector per text), colbert (one vector per token) or bm25.
-        model: Name of the model; for bm25 its parameters.
+        kind: dense (one vector per text), colbert (one vector per token), bm25, fused (several of these), or reranked.
+        model: Name of the model; for bm25 its parameters; otherwise what is fused and re-ranked.
         documents: Number of documents in the index.
         generation: Generation of the index.
         fields: Fields to filter by -> types of their values.
         explains: Whether hits can be explained by tokens or words.
         stores_text: Whether hits include texts.
         efforts: Search efforts that a request can choose; empty for bm25.
+        parts: Names of the rankings of a fusion, and of what re-ranks; empty for a single ranking.
     """
 
     name: str
-    kind: Literal["dense", "colbert", "bm25"]
+    kind: Literal["dense", "colbert", "bm25", "fused", "reranked"]
     model: str
     documents: int
     generation: int
@@ -326,6 +385,7 @@ class RetrieverInfo:
     explains: bool
     stores_text: bool
     efforts: list[str]
+    parts: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,12 +396,14 @@ class Info:
         retrievers: The retrievers; the first is the default.
         limits: Limits on requests.
         writable: Whether documents can be added and deleted with a token.
+        private: Whether reading needs a token.
         version: Version of Quiver.
     """
 
     retrievers: list[RetrieverInfo]
     limits: Limits
     writable: bool
+    private: bool
     version: str
 
 
@@ -420,8 +482,13 @@ async def _http(request: Any, error: Any) -> Response:
 
 async def _malformed(request: Any, error: Any) -> Response:
     """Answer a request that violates the schema, without repeating its values."""
-    del request
     problems = error.errors()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if any(problem["loc"][:1] == ("body",) for problem in problems) and not (kind == "application/json" or kind.endswith("+json")):
+        sent = f"it says {kind[:80]}" if kind else "there is none"
+        header = "Content-Type: application/json"
+        message = f"a JSON body needs the header {header}, but {sent}; with curl: -H '{header}'"
+        return problem_answer(RequestError(415, "not_declared_as_json", message))
     if any(problem["type"] == "json_invalid" for problem in problems):
         return problem_answer(RequestError(400, "malformed_json", "the body is not JSON"))
     messages = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in problems[:5]]

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,40 +14,48 @@ from pathlib import Path
 
 from quiver.encoder import InputError
 from quiver.retrieval.index import open_index
-from quiver.retrieval.models.loading import load_index_model
-from quiver.retrieval.search import bm25
+from quiver.retrieval.models.bm25 import NAME
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_index_model, load_model
 from quiver.retrieval.search.retrievers import SharedModel
-from quiver.retrieval.search.search import differing_documents
+from quiver.retrieval.search.search import check_fusible, differing_documents
 from quiver.retrieval.serving.indexes import Generation, ServedIndex, open_generation
 from quiver.retrieval.serving.metrics import Metrics
-from quiver.retrieval.serving.retrievers import Retriever
-from quiver.retrieval.serving.schemas import Limits, RequestError
+from quiver.retrieval.serving.retrievers import Part, Reranker, Retriever
+from quiver.retrieval.serving.schemas import Limits, RequestError, StoredDocument
 
 logger = logging.getLogger(__name__)
 
 
 VARIABLE = "QUIVER_TOKEN"
-"""Environment variable with the token."""
+"""Environment variable with the token that allows changes, and reading."""
+
+READING_VARIABLE = "QUIVER_READ_TOKEN"
+"""Environment variable with the token that reading needs."""
 
 _SHORTEST = 16  # least length of a token, in characters
 
 
 class Access:
-    """Allows changes of documents to clients that send the token.
+    """Allows changes of documents, and reading, to clients that send a token.
 
     Args:
-        token: The token; None to allow no changes.
+        token: Token that allows changes and reading; None to allow no changes.
+        read_token: Token that allows reading; None to let everybody read.
 
     Attributes:
-        writable: Whether there is a token.
+        writable: Whether there is a token for changes.
+        private: Whether reading needs a token.
     """
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, read_token: str | None = None) -> None:
         self._digest = None if token is None else _digest(token)
+        self._reading = None if read_token is None else _digest(read_token)
         self.writable = token is not None
+        self.private = read_token is not None
 
     def check(self, given: str | None) -> None:
-        """Check the token of a request.
+        """Check the token of a request that changes documents.
 
         Args:
             given: The token; None if the request has none.
@@ -57,20 +65,36 @@ class Access:
         """
         if self._digest is None:
             raise RequestError(403, "read_only", "this service is read-only; start it with --token-file to allow changes")
-        # Digests have equal lengths and are compared in constant time.
-        if given is None or not hmac.compare_digest(_digest(given), self._digest):
-            problem = "send the header Authorization: Bearer TOKEN" if given is None else "wrong token"
-            raise RequestError(401, "unauthorized", problem, {"WWW-Authenticate": "Bearer"})
+        _compare(given, self._digest)
+
+    def check_reading(self, given: str | None) -> None:
+        """Check the token of a request that reads; the token for changes allows reading too.
+
+        Args:
+            given: The token; None if the request has none.
+
+        Raises:
+            RequestError: 401: the token is missing or wrong.
+        """
+        if self._reading is not None:
+            _compare(given, self._reading, *(() if self._digest is None else (self._digest,)))
 
 
-def read_token(file: Path | None) -> str | None:
-    """Read the token from a file, or from the environment; None if there is neither.
+def _compare(given: str | None, *allowed: bytes) -> None:
+    # Digests have equal lengths and are compared in constant time, all of them.
+    if given is None or not sum(hmac.compare_digest(_digest(given), each) for each in allowed):
+        problem = "send the header Authorization: Bearer TOKEN" if given is None else "wrong token"
+        raise RequestError(401, "unauthorized", problem, {"WWW-Authenticate": "Bearer"})
+
+
+def read_token(file: Path | None, variable: str = VARIABLE) -> str | None:
+    """Read a token from a file, or from an environment variable; None if there is neither.
 
     Raises:
         InputError: The file cannot be read, or the token is too short.
     """
     if file is None:
-        token, origin = os.environ.get(VARIABLE, ""), VARIABLE
+        token, origin = os.environ.get(variable, ""), variable
         if not token:
             return None
     else:
@@ -78,7 +102,8 @@ def read_token(file: Path | None) -> str | None:
         try:
             token = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file}: cannot be read as a token ({error})") from error
+            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+            raise InputError(f"{file}: the token cannot be read ({reason})") from error
     token = token.strip()
     if len(token) < _SHORTEST:
         raise InputError(f"{origin}: the token must have at least {_SHORTEST} characters; make one with: openssl rand -hex 32")
@@ -96,7 +121,7 @@ class Service:
     Attributes:
         retrievers: Retrievers by name; the first is the default.
         limits: Limits on requests.
-        access: Access control for changes.
+        access: Access control for changes and reading.
         metrics: Metrics.
         threads: Executor for searches and other slow work.
         draining: Whether the service is stopping.
@@ -113,10 +138,11 @@ class Service:
 
     def __post_init__(self) -> None:
         """List the indexes, each once, and connect the metrics."""
-        self.indexes = list({id(each.served): each.served for each in self.retrievers.values()}.values())
+        self.indexes = list(dict.fromkeys(served for each in self.retrievers.values() for served in each.indexes))
         for name, each in self.retrievers.items():
             self._follow(name, each)
-            each.served.observers.append(partial(self._count_reload, name))
+            for served in each.indexes:
+                served.observers.append(partial(self._count_reload, name))
 
     def _follow(self, name: str, retriever: Retriever) -> None:
         self.metrics.follow(
@@ -132,17 +158,14 @@ class Service:
     def warning_for(self, retriever: Retriever) -> str | None:
         """Why the rankings of a retriever must not be compared with those of the first; None if both rank the same documents."""
         first, *_ = self.retrievers.values()
-        if retriever.served is first.served:
-            return None
-        indexes = [each.served.current.index for each in (first, retriever)]
-        states = [(index.manifest.generation, index.manifest.created) for index in indexes]
+        others = [each for each in retriever.indexes if each is not first.served]
+        states = [(each.current.number, each.current.index.manifest.created) for each in (first.served, *others)]
         known, warning = self._warnings.get(retriever.name, (None, None))
         if known != states:
-            difference = differing_documents(*indexes)
-            if difference is not None:
-                warning = f"{first.name!r} and {retriever.name!r} rank different documents; do not compare their rankings: {difference}"
-            else:
-                warning = None
+            found = (differing_documents(first.served.current.index, each.current.index) for each in others)
+            difference = next(filter(None, found), None)
+            names = f"{first.name!r} and {retriever.name!r}"
+            warning = None if difference is None else f"{names} rank different documents; do not compare their rankings: {difference}"
             self._warnings[retriever.name] = states, warning
         return warning
 
@@ -152,19 +175,60 @@ class Service:
         Raises:
             RequestError: 404: there is no retriever of that name.
         """
-        found = next(iter(self.retrievers.values())) if name is None else self.retrievers.get(name)
+        if name is None:
+            return next(iter(self.retrievers.values()))
+        # In an address, the + of a fused retriever's name is a space unless it is written %2B.
+        found = self.retrievers.get(name) or self.retrievers.get(name.replace(" ", "+"))
         if found is None:
             raise RequestError(404, "unknown_retriever", f"no such retriever; the retrievers are {', '.join(self.retrievers)}")
         return found
+
+    def document(self, key: str, retriever: str | None = None) -> StoredDocument:
+        """Return a document by its id, from the index of a retriever, or of the first one for None.
+
+        Raises:
+            RequestError: 404: there is no such retriever or document.
+        """
+        found = self.retriever(retriever)
+        generation = found.served.current
+        index = generation.index
+        if index.locate([key])[0] is None:
+            raise RequestError(404, "unknown_document", f"document {key!r} is not in the index")
+        if not index.manifest.policy.store_text:
+            return StoredDocument(key, None, None, None, found.name, generation.number)
+        stored = index.document(key)
+        metadata = None if stored.metadata is None else dict(stored.metadata)
+        return StoredDocument(key, stored.title, stored.text, metadata, found.name, generation.number)
+
+
+@dataclass(frozen=True)
+class Combinations:
+    """Retrievers beside those of the indexes.
+
+    Attributes:
+        words: Add a BM25 retriever over the texts of the first index.
+        fused: Names of the rankings that each fused retriever combines: of indexes, and ``bm25``.
+        reranked_by: Name of an index of a ColBERT model, or folder or hub id of such a model, that re-ranks every fused retriever, or the
+            first index if there is none; None for no re-ranking.
+    """
+
+    words: bool = False
+    fused: Sequence[Sequence[str]] = ()
+    reranked_by: str | None = None
+
+    @property
+    def uses_words(self) -> bool:
+        """Whether there is a BM25 retriever."""
+        return self.words or any(NAME in names for names in self.fused)
 
 
 def open_service(
     folders: Mapping[str, Path],
     *,
-    words: bool = False,
+    combined: Combinations | None = None,
     model: str | None = None,
     device: str | None = None,
-    token: str | None = None,
+    access: Access | None = None,
     limits: Limits | None = None,
     workers: int = 2,
     verify: bool = True,
@@ -173,38 +237,75 @@ def open_service(
 
     Args:
         folders: Name -> folder of an index; one or more.
-        words: Add a BM25 retriever over the texts of the first index.
+        combined: BM25, fused and re-ranked retrievers; None for none.
         model: Model of the first index; None for the one that built it.
         device: Device of the models; None for a GPU if available.
-        token: Token that allows changes; None for a read-only service.
+        access: Access control; None for a read-only service that everybody may read.
         limits: Limits on requests; None for the defaults.
         workers: Number of batches that each retriever searches at the same time.
         verify: Verify the checksum of each block when it is first read.
 
     Raises:
-        InputError: An index or its model cannot be opened.
+        InputError: An index or its model cannot be opened, a name is not that of an index, or indexes to fuse share no document.
     """
-    limits, metrics = limits or Limits(), Metrics()
-    if words and bm25.NAME in folders:
-        raise InputError(f"the name '{bm25.NAME}' is reserved for BM25; name the index with NAME=FOLDER")
-    threads = ThreadPoolExecutor(max_workers=workers * (len(folders) + words) + 2, thread_name_prefix="quiver-serve")
+    combined, limits, metrics = combined or Combinations(), limits or Limits(), Metrics()
+    words = combined.uses_words
+    if words and NAME in folders:
+        raise InputError(f"the name '{NAME}' is reserved for BM25; name the index with NAME=FOLDER")
+    count = len(folders) + words + 2 * max(1, len(combined.fused))
+    threads = ThreadPoolExecutor(max_workers=workers * count + 2, thread_name_prefix="quiver-serve")
     models: dict[str, SharedModel] = {}
-    retrievers: dict[str, Retriever] = {}
+    parts: dict[str, Part] = {}
     for position, (name, folder) in enumerate(folders.items()):
         first = position == 0
         card = open_index(folder).manifest.model
         if card.fingerprint not in models:
             models[card.fingerprint] = SharedModel(load_index_model(card, model if first else None, device=device))
-        served = _served(folder, models[card.fingerprint], threads, words=words and first, verify=verify)
-        retrievers[name] = Retriever(name, served, threads, limits, workers=workers, metrics=metrics)
+        parts[name] = Part(name, _served(folder, models[card.fingerprint], threads, words=words and first, verify=verify))
     if words:
-        served = next(iter(retrievers.values())).served
-        retrievers[bm25.NAME] = Retriever(bm25.NAME, served, threads, limits, workers=workers, metrics=metrics, words=True)
-    service = Service(retrievers, limits, Access(token), metrics, threads)
+        parts[NAME] = Part(NAME, next(iter(parts.values())).served, words=True)
+    make = partial(Retriever, threads=threads, limits=limits, workers=workers, metrics=metrics)
+    retrievers = {name: make(name, [part]) for name, part in parts.items()}
+    fused = [_parts_of(names, parts) for names in combined.fused]
+    for each in fused:
+        name = "+".join(part.name for part in each)
+        retrievers[name] = make(name, each)
+    if combined.reranked_by is not None:
+        reranker = _reranker(combined.reranked_by, parts, device)
+        for each in fused or [[next(iter(parts.values()))]]:
+            name = f"{'+'.join(part.name for part in each)}>{reranker.name}"
+            retrievers[name] = make(name, each, reranker=reranker)
+    service = Service(retrievers, limits, access or Access(None), metrics, threads)
     for retriever in retrievers.values():
         if (warning := service.warning_for(retriever)) is not None:
             logger.warning("%s", warning)
     return service
+
+
+def _parts_of(names: Sequence[str], parts: Mapping[str, Part]) -> list[Part]:
+    """The rankings that a fused retriever combines."""
+    for name in names:
+        if name not in parts:
+            raise InputError(f"--fuse {'+'.join(names)}: there is no ranking '{name}'; there are {', '.join(parts)}")
+    if len(set(names)) < len(names):
+        raise InputError(f"--fuse {'+'.join(names)}: a ranking occurs twice")
+    first, *others = [parts[name].served.current.index for name in names]
+    for other in others:
+        check_fusible(first, other)
+    return [parts[name] for name in names]
+
+
+def _reranker(given: str, parts: Mapping[str, Part], device: str | None) -> Reranker:
+    if given in parts and not parts[given].words:
+        served = parts[given].served
+        kind = served.current.index.manifest.model.kind
+        if kind != "colbert":
+            raise InputError(f"--rerank {given}: only an index of a ColBERT model re-ranks, and this one is of the kind {kind}")
+        return Reranker(given, served)
+    loaded = load_model(given, device=device)
+    if not isinstance(loaded, ColBERT):
+        raise InputError(f"--rerank {given}: only a ColBERT model, or an index of one, re-ranks")
+    return Reranker(Path(given).name, SharedModel(loaded))
 
 
 def _served(folder: Path, shared: SharedModel, threads: ThreadPoolExecutor, *, words: bool, verify: bool) -> ServedIndex:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -111,6 +111,13 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
             there, there is nothing to resume or the run was started with other settings, or the loss is not finite.
         RunStoppedError: SIGTERM or SIGINT arrived; the run is saved and can be resumed.
         ValueError: The recipe has a development collection and there is no scorer, or the other way round.
+
+    Example:
+        >>> from quiver.retrieval.training.recipe import load_recipe
+        >>> folder = new_folder() / "run"
+        >>> record = train(load_recipe(tiny_recipe()), folder, device="cpu")
+        >>> (folder / "model" / "modules.json").is_file()
+        True
     """
     if resume and overwrite:
         raise InputError("--resume continues a run and --overwrite replaces it; use one of them")
@@ -119,7 +126,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
     require_extra()
     require_optimizer(recipe.training.optimizer)
     device = check_device(device or default_device())
-    with _environment(out, device) as processes:
+    with environment(out, device) as processes:
         recipe = with_training_dtype(recipe, device, resumed=out if resume else None)
         session = _Session(Run(recipe, out, processes, device, scorer, progress, callbacks), command, data_folder or out / DATA)
         return session.resume() if resume else session.start(overwrite=overwrite)
@@ -146,7 +153,7 @@ def train_and_save(
         RunStoppedError: See `train`.
     """
     device = str(model.encoder.device)
-    with _environment(out, model.encoder.device.type) as processes:
+    with environment(out, model.encoder.device.type) as processes:
         recipe = with_training_dtype(recipe, device)
         return _Session(Run(recipe, out, processes, device, progress=progress), command, out / DATA).start(given=(rows, model))
 
@@ -157,7 +164,7 @@ def check_rows(recipe: Recipe, rows: TrainingRows) -> None:
     Raises:
         InputError: There are fewer rows than ``training.batch_size``.
     """
-    _batch_order(recipe, rows, Processes())
+    batch_order(recipe, rows, Processes())
 
 
 @dataclass(frozen=True)
@@ -189,7 +196,7 @@ class Run:
 
 
 @contextmanager
-def _environment(out: Path, device: str) -> Iterator[Processes]:
+def environment(out: Path, device: str) -> Iterator[Processes]:
     """Processes, random generators, memory and products of a session; the main process locks the run folder."""
     with (
         init_distributed(device) as processes,
@@ -317,28 +324,17 @@ def _fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step
     Returns:
         The progress at the end, and the schedule of the run.
     """
-    from quiver.retrieval.training.losses import RetrievalLoss  # imports the libraries of the extra
-
     recipe, processes = run.recipe, run.processes
     training = recipe.training
-    order = _batch_order(recipe, rows, processes)
+    order = batch_order(recipe, rows, processes)
     schedule = Schedule.of(recipe, order.per_epoch)
-    model = _model(run, first_model, step=step or 0)
-    collator = Collator(
-        model,
-        max_length=training.max_length,
-        merge_documents=recipe.loss.name == "distillation",
-        minmax=recipe.loss.teacher_scores == "minmax",
-    )
-    loss = RetrievalLoss(recipe, model, processes=processes.size)
+    model = first_or_saved_model(run, first_model, step=step or 0)
     if processes.is_main_process and not any(learning_rate_share(training, number, schedule.steps) for number in range(schedule.steps)):
         logger.warning(
             "nothing is trained: the run has one step, and its learning rate is 0, the start of the warm-up; set training.warmup_ratio to "
             "0, or raise training.max_steps"
         )
-    shards = shard(model, loss.model, processes) if training.sharding == "full" and processes.size > 1 else None
-    optimizer, rates = make_optimizer(training, loss.model.named_parameters(), schedule.steps)
-    state = TrainState(model, loss.model, optimizer, rates, lora=training.lora is not None, shards=shards)
+    collator, loss, state = training_parts(run, model, schedule)
     progress, random_states = read_checkpoint(run.checkpoints.path(step), state) if step else (Progress(), None)
     if step is not None:
         progress.resumed_at.append(step)
@@ -362,14 +358,31 @@ def _fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step
     return progress, schedule
 
 
-def _batch_order(recipe: Recipe, rows: TrainingRows, processes: Processes) -> BatchOrder:
+def training_parts(run: Run, model: Model, schedule: Schedule) -> tuple[Collator, RetrievalLoss, TrainState]:
+    """What turns rows into batches, the loss around the model, and the weights with their new optimizer."""
+    from quiver.retrieval.training.losses import RetrievalLoss  # imports the libraries of the extra
+
+    recipe, processes, training = run.recipe, run.processes, run.recipe.training
+    collator = Collator(
+        model,
+        max_length=training.max_length,
+        merge_documents=recipe.loss.name == "distillation",
+        minmax=recipe.loss.teacher_scores == "minmax",
+    )
+    loss = RetrievalLoss(recipe, model, processes=processes.size)
+    shards = shard(model, loss.model, processes) if training.sharding == "full" and processes.size > 1 else None
+    optimizer, rates = make_optimizer(training, loss.model.named_parameters(), schedule.steps)
+    return collator, loss, TrainState(model, loss.model, optimizer, rates, lora=training.lora is not None, shards=shards)
+
+
+def batch_order(recipe: Recipe, rows: TrainingRows, processes: Processes) -> BatchOrder:
     """The batches of a run over all its processes."""
     training = recipe.training
     size = training.batch_size * processes.size
     return BatchOrder(rows, size=size, seed=training.seed, no_duplicates=training.no_duplicates, warn=processes.is_main_process)
 
 
-def _model(run: Run, first_model: Callable[[], Model], *, step: int) -> Model:
+def first_or_saved_model(run: Run, first_model: Callable[[], Model], *, step: int) -> Model:
     """The model at a step, with weights that can be trained; in a LoRA run the frozen weights with new low-rank matrices."""
     lora, start = run.recipe.training.lora, run.out / START
     if lora is None:
@@ -399,7 +412,7 @@ class RetrievalTask:
     schedule: Schedule
     loss_function: RetrievalLoss
     state: TrainState
-    loader: DataLoader
+    loader: Iterable[TrainingBatch]
 
     @property
     def module(self) -> nn.Module:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
+import os
+import re
+import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from quiver.encoder import InputError
-from quiver.eval.quickstart import ANSWERS, MADE, MARKER, QUESTIONS, quickstart
+from quiver.eval.quickstart import ANSWERS, MADE, MARKER, NEEDS, QUESTIONS, quickstart
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.data.docstrings import Pair, mine
+from quiver.retrieval.data.docstrings import TRAINING_PAIRS, Pair, mine
 from quiver.retrieval.index import open_index
 from quiver.retrieval.models.loading import load_model
 
@@ -86,13 +91,20 @@ def test_the_whole_path(tmp_path: Path) -> None:
 
     index = open_index(tmp_path / "index")
     assert len(index) == result.functions
-    assert set(result.answers) == set(QUESTIONS)
-    assert len(QUESTIONS) == 3
-    for answers in result.answers.values():
+    assert set(result.answers) == {question.text for question in QUESTIONS}
+    names = {document.id.rpartition(":")[0] for document in collection.documents}
+    for question in QUESTIONS:
+        answers = result.answers[question.text]
+        assert set(question.right) & names  # there is something to find
         assert len(answers) == ANSWERS
         assert [answer.score for answer in answers] == sorted((answer.score for answer in answers), reverse=True)
         assert all("def " in answer.code for answer in answers)
-    report = result.report.read_text()
+        assert [answer.right for answer in answers] == [answer.id.rpartition(":")[0] in question.right for answer in answers]
+    with gzip.open(tmp_path / "data" / TRAINING_PAIRS, "rt", encoding="utf-8") as rows:
+        assert "average" not in rows.read().lower()  # the lesson of the last question
+    assert len(result.next_commands) == 5
+    assert result.report.read_text().startswith("<!doctype html>")
+    report = (tmp_path / "report.md").read_text()
     for label in ("untrained/model", "trained/model", "bm25"):
         assert label in report
 
@@ -183,11 +195,54 @@ def test_a_quickstart_that_fails_half_way_takes_its_traces_away(
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_the_promised_figures(tmp_path: Path) -> None:
+def test_the_promised_figures_and_the_next_commands_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     started = time.perf_counter()
-    result = quickstart(tmp_path, command="quiver quickstart")
+    printed = subprocess.run(["quiver", "quickstart"], check=True, capture_output=True, text=True, timeout=900).stdout
     seconds = time.perf_counter() - started
-    assert result.trained.headline is not None
-    assert result.untrained.headline is not None
-    assert result.trained.headline >= 2.5 * result.untrained.headline
-    assert seconds < 360
+    trained, untrained = (
+        json.loads((tmp_path / "quickstart" / "results" / name / "results.json").read_text())["ndcg@10"]
+        for name in ("trained", "untrained")
+    )
+    assert trained >= 2.5 * untrained
+    assert seconds < 400
+    assert printed.startswith("Trains a small code search model")
+    assert f"Needs {NEEDS}." in printed
+    assert max(map(len, printed.split("mining docstrings")[0].splitlines())) <= 80
+
+    # Questions: a right function is shown for each but the last, whose lesson is printed.
+    shown = printed.split("\n? ")[1:]
+    assert [part.splitlines()[0] for part in shown] == [question.text for question in QUESTIONS]
+    assert [("(right)" in part, "Wrong: " in part) for part in shown] == [
+        (not question.lesson, bool(question.lesson)) for question in QUESTIONS
+    ]
+    assert [bool(question.lesson) for question in QUESTIONS] == [False, False, False, True]
+
+    commands = [line.strip() for line in printed.split("Next:\n")[1].splitlines() if line.startswith("  quiver ")]
+    assert len(commands) == 5
+    for command in commands:
+        if command.startswith("quiver serve "):
+            _is_served(command)
+        else:
+            done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False)
+            assert (done.returncode, bool(done.stdout)) == (0, True), (command, done.stderr)
+
+
+def _is_served(command: str) -> None:
+    """The page answers under the address that the command prints."""
+    with subprocess.Popen(["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = next(found[0] for line in process.stdout if (found := re.search(r"http://[\w.:]+", line)))
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    with urllib.request.urlopen(address, timeout=5) as answer:
+                        assert b"<html" in answer.read()
+                        return
+                except OSError:
+                    assert time.monotonic() < deadline, address
+                    time.sleep(0.5)
+        finally:
+            process.terminate()

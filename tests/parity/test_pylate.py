@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import torch
 
 from quiver.encoder import Tokenizer
 from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Precision, pool_tokens, quantize_embeddings
 from quiver.retrieval.models.loading import load_model
 
 transformers = pytest.importorskip("transformers")
@@ -155,3 +156,69 @@ def test_a_call_of_encode_gives_what_pylate_gives(base: Path, tmp_path: Path, ca
         assert type(one) is type(other)
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
         np.testing.assert_allclose(np.asarray(other), np.asarray(one), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("factor", "protected"), [(2, 1), (3, 0), (100, 1), (2, 7)])
+def test_pooled_vectors_are_pylates(base: Path, tmp_path: Path, factor: int, protected: int) -> None:
+    """Of random vectors: those of the random model are so alike that rounding decides which are merged."""
+    rng = np.random.default_rng(factor)
+    documents = [rng.standard_normal((length, 16)).astype(np.float32) for length in (1, 2, 7, 8, 50)]
+    documents = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in documents]
+    theirs = models.ColBERT.pool_embeddings_hierarchical(None, [torch.from_numpy(each) for each in documents], factor, protected)
+    for document, expected in zip(documents, theirs, strict=True):
+        found = pool_tokens(document, factor, protected=protected)
+        np.testing.assert_array_equal(found[:protected], document[:protected])
+        # PyLate's clusters have another order.
+        both = [matrix[np.lexsort(matrix.T)] for matrix in (expected.numpy(), found)]
+        np.testing.assert_allclose(both[1], both[0], atol=1e-6)
+    pylate_model(base, tmp_path / "model", {})
+    model = ColBERT(tmp_path / "model")
+    for one, pooled in zip(
+        model.encode(DOCUMENTS, is_query=False),
+        model.encode(DOCUMENTS, is_query=False, pool_factor=factor, protected_tokens=protected),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(pooled, pool_tokens(one, factor, protected=protected))
+    assert len(model.encode(QUERIES, pool_factor=factor)[0]) == 32
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_quantized_vectors_are_those_of_all_texts_together(base: Path, tmp_path: Path, padding: bool) -> None:
+    """PyLate 1.6 has the argument, but every value other than float32 fails."""
+    pylate_model(base, tmp_path / "model", {})
+    model = ColBERT(tmp_path / "model")
+    plain = model.encode(DOCUMENTS, is_query=False, padding=padding)
+    for precision in get_args(Precision)[1:]:
+        found = model.encode(DOCUMENTS, is_query=False, padding=padding, precision=precision)
+        assert [each.shape[:-1] for each in found] == [each.shape[:-1] for each in plain]
+        expected = quantize_embeddings(np.concatenate([each.reshape(-1, 128) for each in plain]), precision)
+        np.testing.assert_array_equal(np.concatenate([each.reshape(-1, each.shape[-1]) for each in found]), expected)
+
+
+def test_similarities_are_pylates_sums(base: Path, tmp_path: Path) -> None:
+    theirs = pylate_model(base, tmp_path / "model", {})
+    model = ColBERT(tmp_path / "model")
+    documents = [text for text in DOCUMENTS if text not in ("", "?")]
+    queries, padded = model.encode_query(QUERIES, convert_to_tensor=True), model.encode_document(documents, padding=True)
+    plain = [torch.from_numpy(each) for each in model.encode_document(documents)]
+    expected = torch.cat([theirs.similarity(torch.stack(queries), each[None]) for each in plain], dim=1)
+    for given in (model.encode_document(documents), padded, np.concatenate(padded)):
+        torch.testing.assert_close(model.similarity(queries, given), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(model.similarity_pairwise(queries, padded), expected.diagonal(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(model.similarity(queries[0], padded), expected[:1], atol=1e-4, rtol=0)
+    assert model.similarity([torch.tensor([[1.0, 0]])], [np.float32([[-1, 0], [0, 0]])]).item() == -1  # padding is not the nearest vector
+    assert model.similarity([], padded).shape == (0, len(documents))
+    assert model.similarity(queries, []).shape == (len(queries), 0)
+    assert model.encode([]) == []
+
+
+@pytest.mark.slow
+def test_processes_encode_what_one_process_encodes(base: Path, tmp_path: Path) -> None:
+    pylate_model(base, tmp_path / "model", {})
+    model = ColBERT(tmp_path / "model")
+    expected = model.encode_document(DOCUMENTS * 4, pool_factor=2)
+    pool = model.start_multi_process_pool(["cpu", "cpu"])
+    found = model.encode_document(DOCUMENTS * 4, pool_factor=2, pool=pool, chunk_size=5)
+    model.stop_multi_process_pool(pool)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-5)

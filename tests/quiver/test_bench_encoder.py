@@ -97,7 +97,7 @@ def test_texts_of_a_file_are_encoded(bench: Callable[..., Any], minilm: Path, tm
         (["--data", "corpus.jsonl", "--lengths", "8"], "--data is for texts, --set and --lengths are for token ids"),
         (["--lengths", "8", "--backend", "fast"], "unknown backend 'fast'"),
         (["--lengths", "8", "--backend", "transformers-flash"], "transformers-flash: needs CUDA"),
-        (["--lengths", "8", "--dtype", "int4"], "dtype must be one of"),
+        (["--lengths", "8", "--dtype", "int4"], "is not one of"),
         (["--lengths", "8", "--largest-batch"], "--memory-gib"),
         (["--lengths", "8", "--batch-size", "2", "--batch-tokens", "2"], "exclude each other"),
         (["--lengths", "8", "--rounds", "0"], "'--rounds'"),

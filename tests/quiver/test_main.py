@@ -477,3 +477,16 @@ def test_markup_in_texts_is_not_interpreted(capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     for words in ("runs/[bold]a[/] :smile:", "[/red] :bird:", "[1]"):
         assert words in shown
+
+
+def test_hits_of_two_rankings_are_one_table_in_a_terminal_of_80_columns(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index", "--no-calibrate").code == 0
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = quiver("search", tmp_path / "index", "which animal has wings", "--fuse", "bm25")
+    assert shown.code == 0, shown.err
+    lines = shown.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("document" in line and "score" in line for line in lines) == 1, shown.out
+    assert sum(line.count("d1") for line in lines) == 1

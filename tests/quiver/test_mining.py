@@ -62,7 +62,7 @@ def test_mined_rows_are_scored_by_a_teacher(quiver: Callable[..., Any], model: P
     rows = rows_of(out)
     assert [row["query_id"] for row in rows] == list(QUERIES)
     assert all(len(row["negatives"]) == 3 and len(row["scores"]) == 4 for row in rows)
-    scored = quiver("teacher-scores", out / "train.jsonl.gz", "--teacher", model, "--out", tmp_path / "scored", "--normalize", "minmax")
+    scored = quiver("teacher-scores", out / "train.jsonl.gz", "--teacher", model, "--out", tmp_path / "scored", "--normalize", "min-max")
     assert scored.code == 0, scored.err
     assert "rows whose positive has the highest score" in scored.out
     for row in rows_of(tmp_path / "scored"):
@@ -151,7 +151,7 @@ def test_mistakes_of_mine_are_reported_in_one_line(
     [
         (("{pairs}",), "no field 'query'"),
         (("{pairs}", "--format", "ids"), "rows of ids need the sources of their texts; set queries and documents"),
-        (("{pairs}", "--normalize", "sum"), "'sum' is not one of 'none', 'minmax'"),
+        (("{pairs}", "--normalize", "sum"), "'sum' is not one of 'none', 'min-max'"),
         (("{pairs}", "--weight", "2"), "--weight is for several teachers"),
         (("{pairs}", "--teacher", "{model}"), "is given twice as a teacher; use weights to increase its share"),
         (("{pairs}", "--teacher", "/nowhere", "--weight", "2"), "1 weights for 2 teachers"),

@@ -25,7 +25,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.bm25 import WordIndex, WordScore
+from quiver.retrieval.search.bm25 import WordScore, word_index
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, Token
 from quiver.retrieval.search.retrievers import Explained
 from quiver.retrieval.search.search import Fusion, fuse
@@ -88,7 +88,7 @@ def scores(hits: list[dict[str, Any]]) -> dict[str, float]:
 def test_bm25_is_fused_with_an_index(quiver: Quiver, built: Built) -> None:
     vectors = scores(found(quiver, built.dense, QUERY))
     hits = found(quiver, built.dense, QUERY, "--fuse", "bm25")
-    words = WordIndex(open_index(built.dense)).search([QUERY], 100).to_run(["q"])["q"]
+    words = word_index(open_index(built.dense)).search([QUERY], 100).to_run(["q"])["q"]
     assert set(words) == {"d1", "d2", "d4"}
     assert scores(hits) == pytest.approx(fuse([vectors, words], Fusion()))
     assert [hit["id"] for hit in hits] == list(fuse([vectors, words], Fusion()))
@@ -370,3 +370,16 @@ def test_index_export_writes_documents_and_vectors(quiver: Quiver, built: Built,
     assert described["files"] == ["documents.jsonl", "vectors.safetensors"]
     done = quiver("index", "export", built.colbert, "--out", tmp_path / "out")
     assert (done.code, done.err.count("\n")) == (2, 1)
+
+
+def test_lengths_prompts_and_width_by_option_are_remembered_by_the_index(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"_id": each.id, "text": each.text}) + "\n" for each in DOCUMENTS))
+    given = ("--document-length", 20, "--query-prompt", "find: ", "--document-prompt", "text: ", "--truncate-dim", 8)
+    done = quiver("index", "build", tmp_path / "corpus.jsonl", "--model", built.dense_model, "--out", tmp_path / "i", *given, "--json")
+    assert done.code == 0, done.err
+    model = json.loads(done.out)["model"]
+    assert (model["query_prompt"], model["document_prompt"], model["document_length"], model["dim"]) == ("find: ", "text: ", 20, 8)
+    index = open_index(tmp_path / "i")
+    assert scores(found(quiver, tmp_path / "i", QUERY)) == pytest.approx({hit.id: hit.score for hit in index.search(QUERY, 10)})
+    refused = quiver("index", "build", tmp_path / "corpus.jsonl", "--model", "bm25", "--out", tmp_path / "w", *given)
+    assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding
 
 WIDTH = 256
@@ -75,6 +76,6 @@ def word_by_word() -> WordByWord:
 
 
 @pytest.fixture(scope="session")
-def word_model() -> Callable[[str], WordSum | WordByWord]:
-    """A new model for an engine: dense for the names that end so, otherwise with one vector per token."""
-    return lambda engine: WordSum() if engine.endswith("dense") else WordByWord()
+def word_model() -> Callable[[str], WordSum | WordByWord | BM25]:
+    """A new model for an engine: dense for the names that end so, BM25, otherwise with one vector per token."""
+    return lambda engine: BM25() if engine == "bm25" else WordSum() if engine.endswith("dense") else WordByWord()

@@ -16,7 +16,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.embedding_store import EmbeddingStore
 from quiver.retrieval.index import build_index
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25 import word_index
 
 DAY = 86_400
 
@@ -99,14 +99,14 @@ def test_words_are_pruned_and_counted_again(cache: Path, tmp_path: Path, monkeyp
     for number, word in enumerate(("granite", "basalt")):
         documents = [Document(f"d{each}", f"{word} word{each}") for each in range(20)]
         indexes.append(build_index(documents, word_sum, tmp_path / f"i{number}"))
-    WordIndex(indexes[0], cache=cache / "words")
+    word_index(indexes[0], cache=cache / "words")
     (first,) = (cache / "words").iterdir()
     used(first, 2)
     monkeypatch.setenv("QUIVER_CACHE_LIMIT", "1KB")
-    assert len(WordIndex(indexes[1], cache=cache / "words").search(["basalt"], 5).ids[0]) == 5
+    assert len(word_index(indexes[1], cache=cache / "words").search(["basalt"], 5).ids[0]) == 5
     (second,) = (cache / "words").iterdir()
     assert second != first
-    assert len(WordIndex(indexes[0], cache=cache / "words").search(["granite"], 5).ids[0]) == 5
+    assert len(word_index(indexes[0], cache=cache / "words").search(["granite"], 5).ids[0]) == 5
     assert {first, second} == set((cache / "words").iterdir())
 
 

@@ -522,7 +522,9 @@ def check_format(layout: Layout) -> None:
     if version is None:
         if layout.generations():
             raise DamagedIndexError(f"{layout.format}: missing or changed; the index is damaged, run quiver index repair")
-        raise InputError(f"{layout.root}: {'the folder is not an index' if layout.root.exists() else 'no such folder'}")
+        root = layout.root
+        what = "the folder is not an index" if root.is_dir() else "a file, not an index folder" if root.exists() else "no such folder"
+        raise InputError(f"{root}: {what}")
     if version != VERSION:
         raise InputError(f"{layout.root}: {version_problem(version)}")
 

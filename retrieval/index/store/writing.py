@@ -346,7 +346,9 @@ def check_place(root: Path, *, overwrite: bool) -> None:
         raise InputError(f"{root}: an index exists already; choose another folder, or overwrite it with --overwrite")
     if committed or version is not None:
         return
-    if root.is_file() or (root.is_dir() and any(entry.name not in _BEGINNINGS for entry in root.iterdir())):
+    if root.is_file():
+        raise InputError(f"{root}: a file, not a folder; choose another folder")
+    if root.is_dir() and any(entry.name not in _BEGINNINGS for entry in root.iterdir()):
         raise InputError(f"{root}: the folder is neither empty nor an index; choose another folder")
 
 

@@ -1,6 +1,6 @@
 // What the page shows, and the fragment of its address that says so: the address of a page is the page. A fragment is never sent anywhere.
 
-const FIRST = 10; // results, until more are wanted
+const FIRST = 10; // results of a page
 
 const state = {
   query: "",
@@ -9,7 +9,7 @@ const state = {
   filters: [], // as the service reads them, such as year>=2015
   effort: null,
   heat: true,
-  k: FIRST,
+  from: 0, // results before this page
   open: null, // id of the document that is read
 };
 
@@ -21,7 +21,7 @@ function readAddress() {
   state.filters = given.getAll("filter");
   state.effort = given.get("effort");
   state.heat = given.get("heat") !== "off";
-  state.k = Math.max(FIRST, Number.parseInt(given.get("k"), 10) || FIRST);
+  state.from = Math.max(0, Number.parseInt(given.get("from"), 10) || 0);
   state.open = given.get("document");
 }
 
@@ -34,7 +34,7 @@ function writeAddress({ entry = false } = {}) {
   state.filters.forEach((each) => kept.append("filter", each));
   if (state.effort !== null) kept.set("effort", state.effort);
   if (!state.heat) kept.set("heat", "off");
-  if (state.k !== FIRST) kept.set("k", state.k);
+  if (state.from) kept.set("from", state.from);
   if (state.open !== null) kept.set("document", state.open);
   const fragment = kept.toString();
   if (fragment === location.hash.slice(1)) return;

@@ -1,7 +1,7 @@
 """Assemble the search page: HTML with inlined style sheet and scripts, and a content security policy with their checksums.
 
 The parts are files beside this module. The scripts are joined in the order of `SCRIPTS` into one function in strict mode, so a script may
-use the functions of every other. The page sends its requests to ``api/`` below its own address.
+use the functions of every other. The page sends its requests to ``v1/`` below its own address.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 
-SCRIPTS = ("elements", "address", "service", "passages", "heat", "filters", "lists", "reader", "searching", "start")
+SCRIPTS = ("elements", "address", "service", "passages", "heat", "filters", "facets", "lists", "reader", "searching", "start")
 """Names of the scripts in the order in which they run."""
 
 
 @cache
 def page_html() -> str:
-    """Return the page; it sends requests only to ``api/...``, relative to its own address."""
+    """Return the page; it sends requests only to ``v1/...``, relative to its own address."""
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
     whole = _part("page.html")
     for mark, content in (("<!-- policy -->", policy), ("/* style */", _style()), ("/* script */", _script())):

@@ -9,7 +9,7 @@ const shownRetrievers = () => (state.together ? retrievers : retrievers.length ?
 
 const rankOf = (answer, id) => {
   const place = answer?.hits.findIndex((hit) => hit.id === id) ?? -1;
-  return place < 0 ? null : place + 1;
+  return place < 0 ? null : (answer.offset ?? 0) + place + 1;
 };
 
 function drawResults() {
@@ -38,12 +38,12 @@ function drawOne() {
     return;
   }
   if (!answer.hits.length) {
-    byId("results").replaceChildren(nothing());
+    byId("results").replaceChildren(nothing(), ...pages(answer));
     return;
   }
   const words = wordsOf(state.query);
-  const list = element("ol", { class: "list" }, answer.hits.map((hit, place) => element("li", {}, card(hit, place + 1, retriever, answer, words))));
-  byId("results").replaceChildren(list, ...more(answer, retriever));
+  const list = element("ol", { class: "list" }, answer.hits.map((hit, place) => element("li", {}, card(hit, (answer.offset ?? 0) + place + 1, retriever, answer, words))));
+  byId("results").replaceChildren(list, ...pages(answer));
 }
 
 function card(hit, rank, retriever, answer, words) {
@@ -56,7 +56,21 @@ function card(hit, rank, retriever, answer, words) {
     title(hit, rank, heat ? heatHeading(heading, heat) : marked(heading, words)),
     score(hit.score, best),
     passage.length ? element("p", { class: "passage", dir: "auto" }, passage) : null,
-    facts(hit));
+    standings(hit), facts(hit));
+}
+
+// Where a document stands in the rankings that were fused or re-ranked.
+function standings(hit) {
+  const parts = hit.explanation?.parts ?? [];
+  if (!parts.length) return null;
+  const items = parts.map(({ name, rank }) => {
+    const kind = name === "candidates" ? "fused" : retrievers.find((each) => each.name === name)?.kind;
+    const label = rank === null ? `not in the ranking of ${name}` : `rank ${rank} in ${name}`;
+    return element("li", { "data-kind": kind ?? "fused", class: rank === null ? "absent" : null, title: visible(label) },
+      element("span", { class: "dot", "aria-hidden": "true" }), element("span", { "aria-hidden": "true" }, others(name), ` ${rank ?? "\u2013"}`),
+      element("span", { class: "unseen" }, visible(label)));
+  });
+  return element("ul", { class: "standing parts", "aria-label": "In the parts of this ranking" }, items);
 }
 
 const identity = (hit, retriever) => ({ "data-document": hit.id, "data-retriever": retriever.name, "data-kind": retriever.kind,
@@ -92,13 +106,19 @@ function nothing() {
     held ? element("button", { type: "button", class: "tool", onclick: () => { state.filters = []; changed({ entry: true }); } }, "Without filters") : null);
 }
 
-function more(answer, retriever) {
-  const most = Math.min(limits.k ?? Infinity, retriever.documents);
-  if (answer.hits.length < state.k || state.k >= most) return [];
-  return [element("button", { type: "button", class: "tool more", onclick: () => {
-    state.k = Math.min(most, state.k * 2);
-    changed({ entry: false });
-  } }, "More results")];
+function pages(answer) {
+  const most = Math.min(limits.k ?? Infinity, answer.matching ?? Infinity);
+  const next = state.from + FIRST;
+  const forward = answer.hits.length === FIRST && next < most && next + FIRST <= (limits.k ?? Infinity);
+  if (!state.from && !forward) return [];
+  const go = (from) => () => {
+    state.from = Math.max(0, from);
+    changed({ entry: true, page: true });
+    scrollTo({ top: 0, behavior: calm.matches ? "auto" : "smooth" });
+  };
+  const button = (name, on, from) => element("button", { type: "button", class: "tool", disabled: !on, onclick: go(from) }, name);
+  return [element("nav", { class: "pages", "aria-label": "Pages" }, button("Previous", state.from > 0, state.from - FIRST),
+    element("span", {}, `Page ${number(Math.floor(state.from / FIRST) + 1)}`), button("Next", forward, next))];
 }
 
 function drawColumns() {
@@ -134,7 +154,7 @@ function column(retriever, place, chosen, words) {
   const time = answer ? milliseconds(answer.milliseconds.total) : "";
   const head = element("header", {}, element("h2", { id: `head-${place}` }, element("span", { class: "dot", "aria-hidden": "true" }), others(retriever.name)),
     element("p", {}, `${kindOf(retriever)}${time ? ` \u00b7 ${time}` : ""}`));
-  const hits = answer?.hits.slice(0, state.k) ?? [];
+  const hits = answer?.hits.slice(0, FIRST) ?? [];
   const list = element("ol", {}, hits.map((hit, rank) => element("li", {}, smallCard(hit, rank + 1, retriever, answer, words))));
   const empty = answer && !hits.length ? element("p", { class: "none" }, "Nothing found") : null;
   return element("section", { class: `column${chosen ? " chosen" : ""}`, id: `column-${place}`, role: "tabpanel", "data-kind": retriever.kind,

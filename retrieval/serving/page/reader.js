@@ -75,7 +75,7 @@ async function fetchDocument(host, retriever) {
   const id = state.open;
   host.replaceChildren(readerBar(null, retriever), element("p", { class: "none" }, "One moment\u2026"));
   try {
-    const path = `api/documents/${encodeURIComponent(id)}?retriever=${encodeURIComponent(retriever.name)}`;
+    const path = `v1/documents/${encodeURIComponent(id)}?retriever=${encodeURIComponent(retriever.name)}`;
     const hit = await ask(path, { signal: own.signal });
     if (state.open === id) host.replaceChildren(...readerOf({ ...hit, score: null, explanation: null }, retriever, null));
   } catch (fault) {
@@ -109,7 +109,7 @@ function readerOf(hit, retriever, answer) {
     element("h2", { tabindex: "-1", dir: "auto" }, visible(heading)),
     element("p", { class: "facts" }, element("span", { class: "id" }, others(hit.id)),
       hit.score === null ? null : element("span", {}, element("span", { class: "field" }, "score "), hit.score.toFixed(4))),
-    tags(hit), heat ? readerHeat(heat, hit) : readerText(text, from, hit), readerWhy(hit, retriever, rank, heat),
+    tags(hit), standings(hit), heat ? readerHeat(heat, hit) : readerText(text, from, hit), readerWhy(hit, retriever, rank, heat),
     state.together && answer ? standing(hit.id, retriever) : null);
   return [readerBar(rank, retriever), body];
 }
@@ -138,7 +138,7 @@ function readerWhy(hit, retriever, rank, heat) {
     return element("p", { class: "none" }, `One vector stands for the whole text: ${why.score === null ? "it has none" : `its similarity is ${similarity(why.score)}`}, and no word has a part of its own.`);
   }
   if (heat || !retriever.explains || rank === null) return null;
-  if (rank > (limits.explained ?? Infinity)) return element("p", { class: "none" }, `Only the first ${limits.explained} results are explained.`);
+  if (state.together && rank > (limits.explained ?? Infinity)) return element("p", { class: "none" }, `Only the first ${limits.explained} results are explained.`);
   return why ? null : element("p", { class: "none" }, "Looking at which tokens met\u2026");
 }
 

@@ -8,7 +8,9 @@ let running = null;
 let looking = 0;
 let away = 0; // how often the service could not be reached
 
-function changed({ entry = false, wait = 0 } = {}) {
+// Whatever changes but the page leads to the first page.
+function changed({ entry = false, wait = 0, page = false } = {}) {
+  if (!page) state.from = 0;
   writeAddress({ entry });
   drawControls();
   clearTimeout(timer);
@@ -28,8 +30,10 @@ async function run() {
   const own = running = new AbortController();
   busy(true);
   const asked = shownRetrievers();
-  const k = Math.min(state.together ? Math.max(state.k, DEPTH) : state.k, limits.k ?? Infinity);
-  const found = await Promise.allSettled(asked.map((each) => search(each, k, { signal: own.signal })));
+  const most = limits.k ?? Infinity;
+  const k = Math.min(state.together ? DEPTH : FIRST, most);
+  state.from = Math.min(state.from, Math.max(0, most - k));
+  const found = await Promise.allSettled(asked.map((each) => search(each, k, { signal: own.signal, facets: !state.together })));
   if (own !== running) return;
   busy(false);
   shown.clear();
@@ -43,6 +47,7 @@ async function run() {
 function drawFound(faults) {
   drawNotices(faults);
   drawResults();
+  drawFacets();
   drawFigures();
   if (state.open !== null) drawReader();
   markOpen();
@@ -71,10 +76,10 @@ function explainSoon(wait) {
 // Which tokens met, for the lists in shades and for the document that is read.
 async function explainShown(own) {
   const read = state.open === null ? null : named(state.retriever);
-  const wanted = shownRetrievers().filter((each) => each.explains && shown.has(each.name) && ((state.heat && each.kind === "colbert") || each === read));
+  const wanted = shownRetrievers().filter((each) => each.explains && shown.has(each.name) && (each.parts?.length || (state.heat && each.kind === "colbert") || each === read));
   for (const retriever of wanted) {
     const answer = shown.get(retriever.name);
-    const depth = Math.min(answer.hits.length, limits.explained ?? Infinity, state.together ? Math.max(state.k, read ? DEPTH : 0) : Infinity);
+    const depth = Math.min(answer.hits.length, limits.explained ?? Infinity, state.together ? Math.max(FIRST, read ? DEPTH : 0) : Infinity);
     if (!depth || answer.hits.slice(0, depth).every((hit) => hit.explanation)) continue;
     try {
       const explained = await search(retriever, depth, { explain: true, signal: own?.signal });
@@ -111,10 +116,15 @@ function drawFigures() {
     made.style.setProperty("--share", `${total > 0 ? (100 * value) / total : 0}%`);
     return made;
   };
-  byId("figures").append(element("span", {}, `${number(answer.hits.length)} of ${plural(retriever.documents, "document")}`),
+  byId("figures").append(element("span", {}, counted(answer, retriever)),
     element("span", { class: "latency" }, element("b", {}, milliseconds(total)), element("span", { class: "split", "aria-hidden": "true" }, part("encode", encode), part("search", searched)),
       element("span", {}, `encode ${encode.toFixed(1)}, search ${searched.toFixed(1)}`)),
     element("span", {}, `${milliseconds(answer.roundTrip)} there and back`));
+}
+
+function counted(answer, retriever) {
+  const documents = plural(answer.matching ?? retriever.documents, "document");
+  return `${number(state.from + 1)}\u2013${number(state.from + answer.hits.length)} of ${documents}${state.filters.length ? ` that ${answer.matching === 1 ? "passes" : "pass"} the filters` : ""}`;
 }
 
 function notice(kind, words, button = null) {
@@ -123,6 +133,8 @@ function notice(kind, words, button = null) {
 
 function drawNotices(faults) {
   const made = [];
+  const locked = faults.some((fault) => fault.status === 401);
+  if (locked) made.push(tokenForm());
   const lost = faults.find((fault) => fault instanceof Unreachable);
   if (lost) {
     const wait = Math.min(15, 2 ** (away += 1));
@@ -130,12 +142,20 @@ function drawNotices(faults) {
     clearTimeout(timer);
     timer = setTimeout(comeBack, wait * 1000);
   }
-  const refused = new Set(faults.filter((fault) => fault !== lost && !(fault instanceof Unreachable)).map((fault) => fault.message));
+  const refused = new Set(faults.filter((fault) => fault !== lost && fault.status !== 401 && !(fault instanceof Unreachable)).map((fault) => fault.message));
   for (const message of refused) made.push(notice("fault", visible(message), again()));
   if ([...shown.values()].some((answer) => answer.partial)) made.push(notice("part", "A part of the index did not answer: documents may be missing."));
   // Side by side only: one ranking is compared with nothing.
   if (state.together) for (const { warning } of shown.values()) if (warning) made.push(notice("part", `${visible(warning)}.`));
   byId("notices").replaceChildren(...made);
+}
+
+// A service that asks for a token to read: it is kept until the tab is closed.
+function tokenForm() {
+  const input = element("input", { type: "password", autocomplete: "off", "aria-label": "Token" });
+  return element("form", { class: "notice lock", onsubmit: (event) => { event.preventDefault(); keepToken(input.value.trim()); comeBack(); } },
+    element("p", {}, token() ? "The service does not accept this token." : "Reading needs the token of this service."), input,
+    element("button", { type: "submit", class: "tool firm" }, "Open"));
 }
 
 const again = () => element("button", { type: "button", class: "tool", onclick: comeBack }, "Try again");
@@ -165,6 +185,7 @@ function rest() {
   shown.clear();
   byId("figures").replaceChildren();
   byId("notices").replaceChildren();
+  byId("facets").hidden = true;
   const list = retrievers.map((each) => element("li", { "data-kind": each.kind }, element("h2", {}, element("span", { class: "dot", "aria-hidden": "true" }), others(each.name)),
     element("p", {}, `${WAYS[each.kind] ?? visible(each.kind)} \u00b7 ${plural(each.documents, "document")}`), element("p", { class: "model" }, others(each.model))));
   byId("results").replaceChildren(element("div", { class: "welcome" }, element("p", { class: "lead" }, "Write, and results come as you write."),

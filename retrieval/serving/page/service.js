@@ -34,9 +34,29 @@ async function ask(path, { body = null, signal = null } = {}) {
   }
 }
 
+let tokenHere = null; // the token, where the browser stores nothing
+
+function token() {
+  try {
+    return sessionStorage.getItem("quiver-token") ?? tokenHere;
+  } catch {
+    return tokenHere;
+  }
+}
+
+function keepToken(given) {
+  tokenHere = given;
+  try {
+    sessionStorage.setItem("quiver-token", given);
+  } catch {
+    // Storage is turned off: the token holds until the page is closed.
+  }
+}
+
 async function once(path, body, signal) {
   const limit = AbortSignal.timeout(PATIENCE);
   const asked = { signal: signal ? AbortSignal.any([signal, limit]) : limit, headers: { Accept: "application/json" }, cache: "no-store" };
+  if (token()) asked.headers.Authorization = `Bearer ${token()}`;
   if (body !== null) Object.assign(asked, { method: "POST", body: JSON.stringify(body) }).headers["Content-Type"] = "application/json";
   try {
     return await fetch(path, asked);
@@ -58,15 +78,15 @@ async function refusal(answer) {
 }
 
 async function learn(signal = null) {
-  const info = await ask("api/info", { signal });
+  const info = await ask("v1/info", { signal });
   retrievers = info.retrievers;
   limits = info.limits ?? {};
 }
 
 const named = (name) => retrievers.find((each) => each.name === name) ?? retrievers[0];
 
-const KINDS = { dense: "dense", colbert: "ColBERT", bm25: "BM25" };
-const WAYS = { dense: "One vector a text", colbert: "One vector a token", bm25: "Words" };
+const KINDS = { dense: "dense", colbert: "ColBERT", bm25: "BM25", fused: "fused", reranked: "re-ranked" };
+const WAYS = { dense: "One vector a text", colbert: "One vector a token", bm25: "Words", fused: "Several rankings, fused", reranked: "Candidates, re-ranked" };
 
 const kindOf = (retriever) => KINDS[retriever.kind] ?? retriever.kind;
 
@@ -75,14 +95,16 @@ const KEPT = 60;
 const FRESH = 30_000;
 const answers = new Map();
 
-async function search(retriever, k, { explain = false, signal = null } = {}) {
+async function search(retriever, k, { explain = false, facets = false, signal = null } = {}) {
   const body = { query: state.query, k, retriever: retriever.name, filter: state.filters.length ? state.filters : null, explain };
+  if (!state.together) body.offset = state.from;
+  if (facets) body.facets = facetFields(retriever);
   if (state.effort !== null && retriever.efforts?.includes(state.effort)) body.effort = state.effort;
   const key = JSON.stringify(body);
   const kept = answers.get(key);
   if (kept && performance.now() - kept.at < FRESH) return kept.answer;
   const begun = performance.now();
-  const answer = await ask("api/search", { body, signal });
+  const answer = await ask("v1/search", { body, signal });
   answer.roundTrip = performance.now() - begun;
   answers.set(key, { answer, at: performance.now() });
   if (answers.size > KEPT) answers.delete(answers.keys().next().value);

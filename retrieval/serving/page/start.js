@@ -6,7 +6,7 @@ function drawControls() {
   if (limits.query_characters) byId("query").maxLength = limits.query_characters;
   drawRetrievers();
   drawEfforts();
-  byId("heat").hidden = !shownRetrievers().some((each) => each.kind === "colbert" && each.explains);
+  byId("heat").hidden = !shownRetrievers().some((each) => ["colbert", "reranked"].includes(each.kind) && each.explains);
   byId("heat").setAttribute("aria-pressed", String(state.heat));
   drawFilters();
 }
@@ -32,7 +32,6 @@ function chooseRetriever(value) {
     state.open = null;
     drawReader();
   }
-  state.k = FIRST;
   changed({ entry: true });
 }
 
@@ -160,7 +159,6 @@ function show() {
 
 byId("query").addEventListener("input", (event) => {
   state.query = event.target.value;
-  state.k = FIRST;
   if (state.open !== null) {
     state.open = null;
     drawReader();
@@ -194,6 +192,7 @@ addEventListener("popstate", show);
 addEventListener("online", comeBack);
 // What stays below the top stays there however many filters there are.
 new ResizeObserver(([top]) => root.style.setProperty("--below", `${top.target.offsetHeight}px`)).observe(document.querySelector(".top"));
+byId("facets").open = matchMedia("(min-width: 44rem)").matches;
 recallTheme();
 readAddress();
 byId("query").value = state.query;

@@ -1,9 +1,7 @@
 """Read training rows from any source: files, folders and data sets of the Hugging Face Hub; turn each row into an example.
 
-A source is a ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` file; a folder with such files, read in the order of their names; or
-``hub://OWNER/NAME[@REVISION]/CONFIG/SPLIT`` or ``hub://OWNER/NAME[@REVISION]/path/to/file``. If ``QUIVER_HUB`` names a folder that holds
-``OWNER/NAME``, the data set is read there instead of downloaded; ``hf download --repo-type dataset OWNER/NAME --local-dir
-$QUIVER_HUB/OWNER/NAME`` makes such a copy, for machines without a network.
+A source is a ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` file; a folder with such files, read in the order of their names; or a split or file
+of a data set of the Hugging Face Hub, ``hub://``, see `quiver.retrieval.data.hub`.
 
 Rows are streamed. Every error about a row begins with its location, ``file:line``.
 """
@@ -11,69 +9,32 @@ Rows are streamed. Every error about a row begins with its location, ``file:line
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import logging
 import math
-import os
 import re
-import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from types import ModuleType
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset
 from pyarrow import parquet
 
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, download_errors, first_line, import_for
 from quiver.encoder.files import expand_home, read_json_lines
 from quiver.retrieval.data.corpus import key_of
+from quiver.retrieval.data.hub import HUB, LOCAL_HUB, SUFFIXES, HubSource
 from quiver.retrieval.progress import Advance
 from quiver.retrieval.training.recipe import DataSection
-
-HUB = "hub://"
-"""Prefix of a source on the Hub."""
-
-LOCAL_HUB = "QUIVER_HUB"
-"""Environment variable: folder of local copies of Hub data sets."""
-
-_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
 # Parquet rows held in memory at a time: few enough for documents of a megabyte.
 _BATCH = 256
 
 # Maximum size of a decompressed sample, in bytes.
 _UNPACKED = 1 << 26
-
-
-class HubSource(NamedTuple):
-    """A parsed source on the Hub.
-
-    Attributes:
-        repository: ``OWNER/NAME``.
-        revision: Branch, tag or commit; None for the main branch.
-        inside: Path of a file, or config and split.
-    """
-
-    repository: str
-    revision: str | None
-    inside: tuple[str, ...]
-
-    @property
-    def is_file(self) -> bool:
-        """Whether the source is one file rather than a split."""
-        return self.inside[-1].endswith(_SUFFIXES)
-
-    @property
-    def local(self) -> Path | None:
-        """Folder of the local copy; None if there is none."""
-        root = os.environ.get(LOCAL_HUB)
-        folder = expand_home(root) / self.repository if root else None
-        return folder if folder is not None and folder.is_dir() else None
 
 
 def iter_source(source: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -103,21 +64,21 @@ def source_files(source: str) -> list[Path]:
         InputError: The file or folder does not exist, or holds no supported file.
     """
     if source.startswith(HUB):
-        hub = parse_hub(source)
+        hub = _hub(source)
         if hub.local is None:
             return []
-        return [hub.local.joinpath(*hub.inside)] if hub.is_file else _visible_files(hub.local)
+        return _visible_files(hub.local) if hub.file is None else [hub.local / hub.file]
     path = expand_home(source)
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.is_file())
+        files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
         if not files:
-            raise InputError(f"{path}: the folder contains no file with the suffix {', '.join(_SUFFIXES)}")
+            raise InputError(f"{path}: the folder contains no file with the suffix {', '.join(SUFFIXES)}")
         return files
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
-    if not path.name.endswith(_SUFFIXES):
+    if not path.name.endswith(SUFFIXES):
         raise InputError(
-            f"{path}: unsupported type; rows are read from {', '.join(_SUFFIXES)}, a folder of them, or {HUB}OWNER/NAME/CONFIG/SPLIT"
+            f"{path}: unsupported type; rows are read from {', '.join(SUFFIXES)}, a folder of them, or {HUB}OWNER/NAME/CONFIG:SPLIT"
         )
     return [path]
 
@@ -136,26 +97,12 @@ def count_rows(sources: Sequence[str], *, sample: int = 1 << 20) -> int:
     return sum(_parquet_count(file) if file.suffix == ".parquet" else _line_count(file, sample) for file in files)
 
 
-def parse_hub(source: str) -> HubSource:
-    """Parse a source on the Hub.
-
-    Raises:
-        InputError: The source does not have the form ``hub://OWNER/NAME[@REVISION]/...``.
-
-    Example:
-        >>> parse_hub("hub://lightonai/ms-marco-en-bge@main/train/train")
-        HubSource(repository='lightonai/ms-marco-en-bge', revision='main', inside=('train', 'train'))
-    """
-    owner, *rest = source.removeprefix(HUB).split("/")
-    name, at, revision = (rest[0] if rest else "").partition("@")
-    inside = tuple(rest[1:])
-    proper = all((owner, name, *inside, revision or not at)) and ".." not in (owner, name, *inside)
-    if not proper or not inside or (len(inside) != 2 and not inside[-1].endswith(_SUFFIXES)):
-        raise InputError(
-            f"{source}: must read {HUB}OWNER/NAME[@REVISION]/CONFIG/SPLIT, or {HUB}OWNER/NAME[@REVISION]/path/to/file with one of the "
-            f"suffixes {', '.join(_SUFFIXES)}"
-        )
-    return HubSource(f"{owner}/{name}", revision or None, inside)
+def _hub(source: str) -> HubSource:
+    """A source on the Hub that names a file or a split."""
+    hub = HubSource.parse(source)
+    if hub.file is None and hub.split is None:
+        raise InputError(f"{source}: must read {HUB}OWNER/NAME[@REVISION][/CONFIG]:SPLIT, or {HUB}OWNER/NAME[@REVISION]/path/to/file")
+    return hub
 
 
 def _file_rows(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -214,7 +161,7 @@ def _parquet_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: damaged Parquet file ({_first_line(error)}); download it again") from error
+        raise InputError(f"{file}: damaged Parquet file ({first_line(error)}); download it again") from error
 
 
 def _keys(names: Sequence[str], fields: Sequence[str]) -> list[str] | None:
@@ -224,19 +171,18 @@ def _keys(names: Sequence[str], fields: Sequence[str]) -> list[str] | None:
 
 
 def _hub_rows(source: str, fields: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    hub = parse_hub(source)
-    if hub.is_file:
-        yield from _file_rows(_hub_file(source, hub), fields)
+    hub = _hub(source)
+    if hub.file is not None:
+        yield from _file_rows(_hub_file(source, hub, hub.file), fields)
         return
-    config, split = hub.inside
     number = 0
     with _hub_errors(source):
         where, revision = (str(hub.local), None) if hub.local else (hub.repository, hub.revision)
-        datasets = _imported("datasets")
+        datasets = import_for("this data", "datasets", "'quiver-retrieval[train]'")
         with _silent("datasets"):  # it warns of every entry of a card that it does not know
-            builder = datasets.load_dataset_builder(where, config, revision=revision)
+            builder = datasets.load_dataset_builder(where, hub.config, revision=revision)
         _read_as_stored(builder)
-        rows = builder.as_streaming_dataset(split=split)
+        rows = builder.as_streaming_dataset(split=hub.split)
         if (keys := _keys(rows.column_names or (), fields)) is not None:
             rows = rows.select_columns(keys)
         for number, row in enumerate(rows, start=1):
@@ -270,12 +216,13 @@ def _silent(name: str) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _hub_file(source: str, hub: HubSource) -> Path:
+def _hub_file(source: str, hub: HubSource, name: str) -> Path:
     if hub.local is not None:
-        return hub.local.joinpath(*hub.inside)
+        return hub.local / name
+    from huggingface_hub import hf_hub_download
+
     with _hub_errors(source):
-        name = str(PurePosixPath(*hub.inside))
-        return Path(_imported("huggingface_hub").hf_hub_download(hub.repository, name, repo_type="dataset", revision=hub.revision))
+        return Path(hf_hub_download(hub.repository, name, repo_type="dataset", revision=hub.revision))
 
 
 @contextmanager
@@ -283,39 +230,9 @@ def _hub_errors(source: str) -> Iterator[None]:
     """Turn errors of the Hub's clients into one line."""
     try:
         yield
-    except _client_errors() as error:
+    except download_errors(ValueError, TypeError, EOFError) as error:  # such as an unknown split, or files with different columns
         remedy = f"check the name and the network, or set {LOCAL_HUB} to a folder of local copies"
-        raise InputError(f"{source}: downloading from the Hub failed ({_first_line(error)}); {remedy}") from error
-
-
-def _client_errors() -> tuple[type[Exception], ...]:
-    """Errors that a download may raise.
-
-    System and value errors (an unknown config or split, damaged Parquet), type errors (files with different columns), runtime errors of
-    hf_xet, and those of the loaded web clients, which share no base class.
-    """
-    clients = (("httpx", "HTTPError"), ("aiohttp", "ClientError"), ("datasets", "DatasetsError"))
-    found = (getattr(sys.modules.get(module), name, None) for module, name in clients)
-    return (
-        OSError,
-        ValueError,
-        TypeError,
-        RuntimeError,
-        EOFError,
-        *(one for one in found if isinstance(one, type) and issubclass(one, Exception)),
-    )
-
-
-def _imported(name: str) -> ModuleType:
-    """Import a module of the extra ``train``."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise InputError(f"this data needs {name.partition('.')[0]}: pip install 'quiver-retrieval[train]'") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(f"{source}: downloading from the Hub failed ({first_line(error)}); {remedy}") from error
 
 
 _NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)"

@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from quiver.encoder.checkpoints.folder import has_safetensors, local_folder, read_weights, weight_files
-from quiver.encoder.errors import InputError
+from quiver.encoder.errors import InputError, first_line, import_for
 from quiver.encoder.files import atomic_file, file_sha256, read_json
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, copies_for
-from quiver.retrieval.models.loading import check_device, default_device, load_model
+from quiver.retrieval.models.loading import check_device, check_is_model, default_device, load_model
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
 from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
@@ -377,10 +377,7 @@ class _WorkerModelTask:
 
 
 def _cross_encoder(source: str, device: str) -> Any:
-    try:
-        library = importlib.import_module("sentence_transformers")
-    except ModuleNotFoundError as error:
-        raise InputError("a cross-encoder needs sentence-transformers: pip install 'quiver-retrieval[train]'") from error
+    library = import_for("a cross-encoder", "sentence_transformers", "'quiver-retrieval[train]'")
     folder = local_folder(source)
     if not has_safetensors(folder):
         read_weights(folder)  # explains in one line why a pickle is refused
@@ -388,7 +385,7 @@ def _cross_encoder(source: str, device: str) -> Any:
         with _no_bars():
             return library.CrossEncoder(str(folder), device=device)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"{source}: sentence-transformers cannot load this model ({str(error).strip().splitlines()[0]})") from error
+        raise InputError(f"{source}: sentence-transformers cannot load this model ({first_line(error)})") from error
 
 
 class _PairScorer:
@@ -450,6 +447,7 @@ def load_teacher(
     Raises:
         InputError: The folder is not a supported model.
     """
+    check_is_model(source)
     folder = local_folder(source)
     if not _is_cross_encoder(folder):
         return VectorTeacher(load_model(source, dtype=dtype, device=device, batch_tokens=batch_tokens), executor)
@@ -572,7 +570,7 @@ PAIRS_PER_PART = 4096
 """Pairs per part: less than a minute of a small cross-encoder on two CPU cores."""
 
 
-NORMALIZATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"none": lambda scores: scores, "minmax": min_max}
+NORMALIZATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"none": lambda scores: scores, "min-max": min_max}
 """Normalizations of a row's scores."""
 
 

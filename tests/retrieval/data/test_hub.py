@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -65,15 +66,37 @@ def test_an_unknown_data_set_is_one_line(hub: list[tuple[Any, ...]]) -> None:
         list(open_corpus("hub://owner/none"))
 
 
-@pytest.mark.parametrize("source", ["hub://", "hub://owner", "hub://owner/name/a/b", "hub://owner/name:", "hub://owner/na me"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "hub://",
+        "hub://owner",
+        "hub://owner/name/a/b/c",
+        "hub://owner/name/a/b:c",
+        "hub://owner/name:",
+        "hub://owner/na me",
+        "hub://owner/../a",
+    ],
+)
 def test_a_malformed_name_is_refused_when_it_is_opened(source: str) -> None:
     with pytest.raises(InputError, match=r"must read hub://OWNER/NAME"):
         open_corpus(source)
 
 
 def test_names_are_parsed() -> None:
-    assert HubSource.parse("hub://o/n") == ("o/n", None, None, None)
-    assert HubSource.parse("hub://o/n/c:s") == ("o/n", None, "c", "s")
+    assert HubSource.parse("hub://o/n") == ("o/n", None, None, None, None)
+    assert HubSource.parse("hub://o/n@v1/c/s") == HubSource.parse("hub://o/n@v1/c:s") == ("o/n", "v1", "c", "s", None)
+    assert HubSource.parse("hub://o/n:s") == ("o/n", None, None, "s", None)
+    assert HubSource.parse("hub://o/n/x/y/rows.jsonl.gz") == ("o/n", None, None, None, "x/y/rows.jsonl.gz")
+    assert HubSource.parse("hub://o/n/c:s") == ("o/n", None, "c", "s", None)
+
+
+def test_a_file_of_a_local_copy_is_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "owner" / "name" / "x").mkdir(parents=True)
+    (tmp_path / "owner" / "name" / "x" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    monkeypatch.setenv("QUIVER_HUB", str(tmp_path))
+    assert list(open_corpus("hub://owner/name/x/rows.jsonl")) == EXPECTED
 
 
 def test_a_saved_data_set_is_a_folder_of_tables(tmp_path: Path) -> None:
@@ -135,5 +158,5 @@ def test_an_unknown_name_of_ir_datasets_is_one_line() -> None:
 @pytest.mark.parametrize(("source", "library"), [("hub://owner/name", "datasets"), ("ir:name", "ir_datasets")])
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, source: str, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(InputError, match=f"{source}: reading this data set needs {library}: pip install {library}"):
+    with pytest.raises(InputError, match=f"{source}: reading this data set needs {library.replace('_', '-')}: pip install"):
         list(open_corpus(source))

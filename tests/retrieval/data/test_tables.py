@@ -233,3 +233,13 @@ def test_options_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
         for source in ("-", "hub://owner/name", "ir:beir"):
             with pytest.raises(InputError, match="it has no files to choose"):
                 open_corpus(source, options)
+
+
+def test_rows_of_markdown_are_cut_at_headings_but_not_by_functions(tmp_path: Path) -> None:
+    path = tmp_path / "pages.jsonl"
+    path.write_text(json.dumps({"id": "p", "text": "# Owls\n\nhave wings\n\n# Trout\n\nhave fins\n"}) + "\n")
+    passages = list(open_corpus(path, SourceOptions(passages="headings")))
+    assert [(each.id, each.text.split("\n")[0]) for each in passages] == [("p#1", "# Owls"), ("p#2", "# Trout")]
+    assert len(list(open_corpus(path, SourceOptions(passages="tokens:64")))) == 1
+    with pytest.raises(InputError, match=r"pages.jsonl: --passages functions is for source files"):
+        open_corpus(path, SourceOptions(passages="headings,functions"))

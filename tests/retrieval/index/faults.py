@@ -44,7 +44,9 @@ from quiver.retrieval.index import (
     repair_index,
 )
 from quiver.retrieval.index.files import Disk, RealDisk
+from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.pieces import DEFAULTS, PieceSizes
+from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import DenseEncoding, Document, Hits, ModelCard, Role, TextTokens, TokenEncoding
 
 WIDTH = 8
@@ -173,9 +175,14 @@ class Kind(NamedTuple):
         narrow: The search_params of a search that looks at as little as it can, so that lists are probed where all could be compared.
     """
 
-    model: Words
+    model: Words | BM25
     settings: Mapping[str, Any]
     narrow: Mapping[str, Any]
+
+
+def encoded(model: Words | BM25, texts: Sequence[str]) -> Any:
+    """Queries for the search of an index of a model."""
+    return encoded_queries(model.encode_texts(texts, "query"), model.card)
 
 
 class Operation(NamedTuple):
@@ -201,6 +208,7 @@ ENGINES = {
     "faiss-dense": Kind(MODEL, {"factory": "IVF4,SQ8"}, {"nprobe": 1, "k_factor": 1}),
     "exact-tokens": Kind(TOKENS, {}, {}),
     "ivf-tokens": Kind(TOKENS, {"centroids": 8}, {"nprobe": 1, "tokens_k": 2, "candidates": 1}),
+    "bm25": Kind(BM25(), {}, {}),
 }
 """All engines."""
 
@@ -349,7 +357,7 @@ def answers(path: Path) -> tuple[str, str]:
     """What an index finds where it looks at as little as it can; and its documents, with what it finds where it looks at everything."""
     index = open_index(path)
     kind = ENGINES[index.kind]
-    queries = kind.model.encode_texts(["word3 new", "first"], "query").vectors
+    queries = encoded(kind.model, ["word3 new", "first"])
     near = repr(listed(index.search(queries, 1, effort=kind.narrow)))
     return near, repr((list(index.documents), listed(index.search(queries, 4, effort="exact"))))
 
@@ -526,7 +534,7 @@ def read(folder: Path, stop: int) -> None:
         index = open_index(folder)
         ids = list(index.ids)
         kind = ENGINES[index.kind]
-        query = kind.model.encode_texts(["word3 text"], "query").vectors
+        query = encoded(kind.model, ["word3 text"])
         found = index.search(query, 5, effort="exact").ids[0]
         near = index.search(query, 1, effort=kind.narrow).ids[0]
         if not {*found, *near} <= set(ids) or len(found) != min(5, len(ids)) or len(near) != min(1, len(ids)):
@@ -570,7 +578,7 @@ def search_unverified(folder: Path, flips: int) -> None:
 
 def use(index: Index, kind: Kind) -> None:
     """Search an index in several ways and read all that is in it."""
-    queries = kind.model.encode_texts(["word3 new", "first"], "query").vectors
+    queries = encoded(kind.model, ["word3 new", "first"])
     for effort in (kind.narrow, "exact"):
         for filter in (None, Filter.parse(["n<=3"]), Filter(ids=frozenset(["a3", "b1"]))):
             for k in (1, 100):

@@ -44,7 +44,7 @@ LEAST = {
 
 EXACT = "exact-dense"
 COMPRESSED = ["pq-dense", "ivf-dense", "ivf-tokens"]
-OTHERS = ["faiss-dense", "exact-tokens"]
+OTHERS = ["faiss-dense", "exact-tokens", "bm25"]
 
 EVERY_CALL = [pytest.param(EXACT, name, 1, marks=pytest.mark.exhaustive) for name in OPERATIONS]
 """Sweeps over all calls."""
@@ -126,6 +126,8 @@ def check_kills(engine: str, name: str, lines: Sequence[list[str]]) -> None:
             [(EXACT, "build", 61), (EXACT, "add", 19), (EXACT, "add and merge", 19), (EXACT, "refresh", 17), (EXACT, "delete", 7)],
             id="exact",
         ),
+        pytest.param([("bm25", name, max(5, LEAST[name] // 4)) for name in ("build", "add and merge", "compact", "repair")], id="bm25"),
+        pytest.param([("bm25", name, 1) for name in OPERATIONS if name != "calibrate"], id="bm25-every-call", marks=pytest.mark.exhaustive),
         pytest.param(A_FEW_CALLS, id="compressed", marks=pytest.mark.slow),
         pytest.param([(EXACT, name, 1) for name in OPERATIONS], id="exact-every-call", marks=pytest.mark.exhaustive),
         *(

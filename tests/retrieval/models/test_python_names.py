@@ -164,8 +164,9 @@ def test_mistakes_in_calls_are_named(folder: Path, call: Any, message: str) -> N
 
 def test_no_texts_give_no_vectors(folder: Path, colbert: ColBERT) -> None:
     model = BiEncoder(folder, device="cpu", truncate_dim=5)
-    assert model.encode([]).shape == (0, 5)
+    assert model.encode([]).shape == (0,)
     assert model.encode([], precision="int8").dtype == np.int8
+    assert model.similarity(model.encode([]), model.encode(["a", "b"])).shape == (0, 2)
     assert colbert.encode([]) == []
 
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import bm25s
 import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.cluster.shard import PackedRequest, PlannedShard, Shard, ShardSpec
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
+from quiver.retrieval.index.export import export_index
+from quiver.retrieval.index.index import SearchOptions, merged
+from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import Document, Hits
-from quiver.retrieval.search.bm25 import BlockLimits, WordIndex, rank_streamed
+from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed, word_index, word_scores
 
 QUERIES = ["rare7 common", "word3 text1 word3", "the of", "unknown", "tail title2", "\u00fcber \u6f22\u5b57"]
 
@@ -55,7 +63,7 @@ def test_bm25_sees_all_segments_without_deleted_documents(
 ) -> None:
     index, alive = changed
     assert len(index.segments) == 3
-    words = WordIndex(index, cache=tmp_path / "words" if cached else None, limits=BlockLimits(block))
+    words = word_index(index, cache=tmp_path / "words" if cached else None, limits=BlockLimits(block))
     assert len(words) == len(alive)
     for k in (1, 5, 1000):
         same(words.search(QUERIES, k), over(alive, k))
@@ -63,19 +71,19 @@ def test_bm25_sees_all_segments_without_deleted_documents(
     assert [len(ids) for ids in everything.ids[2:4]] == [0, 0]  # stop words and words that nobody has
     for query, ids, scores in zip(QUERIES, everything.ids, everything.scores, strict=True):
         for key, score in list(zip(ids, scores.tolist(), strict=True))[:3]:
-            parts = words.word_scores(query, key)
+            parts = word_scores(words, query, key)
             assert sum(part.score for part in parts) == pytest.approx(score, rel=1e-6)
             assert [part.word for part in parts] == query.split()
-    assert [part.score for part in words.word_scores("unknown", "d000")] == [0.0]
-    with pytest.raises(InputError, match="no document 'd010' in this index"):
-        words.word_scores("word3", "d010")
+    assert [part.score for part in word_scores(words, "unknown", "d000")] == [0.0]
+    with pytest.raises(InputError, match="the index has no document 'd010'"):
+        word_scores(words, "word3", "d010")
     with pytest.raises(ValueError, match="k must be >= 1"):
         words.search(QUERIES, 0)
 
 
 def test_filters_do_not_change_document_frequencies(changed: tuple[Index, list[Document]]) -> None:
     index, alive = changed
-    words = WordIndex(index)
+    words = word_index(index)
     found = words.search(QUERIES, 1000, filter=Filter.parse(["part>=20", "part<45"], ids=[each.id for each in alive[::2]]))
     allowed = {each.id for each in alive[::2] if each.metadata and 20 <= int(str(each.metadata["part"])) < 45}
     whole = over(alive, 1000)
@@ -90,28 +98,25 @@ def test_filters_do_not_change_document_frequencies(changed: tuple[Index, list[D
 def counted(cache: Path) -> dict[str, tuple[int, int]]:
     """Folder of a segment's words -> its documents, and when they were counted."""
     files = {path.parent.name: path for path in cache.glob("*/words.json")}
-    return {
-        name: (sum(block["documents"] for block in json.loads(path.read_text())["blocks"]), path.stat().st_mtime_ns)
-        for name, path in files.items()
-    }
+    return {name: (sum(json.loads(path.read_text())["blocks"]), path.stat().st_mtime_ns) for name, path in files.items()}
 
 
 def test_words_are_counted_once(changed: tuple[Index, list[Document]], tmp_path: Path, word_sum: Any) -> None:
     index, alive = changed
     cache = tmp_path / "words"
-    WordIndex(index, cache=cache)
+    word_index(index, cache=cache)
     first = counted(cache)
     assert sorted(documents for documents, _ in first.values()) == [20, 22, 30]  # deleted documents are part of a segment
     for verify in (True, False):
-        same(WordIndex(index, cache=cache, verify=verify).search(QUERIES, 10), over(alive, 10))
+        same(word_index(index, cache=cache, verify=verify).search(QUERIES, 10), over(alive, 10))
     assert counted(cache) == first
     delete_documents(index.path, [alive[0].id])
     added = add_documents(index.path, [Document("new", "word3 brand new")], word_sum)
-    same(WordIndex(added, cache=cache).search(QUERIES, 10), over([*alive[1:], Document("new", "word3 brand new")], 10))
+    same(word_index(added, cache=cache).search(QUERIES, 10), over([*alive[1:], Document("new", "word3 brand new")], 10))
     second = counted(cache)
     # Only the new segment is counted: the addition has merged the small ones.
     assert [documents for name, (documents, _) in second.items() if name not in first] == [len(alive)]
-    same(WordIndex(compact_index(index.path), cache=cache).search(QUERIES, 10), over([*alive[1:], Document("new", "word3 brand new")], 10))
+    same(word_index(compact_index(index.path), cache=cache).search(QUERIES, 10), over([*alive[1:], Document("new", "word3 brand new")], 10))
     assert counted(cache) == second  # there was nothing to compact
 
 
@@ -120,7 +125,7 @@ def test_titles_are_counted_if_they_are_encoded(tmp_path: Path, word_sum: Any) -
     found = []
     for use_title in (True, False):
         index = build_index(DOCUMENTS, word_sum, tmp_path / f"{use_title}", options=BuildOptions(use_title=use_title))
-        found.append(len(WordIndex(index, cache=cache).search(["title2"], 100).ids[0]))
+        found.append(len(word_index(index, cache=cache).search(["title2"], 100).ids[0]))
     assert found == [10, 0]
     assert len(list(cache.iterdir())) == 2
 
@@ -131,7 +136,7 @@ def test_damaged_word_tables_are_counted_again(
 ) -> None:
     index, alive = changed
     cache = tmp_path / "words"
-    WordIndex(index, cache=cache)
+    word_index(index, cache=cache)
     for folder in cache.iterdir():
         file = folder / "0000.counts"
         if damage == "missing":
@@ -143,10 +148,10 @@ def test_damaged_word_tables_are_counted_again(
         else:
             (folder / "words.json").write_text('{"blocks": 1}')
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval"):
-        same(WordIndex(index, cache=cache).search(QUERIES, 10), over(alive, 10))
+        same(word_index(index, cache=cache).search(QUERIES, 10), over(alive, 10))
     assert sum("counting the words again" in record.message for record in caplog.records) == 3
     caplog.clear()
-    WordIndex(index, cache=cache)
+    word_index(index, cache=cache)
     assert not caplog.records
     assert len(list(cache.iterdir())) == 3  # and nothing is left beside them
 
@@ -154,16 +159,109 @@ def test_damaged_word_tables_are_counted_again(
 def test_bm25_without_texts_is_refused(tmp_path: Path, word_sum: Any) -> None:
     bare = build_index(DOCUMENTS, word_sum, tmp_path / "bare", options=BuildOptions(store_text=False))
     with pytest.raises(InputError, match="built without texts, which BM25 needs"):
-        WordIndex(bare)
+        word_index(bare)
     index = build_index(DOCUMENTS, word_sum, tmp_path / "i")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        WordIndex(index, cache=tmp_path / "file")
+        word_index(index, cache=tmp_path / "file")
 
 
 def test_bm25_over_an_empty_index_finds_nothing(tmp_path: Path, word_sum: Any) -> None:
     build_index(DOCUMENTS[:3], word_sum, tmp_path / "i")
     index = delete_documents(tmp_path / "i", [each.id for each in DOCUMENTS[:3]])
-    found = WordIndex(index).search(QUERIES, 3)
+    found = word_index(index).search(QUERIES, 3)
     assert [list(ids) for ids in found.ids] == [[]] * len(QUERIES)
-    assert len(WordIndex(compact_index(index.path)).search(["word1"], 3).ids[0]) == 0
+    assert len(word_index(compact_index(index.path)).search(["word1"], 3).ids[0]) == 0
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> tuple[Index, list[Document]]:
+    """An index of BM25 with several segments, some documents of which are deleted or replaced, and what is alive of it."""
+    build_index(DOCUMENTS[:30], "bm25", tmp_path / "i")
+    add_documents(tmp_path / "i", DOCUMENTS[30:50], BM25())
+    gone = {each.id for each in DOCUMENTS[10:50:3]}
+    delete_documents(tmp_path / "i", sorted(gone))
+    index = add_documents(tmp_path / "i", DOCUMENTS[40:], BM25(), replace_existing=True)
+    assert len(index.segments) == 3
+    return index, [each for each in DOCUMENTS[:40] if each.id not in gone] + DOCUMENTS[40:]
+
+
+def of_bm25s(documents: list[Document]) -> dict[str, dict[str, float]]:
+    """The scores that bm25s itself gives: query -> document -> score."""
+    words = bm25s.tokenize([each.content() for each in documents], stopwords="english", show_progress=False)
+    ranker = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
+    ranker.index(words, show_progress=False)
+    found = {}
+    for query in QUERIES:
+        (tokens,) = bm25s.tokenize([query], stopwords="english", return_ids=False, show_progress=False)
+        known = [token for token in tokens if token in words.vocab]
+        scores = ranker.get_scores(known) if known else np.zeros(len(documents), np.float32)
+        found[query] = {each.id: float(score) for each, score in zip(documents, scores, strict=True) if score > 0}
+    return found
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_an_index_of_bm25_gives_the_scores_of_bm25s_over_its_living_documents(built: tuple[Index, list[Document]], compacted: bool) -> None:
+    index, alive = built
+    if compacted:
+        index = compact_index(index.path)
+        assert len(index.segments) == 1
+    wanted = of_bm25s(alive)
+    assert sum(map(len, wanted.values())) > 60
+    for query in QUERIES:
+        hits = index.search(query, 1000)
+        assert {hit.id: hit.score for hit in hits} == wanted[query]
+        assert [(hit.score, hit.id) for hit in hits] == sorted(((hit.score, hit.id) for hit in hits), reverse=True)
+    for k in (1, 5, 1000):
+        same(index.search(QUERIES, k), over(alive, k))
+    assert word_index(index) is index
+
+
+def test_a_filtered_search_by_words_keeps_the_scores(built: tuple[Index, list[Document]]) -> None:
+    index, alive = built
+    allowed = {each.id for each in alive if each.metadata and int(str(each.metadata["part"])) >= 20}
+    for query, wanted in of_bm25s(alive).items():
+        found = {hit.id: hit.score for hit in index.search(query, 1000, filter="part>=20")}
+        assert found == {key: score for key, score in wanted.items() if key in allowed}
+    assert index.search("common", 1)[0].text == index.document(index.search("common", 1)[0].id).text
+
+
+def test_an_index_of_bm25_in_memory_or_without_texts_is_searched_like_one_in_a_folder(tmp_path: Path) -> None:
+    bare = build_index(DOCUMENTS, "bm25", tmp_path / "bare", options=BuildOptions(store_text=False))
+    for index in (build_index(DOCUMENTS, "bm25"), bare, build_index(DOCUMENTS, BM25(), tmp_path / "i")):
+        assert index.kind == "bm25"
+        same(index.search(QUERIES, 7), over(DOCUMENTS, 7))
+
+
+def test_what_bm25_cannot_do_is_refused_in_one_line(built: tuple[Index, list[Document]], tmp_path: Path) -> None:
+    index, _ = built
+    with pytest.raises(InputError, match="this bm25 index has no search parameter 'nprobe'"):
+        index.search("word3", 3, effort={"nprobe": 3})
+    with pytest.raises(InputError, match="index engine 'pq-dense' does not exist for a bm25 model; choose one of bm25"):
+        build_index(DOCUMENTS, "bm25", tmp_path / "x", options=BuildOptions(engine="pq-dense"))
+    with pytest.raises(InputError, match="none of the documents has a word"):
+        build_index([Document("a", "the of"), Document("b", "?")], "bm25", tmp_path / "x")
+    with pytest.raises(InputError, match="BM25 has no vectors"):
+        export_index(index, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_searching_words_imports_no_torch(built: tuple[Index, list[Document]]) -> None:
+    index, _ = built
+    code = (
+        "import sys; from quiver.retrieval.index import open_index;"
+        f"print(open_index({str(index.path)!r}).search('word3', 3)[0].id, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [index.search("word3", 3)[0].id, "False"]
+
+
+def test_shards_score_with_the_statistics_of_the_whole_index(built: tuple[Index, list[Document]]) -> None:
+    index, _ = built
+    words = BM25().encode_texts(QUERIES, "query").token_ids
+    packed = PackedRequest.of(index.request(words, 7, SearchOptions()))
+    assert (packed.queries, packed.nbytes > 0) == (len(QUERIES), True)
+    message = pickle.loads(pickle.dumps(packed))  # noqa: S301 - written above
+    shards = [Shard(ShardSpec.of(index, PlannedShard((entry.name,), 0), verify=True)) for entry in index.manifest.segments]
+    found = [shard.search(message).each() for shard in shards]
+    same(merged([[each[query] for each in found] for query in range(len(QUERIES))], 7), index.search(QUERIES, 7))

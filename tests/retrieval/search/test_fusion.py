@@ -14,7 +14,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Filter, build_index
 from quiver.retrieval.records import Document, Hits, Query, Run
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import Explanations, FusedRetriever, VectorRetriever, WordRetriever
 from quiver.retrieval.search.search import Fusion, SearchResult, fuse, fuse_hits, fuse_runs
 
@@ -151,7 +151,7 @@ def test_scores_that_are_not_finite_are_refused() -> None:
 def test_retrievers_are_searched_to_the_depth_and_fused(tmp_path: Path, word_sum: Any) -> None:
     documents = [Document(f"d{number}", f"word{number % 4} text{number % 3} end", metadata={"part": number}) for number in range(24)]
     index = build_index(documents, word_sum, tmp_path / "i")
-    words = WordIndex(index)
+    words = word_index(index)
     queries = [Query("q1", "word1 text2"), Query("q2", "nothing at all")]
     fusion = Fusion(weights=(1.0, 2.0))
     retriever = FusedRetriever([VectorRetriever("vectors", index, word_sum), WordRetriever(words)], fusion, candidates=7)

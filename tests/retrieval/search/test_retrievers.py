@@ -11,7 +11,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import build_index
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import (
     FusedRetriever,
     IndexScorer,
@@ -32,7 +32,7 @@ QUERIES = [Query("q1", "word1 text2"), Query("q2", "word3 end")]
 def stages(tmp_path: Path, word_sum: Any, word_by_word: Any) -> RerankedRetriever:
     dense, tokens = build_index(DOCUMENTS, word_sum, tmp_path / "dense"), build_index(DOCUMENTS, word_by_word, tmp_path / "tokens")
     fused = FusedRetriever(
-        [VectorRetriever("dense", dense, SharedModel(word_sum)), WordRetriever(WordIndex(dense))], Fusion("weighted"), candidates=9
+        [VectorRetriever("dense", dense, SharedModel(word_sum)), WordRetriever(word_index(dense))], Fusion("weighted"), candidates=9
     )
     return RerankedRetriever(fused, IndexScorer(tokens, SharedModel(word_by_word)), "tokens", candidates=6)
 

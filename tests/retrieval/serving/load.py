@@ -23,7 +23,7 @@ async def ask(client: httpx.AsyncClient, seed: int, end: float, taken: list[floa
         body = {"query": " ".join(draw.choices(WORDS, k=draw.randint(1, 8))), "k": 10}
         begun = time.perf_counter()
         try:
-            answer = await client.post("/api/search", json=body)
+            answer = await client.post("/v1/search", json=body)
             if answer.status_code != 200 or len(answer.json()["hits"]) != 10:
                 errors.append(f"{answer.status_code} {answer.text[:200]}")
         except httpx.HTTPError as error:

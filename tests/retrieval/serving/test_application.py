@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +23,23 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.search import search as search_index
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.middleware import web_origin
 from quiver.retrieval.serving.schemas import Limits
-from quiver.retrieval.serving.service import Service, open_service
+from quiver.retrieval.serving.service import Access, Combinations, Service, open_service
 from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer, documents
 
 
 @pytest.fixture(scope="module")
 def service(indexes: Indexes) -> Service:
     folders = {"dense": indexes.dense, "colbert": indexes.colbert, "silent": indexes.silent}
-    return open_service(folders, words=True, limits=Limits(k=50, explained=5, batch=4, hits=100, query_characters=200, body_bytes=2000))
+    return open_service(
+        folders,
+        combined=Combinations(words=True),
+        limits=Limits(k=50, explained=5, batch=4, hits=100, query_characters=200, body_bytes=2000),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +48,7 @@ def app(service: Service) -> Any:
 
 
 def search(app: Any, **request: Any) -> Any:
-    return answer(app, "POST", "/api/search", json=request)
+    return answer(app, "POST", "/v1/search", json=request)
 
 
 def refused(response: Any) -> tuple[int, str]:
@@ -75,7 +83,7 @@ def test_the_first_retriever_is_the_default(app: Any) -> None:
 
 
 def test_the_bm25_retriever_ranks_by_words(app: Any, indexes: Indexes) -> None:
-    words = WordIndex(open_index(indexes.dense)).search(["granite snow"], 5)
+    words = word_index(open_index(indexes.dense)).search(["granite snow"], 5)
     found = search(app, query="granite snow", k=5, retriever="bm25", explain=True).json()
     assert [hit["id"] for hit in found["hits"]] == list(words.ids[0])
     assert [hit["score"] for hit in found["hits"]] == pytest.approx(words.scores[0].tolist())
@@ -110,15 +118,125 @@ def test_a_bi_encoder_hit_is_explained_by_its_similarity(app: Any) -> None:
 
 def test_a_batch_gives_the_answers_of_its_queries(app: Any) -> None:
     queries = ["bird", "granite snow", "deep sea"]
-    together = answer(app, "POST", "/api/search/batch", json={"queries": queries, "k": 4, "filter": "even=true"}).json()["results"]
+    together = answer(app, "POST", "/v1/search/batch", json={"queries": queries, "k": 4, "filter": "even=true"}).json()["results"]
     for query, found in zip(queries, together, strict=True):
         alone = search(app, query=query, k=4, filter="even=true").json()
         assert [hit["id"] for hit in found["hits"]] == [hit["id"] for hit in alone["hits"]]
         assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit["score"] for hit in alone["hits"]], abs=1e-6)
 
 
+def test_facets_count_the_documents_that_match_the_filter(app: Any) -> None:
+    chosen = [each.metadata or {} for each in documents() if (each.metadata or {})["year"] >= 2007]
+    found = search(app, query="granite", k=1, filter="year>=2007", facets=["lang", "year", "even"]).json()
+    assert found["matching"] == len(chosen) == 18
+    for field in ("lang", "year", "even"):
+        counts = Counter(each[field] for each in chosen)
+        assert {each["value"]: each["count"] for each in found["facets"][field]["values"]} == counts
+        assert found["facets"][field]["distinct"] == len(counts)
+    assert search(app, query="granite").json()["facets"] is None
+    assert search(app, query="granite").json()["matching"] == 60
+    unknown = search(app, query="granite", facets=["colour"])
+    assert refused(unknown) == (422, "invalid_request")
+    assert unknown.json()["error"]["message"].startswith("no document has the field 'colour' to count; there are even, lang, year")
+
+
+@pytest.mark.parametrize("retriever", ["dense", "colbert", "bm25"])
+def test_pages_are_parts_of_one_ranking(app: Any, retriever: str) -> None:
+    whole = search(app, query="a bird on the sea", k=50, retriever=retriever).json()["hits"]
+    paged = []
+    for offset in range(0, 50, 7):
+        page = search(app, query="a bird on the sea", k=min(7, 50 - offset), offset=offset, retriever=retriever).json()
+        assert page["offset"] == offset
+        paged += page["hits"]
+    assert [hit["id"] for hit in paged] == [hit["id"] for hit in whole]
+    assert search(app, query="granite", k=10, offset=40, retriever=retriever).status_code == 200
+    assert refused(search(app, query="granite", k=10, offset=41, retriever=retriever)) == (422, "beyond_limit")
+    batch = answer(app, "POST", "/v1/search/batch", json={"queries": ["sea", "bird"], "k": 3, "offset": 3, "retriever": retriever}).json()
+    for query, found in zip(("sea", "bird"), batch["results"], strict=True):
+        expected = search(app, query=query, k=6, retriever=retriever).json()["hits"][3:]
+        assert [hit["id"] for hit in found["hits"]] == [hit["id"] for hit in expected]
+
+
+def test_a_search_by_address_answers_as_one_by_post(app: Any) -> None:
+    parameters = {"q": "bird", "k": 4, "offset": 2, "filter": ["year>=2003", "lang in en"], "facet": ["year"], "explain": True}
+    by_address = answer(app, "GET", "/v1/search", params=parameters | {"retriever": "colbert"}).json()
+    posted = {"query": "bird", "k": 4, "offset": 2, "filter": ["year>=2003", "lang in en"], "facets": ["year"], "explain": True}
+    by_post = search(app, **posted, retriever="colbert").json()
+    del by_address["milliseconds"], by_post["milliseconds"]
+    assert by_address == by_post
+    for query in ("", "?q=", "?q=a&k=0", "?q=a&k=x", "?q=a&effort=none", "?q=a&target_recall=2"):
+        assert refused(answer(app, "GET", f"/v1/search{query}")) == (422, "invalid_request")
+    assert refused(answer(app, "GET", "/v1/search?q=a&k=51")) == (422, "beyond_limit")
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"), [({}, "there is none"), ({"content-type": "application/x-www-form-urlencoded"}, "it says application/x-www-form")]
+)
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/search/batch", "/v1/embeddings", "/rerank"])
+def test_a_body_that_is_not_declared_as_json_is_told_so(app: Any, path: str, headers: dict[str, str], said: str) -> None:
+    response = answer(app, "POST", path, content=b'{"query": "bird"}', headers=headers)
+    assert refused(response) == (415, "not_declared_as_json")
+    message = response.json()["error"]["message"]
+    assert message.startswith("a JSON body needs the header Content-Type: application/json, but ")
+    assert said in message
+
+
+def test_reading_needs_a_token_if_there_is_one(indexes: Indexes) -> None:
+    reading = "another token of enough characters"
+    app = create_application(open_service({"dense": indexes.dense}, access=Access(TOKEN, reading)))
+    calls: list[tuple[str, str, dict[str, Any]]] = [
+        ("GET", "/v1/info", {}),
+        ("GET", "/v1/search?q=bird", {}),
+        ("POST", "/v1/search", {"json": {"query": "bird"}}),
+        ("POST", "/v1/search/batch", {"json": {"queries": ["bird"]}}),
+        ("GET", "/v1/documents/d/7", {}),
+        ("GET", "/v1/models", {}),
+        ("GET", "/v1/models/dense", {}),
+        ("POST", "/v1/embeddings", {"json": {"model": "dense", "input": "bird"}}),
+        ("POST", "/v1/rerank", {"json": {"query": "bird", "documents": ["a"]}}),
+        ("POST", "/rerank", {"json": {"query": "bird", "texts": ["a"]}}),
+        ("POST", "/embed", {"json": {"inputs": "bird"}}),
+        ("GET", "/metrics", {}),
+    ]
+    for method, path, options in calls:
+        for token in (None, "wrong"):
+            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            refusal = answer(app, method, path, headers=headers, **options)
+            assert refused(refusal) == (401, "unauthorized"), path
+            assert refusal.headers["www-authenticate"] == "Bearer"
+        for token in (reading, TOKEN):
+            assert answer(app, method, path, headers={"Authorization": f"Bearer {token}"}, **options).status_code == 200, path
+    for path in ("/", "/docs", "/openapi.json", "/healthz", "/readyz"):
+        assert answer(app, "GET", path).status_code == 200
+    body = {"documents": [{"id": "new", "text": "snow"}]}
+    assert refused(answer(app, "POST", "/v1/documents", json=body, headers={"Authorization": f"Bearer {reading}"})) == (401, "unauthorized")
+    described = {
+        path
+        for path, operations in answer(app, "GET", "/openapi.json").json()["paths"].items()
+        if "security" in next(iter(operations.values()))
+    }
+    assert described == {
+        path.partition("?")[0].replace("d/7", "{key}").replace("models/dense", "models/{name}") for _, path, _ in calls
+    } | {"/v1/documents"}
+
+
+def test_the_reference_describes_every_operation_without_another_host(app: Any) -> None:
+    page = answer(app, "GET", "/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
+    assert not re.search(r"<script|src=|https?://(?!localhost)", page.text)
+    schema = answer(app, "GET", "/openapi.json").json()
+    for path, operations in schema["paths"].items():
+        for method in operations:
+            assert f"<b>{method.upper()}</b> <code>{path}</code>" in page.text
+    assert {f"type-{name}" for name in schema["components"]["schemas"]} <= set(re.findall(r'id="([^"]+)"', page.text))
+    assert set(re.findall(r'href="#([^"]+)"', page.text)) <= set(re.findall(r'id="([^"]+)"', page.text))
+    (style,) = re.findall(r"<style>(.*?)</style>", page.text, re.DOTALL)
+    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in page.headers["content-security-policy"]
+
+
 def test_info_lists_the_retrievers(app: Any) -> None:
-    info = answer(app, "GET", "/api/info").json()
+    info = answer(app, "GET", "/v1/info").json()
     kinds = {each["name"]: each["kind"] for each in info["retrievers"]}
     assert kinds == {"dense": "dense", "colbert": "colbert", "silent": "dense", "bm25": "bm25"}
     first, colbert, silent, words = info["retrievers"]
@@ -132,14 +250,14 @@ def test_info_lists_the_retrievers(app: Any) -> None:
 
 
 def test_documents_are_returned_by_id(app: Any) -> None:
-    found = answer(app, "GET", "/api/documents/d/7").json()
+    found = answer(app, "GET", "/v1/documents/d/7").json()
     assert found["id"] == "d/7"
     assert found["text"]
     assert found["metadata"]["year"] == 2007
-    silent = answer(app, "GET", "/api/documents/d/7?retriever=silent").json()
+    silent = answer(app, "GET", "/v1/documents/d/7?retriever=silent").json()
     assert (silent["id"], silent["text"], silent["title"]) == ("d/7", None, None)
-    assert refused(answer(app, "GET", "/api/documents/none")) == (404, "unknown_document")
-    assert refused(answer(app, "GET", "/api/documents/d/7?retriever=none")) == (404, "unknown_retriever")
+    assert refused(answer(app, "GET", "/v1/documents/none")) == (404, "unknown_document")
+    assert refused(answer(app, "GET", "/v1/documents/d/7?retriever=none")) == (404, "unknown_retriever")
 
 
 def test_hits_of_an_index_without_texts_have_null_texts(app: Any) -> None:
@@ -184,29 +302,29 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("body", "status", "code"), MALFORMED, ids=[str(body[:40]) for body, _, _ in MALFORMED])
 def test_invalid_requests_are_refused(app: Any, body: bytes, status: int, code: str | None) -> None:
-    found = refused(answer(app, "POST", "/api/search", content=body, headers={"content-type": "application/json"}))
+    found = refused(answer(app, "POST", "/v1/search", content=body, headers={"content-type": "application/json"}))
     assert found[0] == status
     assert code is None or found[1] == code
 
 
 def test_a_batch_beyond_the_limits_is_refused(app: Any) -> None:
-    many = answer(app, "POST", "/api/search/batch", json={"queries": ["a"] * 5})
+    many = answer(app, "POST", "/v1/search/batch", json={"queries": ["a"] * 5})
     assert refused(many) == (422, "beyond_limit")
     assert "at most 4" in many.json()["error"]["message"]
-    assert refused(answer(app, "POST", "/api/search/batch", json={"queries": ["a"] * 3, "k": 40})) == (422, "beyond_limit")
-    assert refused(answer(app, "POST", "/api/search/batch", json={"queries": []})) == (422, "invalid_request")
+    assert refused(answer(app, "POST", "/v1/search/batch", json={"queries": ["a"] * 3, "k": 40})) == (422, "beyond_limit")
+    assert refused(answer(app, "POST", "/v1/search/batch", json={"queries": []})) == (422, "invalid_request")
 
 
 def test_no_message_contains_the_path_of_an_index(app: Any, indexes: Indexes) -> None:
     said = search(app, query="a", filter="colour=red").text + search(app, query="a", target_recall=0.5, retriever="none").text
     assert str(indexes.dense.parent) not in said
-    assert str(indexes.dense.parent.parent) not in answer(app, "GET", "/api/info").text
+    assert str(indexes.dense.parent.parent) not in answer(app, "GET", "/v1/info").text
 
 
 def test_unknown_paths_are_refused(app: Any) -> None:
-    assert refused(answer(app, "GET", "/docs")) == (404, "not_found")
-    assert refused(answer(app, "GET", "/api/search")) == (405, "method_not_allowed")
-    assert answer(app, "GET", "/api/search").headers["allow"] == "POST"
+    assert refused(answer(app, "GET", "/none")) == (404, "not_found")
+    assert refused(answer(app, "GET", "/v1/search/batch")) == (405, "method_not_allowed")
+    assert answer(app, "GET", "/v1/search/batch").headers["allow"] == "POST"
 
 
 def test_health_readiness_and_metrics_are_served(indexes: Indexes) -> None:
@@ -215,11 +333,11 @@ def test_health_readiness_and_metrics_are_served(indexes: Indexes) -> None:
     assert answer(app, "GET", "/healthz").json() == {"status": "ok"}
     assert answer(app, "GET", "/readyz").status_code == 200
     search(app, query="bird")
-    answer(app, "NONSENSE", "/api/info")
+    answer(app, "NONSENSE", "/v1/info")
     text = answer(app, "GET", "/metrics").text
     for line in (
-        'quiver_requests_total{method="POST",route="/api/search",status="200"} 1.0',
-        'quiver_requests_total{method="other",route="/api/info",status="405"} 1.0',
+        'quiver_requests_total{method="POST",route="/v1/search",status="200"} 1.0',
+        'quiver_requests_total{method="other",route="/v1/info",status="405"} 1.0',
         'quiver_batch_queries_count{retriever="dense"} 1.0',
         'quiver_stage_seconds_count{retriever="dense",stage="encode"} 1.0',
         'quiver_generation{retriever="dense"} 1.0',
@@ -234,11 +352,11 @@ def test_health_readiness_and_metrics_are_served(indexes: Indexes) -> None:
 
 def test_other_origins_are_refused_unless_they_are_named(app: Any, service: Service) -> None:
     headers = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "POST"}
-    assert "access-control-allow-origin" not in answer(app, "GET", "/api/info", headers=headers).headers
+    assert "access-control-allow-origin" not in answer(app, "GET", "/v1/info", headers=headers).headers
     named = create_application(service, origins=["https://elsewhere.example"])
-    allowed = answer(named, "OPTIONS", "/api/search", headers=headers)
+    allowed = answer(named, "OPTIONS", "/v1/search", headers=headers)
     assert allowed.headers["access-control-allow-origin"] == "https://elsewhere.example"
-    other = answer(named, "GET", "/api/info", headers={"Origin": "https://another.example"})
+    other = answer(named, "GET", "/v1/info", headers={"Origin": "https://another.example"})
     assert "access-control-allow-origin" not in other.headers
 
 
@@ -252,7 +370,7 @@ def test_other_origins_are_refused_unless_they_are_named(app: Any, service: Serv
 )
 def test_an_origin_is_allowed_as_browsers_send_it(service: Service, given: str, sent: str) -> None:
     named = create_application(service, origins=[web_origin(given)])
-    assert answer(named, "GET", "/api/info", headers={"Origin": sent}).headers["access-control-allow-origin"] in (sent, "*")
+    assert answer(named, "GET", "/v1/info", headers={"Origin": sent}).headers["access-control-allow-origin"] in (sent, "*")
 
 
 @pytest.mark.parametrize("kept", [range(0), range(40)])
@@ -263,24 +381,24 @@ def test_rankings_of_different_documents_carry_a_warning(
     others = [Document(f"other/{number}", "granite") for number in range(10)]
     build_index([*(each for number, each in enumerate(documents()) if number in kept), *others], model, tmp_path / "other")
     folders = {"dense": indexes.dense, "colbert": indexes.colbert, "other": tmp_path / "other"}
-    app = create_application(open_service(folders, words=True))
+    app = create_application(open_service(folders, combined=Combinations(words=True)))
     expected = {0: "0 documents are in both, 60 in one and 10 in the other", 40: "40 documents are in both, 60 in one and 50 in the other"}
     assert expected[len(kept)] in caplog.text
     for name in ("dense", "colbert", "bm25"):
         assert search(app, query="granite", retriever=name).json()["warning"] is None
     warning = search(app, query="granite", retriever="other").json()["warning"]
     assert warning.startswith(f"'dense' and 'other' rank different documents; do not compare their rankings: {expected[len(kept)]}")
-    batch = answer(app, "POST", "/api/search/batch", json={"queries": ["sea", "bird"], "retriever": "other"}).json()["results"]
+    batch = answer(app, "POST", "/v1/search/batch", json={"queries": ["sea", "bird"], "retriever": "other"}).json()["results"]
     assert [each["warning"] for each in batch] == [warning] * 2
 
 
 def test_the_warning_disappears_with_the_difference(indexes: Indexes, tmp_path: Path) -> None:
     shutil.copytree(indexes.silent, tmp_path / "other")
     delete_documents(tmp_path / "other", ["d/7"])
-    app = create_application(open_service({"dense": indexes.dense, "other": tmp_path / "other"}, token=TOKEN))
+    app = create_application(open_service({"dense": indexes.dense, "other": tmp_path / "other"}, access=Access(TOKEN)))
     assert "59 in the other" in search(app, query="granite", retriever="other").json()["warning"]
     body = {"documents": [{"id": "d/7", "text": "granite"}], "retriever": "other"}
-    assert answer(app, "POST", "/api/documents", json=body, headers=AUTHORISED).status_code == 200
+    assert answer(app, "POST", "/v1/documents", json=body, headers=AUTHORISED).status_code == 200
     assert search(app, query="granite", retriever="other").json()["warning"] is None
 
 
@@ -295,10 +413,10 @@ def test_the_page_sends_no_request_to_other_hosts(app: Any) -> None:
 def test_an_internal_error_reveals_no_details(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     service = open_service({"dense": indexes.dense})
 
-    def fail(texts: object) -> None:
+    def fail(texts: object, role: object) -> None:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(service.indexes[0].current.model, "queries", fail)
+    monkeypatch.setattr(service.indexes[0].current.model, "encode_texts", fail)
     failed = search(create_application(service), query="bird")
     assert refused(failed) == (500, "internal")
     assert "inside" not in failed.text
@@ -309,12 +427,12 @@ AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
 
 def test_changes_require_the_token(indexes: Indexes, app: Any) -> None:
     body = {"documents": [{"id": "new", "text": "snow"}]}
-    assert refused(answer(app, "POST", "/api/documents", json=body, headers=AUTHORISED)) == (403, "read_only")
-    writable = create_application(open_service({"dense": indexes.dense}, token=TOKEN))
+    assert refused(answer(app, "POST", "/v1/documents", json=body, headers=AUTHORISED)) == (403, "read_only")
+    writable = create_application(open_service({"dense": indexes.dense}, access=Access(TOKEN)))
     for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": f"Basic {TOKEN}"}, {"Authorization": "Bearer \xe9"}):
         sent = {name: value.encode("latin-1") for name, value in headers.items()}
         for method in ("POST", "DELETE"):
-            refusal = answer(writable, method, "/api/documents", json=body, headers=sent)
+            refusal = answer(writable, method, "/v1/documents", json=body, headers=sent)
             assert refused(refusal) == (401, "unauthorized")
             assert refusal.headers["www-authenticate"] == "Bearer"
     assert len(open_index(indexes.dense)) == 60
@@ -323,10 +441,12 @@ def test_changes_require_the_token(indexes: Indexes, app: Any) -> None:
 def test_documents_are_added_and_deleted(indexes: Indexes, tmp_path: Path) -> None:
     folder = tmp_path / "index"
     shutil.copytree(indexes.dense, folder)
-    app = create_application(open_service({"dense": folder}, words=True, token=TOKEN, limits=Limits(documents=3)))
+    app = create_application(
+        open_service({"dense": folder}, combined=Combinations(words=True), access=Access(TOKEN), limits=Limits(documents=3))
+    )
 
     def change(method: str, **body: Any) -> Any:
-        return answer(app, method, "/api/documents", json=body, headers=AUTHORISED)
+        return answer(app, method, "/v1/documents", json=body, headers=AUTHORISED)
 
     new = {"id": "new", "text": "obsidian", "title": "Glass", "metadata": {"year": 2026, "tags": ["a", "b"], "hot": True}}
     added = change("POST", documents=[new])
@@ -379,8 +499,8 @@ def test_a_killed_addition_does_not_block_others_and_is_completed_once(indexes: 
     child = subprocess.run([sys.executable, "-c", KILLED, folder, corpus, str(calls)], cwd=REPOSITORY, env=environment, check=False)
     assert child.returncode == -signal.SIGKILL
     assert any((folder / "tmp").iterdir())
-    app = create_application(open_service({"dense": folder}, token=TOKEN))
-    added = answer(app, "POST", "/api/documents", json={"documents": [{"id": "by http", "text": "sea"}]}, headers=AUTHORISED)
+    app = create_application(open_service({"dense": folder}, access=Access(TOKEN)))
+    added = answer(app, "POST", "/v1/documents", json={"documents": [{"id": "by http", "text": "sea"}]}, headers=AUTHORISED)
     assert (added.status_code, added.json()["documents"]) == (200, 61)
     for arguments in (("add", folder, other), ("delete", folder, "d/7"), ("compact", folder), ("add", folder, corpus)):
         done = quiver("index", *arguments)
@@ -393,7 +513,7 @@ def test_a_killed_addition_does_not_block_others_and_is_completed_once(indexes: 
 def test_the_service_and_the_commands_wait_for_another_writer(indexes: Indexes, tmp_path: Path, quiver: Any) -> None:
     folder, begun, release = tmp_path / "index", threading.Event(), threading.Event()
     shutil.copytree(indexes.dense, folder)
-    service = open_service({"dense": folder}, token=TOKEN, limits=Limits(lock_seconds=0.05))
+    service = open_service({"dense": folder}, access=Access(TOKEN), limits=Limits(lock_seconds=0.05))
     model = service.indexes[0].current.model
 
     class Held:
@@ -405,7 +525,7 @@ def test_the_service_and_the_commands_wait_for_another_writer(indexes: Indexes, 
             return model.encode_texts(texts, role)
 
     def add(app: Any, key: str) -> Any:
-        return answer(app, "POST", "/api/documents", json={"documents": [{"id": key, "text": "sea"}]}, headers=AUTHORISED)
+        return answer(app, "POST", "/v1/documents", json={"documents": [{"id": key, "text": "sea"}]}, headers=AUTHORISED)
 
     writer = threading.Thread(target=add_documents, args=(folder, [Document("held", "snow")], Held()))
     writer.start()
@@ -423,7 +543,7 @@ def test_the_service_and_the_commands_wait_for_another_writer(indexes: Indexes, 
         assert refused(refusal) == (409, "not_changed")
         assert "still writing to this index after 0.05 s" in refusal.text
         threading.Timer(0.5, release.set).start()
-        assert add(create_application(open_service({"dense": folder}, token=TOKEN)), "patient").status_code == 200
+        assert add(create_application(open_service({"dense": folder}, access=Access(TOKEN))), "patient").status_code == 200
     finally:
         release.set()
         writer.join(60)
@@ -449,17 +569,34 @@ def test_the_schema_contains_the_limits(app: Any) -> None:
     search_request = schema["components"]["schemas"]["SearchRequest"]["properties"]
     assert search_request["k"]["maximum"] == 50
     assert search_request["query"]["maxLength"] == 200
-    assert len(schema["paths"]) == 8
+    assert len(schema["paths"]) == 14
     for path in schema["paths"].values():
         for operation in path.values():
             assert {"200", "408", "413", "500"} <= set(operation["responses"])
-    assert schema["paths"]["/api/search"]["post"]["responses"]["429"]["content"]["application/json"]
+    assert schema["paths"]["/v1/search"]["post"]["responses"]["429"]["content"]["application/json"]
 
 
 def test_retrievers_have_names_and_models(indexes: Indexes) -> None:
     with pytest.raises(InputError, match="reserved for BM25"):
-        open_service({"bm25": indexes.dense}, words=True)
+        open_service({"bm25": indexes.dense}, combined=Combinations(words=True))
     with pytest.raises(InputError, match="built without texts"):
-        open_service({"silent": indexes.silent}, words=True)
+        open_service({"silent": indexes.silent}, combined=Combinations(words=True))
     with pytest.raises(ValueError, match="k must be > 0"):
         Limits(k=0)
+
+
+def test_an_index_of_bm25_is_served_without_a_model(tmp_path: Path) -> None:
+    index = build_index(documents(), "bm25", tmp_path / "words")
+    app = create_application(open_service({"words": index.path}, access=Access(TOKEN)))
+    (info,) = answer(app, "GET", "/v1/info").json()["retrievers"]
+    assert (info["kind"], info["efforts"], info["explains"], info["documents"]) == ("bm25", [], True, 60)
+    found = search(app, query="granite snow", k=3, explain=True, filter=["year>=2003"]).json()["hits"]
+    assert [(hit["id"], hit["score"]) for hit in found] == [
+        (hit.id, hit.score) for hit in index.search("granite snow", 3, filter="year>=2003")
+    ]
+    assert [part["word"] for part in found[0]["explanation"]["words"]] == ["granite", "snow"]
+    assert answer(app, "POST", "/v1/embeddings", json={"input": "granite", "model": "words"}).status_code == 404
+    added = {"documents": [{"id": "new", "text": "granite granite basalt"}]}
+    response = answer(app, "POST", "/v1/documents", json=added, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert response.status_code == 200, response.text
+    assert [hit["id"] for hit in search(app, query="basalt", k=3).json()["hits"]] == ["new"]

@@ -38,7 +38,7 @@ def test_mistakes_are_reported_in_one_line(quiver: Quiver, indexes: Indexes, tmp
     assert "16 characters" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "token"))
     assert "none" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "none"))
     assert "the folder is not an index" in refused(quiver("serve", tmp_path))
-    assert "pass further indexes" in refused(quiver("serve", indexes.dense, "--fuse", "another"))
+    assert "there is no ranking 'another'; there are dense" in refused(quiver("serve", indexes.dense, "--fuse", "another"))
     assert "built without texts" in refused(quiver("serve", indexes.silent, "--fuse", "bm25"))
     assert "not an address" in refused(quiver("serve", indexes.dense, "--host", "no such host"))
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.schemas import Limits
-from quiver.retrieval.serving.service import open_service
+from quiver.retrieval.serving.service import Access, Combinations, open_service
 from tests.retrieval.serving.conftest import TOKEN, Indexes
 
 schemathesis = pytest.importorskip("schemathesis")
@@ -37,10 +37,12 @@ def attacked(indexes: Indexes, folder: Path, cases: int) -> Counter[tuple[str, s
     """
     shutil.copytree(indexes.dense, folder / "index")
     folders = {"dense": folder / "index", "colbert": indexes.colbert, "silent": indexes.silent}
-    service = open_service(folders, words=True, token=TOKEN, limits=Limits(k=20, batch=4, query_characters=100, documents=4))
+    service = open_service(
+        folders, combined=Combinations(words=True), access=Access(TOKEN), limits=Limits(k=20, batch=4, query_characters=100, documents=4)
+    )
     schema = schemathesis.openapi.from_asgi("/openapi.json", create_application(service))
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert len(operations) == 9
+    assert len(operations) == 16
     # Pages without a body or a parameter have one valid request, which is asked a few times.
     rich = [each for each in operations if each.body or each.path_parameters]
     counted: Counter[tuple[str, str, int]] = Counter()
@@ -79,7 +81,7 @@ def check(counted: Counter[tuple[str, str, int]], cases: int) -> None:
     sys.stdout.write(f"{total} requests: {dict(by_status)}\n")
     assert total >= cases
     assert not [key for key in counted if key[2] >= 500]
-    for operation in ("POST /api/search", "POST /api/search/batch", "POST /api/documents"):
+    for operation in ("POST /v1/search", "POST /v1/search/batch", "POST /v1/documents"):
         assert any(key[0] == operation and key[2] == 200 for key in counted)
         assert any(key[0] == operation and key[2] == 422 for key in counted)
 

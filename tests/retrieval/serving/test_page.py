@@ -67,7 +67,7 @@ def test_no_text_becomes_markup_and_no_markup_runs() -> None:
 
 
 def test_the_page_contains_all_parts() -> None:
-    assert len(SCRIPTS) == 10
+    assert len(SCRIPTS) == 11
     (script,) = parts().texts["script"]
     assert script.startswith('"use strict";')
     assert not re.search(r"/\* (style|script) \*/|<!-- policy -->", page_html())

@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -88,10 +89,10 @@ class Service:
             answer(handler, 200, page_html().encode(), {"Content-Security-Policy": content_security_policy()}, "text/html; charset=utf-8")
         elif self.broken:
             handler.close_connection = True
-        elif parts.path == "/api/info":
+        elif parts.path == "/v1/info":
             answer(handler, 200, self.info())
-        elif parts.path.startswith("/api/documents/"):
-            name = unquote(parts.path.removeprefix("/api/documents/"))
+        elif parts.path.startswith("/v1/documents/"):
+            name = unquote(parts.path.removeprefix("/v1/documents/"))
             if name in DOCUMENTS:
                 assert parse_qs(parts.query)["retriever"][0] in KINDS
                 answer(handler, 200, {"id": name, "title": None, "text": DOCUMENTS[name], "metadata": METADATA[name], "generation": 1})
@@ -132,12 +133,23 @@ class Service:
         ]  # fmt: skip
         return {
             "retriever": body["retriever"],
-            "hits": hits[: body["k"]],
+            "hits": hits[body.get("offset") or 0 :][: body["k"]],
+            "matching": sum(passes(each, body["filter"] or []) for each in METADATA.values()),
+            "offset": body.get("offset") or 0,
+            "facets": {field: facet(field, body["filter"] or []) for field in body["facets"]} if "facets" in body else None,
             "milliseconds": {"encode": 4.25, "search": 1.5, "total": 6.5},
             "generation": 1,
             "partial": self.partial,
             "warning": self.warnings.get(body["retriever"]),
         }
+
+
+def facet(field: str, conditions: list[str]) -> dict[str, Any]:
+    """Counts of the values of a field over the documents that pass."""
+    found = [each.get(field) for each in METADATA.values() if passes(each, conditions)]
+    values = [(type(one), one) for value in found if value is not None for one in (value if isinstance(value, list) else [value])]
+    counts = sorted(Counter(values).items(), key=lambda each: (-each[1], str(each[0][1])))
+    return {"values": [{"value": value, "count": count} for (_, value), count in counts[:20]], "distinct": len(counts)}
 
 
 def answer(
@@ -230,7 +242,7 @@ def test_results_update_while_typing_and_the_address_holds_the_state(browser: An
     browser.until(f"{FOUND}[1] === 'night' && location.hash === '#q=sea+birds'")
     assert [search["query"] for search in service.searches[before:]] == ["sea birds"]
     assert browser.run(FOUND) == [name for name, _ in ranking("sea birds", "dense")]
-    assert browser.run("document.getElementById('figures').innerText").startswith("5 of 5 documents")
+    assert browser.run("document.getElementById('figures').innerText").startswith("1\u20135 of 5 documents")
     assert "6.5 ms" in browser.run("document.getElementById('figures').innerText")
     browser.until("document.getElementById('said').textContent === '5 results in 6.5 ms'")
     assert "sea" in browser.run("[...document.querySelectorAll('mark')].map(each => each.textContent.toLowerCase())")
@@ -246,7 +258,8 @@ def test_a_page_opens_in_the_state_of_its_address(browser: Any, service: Service
     address = f"{service.url}#q=sea&in=colbert&filter={quote('year>=2012')}&effort=fast&document={quote('fish/1 %?#', safe='')}"
     browser.open(address, DESK)
     browser.until("document.querySelector('#pane .reading h2')")
-    asked = {"query": "sea", "k": 10, "retriever": "colbert", "filter": ["year>=2012"], "explain": False, "effort": "fast"}
+    asked = {"query": "sea", "k": 10, "retriever": "colbert", "filter": ["year>=2012"], "explain": False, "effort": "fast", "offset": 0}
+    asked["facets"] = list(FIELDS)
     assert service.searches[0] == asked
     assert browser.run("document.querySelector('#pane .id').textContent") == "fish/1 %?#"
     assert browser.run("[...document.querySelectorAll('.chip')].map(each => each.querySelector('bdi').textContent)") == ["year ≥ 2012"]
@@ -562,7 +575,7 @@ def test_axe_reports_no_accessibility_problem(browser: Any, service: Service, tm
 def test_the_page_works_with_the_real_service(tab: Any, indexes: Any, serving: Any) -> None:
     with serving(f"dense={indexes.dense}", f"colbert={indexes.colbert}", "--fuse", "bm25") as child:
         tab.open(f"{child.url}/", DESK)
-        tab.until("document.querySelectorAll('.welcome li').length === 3", 30)
+        tab.until("document.querySelectorAll('.welcome li').length === 4", 30)
         tab.type("granite sea")
         tab.until(f"{FOUND}.length === 10", 30)
         tab.press("ArrowDown", "2")
@@ -573,11 +586,62 @@ def test_the_page_works_with_the_real_service(tab: Any, indexes: Any, serving: A
         tab.until("document.querySelectorAll('.chip').length === 1 && location.hash.includes('filter=year')")
         tab.until(f"{FOUND}.length === 6", 30)  # of sixty documents, each tenth is of a year
         tab.press("Escape", "c")
-        tab.until("document.querySelectorAll('.column').length === 3 && document.querySelectorAll('.column .standing li').length > 12", 30)
+        tab.until("document.querySelectorAll('.column').length === 4 && document.querySelectorAll('.column .standing li').length > 12", 30)
         tab.open(f"{child.url}/#q=sea&document=d%2F7", DESK)
         tab.until("document.querySelector('#pane .id')?.textContent === 'd/7'", 30)
         tab.until("document.querySelector('#pane .text')")
         assert tab.complaints() == []
+        assert all(url.startswith((child.url, "data:", "about:")) for url in tab.requests())
+
+
+@pytest.mark.slow
+def test_facets_pages_the_fused_tab_and_a_token(tab: Any, indexes: Any, serving: Any, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a token for reading only")
+    folders = (f"dense={indexes.dense}", f"colbert={indexes.colbert}")
+    with serving(*folders, "--fuse", "dense+bm25", "--rerank", "colbert", "--read-token-file", token) as child:
+        tab.open(f"{child.url}/#q=granite+sea", DESK)
+        tab.until("document.querySelector('.lock input')", 30)
+        for given in ("another token, a wrong one", token.read_text()):
+            tab.run("(each => { each.value = ''; each.focus(); })(document.querySelector('.lock input'))")
+            tab.type(given)
+            tab.press("Enter")
+            if given.startswith("another"):
+                tab.until("document.querySelector('.lock')?.innerText.includes('does not accept')", 30)
+        tab.until(f"{FOUND}.length === 10 && !document.querySelector('.lock')", 30)
+        # Facets count all sixty documents, and each value adds and removes a filter.
+        facets = (
+            "Object.fromEntries([...document.querySelectorAll('#facets dl > div')].map(each => [each.querySelector('dt').textContent,"
+            " [...each.querySelectorAll('.facet')].map(one => [...one.children].map(part => part.textContent).join(' '))]))"
+        )
+        tab.until(f"({facets}).lang?.length === 2")
+        assert tab.run(facets)["lang"] == ["de 30", "en 30"]
+        tab.run("[...document.querySelectorAll('.facet')].find(each => each.innerText.startsWith('de')).click()")
+        tab.until(f"({facets}).lang?.length === 1 && document.querySelectorAll('.chip').length === 1")
+        assert tab.run("document.getElementById('figures').textContent").startswith("1\u201310 of 30 documents that pass the filters")
+        tab.run("document.querySelector('.facet[aria-pressed=true]').click()")
+        tab.until(f"({facets}).lang?.length === 2 && !document.querySelector('.chip')")
+        # Pages have no document in common, and Back goes back to the page before.
+        first = tab.run(FOUND)
+        tab.run("[...document.querySelectorAll('.pages button')].at(-1).click()")
+        tab.until("document.querySelector('.rank')?.textContent === '11' && location.hash.includes('from=10')", 30)
+        assert not set(first) & set(tab.run(FOUND))
+        tab.run("history.back()")
+        tab.until("document.querySelector('.rank')?.textContent === '1'", 30)
+        assert tab.run(FOUND) == first
+        # The fused ranking says where each document stands in its parts.
+        tab.run("document.activeElement.blur()")
+        tab.press("4")
+        tab.until(
+            "document.querySelectorAll('.list .parts').length === 10 && document.querySelector('.parts').innerText.includes('bm25')", 30
+        )
+        tab.press("5")
+        tab.until(
+            "document.querySelector('.list .parts')?.innerText.includes('candidates') && document.querySelector('.list .met')",
+            30,
+        )
+        expected = ("Failed to load resource", "net::ERR")
+        assert [each for each in tab.complaints() if not any(word in json.dumps(each) for word in expected)] == []
         assert all(url.startswith((child.url, "data:", "about:")) for url in tab.requests())
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from quiver.retrieval.index import add_documents
 from quiver.retrieval.records import Document
-from quiver.retrieval.serving.service import Service, open_service
+from quiver.retrieval.serving.service import Combinations, Service, open_service
 from tests.retrieval.serving.conftest import Indexes
 
 
 @pytest.fixture
 def service(indexes: Indexes, tmp_path: Path) -> Service:
     shutil.copytree(indexes.colbert, tmp_path / "index")
-    return open_service({"index": tmp_path / "index"}, words=True)
+    return open_service({"index": tmp_path / "index"}, combined=Combinations(words=True))
 
 
 def add(service: Service, key: str) -> None:

@@ -20,7 +20,7 @@ from quiver.retrieval.records import Document
 from tests.retrieval.serving.conftest import Child, Indexes, httpx
 
 Serving = Callable[..., Any]
-HEADER = b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HEADER = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 def query(child: Child, text: str = "bird", **options: Any) -> Any:
-    return httpx.post(f"{child.url}/api/search", json={"query": text, **options}, timeout=60)
+    return httpx.post(f"{child.url}/v1/search", json={"query": text, **options}, timeout=60)
 
 
 def test_the_command_serves(child: Child) -> None:
@@ -129,7 +129,7 @@ def test_a_huge_body_is_refused_before_it_is_read(child: Child) -> None:
 def test_a_large_body_is_refused(child: Child, chunked: bool) -> None:
     body = b'{"query": "' + b"a" * (4 << 20) + b'"}'
     content = (body[first : first + 65536] for first in range(0, len(body), 65536)) if chunked else body
-    answer = httpx.post(f"{child.url}/api/search", content=content, headers={"content-type": "application/json"}, timeout=60)
+    answer = httpx.post(f"{child.url}/v1/search", content=content, headers={"content-type": "application/json"}, timeout=60)
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "too_large"
     assert answer.headers["connection"] == "close"
@@ -155,7 +155,7 @@ def test_a_client_that_reads_no_answer_is_disconnected(child: Child) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", child.port))
         connection.sendall(HEADER.replace(b"/search", b"/search/batch") + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        read = httpx.post(f"{child.url}/api/search/batch", content=body, headers={"content-type": "application/json"}, timeout=60)
+        read = httpx.post(f"{child.url}/v1/search/batch", content=body, headers={"content-type": "application/json"}, timeout=60)
         whole = len(read.content)
         time.sleep(3)
         assert whole > 8 << 20
@@ -187,17 +187,17 @@ OTHERS = [
 def test_a_service_on_a_loopback_address_answers_to_its_own_names(child: Child, host: str) -> None:
     assert asked_as(child, host)[0] == 200
     assert asked_as(child, f"{host}:{child.port}")[0] == 200
-    assert asked_as(child, f"{host}:80", path="/api/info")[0] == 200  # a port may be forwarded
+    assert asked_as(child, f"{host}:80", path="/v1/info")[0] == 200  # a port may be forwarded
 
 
 @pytest.mark.parametrize("host", [*OTHERS, "10.0.0.7", "[2001:db8::1]:8080", ""])
 def test_a_service_on_a_loopback_address_refuses_other_hosts(child: Child, host: str) -> None:
     """Requests as a web page sends them whose name was made to resolve to this machine (DNS rebinding)."""
-    for path in ("/", "/api/info", "/healthz", "/metrics", "/openapi.json"):
+    for path in ("/", "/v1/info", "/healthz", "/metrics", "/openapi.json"):
         status, body = asked_as(child, host, path=path)
         assert (status, json.loads(body)["error"]["code"]) == (421, "wrong_host")
     assert "--allow-host" in body or not host or "@" in host or " " in host
-    answer = httpx.post(f"{child.url}/api/search", json={"query": "sea"}, headers={"Host": host}, timeout=60)
+    answer = httpx.post(f"{child.url}/v1/search", json={"query": "sea"}, headers={"Host": host}, timeout=60)
     assert answer.status_code == 421
 
 
@@ -243,7 +243,7 @@ def test_a_new_generation_under_load_fails_no_request(child: Child, index: Path)
         with httpx.Client(timeout=60) as client:
             while not done and time.monotonic() < stop:
                 body = {"query": word, "k": 3, "retriever": "bm25" if len(seen) % 3 else None}
-                answer = client.post(f"{child.url}/api/search", json=body)
+                answer = client.post(f"{child.url}/v1/search", json=body)
                 content = answer.json()
                 seen.append((answer.status_code, content.get("generation", -1), len(content.get("hits", ()))))
         return seen
@@ -275,9 +275,9 @@ def test_a_full_queue_refuses_and_sigterm_loses_no_request(indexes: Indexes, hel
     go = tmp_path / "go"
     with held_serving(indexes.dense, go, queue=3, seconds=120) as child:
         with ThreadPoolExecutor(12) as threads, httpx.Client(base_url=child.url, timeout=120) as client:
-            asking = [threads.submit(client.post, "/api/search", json={"query": "bird"})]
+            asking = [threads.submit(client.post, "/v1/search", json={"query": "bird"})]
             wait_until(lambda: 'quiver_batch_queries_count{retriever="held"} 1.0' in client.get("/metrics").text)  # it is being answered
-            asking += [threads.submit(client.post, "/api/search", json={"query": "bird"}) for _ in range(9)]
+            asking += [threads.submit(client.post, "/v1/search", json={"query": "bird"}) for _ in range(9)]
             wait_until(lambda: sum(each.done() for each in asking) == 6)  # three wait
             for each in asking:
                 if each.done():

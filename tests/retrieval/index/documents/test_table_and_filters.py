@@ -16,7 +16,16 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents import Condition, DocumentTable, DocumentTableWriter, Filter, describe, merge_documents
+from quiver.retrieval.index.documents import (
+    Condition,
+    DocumentTable,
+    DocumentTableWriter,
+    Filter,
+    count_values,
+    describe,
+    merge_documents,
+    typed,
+)
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
 from quiver.retrieval.records import Document, TextTokens, TokenCounts
 
@@ -241,3 +250,24 @@ def test_texts_that_were_changed_are_damage(tmp_path: Path) -> None:
     path.write_bytes(b"x")
     with pytest.raises(DamagedIndexError, match="does not match 1 bytes of strings"):
         DocumentTable.open(Files(tmp_path / "s"), len(table), texts=True).texts  # noqa: B018 - reading it is the test
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_values_are_counted_as_by_going_through_the_documents(tmp_path: Path, seed: int) -> None:
+    """Over two segments, of which one has a bitmap of chosen rows: a list counts once for each of its values, types are kept apart."""
+    parts = [some_documents(seed), some_documents(seed + 100)]
+    tables = [write(tmp_path / str(number), documents) for number, documents in enumerate(parts)]
+    chosen = np.random.default_rng(seed).random(len(parts[1])) < 0.6
+    counted = [*parts[0], *itertools.compress(parts[1], chosen.tolist())]
+    for field in ("f", "g", "h i", "none"):
+        expected: dict[tuple[str, Any], int] = {}
+        for document in counted:
+            value = (document.metadata or {}).get(field, [])
+            for each in {typed(one) for one in (value if isinstance(value, list) else [value])}:
+                expected[each] = expected.get(each, 0) + 1
+        for most in (1, 3, 100):
+            found = count_values(field, [(tables[0].metadata, None), (tables[1].metadata, chosen)], most=most)
+            assert found.distinct == len(expected)
+            # Values of several types can be equal as text, whose order is not said.
+            ordered = sorted(((value, count) for (_, value), count in expected.items()), key=lambda each: (-each[1], str(each[0])))
+            assert [(str(value), count) for value, count in found.values] == [(str(value), count) for value, count in ordered[:most]]

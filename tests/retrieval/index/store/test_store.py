@@ -176,7 +176,7 @@ def test_foreign_folders_are_not_opened_and_not_overwritten(tmp_path: Path, word
             attempt(tmp_path / "none")
     assert not (tmp_path / "none").exists()
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="neither empty nor an index"):
+    with pytest.raises(InputError, match="file: a file, not a folder"):
         build_index(OLD, word_sum, tmp_path / "file")
     with pytest.raises(InputError, match="cannot be written"):
         build_index(OLD, word_sum, tmp_path / "file" / "below")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.training.data.sources import count_rows, iter_source, parse_hub, source_files
+from quiver.retrieval.training.data.sources import count_rows, iter_source, source_files
 
 ROWS = [{"query": f"q{n}", "positive": [f"p{n}", "x"], "rest": n} for n in range(5)]
 KINDS = ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"]
@@ -70,14 +70,7 @@ def test_missing_sources_are_refused(tmp_path: Path) -> None:
 )
 def test_malformed_hub_sources_are_refused(source: str) -> None:
     with pytest.raises(InputError, match="must read hub://OWNER/NAME"):
-        parse_hub(source)
-
-
-def test_hub_sources_are_parsed() -> None:
-    assert parse_hub("hub://a/b@v1/x/train") == ("a/b", "v1", ("x", "train"))
-    assert parse_hub("hub://a/b/x/y/rows.jsonl.gz") == ("a/b", None, ("x", "y", "rows.jsonl.gz"))
-    assert parse_hub("hub://a/b/x/y/rows.jsonl.gz").is_file
-    assert not parse_hub("hub://a/b/x/train").is_file
+        list(iter_source(source))
 
 
 CARD = """---

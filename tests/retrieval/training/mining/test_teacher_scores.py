@@ -96,13 +96,13 @@ def test_each_text_is_encoded_once(word_sum: Any, tmp_path: Path) -> None:
 def test_min_max_is_by_row(word_sum: Any, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     score_rows(section(path), VectorTeacher(word_sum), tmp_path / "raw")
-    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "out", normalize="minmax")
+    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "out", normalize="min-max")
     for raw, row in zip(read_lines(tmp_path / "raw" / "train.jsonl.gz"), read_lines(tmp_path / "out" / "train.jsonl.gz"), strict=True):
         low, high = min(raw["scores"]), max(raw["scores"])
         expected = [(score - low) / (high - low) if high > low else 0 for score in raw["scores"]]
         assert row["scores"] == pytest.approx(expected, abs=1e-5)
     assert min_max(np.array([0.3], np.float32)).tolist() == [0.0]
-    with pytest.raises(InputError, match="one of none, minmax, got 'softmax'"):
+    with pytest.raises(InputError, match="one of none, min-max, got 'softmax'"):
         score_rows(section(path), VectorTeacher(word_sum), tmp_path / "other", normalize="softmax")
 
 
@@ -427,7 +427,7 @@ def test_a_killed_run_resumes_with_the_same_result(tiny_model: Path, tmp_path: P
     assert not (killed / "train.jsonl.gz").exists()
     teacher = load_teacher(str(tiny_model))
     with pytest.raises(InputError, match="holds an unfinished run with another normalize"):
-        score_rows(section(path), teacher, killed, cache=cache, normalize="minmax")
+        score_rows(section(path), teacher, killed, cache=cache, normalize="min-max")
     score_rows(section(path), teacher, killed, cache=cache)
     score_rows(section(path), teacher, whole)
     assert (killed / "train.jsonl.gz").read_bytes() == (whole / "train.jsonl.gz").read_bytes()

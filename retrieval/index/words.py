@@ -1,0 +1,593 @@
+"""Word tables and the engine ``bm25``: which documents contain a word how often, and the BM25 scores of documents.
+
+A segment of the engine is one word table. Its postings depend on the segment's texts only, so that they are written once; document
+frequencies and the mean length are summed over the documents of all segments that are not deleted when a search begins.
+
+    words.utf8, words.offsets     the V words in ascending order
+    words.starts                  the postings of word v are starts[v]:starts[v + 1], (V + 1,) int64
+    words.documents               row of each posting, ascending for each word, (P,) uint32
+    words.counts                  occurrences of the word in the document, (P,) uint32
+    words.lengths                 number of words of each document, (D,) uint32
+
+Shapes: Q queries, D documents of a segment, P postings (a word in a document), V words of a vocabulary, n words of some texts.
+Source: as `quiver.retrieval.models.bm25`.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quiver.encoder.files import read_json
+from quiver.retrieval.index.engines import WORDS, Bitmap, Engine, Found, Preset, Sample, Setting, Size, check_names, in_order
+from quiver.retrieval.index.files import CheckedArray, DamagedIndexError, Disk, Files, as_checked, write_array, write_file
+from quiver.retrieval.index.strings import StringColumn
+from quiver.retrieval.models.bm25 import K1, PARAMETERS, B, Words, split_words
+from quiver.retrieval.records import ModelCard
+
+
+@dataclass(frozen=True)
+class Postings:
+    """Occurrences of a vocabulary's words in the documents of a block.
+
+    Attributes:
+        lengths: Number of words of each document, including words that are not in the vocabulary, (D,) uint32.
+        documents: Document numbers, ascending for each word, (P,) uint32.
+        counts: Occurrences of the word in the document, (P,) uint32.
+        starts: The postings of word v are ``starts[v]:starts[v + 1]``, (V + 1,).
+    """
+
+    lengths: NDArray[np.uint32]
+    documents: NDArray[np.uint32]
+    counts: NDArray[np.uint32]
+    starts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Collection statistics.
+
+    Attributes:
+        documents: Number of documents.
+        length: Number of words of all documents.
+        frequencies: Document frequency of each word, (V,).
+    """
+
+    documents: int
+    length: int
+    frequencies: NDArray[np.int64]
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of words per document."""
+        return self.length / max(self.documents, 1)
+
+    @property
+    def inverse_frequencies(self) -> NDArray[np.float32]:
+        """Inverse document frequency of each word, (V,); always positive."""
+        rarity: NDArray[np.float64] = np.log(1 + (self.documents - self.frequencies + 0.5) / (self.frequencies + 0.5))
+        return rarity.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ScoredPostings:
+    """Postings of a block with their scores.
+
+    Attributes:
+        size: Number of documents D of the block.
+        documents: Document numbers, (P,) uint32.
+        scores: Contribution of each posting to its document's score, (P,).
+        starts: The postings of word v are ``starts[v]:starts[v + 1]``, (V + 1,).
+    """
+
+    size: int
+    documents: NDArray[np.uint32]
+    scores: NDArray[np.float32]
+    starts: NDArray[np.int64]
+
+    def totals(self, words: Iterable[int]) -> NDArray[np.float32]:
+        """Compute the scores of all documents for a query's words, (D,); a repeated word counts each time."""
+        totals = np.zeros(self.size, np.float32)
+        for word in words:
+            postings = slice(self.starts[word], self.starts[word + 1])
+            totals[self.documents[postings]] += self.scores[postings]  # each document occurs once per word
+        return totals
+
+
+def count_words(words: Words, vocabulary: Mapping[str, int]) -> Postings:
+    """Count the words of a vocabulary in texts; other words only count for the lengths.
+
+    Args:
+        words: Words of D texts.
+        vocabulary: Word -> number, 0 to V - 1.
+
+    Example:
+        >>> postings = count_words(Words([[0, 1, 0], [1]], {"cat": 0, "dog": 1}), {"dog": 0, "cat": 1})
+        >>> postings.documents.tolist(), postings.counts.tolist(), postings.starts.tolist()
+        ([0, 1, 0], [1, 1, 2], [0, 2, 3])
+    """
+    lengths = np.fromiter(map(len, words.texts), np.int64, len(words.texts))
+    numbers = np.full(len(words.vocabulary), -1, np.int64)
+    for word in vocabulary.keys() & words.vocabulary.keys():
+        numbers[words.vocabulary[word]] = vocabulary[word]
+    return _count(numbers[np.fromiter(chain.from_iterable(words.texts), np.int64, int(lengths.sum()))], lengths, len(vocabulary))
+
+
+def _count(words: NDArray[np.int64], lengths: NDArray[np.int64], vocabulary: int) -> Postings:
+    """Count words by number, (n,), -1 for words that are not in the vocabulary, in documents of given lengths, (D,)."""
+    size, known = len(lengths), np.flatnonzero(words >= 0)
+    owners = np.repeat(np.arange(size), lengths)
+    postings, counts = np.unique(words[known] * size + owners[known], return_counts=True)  # (P,)
+    starts = np.searchsorted(postings, np.arange(vocabulary + 1) * size)
+    documents = (postings % max(size, 1)).astype(np.uint32)
+    return Postings(lengths.astype(np.uint32), documents, counts.astype(np.uint32), starts)
+
+
+def total_statistics(blocks: Iterable[tuple[Postings, NDArray[np.bool_] | None]], words: int) -> Statistics:
+    """Sum the statistics of blocks.
+
+    Args:
+        blocks: Postings, each with a mask of the documents that count, (D,), or None for all.
+        words: Size V of the vocabulary.
+    """
+    documents = length = 0
+    frequencies = np.zeros(words, np.int64)
+    for postings, alive in blocks:
+        each = np.diff(postings.starts)
+        if alive is None:
+            documents += len(postings.lengths)
+            length += int(postings.lengths.sum(dtype=np.int64))
+            frequencies += each
+        else:
+            documents += int(np.count_nonzero(alive))
+            length += int(postings.lengths[alive].sum(dtype=np.int64))
+            frequencies += np.bincount(np.repeat(np.arange(words), each)[alive[postings.documents]], minlength=words)
+    return Statistics(documents, length, frequencies)
+
+
+def score_postings(postings: Postings, statistics: Statistics) -> ScoredPostings:
+    """Score postings in float64, rounded once to float32, as bm25s does."""
+    scores = np.zeros(len(postings.documents), np.float32)
+    if len(scores) and statistics.length:  # otherwise no document that counts has words
+        norms = K1 * ((1 - B) + B * postings.lengths[postings.documents] / statistics.mean_length)  # (P,)
+        rarity = np.repeat(statistics.inverse_frequencies.astype(np.float64), np.diff(postings.starts))  # (P,)
+        scores = (rarity * (postings.counts / (norms + postings.counts))).astype(np.float32)
+    return ScoredPostings(len(postings.lengths), postings.documents, scores, postings.starts)
+
+
+STEM = "words"
+"""Start of the names of the files of a word table in a segment."""
+
+_CODEC = "codec.json"
+# Memory in bytes: of a writer for the buffers of its files; of counting or merging for each word of the texts, which are sorted as 64-bit
+# numbers with their documents; and for each document.
+_BUFFERS, _WORD_BYTES, _DOCUMENT_BYTES = 4 << 20, 64, 24
+
+
+@dataclass(frozen=True)
+class WordTable:
+    """All words of some documents, in memory or memory-mapped.
+
+    Attributes:
+        words: The V words in ascending order.
+        starts: The postings of word v are ``starts[v]:starts[v + 1]``, (V + 1,) int64.
+        documents: Document numbers, ascending for each word, (P,) uint32.
+        counts: Occurrences of the word in the document, (P,) uint32.
+        lengths: Number of words of each document, (D,) uint32.
+    """
+
+    words: StringColumn
+    starts: CheckedArray
+    documents: CheckedArray
+    counts: CheckedArray
+    lengths: CheckedArray
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @classmethod
+    def _in_memory(cls, words: Iterable[str], postings: Postings) -> WordTable:
+        arrays: tuple[NDArray[Any], ...] = (postings.starts, postings.documents, postings.counts, postings.lengths)
+        return cls(StringColumn.pack(words), *(as_checked(numbers) for numbers in arrays))
+
+    @classmethod
+    def of(cls, words: Words) -> WordTable:
+        """Count the words of texts."""
+        lengths = np.fromiter(map(len, words.texts), np.int64, len(words.texts))
+        return cls.count(np.fromiter(chain.from_iterable(words.texts), np.int64, int(lengths.sum())), lengths, words.vocabulary)
+
+    @classmethod
+    def count(cls, words: NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]], vocabulary: Mapping[str, int]) -> WordTable:
+        """Count the words of documents.
+
+        Args:
+            words: Numbers of the words, document after document, (n,).
+            lengths: Number of words of each document, (D,).
+            vocabulary: Word -> number.
+        """
+        ordered = sorted(vocabulary)
+        return cls._in_memory(ordered, _count(_ranks(ordered, vocabulary)[words], lengths.astype(np.int64), len(ordered)))
+
+    @classmethod
+    def merge(cls, parts: Sequence[tuple[WordTable, Bitmap]]) -> WordTable:
+        """Merge tables, keeping chosen documents in order. The result is that of counting the words of these documents.
+
+        Args:
+            parts: Tables, each with the documents to keep, (D,).
+        """
+        placed, first = list[tuple[WordTable, Bitmap, NDArray[np.intp]]](), 0
+        for table, keep in parts:
+            kept = int(np.count_nonzero(keep))
+            placed.append((table, keep, np.arange(first, first + kept)))
+            first += kept
+        return cls._placed(placed, first)
+
+    @classmethod
+    def _placed(cls, parts: Sequence[tuple[WordTable, Bitmap, NDArray[np.intp]]], size: int) -> WordTable:
+        """A table of ``size`` documents: of each part, those to keep, (D,), with their numbers in the result, ascending."""
+        number: dict[str, int] = {}
+        found: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]] = []
+        lengths = np.zeros(size, np.uint32)
+        for table, keep, places in parts:
+            words, documents, counts = table._whole_postings()
+            kept = keep[documents]
+            used, positions = np.unique(words[kept], return_inverse=True)
+            numbers = [number.setdefault(word, len(number)) for word in table.words.take(used)]
+            moved = np.zeros(len(keep), np.int64)
+            moved[keep] = places
+            found.append((np.array(numbers, np.int64)[positions], moved[documents[kept]], counts[kept]))
+            lengths[places] = table.lengths.whole()[keep]
+        ordered = sorted(number)
+        words, documents, counts = (np.concatenate([each[part] for each in found]) for part in range(3))
+        words = _ranks(ordered, number)[words]
+        order = np.argsort(words * size + documents)
+        starts = np.searchsorted(words[order], np.arange(len(ordered) + 1))
+        return cls._in_memory(ordered, Postings(lengths, documents[order].astype(np.uint32), counts[order], starts))
+
+    def recounted(self, texts: Mapping[int, str]) -> WordTable:
+        """Replace the words of some documents by those of their texts.
+
+        Args:
+            texts: Document number -> text.
+
+        Raises:
+            InputError: bm25s is not installed.
+        """
+        keep, rows = np.ones(len(self), bool), np.array(sorted(texts), np.intp)
+        keep[rows] = False
+        counted = WordTable.of(split_words([texts[row] for row in rows.tolist()]))
+        return self._placed([(self, keep, np.flatnonzero(keep)), (counted, np.ones(len(rows), bool), rows)], len(self))
+
+    @classmethod
+    def open(cls, files: Files, stem: str = STEM) -> WordTable:
+        """Map the files that ``save`` wrote.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: The files do not fit each other.
+        """
+        starts = files.map(f"{stem}.starts", np.int64, (-1,))
+        arrays = (files.map(f"{stem}.{name}", np.uint32, (-1,)) for name in ("documents", "counts", "lengths"))
+        table = cls(StringColumn.open(files, stem, len(starts) - 1), starts, *arrays)
+        whole = not files.is_lost(f"{stem}.starts")
+        if len(table.documents) != len(table.counts) or (whole and int(starts.item(len(starts) - 1)) != len(table.counts)):
+            raise DamagedIndexError(f"{files.folder / stem}.starts: does not fit the postings; run quiver index repair")
+        return table
+
+    def save(self, stem: Path, disk: Disk) -> dict[str, str]:
+        """Write the table to files whose names begin with a stem; return what each holds, by name."""
+        holds = self.words.save(stem, disk, "words")
+        arrays = {
+            "starts": (self.starts, "start of each word's postings, (V + 1,) int64"),
+            "documents": (self.documents, "documents of each word, (P,) uint32"),
+            "counts": (self.counts, "occurrences in the document, (P,) uint32"),
+            "lengths": (self.lengths, "number of words of each document, (D,) uint32"),
+        }
+        for name, (numbers, what) in arrays.items():
+            write_array(stem.with_name(f"{stem.name}.{name}"), numbers.whole(), disk)
+            holds[f"{stem.name}.{name}"] = what
+        return holds
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the postings in bytes, without the words."""
+        return sum(array.nbytes for array in (self.starts, self.documents, self.counts, self.lengths))
+
+    def select(self, words: Iterable[str]) -> Postings:
+        """Return the postings of some words, numbered in the order given."""
+        begins, ends = self._spans(words)
+        sizes = ends - begins
+        starts = np.append(0, np.cumsum(sizes))
+        positions = np.repeat(begins - starts[:-1], sizes) + np.arange(int(starts[-1]))
+        documents, counts = (array.spans(begins, ends)[positions] for array in (self.documents, self.counts))
+        return Postings(self.lengths.whole(), documents, counts, starts)
+
+    def frequencies(self, words: Sequence[str], alive: Bitmap | None) -> NDArray[np.int64]:
+        """Number of documents that contain each word, (V,), among those that are not deleted."""
+        if alive is None:
+            begins, ends = self._spans(words)
+            return ends - begins
+        found = self.select(words)
+        owners = np.repeat(np.arange(len(words)), np.diff(found.starts))
+        return np.bincount(owners[alive[found.documents]], minlength=len(words))
+
+    def _spans(self, words: Iterable[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First posting of each word, and one past the last; twice 0 for an unknown word."""
+        spans = np.array([self._span(word) for word in words], np.int64).reshape(-1, 2)
+        return np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1])
+
+    def _span(self, word: str) -> tuple[int, int]:
+        wanted = word.encode("utf-8", "surrogatepass")
+        number = bisect_left(range(len(self.words)), wanted, key=self.words.bytes_of)
+        if number == len(self.words) or self.words.bytes_of(number) != wanted:
+            return 0, 0
+        return self.starts.item(number), self.starts.item(number + 1)
+
+    def damaged(self) -> Bitmap:
+        """Documents that lost a word with a damaged file, (D,)."""
+        _, documents, counts = self._whole_postings()
+        there = np.bincount(documents, counts, minlength=len(self))
+        damaged: Bitmap = self.lengths.damaged() | (there != self.lengths.whole())
+        return damaged
+
+    def _whole_postings(self) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]:
+        """Word number, document and count of all postings that no damaged file has lost."""
+        starts, lost = self.starts.whole(), self.starts.damaged()
+        known = ~(self.words.lost() | lost[:-1] | lost[1:])
+        begins, sizes = starts[:-1][known], np.diff(starts)[known]
+        positions = np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+        words = np.repeat(np.flatnonzero(known), sizes)
+        sound = ~(self.documents.damaged() | self.counts.damaged())[positions]
+        positions, words = positions[sound], words[sound]
+        return words, self.documents.whole()[positions], self.counts.whole()[positions]
+
+
+def _ranks(ordered: Sequence[str], number: Mapping[str, int]) -> NDArray[np.int64]:
+    """Position in ``ordered`` of each word by its number, (V,)."""
+    ranks = np.empty(len(ordered), np.int64)
+    ranks[np.fromiter((number[word] for word in ordered), np.int64, len(ordered))] = np.arange(len(ordered))
+    return ranks
+
+
+@dataclass(frozen=True)
+class WordQueries:
+    """Q queries of words, with the statistics of the collection that they search.
+
+    Attributes:
+        words: Word numbers of each query; a repeated word counts each time.
+        vocabulary: The V words by number.
+        statistics: Number and length of all documents, and the document frequency of each word.
+    """
+
+    words: Sequence[Sequence[int]]
+    vocabulary: Sequence[str]
+    statistics: Statistics
+
+    @classmethod
+    def of(cls, queries: Iterable[Sequence[str]], segments: Iterable[tuple[WordSegment, Bitmap | None]]) -> WordQueries:
+        """Number the words of queries and sum their statistics over segments.
+
+        Args:
+            queries: The words of each query.
+            segments: Segments, each with a mask of the documents that count, (D,), or None for all.
+        """
+        number: dict[str, int] = {}
+        words = [[number.setdefault(str(word), len(number)) for word in query] for query in queries]
+        documents = length = 0
+        frequencies = np.zeros(len(number), np.int64)
+        for segment, alive in segments:
+            for rows, table in segment.tables():
+                kept = None if alive is None else alive[rows]
+                lengths = table.lengths.whole() if kept is None else table.lengths.whole()[kept]
+                documents, length = documents + len(lengths), length + int(lengths.sum(dtype=np.int64))
+                frequencies += table.frequencies([*number], kept)
+        return cls(words, [*number], Statistics(documents, length, frequencies))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, query: int) -> WordQueries:
+        """One query alone."""
+        return WordQueries([self.words[query]], self.vocabulary, self.statistics)
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate serialized size in bytes."""
+        return sum(map(len, self.vocabulary)) + 8 * (len(self.vocabulary) + sum(map(len, self.words)))
+
+
+@dataclass(frozen=True)
+class WordParams:
+    """A search by words has no search parameters."""
+
+
+class WordSegment:
+    """The words of some documents; see `quiver.retrieval.index.engines.Segment`.
+
+    Args:
+        parts: Word tables of successive documents. A segment of the engine has one; large texts of other engines are counted in several.
+    """
+
+    def __init__(self, parts: Sequence[WordTable]) -> None:
+        self._parts = tuple(parts)
+        self._ends = [*accumulate(map(len, self._parts))]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def tables(self) -> Iterable[tuple[slice, WordTable]]:
+        """The word tables, each with its rows."""
+        return ((slice(end - len(table), end), table) for end, table in zip(self._ends, self._parts, strict=True))
+
+    @property
+    def size(self) -> Size:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return Size(0, sum(table.nbytes for table in self._parts))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of words of each row, (D,)."""
+        return np.concatenate([np.zeros(0, np.int64), *(table.lengths.whole() for table in self._parts)])
+
+    def search(
+        self, queries: WordQueries, k: int, *, params: WordParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+    ) -> list[Found]:
+        """See `quiver.retrieval.index.engines.Segment`; a row that shares no word with a query is not found."""
+        del params
+        found = []
+        for totals in self._totals(queries):
+            scores = totals if allowed is None else np.where(allowed, totals, np.float32(0))
+            rows = np.flatnonzero(scores)
+            if len(rows) > k:
+                rows = rows[scores[rows] >= np.partition(scores[rows], len(rows) - k)[len(rows) - k]]
+            found.append(Found(*in_order(rows, scores[rows], k, ids=ranks)))
+        return found
+
+    def exact_scores(self, query: WordQueries, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Scores of given rows for one query, (len(rows),); 0 for a row that shares no word with it."""
+        return next(iter(self._totals(query)))[rows]
+
+    def _totals(self, queries: WordQueries) -> Iterable[NDArray[np.float32]]:
+        """Scores of all rows for each query, Q arrays (D,)."""
+        scored = [score_postings(table.select(queries.vocabulary), queries.statistics) for table in self._parts]
+        none = np.zeros(0, np.float32)
+        return (np.concatenate([none, *(each.totals(words) for each in scored)]) for words in queries.words)
+
+    def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """One vector [1] for each word, as `quiver.retrieval.models.bm25.BM25` encodes a text."""
+        lengths = self.lengths[rows]
+        return np.ones((int(lengths.sum()), 1), np.float32), lengths
+
+    def damaged(self) -> Bitmap:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return np.concatenate([np.zeros(0, bool), *(table.damaged() for table in self._parts)])
+
+    def recounted(self, texts: Mapping[int, str]) -> WordSegment:
+        """Replace the words of some rows, which a damaged file has lost, by those of their texts, row -> text."""
+        parts = []
+        for rows, table in self.tables():
+            own = {row - rows.start: text for row, text in texts.items() if rows.start <= row < rows.stop}
+            parts.append(table.recounted(own) if own else table)
+        return WordSegment(parts)
+
+
+class _WordWriter:
+    """Writes the word table of a segment; the words are numbered as they come and sorted at the end."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder, self._disk = folder, disk
+        self._number: dict[str, int] = {}
+        self._words, self._lengths = array("I"), array("I")
+
+    def add(self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[Any] | None = None) -> None:
+        """See `quiver.retrieval.index.engines.SegmentWriter`; ``token_ids`` are the words, (n,)."""
+        del vectors
+        if lengths is None or token_ids is None:
+            raise ValueError("the engine bm25 needs the words of the documents")
+        number = self._number
+        self._lengths.extend(lengths.tolist())
+        self._words.extend([number.setdefault(word, len(number)) for word in token_ids.tolist()])
+
+    def close(self) -> dict[str, str]:
+        """See `quiver.retrieval.index.engines.SegmentWriter`."""
+        words, lengths = np.frombuffer(self._words, np.uint32), np.frombuffer(self._lengths, np.uint32)
+        return WordTable.count(words, lengths, self._number).save(self._folder / STEM, self._disk)
+
+
+@dataclass(frozen=True)
+class WordCodec:
+    """Codec of the engine: nothing but the parameters, which are the same for all indexes; see `quiver.retrieval.index.engines.Codec`."""
+
+    name: str = WORDS
+    dim: int = 1
+
+    @property
+    def parameters(self) -> Mapping[str, Setting]:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        return PARAMETERS
+
+    def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        write_file(folder / _CODEC, _content(), disk)
+        return {_CODEC: "the parameters of BM25"}
+
+    def memory(self, rows: int, vectors: int) -> int:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        return _BUFFERS + _DOCUMENT_BYTES * rows + _WORD_BYTES * vectors
+
+    def writer(self, folder: Path, disk: Disk) -> _WordWriter:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        return _WordWriter(folder, disk)
+
+    def open(self, files: Files, rows: int) -> WordSegment:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        table = WordTable.open(files)
+        if len(table) != rows:
+            raise DamagedIndexError(f"{files.folder / STEM}.lengths: {len(table)} rows where {rows} were written; run quiver index repair")
+        return WordSegment([table])
+
+    def merge(self, parts: Sequence[tuple[WordSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        tables = [(table, keep[rows]) for segment, keep in parts for rows, table in segment.tables()]
+        return WordTable.merge(tables).save(folder / STEM, disk)
+
+    def preset_params(self, preset: Preset, *, k: int) -> WordParams:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        del preset, k
+        return WordParams()
+
+    def param_grid(self, k: int, *, documents: int) -> Sequence[WordParams]:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        del k, documents
+        return [WordParams()]
+
+    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        del measured, k
+        return search_params
+
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> WordParams:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        check_names(f"this {self.name} index", "search parameter", search_params, ())
+        return WordParams()
+
+
+def codec_content(kind: str) -> Mapping[str, bytes] | None:
+    """Files of the codec of the engine ``bm25``, by name, which follow from nothing else; None for other engines."""
+    return {_CODEC: _content()} if kind == WORDS else None
+
+
+def _content() -> bytes:
+    return json.dumps(dict(PARAMETERS)).encode()
+
+
+def train_words(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> WordCodec:
+    """The codec of the engine; see `quiver.retrieval.index.engines.train_codec`."""
+    del sample, card, documents, vectors, seed
+    check_names(WORDS, "setting", settings, ())
+    return WordCodec()
+
+
+def open_words(folder: Path) -> WordCodec:
+    """Open a codec folder written by ``WordCodec.save``.
+
+    Raises:
+        DamagedIndexError: The index was built with other parameters.
+    """
+    stored = read_json(folder / _CODEC)
+    if stored != PARAMETERS:
+        raise DamagedIndexError(f"{folder / _CODEC}: built with {stored}, but this version of Quiver searches with {dict(PARAMETERS)}")
+    return WordCodec()
+
+
+ENGINES = {WORDS: Engine("bm25", train_words, open_words)}
+"""The engine; see `quiver.retrieval.index.engines.ENGINE_MODULES`."""

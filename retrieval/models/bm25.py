@@ -1,0 +1,140 @@
+"""BM25 as a model: the words of texts, and the parameters of the scores.
+
+Lucene's variant with k1 = 0.9 and b = 0.4, English stop words and no stemmer, for any language. Words and scores are those of bm25s. Its
+index is not used: its scores include the document frequencies of the whole corpus, so adding one document would change all of them, and it
+needs the corpus in memory. `quiver.retrieval.index.words` counts the words of documents and scores them.
+
+Shapes: B texts, n words of all texts.
+Source: Robertson and Zaragoza 2009, doi 10.1561/1500000019; bm25s, arXiv:2407.03618; k1 and b are Anserini's for BEIR,
+arXiv:2306.07471.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
+
+NAME = "bm25"
+"""Name of BM25 in tables, files and options."""
+
+K1 = 0.9
+B = 0.4
+STOP_WORDS = "english"
+PARAMETERS: Mapping[str, str | float | None] = {
+    "variant": "lucene",
+    "k1": K1,
+    "b": B,
+    "stopwords": STOP_WORDS,
+    "stemmer": None,
+}
+"""All parameters that affect scores, as written to results and records."""
+
+MOST_WORDS = 2**31 - 1
+"""Maximum length of a text in the card of BM25, which truncates nothing."""
+
+
+class Words(NamedTuple):
+    """The words of texts.
+
+    Attributes:
+        texts: Word numbers of each text, without stop words.
+        vocabulary: Word -> number, from 0 in order of appearance.
+    """
+
+    texts: Sequence[Sequence[int]]
+    vocabulary: Mapping[str, int]
+
+
+def split_words(texts: Iterable[str]) -> Words:
+    """Split texts into words as bm25s does: lower case, runs of two or more letters, digits and underscores.
+
+    Raises:
+        InputError: bm25s is not installed.
+    """
+    found = _bm25s().tokenize(texts, stopwords=STOP_WORDS, stemmer=None, show_progress=False)
+    return Words(found.ids, found.vocab)
+
+
+def _bm25s() -> Any:
+    try:
+        library = importlib.import_module("bm25s")
+    except ModuleNotFoundError as error:
+        raise InputError("BM25 needs bm25s: pip install bm25s, or pip install 'quiver-retrieval[eval]'") from error
+    # On import, bm25s sets its logger to DEBUG.
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
+    return library
+
+
+class BM25:
+    """BM25 as the model of an index: it encodes a text as its words, whose number and rarity the index turns into scores.
+
+    Example:
+        >>> BM25().encode_texts(["The owl and the other owl"], "document").token_ids[0].tolist()
+        ['owl', 'other', 'owl']
+    """
+
+    @property
+    def card(self) -> ModelCard:
+        """Facts for indexes and reports."""
+        rules = hashlib.sha256(json.dumps(dict(PARAMETERS), sort_keys=True).encode()).hexdigest()
+        return ModelCard(NAME, "bm25", rules, 1, "bm25", MOST_WORDS, MOST_WORDS)
+
+    def __repr__(self) -> str:
+        return f"BM25({describe_parameters()})"
+
+    def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+        """Split texts into words; a word that occurs twice is there twice.
+
+        Args:
+            texts: B texts.
+            role: Queries and documents have the same words.
+            progress: Not used; splitting is fast.
+
+        Returns:
+            The words as ``token_ids``, B object arrays (n_i,). Each has the vector [1]: one occurrence.
+
+        Raises:
+            InputError: bm25s is not installed.
+        """
+        del role, progress
+        if not texts:
+            none = np.zeros(0, np.int32)
+            return TokenEncoding([], TextTokens(none, none.astype(bool), none.astype(bool)), [])
+        words = split_words(texts)
+        names = np.empty(len(words.vocabulary), object)
+        for word, number in words.vocabulary.items():
+            names[number] = word
+        ids = [names[np.asarray(each, np.intp)] for each in words.texts]
+        lengths = np.fromiter(map(len, ids), np.int32, len(ids))
+        tokens = TextTokens(lengths, np.zeros(len(ids), bool), np.array([not text.strip() for text in texts], bool))
+        return TokenEncoding([np.ones((len(each), 1), np.float32) for each in ids], tokens, ids)
+
+
+def query_words(text: str) -> list[str]:
+    """The words of one text, in order.
+
+    Raises:
+        InputError: bm25s is not installed.
+    """
+    words = split_words([text])
+    names = {number: word for word, number in words.vocabulary.items()}
+    return [names[number] for number in words.texts[0]]
+
+
+def describe_parameters() -> str:
+    """The parameters in one line.
+
+    Example:
+        >>> describe_parameters()
+        'variant lucene, k1 0.9, b 0.4, stopwords english, stemmer None'
+    """
+    return ", ".join(f"{name} {value}" for name, value in PARAMETERS.items())

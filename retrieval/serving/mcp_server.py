@@ -1,0 +1,187 @@
+"""A server of the Model Context Protocol over standard input and output: agents search the indexes of a `Service` and read documents.
+
+Needs the extra ``mcp``. Searches go through `quiver.retrieval.serving.application.search`, so that limits, filters, fusion and newer
+generations are those of the HTTP service. Source: https://modelcontextprotocol.io/specification.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+from pydantic import Field
+
+from quiver.encoder.versions import installed_version
+from quiver.retrieval.serving.application import search
+from quiver.retrieval.serving.schemas import RequestError, SearchRequest
+from quiver.retrieval.serving.service import Service
+
+_EXCERPT = 1200  # characters of a hit's text: about as many words as an agent can judge ten hits by
+_PAGE = 20_000  # characters of a document that one call reads
+_VALUES = 20  # values that a field is described by
+
+Words = Annotated[str, Field(description="What to search for, in plain words.", min_length=1)]
+HitCount = Annotated[int, Field(description="Number of hits.", ge=1, le=100)]
+Skip = Annotated[int, Field(description="Number of leading hits to skip, for more of them.", ge=0)]
+Conditions = Annotated[
+    list[str] | None,
+    Field(
+        description="Conditions that must all hold, such as year>=2015, 'lang in en,de' or city=\"New York\"; list_fields names the fields."
+    ),
+]
+RetrieverName = Annotated[str | None, Field(description="Name of a retriever, see list_fields. Default: the first.")]
+DocumentId = Annotated[str, Field(description="Id of a hit.", min_length=1)]
+Start = Annotated[int, Field(description="Number of leading characters to skip, for the rest of a long document.", ge=0)]
+
+
+@dataclass(frozen=True)
+class FoundDocument:
+    """A hit: the first characters of its text, and whether there are more."""
+
+    id: str
+    score: float
+    title: str | None
+    text: str | None
+    more_text: bool
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FoundDocuments:
+    """Hits, best first, and the number of documents that match the filter."""
+
+    hits: list[FoundDocument]
+    matching: int
+    retriever: str
+    warning: str | None
+
+
+@dataclass(frozen=True)
+class ReadDocument:
+    """A part of a document, and the characters of the whole."""
+
+    id: str
+    title: str | None
+    text: str | None
+    start: int
+    characters: int
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FieldDescription:
+    """A field to filter by: the types of its values, the most frequent ones with their numbers of documents, and how many there are."""
+
+    name: str
+    types: list[str]
+    values: list[tuple[bool | int | float | str, int]]
+    distinct: int
+
+
+@dataclass(frozen=True)
+class RetrieverDescription:
+    """A retriever: how it ranks, how many documents it ranks, and the fields to filter by."""
+
+    name: str
+    kind: str
+    documents: int
+    fields: list[FieldDescription]
+
+
+def create_server(service: Service, *, poll_seconds: float = 2.0) -> MCPServer:
+    """Create the server with its three tools.
+
+    Args:
+        service: The indexes.
+        poll_seconds: Interval between checks for newer generations, in seconds.
+    """
+
+    @asynccontextmanager
+    async def following(server: MCPServer) -> AsyncIterator[None]:
+        del server
+        watching = [asyncio.create_task(served.watch(poll_seconds)) for served in service.indexes]
+        try:
+            yield
+        finally:
+            for task in watching:
+                task.cancel()
+
+    tools = _Tools(service)
+    server = MCPServer(
+        "quiver", version=installed_version("quiver-retrieval") or "unknown", instructions=_instructions(service), lifespan=following
+    )
+    reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    for tool in (tools.search, tools.read_document, tools.list_fields):
+        server.tool(annotations=reads)(tool)
+    return server
+
+
+def _instructions(service: Service) -> str:
+    each = [f"{name} ({len(retriever.served.current.index):,} documents)" for name, retriever in service.retrievers.items()]
+    return f"Search the documents of an index by meaning or words. Retrievers: {', '.join(each)}."
+
+
+class _Tools:
+    """The tools; their docstrings are what an agent reads."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def search(
+        self, query: Words, k: HitCount = 5, filter: Conditions = None, offset: Skip = 0, retriever: RetrieverName = None
+    ) -> FoundDocuments:
+        """Search documents. Returns the best hits with the beginning of their texts; read_document reads the rest."""
+        try:
+            (found,) = await search(self._service, SearchRequest(query, k, offset, retriever, filter))
+        except RequestError as error:
+            raise ToolError(str(error)) from error
+        hits = [FoundDocument(hit.id, hit.score, hit.title or None, *_excerpt(hit.text), dict(hit.metadata or {})) for hit in found.hits]
+        return FoundDocuments(hits, found.matching, found.retriever, found.warning)
+
+    async def read_document(self, id: DocumentId, start: Start = 0, retriever: RetrieverName = None) -> ReadDocument:  # noqa: A002
+        """Read a document by its id, 20,000 characters at a time."""
+        try:
+            stored = self._service.document(id, retriever)
+        except RequestError as error:
+            raise ToolError(str(error)) from error
+        text = stored.text
+        part = None if text is None else text[start : start + _PAGE]
+        return ReadDocument(id, stored.title or None, part, start, len(text or ""), dict(stored.metadata or {}))
+
+    async def list_fields(self) -> list[RetrieverDescription]:
+        """List the retrievers, and the fields that a filter can test with their most frequent values."""
+        return await asyncio.get_running_loop().run_in_executor(self._service.threads, self._described)
+
+    def _described(self) -> list[RetrieverDescription]:
+        found = []
+        for name, retriever in self._service.retrievers.items():
+            index = retriever.served.current.index
+            facets = index.facets(list(index.fields), most=_VALUES)
+            fields = [
+                FieldDescription(field, list(types), _shown(facets[field].values), facets[field].distinct)
+                for field, types in index.fields.items()
+            ]
+            found.append(RetrieverDescription(name, retriever.info().kind, len(index), fields))
+        return found
+
+
+def _excerpt(text: str | None) -> tuple[str | None, bool]:
+    return (None, False) if text is None else (text[:_EXCERPT], len(text) > _EXCERPT)
+
+
+def _shown(values: Sequence[tuple[Any, int]]) -> list[tuple[bool | int | float | str, int]]:
+    return [(value[:_EXCERPT] if isinstance(value, str) else value, count) for value, count in values]
+
+
+def run_server(service: Service) -> None:
+    """Serve over standard input and output until the client closes them."""
+    try:
+        create_server(service).run("stdio")
+    finally:
+        service.threads.shutdown(wait=False, cancel_futures=True)

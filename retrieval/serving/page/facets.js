@@ -1,0 +1,33 @@
+// Facets: the values of the fields with their numbers of documents, each of which adds a filter.
+
+const FACETS = 6; // fields
+const VALUES = 8; // values of a field
+
+const facetFields = (retriever) => Object.keys(retriever.fields ?? {}).slice(0, Math.min(FACETS, limits.facets ?? FACETS));
+
+function drawFacets() {
+  const host = byId("facets");
+  const [retriever] = shownRetrievers();
+  const answer = state.together ? null : shown.get(retriever?.name);
+  const rows = answer === null || answer === undefined ? [] : Object.entries(answer.facets ?? {}).map(([field, facet]) => facetRow(field, facet, retriever)).filter(Boolean);
+  host.hidden = rows.length === 0;
+  host.querySelector("dl").replaceChildren(...rows);
+}
+
+const NUMBERS = 30; // distinct numbers, such as years; more, such as line numbers, are for the form of filters
+
+// A field that has another value in every document, such as a file name, is nothing to choose from.
+function facetRow(field, facet, retriever) {
+  const values = facet.values.slice(0, VALUES);
+  if (!values.length || (facet.distinct > VALUES && values[0].count < 2)) return null;
+  const types = retriever.fields[field];
+  if (facet.distinct > NUMBERS && types.every((type) => type === "integer" || type === "number")) return null;
+  const buttons = values.filter(({ value }) => String(value).trim() !== "").map(({ value, count }) => {
+    const made = condition(field, "=", String(value), typeof value === "string" ? ["string"] : types);
+    const on = state.filters.includes(made);
+    return element("button", { type: "button", class: "facet", "aria-pressed": String(on), title: `Only where ${visible(field)} is ${visible(value)}`,
+      onclick: () => (on ? removeFilter(state.filters.indexOf(made)) : filterBy(made)) }, others(String(value).slice(0, 60)), element("span", { class: "count" }, number(count)));
+  });
+  const left = facet.distinct - values.length;
+  return element("div", {}, element("dt", {}, visible(field)), element("dd", {}, buttons, left > 0 ? element("span", { class: "left" }, `${number(left)} more`) : null));
+}

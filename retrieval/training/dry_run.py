@@ -1,0 +1,282 @@
+"""A dry run: read the data and the model of a recipe, train a few batches, and predict the whole run. Nothing is written.
+
+Rows, updates and, up to `COUNTED` rows, tokens are exact: the rows are prepared and tokenized as in training. Memory for weights, gradients
+and optimizer state is that of the tensors. The memory of activations is measured in one batch: the most that torch allocated in its forward
+and backward pass. On a CPU, workspaces of kernels, freed memory that the process keeps, and what Python and its libraries take come on top.
+The time is measured on the batches that follow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.training.autocast import with_training_dtype
+from quiver.encoder.training.log import LOG, RunLog
+from quiver.encoder.training.optimization import require_optimizer
+from quiver.encoder.training.processes import StopRequest, peak_memory
+from quiver.encoder.training.run_folder import DATA
+from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Trainer, TrainerSettings, TrainingBatch
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import check_device, default_device
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.training.data import SCORES, TrainingRows, prepare_rows
+from quiver.retrieval.training.dataloader import BatchOrder, DataLoader
+from quiver.retrieval.training.model import build_model, require_extra
+from quiver.retrieval.training.recipe import Recipe
+from quiver.retrieval.training.run import (
+    COUNTS,
+    RetrievalTask,
+    Run,
+    batch_order,
+    describe_batch,
+    environment,
+    first_or_saved_model,
+    training_parts,
+)
+from quiver.retrieval.training.state import Schedule, TrainState
+
+BATCHES = 5
+"""Most batches that are timed."""
+
+COUNTED = 20_000
+"""Most rows whose tokens are counted; of more rows, as many are sampled evenly."""
+
+_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of training on one device, in bytes.
+
+    Attributes:
+        weights: All weights, frozen ones included.
+        gradients: Gradients of the trained weights.
+        optimizer: State of the optimizer.
+        activations: Most that a batch allocated in its forward and backward pass, with the gradients that existed at that time.
+        measured_peak: Peak of this process so far, everything included: on its GPU, otherwise in RAM; None where it cannot be read.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    measured_peak: int | None
+
+    @property
+    def total(self) -> int:
+        """Sum of the four parts."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a recipe would do on this machine, in one process.
+
+    Attributes:
+        rows: Training rows.
+        skipped: Rows that were skipped.
+        documents_per_row: Documents per row, positive included.
+        batch: Rows per batch and per update, negatives per query, as in ``run.json``.
+        updates: Optimizer steps.
+        texts: Texts that go through the model.
+        truncated: Share of the texts that are truncated.
+        tokens: Tokens that go through the model, without query expansion.
+        exact: Whether texts, truncated and tokens are counted; otherwise they are estimated from a sample.
+        parameters: Trained weights.
+        device: Device of the model.
+        dtype: Dtype of the forward and backward pass.
+        memory: The memory.
+        measured_batches: Batches that were timed.
+        tokens_per_second: Measured rate, evaluation and saving excluded.
+    """
+
+    rows: int
+    skipped: int
+    documents_per_row: int
+    batch: dict[str, int]
+    updates: int
+    texts: int
+    truncated: float
+    tokens: int
+    exact: bool
+    parameters: int
+    device: str
+    dtype: str
+    memory: Memory
+    measured_batches: int
+    tokens_per_second: float
+
+    @property
+    def seconds(self) -> float:
+        """Estimated duration of the updates, evaluation and saving excluded."""
+        return self.tokens / self.tokens_per_second
+
+
+def dry_run(recipe: Recipe, *, device: str | None = None, seconds: float = 30.0, progress: bool = False) -> DryRun:
+    """Check the data, the model and the settings of a recipe, and measure a few batches.
+
+    Args:
+        recipe: The recipe.
+        device: As `quiver.retrieval.training.run.train`.
+        seconds: After this time no further batch is timed.
+        progress: Show progress bars.
+
+    Raises:
+        InputError: As `quiver.retrieval.training.run.train`; or a batch does not fit into the memory of the GPU, or the process is one of
+            several of torchrun.
+    """
+    require_extra()
+    require_optimizer(recipe.training.optimizer)
+    device = check_device(device or default_device())
+    with TemporaryDirectory(prefix="quiver-dry-run-") as folder, environment(Path(folder), device) as processes:
+        if processes.size > 1:
+            raise InputError("a dry run is one process: start it without torchrun")
+        recipe = with_training_dtype(recipe, device)
+        rows = prepare_rows(recipe.data, Path(folder) / DATA, seed=recipe.training.seed, progress=progress)
+        order = batch_order(recipe, rows, processes)
+        schedule = Schedule.of(recipe, order.per_epoch)
+        counts, exact = _count(recipe, rows, order, schedule, model := build_model(recipe, rows.texts(), device=device), progress=progress)
+        # An update of several batches is measured batch by batch.
+        trial = recipe.replace(development=None, training=recipe.training.replace(accumulation=1, save_every=BATCHES + 2))
+        run = Run(trial, Path(folder), processes, device)
+        model = first_or_saved_model(run, lambda: model, step=0)
+        collator, loss, state = training_parts(run, model, schedule)
+        longer = Schedule(schedule.steps + BATCHES + 1, schedule.batches_per_epoch, 1)  # never finished, so nothing is saved
+
+        def steps(batches: Iterable[TrainingBatch], *callbacks: Callback, profile_memory: bool) -> Progress:
+            settings = TrainerSettings(trial.training.seed, trial.training.max_grad_norm, COUNTS, profile_memory=profile_memory)
+            output = RunOutput(run.out, run.checkpoints, RunLog(run.out / LOG), callbacks)
+            task, done = RetrievalTask(run, longer, loss, state, batches), Progress()
+            Trainer(task, settings, output, processes, StopRequest(), done).train()
+            return done
+
+        first = DataLoader(order, rows, collator, processes, start=(0, 0), count=1)
+        timed = _Timed(DataLoader(order, rows, collator, processes, start=(0, 1), count=BATCHES), seconds, progress=progress)
+        try:
+            # The first batch is slower than others, and so is a batch whose memory is counted.
+            activations = steps(first, profile_memory=True).activation_bytes
+            steps(timed, timed, profile_memory=False)
+        except torch.OutOfMemoryError as error:
+            raise InputError(f"out of memory on {device} in a batch of {recipe.training.batch_size} rows; {_SMALLER}") from error
+        texts, truncated, tokens = counts
+        return DryRun(
+            rows=len(rows),
+            skipped=rows.skipped,
+            documents_per_row=rows.documents_per_row,
+            batch=describe_batch(recipe, rows, processes.size),
+            updates=schedule.steps,
+            texts=texts,
+            truncated=truncated / texts,
+            tokens=tokens,
+            exact=exact,
+            parameters=sum(weight.numel() for weight in state.trained().values()),
+            device=device,
+            dtype=recipe.training.dtype,
+            memory=_memory(state, activations),
+            measured_batches=timed.batches,
+            tokens_per_second=timed.tokens_per_second,
+        )
+
+
+_SMALLER = "lower training.batch_size, use a cached loss, or set training.gradient_checkpointing"
+
+
+# Tokens.
+
+
+def _count(
+    recipe: Recipe, rows: TrainingRows, order: BatchOrder, schedule: Schedule, model: BiEncoder | ColBERT, *, progress: bool
+) -> tuple[tuple[int, int, int], bool]:
+    """Texts, truncated texts and tokens of all batches of a run; and whether they are exact."""
+    batches, size = schedule.steps * schedule.accumulation, recipe.training.batch_size
+    rows.set_epoch(0)
+    sample = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), COUNTED)).astype(np.int64))
+    each = np.zeros((len(rows), 3), np.int64)
+    with progress_bar("counting tokens", len(sample), enabled=progress) as advance:
+        for first in range(0, len(sample), _BLOCK):
+            numbers = sample[first : first + _BLOCK]
+            each[numbers] = _row_counts(model, rows, numbers.tolist(), max_length=recipe.training.max_length)
+            advance(len(numbers))
+    exact = len(sample) == len(rows) and recipe.data.negatives == "first"
+    if exact:
+        read = np.zeros(len(rows), np.int64)
+        for batch in islice(order.batches(), batches):
+            read[batch.rows] += 1
+        total = (each * read[:, None]).sum(0)
+    else:
+        total = each[sample].mean(0) * batches * size
+    texts, truncated, tokens = map(round, total.tolist())
+    return (texts, truncated, tokens), exact
+
+
+def _row_counts(model: BiEncoder | ColBERT, rows: TrainingRows, numbers: Sequence[int], *, max_length: int | None) -> NDArray[np.int64]:
+    """Texts, truncated texts and tokens of each row, (B, 3)."""
+    found = np.zeros((len(numbers), 3), np.int64)
+    columns = rows.columns(numbers)
+    for place, texts in enumerate(values for name, values in columns.items() if name != SCORES):
+        tokenized = model.tokenize(texts, "query" if place == 0 else "document", max_length=max_length)
+        found += np.array([[1, cut, len(ids)] for ids, cut in zip(tokenized.ids, tokenized.truncated, strict=True)], np.int64)
+    return found
+
+
+# Time.
+
+
+class _Timed(Callback):
+    """Batches of a loader until the time is over, with the times at which their steps ended."""
+
+    def __init__(self, loader: DataLoader, seconds: float, *, progress: bool) -> None:
+        self._loader, self._seconds, self._progress = loader, seconds, progress
+        self._times: list[float] = []
+        self._tokens = 0
+
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        with progress_bar("measuring batches", BATCHES, enabled=self._progress) as advance:
+            self._times.append(time.perf_counter())
+            for batch in self._loader:
+                self._tokens += batch.tokens
+                yield batch
+                advance(1)
+                if self._times[-1] - self._times[0] > self._seconds:
+                    return
+
+    def on_step(self, step: int) -> None:
+        """Note the time."""
+        del step
+        self._times.append(time.perf_counter())
+
+    @property
+    def batches(self) -> int:
+        """Number of batches that were timed."""
+        return len(self._times) - 1
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Their tokens by the time that they took."""
+        return self._tokens / (self._times[-1] - self._times[0])
+
+
+# Memory.
+
+
+def _memory(state: TrainState, activations: int) -> Memory:
+    held = [value for values in state.optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    return Memory(
+        weights=sum(weight.numel() * weight.element_size() for weight in state.module.parameters()),
+        gradients=sum(weight.numel() * weight.element_size() for weight in state.trained().values()),
+        optimizer=sum(value.numel() * value.element_size() for value in held),
+        activations=activations,
+        measured_peak=peak_memory(),
+    )

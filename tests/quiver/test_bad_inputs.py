@@ -1,0 +1,738 @@
+"""Several hundred mistakes in commands, Python and HTTP: one line that names the mistake, no traceback, and no file written or changed.
+
+The commands run in the folder that `world` makes; each line is what a user types after ``quiver``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver import BiEncoder, ColBERT, Document, InputError, build_index, evaluate, open_index
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.index import BuildOptions
+from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+
+TEXTS = {"d1": "a bird has wings and feathers", "d2": "the window of a local layer is narrow", "d3": "", "d4": "find what was asked for"}
+FILES: dict[str, str | bytes] = {
+    "empty.jsonl": "",
+    "blank.jsonl": "\n\n",
+    "oops.jsonl": '{"_id": "a", "text": "x"}\n{oops\n',
+    "list.jsonl": '["a", "b"]\n',
+    "notext.jsonl": '{"_id": "a", "name": "x"}\n',
+    "dup.jsonl": '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n',
+    "number.jsonl": '{"_id": "a", "text": 5}\n',
+    "nul.jsonl": '{"_id": "", "text": "x"}\n',
+    "surrogate.jsonl": '{"_id": "a", "text": "\\ud800"}\n',
+    "latin.jsonl": '{"_id": "a", "text": "caf\u00e9"}\n'.encode("latin-1"),
+    "cut.jsonl.gz": gzip.compress(b'{"_id": "a", "text": "x"}\n' * 50)[:30],
+    "not.jsonl.gz": b"plain",
+    "bad.parquet": b"PAR1 no",
+    "bad.arrow": b"no",
+    "ragged.csv": "id,text\na,b,c,d\n",
+    "empty.csv": "",
+    "header.csv": "id,text\n",
+    "quote.csv": 'id,text\na,"never closed\n',
+    "twice.csv": "id,id\na,b\n",
+    "good.csv": "sku,words\na,some words\nb,more words\n",
+    "x.xyz": "x",
+    "list.json": '{"a": 1}',
+    "oops.json": '{"a": ',
+    "q-empty.jsonl": "",
+    "q-blank.jsonl": '{"_id": "q", "text": " "}\n',
+    "q-dup.jsonl": '{"_id": "q", "text": "a"}\n{"_id": "q", "text": "b"}\n',
+    "q.tsv": "only-one-column\n",
+    "ids-empty.txt": "",
+    "rows.jsonl": "".join(json.dumps({"query": f"number {n}", "positive": f"def number_{n}(): return {n}"}) + "\n" for n in range(8)),
+    "rows-bad.jsonl": '{"query": "a"}\n',
+    "rows-oops.jsonl": '{"query": "a", "positive": "b"}\n{oops\n',
+    "squad.json": '{"data": 3}',
+    "empty-token": "",
+    "list.yaml": "- a\n- b\n",
+    "tab.yaml": "kind:\tdense\n a: [",
+    "unsafe.yaml": "kind: !!python/object/apply:os.system ['true']\n",
+}
+
+COMMANDS = r"""
+index bild
+index build
+index build data
+index build data --model model
+index build --model model --out o
+index build nowhere --model model --out o
+index build nowhere.csv --model model --out o
+index build nowhere.jsonl --model model --out o
+index build hub:// --model model --out o
+index build ir: --model model --out o
+index build f/x.xyz --model model --out o
+index build emptydir --model model --out o
+index build onlybin --model model --out o
+index build f/empty.jsonl --model model --out o
+index build f/blank.jsonl --model model --out o
+index build f/oops.jsonl --model model --out o
+index build f/list.jsonl --model model --out o
+index build f/notext.jsonl --model model --out o
+index build f/dup.jsonl --model model --out o
+index build f/nul.jsonl --model model --out o
+index build f/number.jsonl --model model --out o
+index build f/surrogate.jsonl --model model --out o
+index build f/latin.jsonl --model model --out o
+index build f/cut.jsonl.gz --model model --out o
+index build f/not.jsonl.gz --model model --out o
+index build f/bad.parquet --model model --out o
+index build f/bad.arrow --model model --out o
+index build f/ragged.csv --model model --out o
+index build f/empty.csv --model model --out o
+index build f/header.csv --model model --out o
+index build f/quote.csv --model model --out o
+index build f/twice.csv --model model --out o
+index build f/list.json --model model --out o
+index build f/oops.json --model model --out o
+index build f/good.csv --model model --out o
+index build f/good.csv --text wrds --model model --out o
+index build f/good.csv --text words --id skew --model model --out o
+index build f/good.csv --text words --title nothing --model model --out o
+index build f/good.csv --text words --field nothing --model model --out o
+index build data --columns id,text --model model --out o
+index build data --passages bogus --model model --out o
+index build data --passages tokens:0 --model model --out o
+index build data --passages tokens:8,overlap:9 --model model --out o
+index build data --passages tokens:x --model model --out o
+index build data --include '*.md' --model model --out o
+index build data --model nowhere --out o
+index build data --model ./nowhere --out o
+index build data --model file.txt --out o
+index build data --model emptydir --out o
+index build data --model badconfig --out o
+index build data --model noweights --out o
+index build data --model cutweights --out o
+index build data --model notokenizer --out o
+index build data --model model --out taken
+index build data --model model --out file.txt
+index build data --model model --out index
+index build data --model model --out o --engine bogus
+index build data --model model --out o --engine exact:nlist=4
+index build data --model model --out o --engine ivf-dense:nlist=0
+index build data --model model --out o --engine ivf-dense:nlist
+index build data --model model --out o --engine ivf-dense:nlist=x
+index build data --model model --out o --engine ivf-dense:nlists=4
+index build data --model model --out o --engine ivf-dense:nlist=x,bits=99
+index build data --model model --out o --engine faiss-dense:factory=Nonsense
+index build data --model model --out o --engine ivf-tokens
+index build data --model colbert --out o --engine ivf-dense
+index build data --model model --out o --memory 2
+index build data --model model --out o --memory lots
+index build data --model model --out o --memory -2GB
+index build data --model model --out o --memory nanGB
+index build data --model model --out o --wait soon
+index build data --model model --out o --seed -1
+index build data --model model --out o --seed x
+index build data --model model --out o --dtype float64
+index build data --model model --out o --device tpu
+index build data --model model --out o --device cuda
+index build data --model model --out o --devices 0,1
+index build data --model model --out o --devices ,
+index build data --model model --out o --devices cpu,cpu --workers 2
+index build data --model model --out o --batch-tokens 0
+index build data --model model --out o --executor slurm
+index build data --model model --out o --address 1.2.3.4:1
+index build data --model model --out o --workers 0
+index build data --model model --out o --threads 0
+index build data --model model --out o --field nothing
+index add nowhere data
+index add emptydir data
+index add file.txt data
+index add index nowhere.jsonl
+index add index data
+index add index f/oops.jsonl
+index add index f/dup.jsonl
+index add index f/good.csv --text words --model other
+index add damaged nowhere
+index add index f/good.csv --text words --memory 1
+index delete nowhere d1
+index delete index
+index delete index d99
+index delete index --ids nowhere.txt
+index delete index --ids f/ids-empty.txt
+index delete index d1 --wait x
+index refresh nowhere data
+index refresh index nowhere
+index refresh plain data
+index refresh index data --model other
+index compact nowhere
+index compact index --memory x
+index compact file.txt
+index calibrate nowhere
+index calibrate index -k 0
+index calibrate index --queries nowhere.jsonl
+index calibrate index --queries f/q-empty.jsonl
+index calibrate index --model other
+index calibrate index --queries data/queries.jsonl --model other
+index calibrate index --count 0
+index check nowhere
+index check taken
+index repair nowhere
+index repair taken
+index info nowhere
+index info emptydir
+index info file.txt
+index info index --generation 99
+index info index --generation -1
+index info index --generation x
+index export nowhere --out o
+index export index
+index export index --out o --store lancedb://x
+index export index --out taken
+index export index --out file.txt
+index export index --store bogus://x
+index export index --store lancedb
+index export index --out o --collection c
+index export index --out o --vectors csv
+search index
+search index ''
+search index '   '
+search index words -k 0
+search index words -k x
+search index words -k -3
+search index words --queries data/queries.jsonl
+search index --queries data/queries.jsonl
+search index words --run o.trec
+search index --queries nowhere.jsonl --run o.trec
+search index --queries f/q-empty.jsonl --run o.trec
+search index --queries f/q-blank.jsonl --run o.trec
+search index --queries f/q-dup.jsonl --run o.trec
+search index --queries f/q.tsv --run o.trec
+search index --queries f/oops.jsonl --run o.trec
+search index --queries data/queries.jsonl --run nowhere/o.trec
+search index --queries data/queries.jsonl --run emptydir
+search index words --filter year
+search index words --filter 'year ~ 3'
+search index words --filter 'nofield=3'
+search index words --filter ''
+search index words --filter 'year >= '
+search index words --filter 'year in '
+search index words --filter 'year="x'
+search index words --ids nowhere.txt
+search index words --ids f/ids-empty.txt
+search index words --effort frantic
+search index words --effort nprobe=x
+search index words --effort nprobe=8
+search index words --target-recall 1.5
+search index words --target-recall 0
+search index words --target-recall nan
+search index words --target-recall 0.9 --effort exact
+search index words --fuse nowhere
+search index words --fuse bm25 --fuse bm25
+search index words --fuse bm25 --weights 1
+search index words --fuse bm25 --weights a,b
+search index words --fuse bm25 --weights -1,2
+search index words --fuse bm25 --weights 0,0
+search index words --fuse bm25 --weights nan,1
+search index words --weights 1,2
+search index words --fusion rrf
+search index words --fuse bm25 --normalize min-max
+search index words --fuse bm25 --fusion sum
+search index words --rerank nowhere
+search index words --rerank model
+search index words --rerank index
+search index words --candidates 0
+search index words --group-by nofield
+search index --queries data/queries.jsonl --run o.trec --explain
+search index words --model nowhere
+search index words --model other
+search index words --model colbert
+search index words --device tpu
+search index words --generation 99
+search index words --replicas 2
+search index words --address auto
+search index words --shards 0
+search index words --shard-memory x
+search index words --generation 1 --shards 1
+search
+search nowhere words
+search file.txt words
+search emptydir words
+search plain words --fuse bm25
+search plain words --rerank colbert
+search plain words --group-by file
+search damaged words
+bench index nowhere
+bench index data
+bench index emptydir
+bench index data --model model --engine bogus
+bench index data --model model --engine ivf-dense:nlist=x
+bench index data --model model --baseline bogus
+bench index data --model model --effort frantic
+bench index data --model model --filter-share 2
+bench index data --model model --filter-share nan
+bench index data --model model -k 0
+bench index data --model model --split nothing
+bench indx
+bench encoder
+bench encoder --model nowhere
+bench encoder --model modernbert-base --set bogus
+bench encoder --model modernbert-base --lengths x
+bench encoder --model modernbert-base --lengths 0x3
+bench encoder --model modernbert-base --lengths 8x0
+bench encoder --model modernbert-base --table bogus
+bench encoder --model modernbert-base --backend bogus
+bench encoder --model modernbert-base --dtype float64
+bench encoder --model modernbert-base --device tpu
+bench encoder --model modernbert-base --rounds 0
+bench encoder --model model --data nowhere
+bench encoder --model model --data data --set fixed-512
+bench training --model nowhere
+bench training --model model --workload bogus
+bench training --model model --kind bogus
+bench training --model model --loss bogus
+bench training --model model --data nowhere
+bench gpu --out o --stage bogus
+bench gpu --out o --device tpu
+bench gpu --out o --minutes 0
+bench index data --model model --engine ivf-dense:nlist=x --no-baselines
+mine data --model model --split test --index index --corpus data --out o
+mine data --index nowhere --split test --out o
+mine data --model other --index index --split test --out o
+mine nowhere --model model --out o
+mine data --out o
+mine data --model model --out o
+mine data --model nowhere --split test --out o
+mine data --model model --split test --out taken
+mine data --model model --split test --out file.txt
+mine data --model model --split test --ranks x --out o
+mine data --model model --split test --ranks 9-3 --out o
+mine data --model model --split test --ranks 0-5 --out o
+mine data --model model --split test --margin bogus --out o
+mine data --model model --split test --margin perc-pos=x --out o
+mine data --model model --split test -n 0 --out o
+mine data --model bm25 --dtype int8 --split test --out o
+mine data --model bm25 --workers 2 --split test --out o
+mine f/rows.jsonl --positive-field nothing --model bm25 --out o
+mine f/rows-oops.jsonl --model bm25 --out o
+mine f/empty.jsonl --model bm25 --out o
+mine data --model model --corpus data --split test --out o
+serve =index
+serve index=
+serve index index
+serve index --fuse dense
+serve index --port 99999
+serve index --port x
+serve index --token-file nowhere
+serve index --token-file f/empty-token
+serve index --allow-origin nonsense
+serve index --allow-host 'a b'
+serve index --max-body 0
+serve index --max-body x
+serve index --timeout nan
+serve index --max-k 0
+serve index --model other
+serve index --device tpu
+serve
+serve nowhere
+serve a=nowhere
+serve file.txt
+serch
+--vrsion
+evaluate
+evaluate --model model --data nowhere --out o
+evaluate --model model --data beir/nothing --out o
+evaluate --model nowhere --data data --out o
+evaluate --model model --data emptydir --out o
+evaluate --model model --data badqrels --out o
+evaluate --model model --data noqrels --out o
+evaluate --model model --data data --split train --out o
+evaluate --model model --data data --split '' --out o
+evaluate --model model --data data --split ../x --out o
+evaluate --model model --data data --data data --out o
+evaluate --model model --data data --out results
+evaluate --model model --data data --out file.txt
+evaluate --model model --data data --out o --engine bogus
+evaluate --model model --data data --out o --engine ivf-dense:nlist=x
+evaluate --model model --data data --out o --effort frantic
+evaluate --model bm25 --data data --out o --engine ivf-dense
+evaluate --model bm25 --data data --out o --dtype int8
+evaluate --model model --data data --out o -k 0
+evaluate --model model --data data --out o --library tensorflow
+evaluate --model model --data data --out o --cache c --no-cache
+evaluate --model model --data data --out o --device tpu
+evaluate --model model --data data --out o --in-domain nowhere
+evaluate --model model --data beir/scifact --out o --offline
+evaluate --model model --data data --out o --workers 0
+report nowhere --out o.md
+report results
+report results --out o.docx
+report results --out nowhere/o.md
+report results --out emptydir
+report badresults --out o.md
+report taken --out o.md
+report results --layout paper --against Nobody --out o.md
+report results --against ModernBERT-base --out o.md
+report results --layout fancy --out o.md
+report compare results
+report compare nowhere results
+report compare results nowhere
+report compare bm25 nowhere
+report compare results results --out o.docx
+report card nowhere --out o.yaml
+report card results --out file.txt
+report card results --layout x --out o.yaml
+report mteb nowhere --out o
+report mteb results --out file.txt
+report training nowhere
+report training taken
+collections show
+collections show nothing
+collections show beir/nothing
+collections list nothing
+collections missing nothing
+collections fetch nothing
+collections fetch beir/scifact --from nowhere
+collections squad nowhere.json --out o
+collections squad f/squad.json --out o
+collections squad f/oops.json --out o
+collections squad f/list.json --out taken
+train
+train quickstart
+train nowhere --out o
+train nowhere.yaml --out o
+train f/list.yaml --out o
+train f/tab.yaml --out o
+train f/unsafe.yaml --out o
+train quickstart --out o training.batchsize=3
+train quickstart --out o training.batch_size=x
+train quickstart --out o training.batch_size=0
+train quickstart --out o training.learning_rate=-1
+train quickstart --out o training.learning_rate=nan
+train quickstart --out o batch_size=3
+train quickstart --out o training
+train quickstart --out o =3
+train quickstart --out o data.train=nowhere.jsonl
+train quickstart --out o data.train=f/empty.jsonl
+train quickstart --out o data.train=f/rows-bad.jsonl
+train quickstart --out o data.train=f/rows-oops.jsonl
+train quickstart --out o data.train=f/rows.jsonl model.source=nowhere
+train quickstart --out file.txt data.train=f/rows.jsonl
+train quickstart --out o data.train=f/rows.jsonl --resume
+train quickstart --out o --dtype int8
+train quickstart --out o --device tpu
+train glue_base --out o
+train pretrain_small --out o
+validate
+validate nowhere
+validate f/list.yaml
+sweep quickstart --out o
+sweep nowhere --out o
+sweep quickstart --out o training.bogus=1,2
+pretrain nowhere --out o
+pretrain quickstart --out o
+pretrain pretrain_small --out o phases.0.tokens=0
+pretrain pretrain_small --out o phases.9.tokens=5
+pretrain pretrain_small --out o --resume
+pretrain pretrain_small --out o corpus.train=nowhere
+average-checkpoints
+average-checkpoints model nowhere --out o
+average-checkpoints model colbert --out o
+average-checkpoints model other --out taken
+average-checkpoints model other --out model
+teacher-scores f/rows.jsonl --out o
+teacher-scores nowhere.jsonl -t model --out o
+teacher-scores f/rows.jsonl -t nowhere --out o
+teacher-scores f/rows-oops.jsonl -t model --out o
+teacher-scores f/rows-bad.jsonl -t model --out o
+teacher-scores f/empty.jsonl -t model --out o
+teacher-scores f/rows.jsonl -t model --weight 1 --out o
+teacher-scores f/rows.jsonl -t model -t other --weight 1 --out o
+teacher-scores f/rows.jsonl -t model -t other --weight 0 --weight 0 --out o
+teacher-scores f/rows.jsonl -t model --normalize zscore --out o
+teacher-scores f/rows.jsonl -t model --format ids --out o
+teacher-scores f/rows.jsonl -t model --query-field nothing --out o
+teacher-scores f/rows.jsonl -t model --document-field nothing --out o
+teacher-scores f/rows.jsonl -t model --out taken
+teacher-scores f/rows.jsonl -t model --device tpu --out o
+export nowhere --layout hf --out o
+export model --layout bogus --out o
+export model --layout pylate --out o
+export colbert --layout sentence-transformers --out file.txt
+export model --layout hf --out taken
+export model --layout hf --out model
+export model --layout hf --out o --run-folder nowhere
+export model --layout hf --out o --results nowhere
+export model --layout hf --out o --language x1x
+export badconfig --layout hf --out o
+enlarge nowhere --to modernbert-large --out o
+enlarge model --to bogus --out o
+enlarge model --to nowhere.json --out o
+enlarge model --to f/oops.json --out o
+enlarge model --to f/list.json --out o
+enlarge model --to modernbert-base --out taken
+extend-positions nowhere --factor 2 --out o
+extend-positions model --factor 2 --out o
+extend-positions model --factor 0 --out o
+extend-positions model --factor 2 --out o --plot x.docx
+estimate
+estimate --model modernbert-base
+estimate --model nowhere --docs 10
+estimate --model modernbert-base --docs 0
+estimate --model modernbert-base --docs x
+estimate --model modernbert-base --docs inf
+estimate --model modernbert-base --docs 10 --preset-collection msmarco
+estimate --model modernbert-base --docs 10 --engine bogus
+estimate --model modernbert-base --docs 10 --engine ivf-dense:nlist=x
+estimate --model modernbert-base --docs 10 --gpu gtx
+estimate --model modernbert-base --docs 10 --rates nowhere.json
+estimate --model modernbert-base --docs 10 --rates f/oops.json
+estimate --model modernbert-base --docs 10 --rates f/list.json
+estimate --model modernbert-base --docs 10 --search-memory x
+estimate --model modernbert-base --docs 10 --memory 1
+estimate --model model --sample nowhere
+estimate --model modernbert-base --docs 10 --words nan
+estimate --model model --docs 10 --dim 0
+glue nowhere --out o
+glue quickstart --out o
+glue glue_base --out o --task bogus
+glue glue_base --out o data.source=nowhere model.source=model
+glue glue_base --out taken data.source=nowhere
+qa train nowhere --out o
+qa train qa_korquad_512 --out o data.train=nowhere model.source=model
+qa evaluate --model nowhere --data f/squad.json --official squad_v1 --out o
+qa evaluate --model model --data f/squad.json --official squad_v1 --out o
+qa evaluate --model model --data nowhere.json --official squad_v1 --out o
+qa evaluate --model model --data f/squad.json --official squad_v9 --out o
+cache prune --size x
+cache prune --size -1GB
+cache bogus
+doctor extra
+quickstart --out o training.batchsize=3
+quickstart --out file.txt
+""".strip().splitlines()
+
+
+def make_models(folder: Path) -> None:
+    tokenizer = Tokenizer.train([*TEXTS.values()], vocab_size=320, max_length=64)
+    layers = {"num_heads": 2, "intermediate_size": 48, "layer_types": ["global", "local"], "max_positions": 64}
+    for seed, name in ((1, "model"), (2, "other")):
+        encoder = init_weights(Encoder(EncoderConfig.modernbert(vocab_size=320, hidden_size=32, **layers)), seed=seed)
+        settings = ModelFolder("dense", folder / name, max_length=12, normalize=True)
+        BiEncoder.from_parts(encoder, tokenizer, settings).save_pretrained(folder / name)
+    for prefix in ("[Q] ", "[D] "):
+        tokenizer.add_token(prefix)
+    encoder = init_weights(Encoder(EncoderConfig.modernbert(vocab_size=330, hidden_size=32, **layers)), seed=1)
+    settings = ModelFolder("colbert", folder, projections=(Projection(32, 8),), colbert=ColBERTSettings(document_length=60))
+    ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder / "colbert")
+
+
+def make_collection(folder: Path) -> None:
+    (folder / "qrels").mkdir(parents=True)
+    rows = [{"_id": key, "title": "", "text": text, "year": 2000 + n} for n, (key, text) in enumerate(TEXTS.items())]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "which animal has wings"}\n{"_id": "q2", "text": "search"}\n')
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td4\t2\n")
+
+
+def damaged_copy(source: Path, name: str, file: str, change: Callable[[Path], object]) -> None:
+    copy = source.with_name(name)
+    shutil.copytree(source, copy)
+    change(next(copy.rglob(file)))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection, models, indexes, results, and damaged copies of them."""
+    root = tmp_path_factory.mktemp("world")
+    make_models(root)
+    make_collection(root / "data")
+    for name, model, stored in (("index", BiEncoder, True), ("colindex", ColBERT, True), ("plain", BiEncoder, False)):
+        opened = model(root / ("colbert" if model is ColBERT else "model"))
+        build_index(root / "data", opened, root / name, options=BuildOptions(store_text=stored, calibrate=False))
+    evaluate("bm25", root / "data", out=root / "results")
+    (root / "f").mkdir()
+    for name, content in FILES.items():
+        (root / "f" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (root / "emptydir").mkdir()
+    (root / "onlybin").mkdir()
+    (root / "onlybin" / "a.bin").write_bytes(b"\0\1")
+    (root / "taken").mkdir()
+    (root / "taken" / "mine.txt").write_text("my own file")
+    (root / "file.txt").write_text("a file")
+    damaged_copy(root / "index", "damaged", "vectors.json", cut)
+    damaged_copy(root / "model", "badconfig", "config.json", lambda path: path.write_text("{oops"))
+    damaged_copy(root / "model", "noweights", "model.safetensors", Path.unlink)
+    damaged_copy(root / "model", "cutweights", "model.safetensors", cut)
+    damaged_copy(root / "model", "notokenizer", "tokenizer.json", Path.unlink)
+    damaged_copy(root / "results", "badresults", "results.json", lambda path: path.write_text("{"))
+    damaged_copy(root / "data", "badqrels", "test.tsv", lambda path: path.write_text("query-id\tcorpus-id\tscore\nq1\td1\n"))
+    damaged_copy(root / "data", "noqrels", "qrels", shutil.rmtree)
+    return root
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of every file; 0 for folders, and without the lock of an index, which holds no data."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else (0, 0)
+        for path in folder.rglob("*")
+        if path.name != "LOCK"
+    }
+
+
+@pytest.fixture
+def unchanged(world: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Work in the folder, and compare it before and after."""
+    monkeypatch.chdir(world)
+    before = listing(world)
+    yield world
+    assert listing(world) == before
+
+
+def is_named(arguments: list[str], message: str) -> bool:
+    """Whether the message names an option, an argument or a part of an argument."""
+    parts = [part for each in arguments for part in [each.removeprefix("--"), *each.replace(":", "=").replace(",", "=").split("=")] if part]
+    return any(part in message for part in [*parts, "--", " blank", " empty"])
+
+
+def test_there_are_at_least_two_hundred_commands() -> None:
+    assert len(set(COMMANDS)) == len(COMMANDS) >= 200
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_mistake_in_a_command_is_one_line(quiver: Callable[..., Any], unchanged: Path, line: str) -> None:
+    arguments = shlex.split(line)
+    done = quiver(*arguments)
+    assert (done.code, done.out) == (2, ""), (done.out, done.err)
+    [message] = done.err.splitlines()
+    assert message.startswith("quiver: error: ")
+    assert is_named(arguments, message.removeprefix("quiver: error: ")), message
+
+
+PYTHON: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a missing model": (lambda world: BiEncoder("./nowhere"), "neither an existing folder nor a hub id"),
+    "a ColBERT model as a bi-encoder": (lambda world: BiEncoder(world / "colbert"), "ColBERT"),
+    "a bi-encoder as a ColBERT model": (lambda world: ColBERT(world / "model"), "not a ColBERT checkpoint"),
+    "an unknown dtype": (lambda world: BiEncoder(world / "model", dtype="float64"), "float64"),
+    "an unknown device": (lambda world: BiEncoder(world / "model", device="tpu"), "tpu"),
+    "a damaged model": (lambda world: BiEncoder(world / "cutweights"), "corrupt checkpoint"),
+    "a missing index": (lambda world: open_index(world / "nowhere"), "no such folder"),
+    "a file as an index": (lambda world: open_index(world / "file.txt"), "a file, not an index folder"),
+    "a damaged index": (lambda world: open_index(world / "damaged"), "quiver index repair"),
+    "a missing generation": (lambda world: open_index(world / "index", generation=99), "99"),
+    "a missing corpus": (lambda world: build_index(world / "nowhere", BiEncoder(world / "model")), "no such file or folder"),
+    "no documents": (lambda world: build_index([], BiEncoder(world / "model")), "no documents"),
+    "two documents of one id": (
+        lambda world: build_index([Document("a", "x"), Document("a", "y")], BiEncoder(world / "model"), world / "o"),
+        "'a'",
+    ),
+    "a mapping without a text": (lambda world: build_index([{"id": "a"}], BiEncoder(world / "model"), world / "o"), "text"),
+    "an index that exists": (lambda world: build_index(world / "data", BiEncoder(world / "model"), world / "index"), "--overwrite"),
+    "a folder of other files": (lambda world: build_index(world / "data", BiEncoder(world / "model"), world / "taken"), "neither empty"),
+    "a filter without a value": (lambda world: open_index(world / "index").search("wings", filter="year"), "year"),
+    "a filter of an unknown field": (lambda world: open_index(world / "index").search("wings", filter="nofield=3"), "nofield"),
+    "an unknown effort": (lambda world: open_index(world / "index").search("wings", effort="frantic"), "frantic"),
+    "a missing collection": (lambda world: evaluate("bm25", world / "nowhere", out=world / "o"), "nowhere"),
+    "a missing split": (lambda world: evaluate("bm25", world / "data", split="train", out=world / "o"), "train"),
+    "results that exist": (lambda world: evaluate("bm25", world / "data", out=world / "results"), "overwrite"),
+    "judgements with two columns": (lambda world: evaluate("bm25", world / "badqrels", out=world / "o"), "test.tsv:2"),
+}
+
+
+@pytest.mark.parametrize("mistake", PYTHON)
+def test_a_mistake_in_python_is_an_input_error_of_one_line(unchanged: Path, mistake: str) -> None:
+    call, fragment = PYTHON[mistake]
+    with pytest.raises(InputError) as caught:
+        call(unchanged)
+    assert fragment in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+SEARCH = "/api/search"
+REQUESTS: list[tuple[str, str, object]] = [
+    ("POST", SEARCH, body)
+    for body in (
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"7",
+        b"\xff\xfe",
+        {},
+        {"query": ""},
+        {"query": "  "},
+        {"query": 5},
+        {"query": None},
+        {"query": ["a"]},
+        {"query": "a", "k": 0},
+        {"query": "a", "k": -1},
+        {"query": "a", "k": 1.5},
+        {"query": "a", "k": "ten"},
+        {"query": "a", "k": 10**9},
+        {"query": "a", "k": True},
+        {"query": "a", "filter": "year"},
+        {"query": "a", "filter": "nofield=1"},
+        {"query": "a", "filter": 3},
+        {"query": "a", "retriever": "nobody"},
+        {"query": "a", "retriever": 1},
+        {"query": "a", "effort": "frantic"},
+        {"query": "a", "effort": "nprobe=x"},
+        {"query": "a", "target_recall": 2},
+        {"query": "a", "target_recall": "high"},
+        {"query": "a", "unknown": 1},
+        {"query": "a" * 100_000},
+        {"query": "\ud800"},
+    )
+] + [
+    ("POST", f"{SEARCH}/batch", {"queries": []}),
+    ("POST", f"{SEARCH}/batch", {"queries": "a"}),
+    ("POST", f"{SEARCH}/batch", {"queries": ["a", 1]}),
+    ("POST", f"{SEARCH}/batch", {"queries": ["a"] * 10_000}),
+    ("POST", "/api/documents", {"documents": [{"id": "a", "text": "b"}]}),
+    ("DELETE", "/api/documents", {"ids": ["d1"]}),
+    ("DELETE", SEARCH, {}),
+    ("PUT", SEARCH, {}),
+    ("GET", "/api/nothing", b""),
+    ("GET", "/../../etc/passwd", b""),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS, ids=[f"{method} {path} {str(body)[:40]}" for method, path, body in REQUESTS])
+def test_a_mistake_in_a_request_is_one_line(service: Callable[..., Any], unchanged: Path, method: str, path: str, body: object) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = service(method, path, content)
+    assert 400 <= response.status_code < 500, response.text
+    error = response.json()["error"]
+    assert error["message"]
+    assert "\n" not in error["message"]
+    assert "Traceback" not in response.text
+    assert str(unchanged) not in response.text
+
+
+@pytest.fixture(scope="module")
+def service(world: Path) -> Callable[..., Any]:
+    """Send a request to a service in this process."""
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("fastapi")
+    import asyncio
+
+    from quiver.retrieval.serving.application import create_application
+    from quiver.retrieval.serving.service import open_service
+
+    app = create_application(open_service({"dense": world / "index"}))
+
+    def send(method: str, path: str, content: bytes) -> Any:
+        async def ask() -> Any:
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.request(method, path, content=content, headers={"content-type": "application/json"})
+
+        return asyncio.run(ask())
+
+    return send

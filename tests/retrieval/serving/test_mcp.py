@@ -1,0 +1,87 @@
+"""`quiver mcp` as a process, asked by the client of the official package."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.retrieval.index import delete_documents, open_index
+from quiver.retrieval.search.bm25 import word_index
+from tests.retrieval.serving.conftest import REPOSITORY, Indexes
+
+mcp = pytest.importorskip("mcp")
+
+
+@pytest.mark.slow
+def test_an_agent_searches_reads_and_lists_fields(indexes: Indexes, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(indexes.dense, folder)
+    command = mcp.StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "quiver.cli.main", "mcp", f"dense={folder}", str(indexes.colbert), "--fuse", "bm25", "--no-verify"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        cwd=str(REPOSITORY),
+    )
+    words = word_index(open_index(folder)).search(["granite snow"], 6, filter="year>=2003")
+
+    async def talk() -> None:
+        async with mcp.Client(command) as client:
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            assert set(tools) == {"search", "read_document", "list_fields"}
+            assert tools["search"].input_schema["required"] == ["query"]
+            assert "year>=2015" in tools["search"].input_schema["properties"]["filter"]["description"]
+            assert all(tool.annotations.read_only_hint for tool in tools.values())
+
+            async def call(tool: str, **arguments: Any) -> Any:
+                result = await client.call_tool(tool, arguments)
+                assert not result.is_error, result.content
+                return result.structured_content
+
+            asked = {"query": "granite snow", "retriever": "bm25", "filter": ["year>=2003"]}
+            found = await call("search", **asked, k=3)
+            more = await call("search", **asked, k=3, offset=3)
+            assert [hit["id"] for hit in found["hits"] + more["hits"]] == list(words.ids[0])
+            assert (found["matching"], found["retriever"], found["warning"]) == (42, "bm25", None)
+            assert found["hits"][0]["fields"]["year"] >= 2003
+            read = await call("read_document", id=found["hits"][0]["id"])
+            assert read["text"] == found["hits"][0]["text"]
+            assert read["characters"] == len(read["text"])
+            assert (await call("read_document", id="d/7", start=4))["text"] == read_text(folder, "d/7")[4:]
+            described = (await call("list_fields"))["result"]
+            assert [(each["name"], each["kind"], each["documents"]) for each in described] == [
+                ("dense", "dense", 60),
+                ("colbert", "colbert", 60),
+                ("bm25", "bm25", 60),
+                ("dense+bm25", "fused", 60),
+            ]
+            (lang,) = [each for each in described[0]["fields"] if each["name"] == "lang"]
+            assert (lang["types"], lang["values"], lang["distinct"]) == (["string"], [["de", 30], ["en", 30]], 2)
+            for tool, arguments, said in (
+                ("search", {"query": "a", "filter": ["colour=red"]}, "no document has the field 'colour'"),
+                ("search", {"query": "a", "retriever": "none"}, "the retrievers are dense, colbert, bm25, dense+bm25"),
+                ("read_document", {"id": "none"}, "document 'none' is not in the index"),
+            ):
+                refused = await client.call_tool(tool, arguments)
+                assert refused.is_error
+                assert said in refused.content[0].text
+                assert str(tmp_path) not in refused.content[0].text
+            # A newer generation of the index is followed while the agent is connected.
+            delete_documents(folder, ["d/7"])
+            for _ in range(100):
+                if (await client.call_tool("read_document", {"id": "d/7"})).is_error:
+                    break
+                await asyncio.sleep(0.1)
+            else:
+                pytest.fail("the deleted document is still there")
+
+    asyncio.run(talk())
+
+
+def read_text(folder: Path, key: str) -> str:
+    return open_index(folder).document(key).text
