@@ -27,7 +27,30 @@ FILES = "tests/retrieval/data/test_files.py"
 TABLES = "tests/retrieval/data/test_tables.py"
 BATCHES = "tests/retrieval/models/test_batches.py"
 
+WORDS = "tests/retrieval/search/test_bm25.py"
+
 MUTATIONS = [
+    (
+        "words: deleted documents count for the mean length",
+        "retrieval/index/words.py",
+        "lengths = table.lengths.whole() if kept is None else table.lengths.whole()[kept]",
+        "lengths = table.lengths.whole()",
+        [WORDS],
+    ),
+    (
+        "words: deleted documents count for the frequency of a word",
+        "retrieval/index/words.py",
+        "minlength=len(words))\n\n    def _spans",
+        "minlength=len(words)) + 1\n\n    def _spans",
+        [WORDS],
+    ),
+    (
+        "words: a merge keeps the former numbers of documents",
+        "retrieval/index/words.py",
+        "moved[keep] = places",
+        "moved[keep] = np.flatnonzero(keep)",
+        [WORDS],
+    ),
     # Corpora of files and tables, and their refresh.
     (
         "checksums of files are trusted after another change of the index",
