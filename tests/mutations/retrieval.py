@@ -168,8 +168,8 @@ MUTATIONS = [
     (
         "workers choose their own batch size",
         "retrieval/models/loading.py",
-        "load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens)",
-        "load_model(card.source, dtype=card.dtype)",
+        "load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens, options=options)",
+        "load_model(card.source, dtype=card.dtype, options=options)",
         ["tests/retrieval/models/test_loading.py"],
     ),
     (
