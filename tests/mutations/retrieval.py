@@ -606,8 +606,8 @@ MUTATIONS = [
     (
         "deleted documents are found",
         "retrieval/index/index.py",
-        "bitmaps = [segment.alive for segment in self.segments] if",
-        "bitmaps = [None for segment in self.segments] if",
+        "bitmaps = [segment.alive for segment in self.segments] if request",
+        "bitmaps = [None for segment in self.segments] if request",
         [f"{INDEX}::test_segments_are_searched_as_one"],
     ),
     # Strings, ids and ties.
