@@ -946,13 +946,13 @@ MUTATIONS = [
         "retrieval/training/dry_run.py",
         "total = (each * read[:, None]).sum(0)",
         "total = each.sum(0)",
-        "tests/retrieval/training/test_dry_run.py",
+        ["tests/retrieval/training/test_dry_run.py"],
     ),
     (
         "docstrings: the split follows no fixed seed",
         "retrieval/data/docstrings.py",
         "split_by_module(pairs, held_out=HELD_OUT, seed=SPLIT_SEED)",
         "split_by_module(pairs, held_out=HELD_OUT, seed=SPLIT_SEED + 1)",
-        "tests/retrieval/data/test_docstrings.py",
+        ["tests/retrieval/data/test_docstrings.py"],
     ),
 ]
