@@ -55,7 +55,7 @@ from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, load_model
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Hits, ModelCard, Run, TokenModel
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.explain import token_matches
@@ -116,6 +116,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     dtype: Dtype | None = None,
     device: str | None = None,
     batch_tokens: int | None = None,
+    model_options: ModelOptions = FOLDERS_SETTINGS,
     cache: str | Path | None = None,
     executor: Executor = IN_PROCESS,
     offline: bool = False,
@@ -147,6 +148,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
             (float16 on a GPU without it), float32 on a CPU.
         device: Its device: ``cpu``, ``cuda`` or ``cuda:1``. None: a GPU if available.
         batch_tokens: Tokens that it encodes at once. None: 4,096 on a CPU, and by free memory on a GPU, up to 65,536.
+        model_options: Lengths, prompts and vector width instead of those of its folder; for Quiver's own models.
         cache: Folder that keeps vectors by model and text; None keeps them during this call only.
         executor: Executor that encodes the documents; remote workers can run Quiver's own models only.
         offline: Never download a collection; a missing one raises an error that names the download command.
@@ -169,12 +171,12 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
     require_baselines(["bm25", *baselines] if model == "bm25" else baselines)
-    _check_model(model, library, engine, chosen=(dtype, device, batch_tokens) != (None, None, None))
+    _check_model(model, library, engine, chosen=(dtype, device, batch_tokens, model_options) != (None, None, None, FOLDERS_SETTINGS))
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     benchmarks = _benchmarks(data, split, in_domain, offline=offline, progress=progress)
     checked = [_check(benchmark, written=out is not None) for benchmark in benchmarks]
-    loaded = _load(model, library, dtype, device, batch_tokens)
+    loaded = _load(model, library, dtype, device, batch_tokens, model_options)
     system = BM25 if loaded is None else System.of(loaded.card)
     if loaded is not None:
         check_engine(engine, loaded.card)
@@ -206,13 +208,11 @@ def require_baselines(names: Sequence[str]) -> None:
 def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, engine: str, *, chosen: bool) -> None:
     """Reject settings that the given model does not support, before anything is read; ``chosen``: one for loading a model was."""
     if model == "bm25" and (library != "quiver" or chosen or engine != "exact"):
-        raise InputError("bm25 has no engine, dtype, device, batch size or library; leave out those options")
+        raise InputError("bm25 has no engine, dtype, device, batch size, library, length, prompt or width; leave out those options")
     if library != "quiver" and chosen:
         raise InputError(f"dtype, device and batch size are only available for library quiver, got {library}; leave them out")
     if not isinstance(model, (str, Path)) and (library != "quiver" or chosen):
-        raise InputError(
-            "library, dtype, device and batch size apply when a model is loaded from a folder or hub id; the given model is loaded already"
-        )
+        raise InputError("library, dtype, device, batch size and settings apply to a folder or hub id; the given model is loaded already")
 
 
 def _benchmarks(
@@ -279,7 +279,12 @@ def _spaced(benchmark: Benchmark, key: str) -> InputError:
 
 
 def _load(
-    model: str | Path | DenseModel | TokenModel, library: Library, dtype: Dtype | None, device: str | None, batch_tokens: int | None
+    model: str | Path | DenseModel | TokenModel,
+    library: Library,
+    dtype: Dtype | None,
+    device: str | None,
+    batch_tokens: int | None,
+    options: ModelOptions,
 ) -> DenseModel | TokenModel | None:
     """Load the model to score; None stands for BM25."""
     if not isinstance(model, (str, Path)):
@@ -287,7 +292,7 @@ def _load(
     if model == "bm25":
         return None
     if library == "quiver":
-        return load_model(str(model), dtype=dtype, device=device, batch_tokens=batch_tokens)
+        return load_model(str(model), dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
     from quiver.eval.baselines import load_baseline  # imports this module
 
     return load_baseline(library, model)

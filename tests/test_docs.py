@@ -3,7 +3,7 @@
 Every fence of ``sh`` and ``python`` is executed, in the order of the page, in a folder with two Markdown files in ``docs`` and with
 ``data/code``, a part of what ``quiver collections docstrings`` makes there. The Python fences of a page share their names. A fence below
 ``<!-- not run: REASON -->`` is not executed; the commands in ``<!-- setup ... -->`` are, and readers do not see them. ``quiver serve`` runs
-until the end of its page. Training takes two steps and 128 rows.
+until the end of its page. Training takes two steps of 16 rows.
 """
 
 from __future__ import annotations
@@ -105,6 +105,33 @@ def test_links_lead_to_files(page: str) -> None:
             assert ((REPOSITORY / page).parent / target).exists(), f"{page}: {target}"
 
 
+def test_messages_in_the_faq_are_those_of_the_code() -> None:
+    files = [path for folder in ("encoder", "retrieval", "eval", "quiver") for path in (REPOSITORY / folder).rglob("*.py")]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    texts = "\n".join(
+        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    headings = re.findall(r"^### (.+)$", (REPOSITORY / "docs" / "faq.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(headings) >= 8
+    for heading in headings:
+        for part in heading.split("..."):
+            assert part.strip(" ,;:") in texts, f"docs/faq.md: no message says {part!r}"
+
+
+def test_the_tests_that_back_supported_models_exist() -> None:
+    text = (REPOSITORY / "docs" / "supported-models.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\btest_\w+(?!\w|\.py)", text))
+    defined = {
+        name
+        for path in (REPOSITORY / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+    files = set(re.findall(r"\b(test_\w+)\.py", text))
+    assert len(named) > 15
+    assert named - files <= defined
+    assert files <= {path.stem for path in (REPOSITORY / "tests").rglob("test_*.py")}
+
+
 def test_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 
@@ -122,7 +149,7 @@ REASONS = (
     "takes minutes",
     "your own data",
 )
-SLOW = ("docs/serving.md",)
+SLOW = ("docs/serving.md", "docs/clusters.md", "docs/tutorial.md", "docs/mining.md", "docs/choosing.md")
 
 
 class Fence(NamedTuple):
@@ -256,7 +283,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Iterator
     server = [sys.executable, str(Path(__file__).with_name("quiver_server.py")), str(root / "socket")]
     command = root / "bin" / "quiver"
     shorter = (
-        'case "$1 $2" in train*|sweep*) set -- "$@" training.max_steps=2 data.limit=128;;\n'
+        'case "$1 $2" in train*|sweep*) set -- "$@" training.max_steps=2 training.batch_size=16 data.limit=128;;\n'
         f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; exit; }};; esac'
     )
     command.write_text(f'#!/bin/sh\n{shorter}\nexec {sys.executable} -SE {shlex.join(server[1:])} "$@"\n')
@@ -320,6 +347,24 @@ def test_the_examples_of_a_page_run(
         shell.stop()
     if page == "README.md":
         assert "owl Owls have wings.\n" in capsys.readouterr().out
+
+
+def shown(notebook: Any) -> list[bool]:
+    """For each code cell whether it has an output that is not a warning."""
+    return [any(output.get("name") != "stderr" for output in cell.outputs) for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", sorted(path.stem for path in (REPOSITORY / "docs" / "notebooks").glob("*.ipynb")))
+def test_a_notebook_runs(notebook: str, workshop: tuple[Path, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    root, environment = workshop
+    shutil.copytree(root / "data", tmp_path / "data")
+    content = nbformat.read(REPOSITORY / "docs" / "notebooks" / f"{notebook}.ipynb", as_version=4)
+    written = shown(content)
+    monkeypatch.chdir(tmp_path)
+    nbclient.NotebookClient(content, timeout=120, kernel_name="python3").execute(env=environment)  # a failed cell raises
+    assert shown(content) == written, "run the notebook again: its stored outputs are those of an earlier version"
 
 
 @pytest.mark.slow

@@ -71,9 +71,17 @@ def quickstart(
     from quiver.eval.quickstart import NEEDS
     from quiver.eval.quickstart import quickstart as run_quickstart
 
-    if not as_json:
-        say(f"Trains a small code search model on Python's standard library, compares it\nwith BM25, and writes a report to {out}.")
-        say(f"Needs {NEEDS}.\n")
+    introduction = [
+        f"Trains a small code search model on Python's standard library, compares it\nwith BM25, and writes a report to {out}.",
+        f"Needs {NEEDS}.\n",
+    ]
+
+    def say_stage(message: str) -> None:
+        """The first stage begins when the arguments have been checked."""
+        while introduction:
+            say(introduction.pop(0))
+        say(message)
+
     result = run_quickstart(
         out,
         packages=packages or [],
@@ -81,7 +89,7 @@ def quickstart(
         overwrite=overwrite,
         progress=show_progress(progress),
         command=command_line(),
-        say=(lambda message: None) if as_json else say,
+        say=(lambda message: None) if as_json else say_stage,
     )
     if as_json:
         print_json(_quickstart_json(result))
@@ -166,6 +174,11 @@ def evaluate(
     device: options.Device = None,
     devices: options.Devices = None,
     batch_tokens: options.BatchTokens = None,
+    query_length: options.QueryLength = None,
+    document_length: options.DocumentLength = None,
+    query_prompt: options.QueryPrompt = None,
+    document_prompt: options.DocumentPrompt = None,
+    truncate_dim: options.TruncateDim = None,
     library: Annotated[
         Literal["quiver", "sentence-transformers", "pylate"],
         typer.Option("--library", help="Library that runs the model: quiver, sentence-transformers or pylate."),
@@ -193,6 +206,7 @@ def evaluate(
     from quiver.eval.report.retrieval import write_report
     from quiver.eval.results import REPORTS
     from quiver.retrieval.index.engines import parse_effort
+    from quiver.retrieval.models.loading import ModelOptions
 
     where = parse_devices(devices)
     results = run_evaluation(
@@ -209,6 +223,7 @@ def evaluate(
         dtype=dtype,
         device=where[0] if where else device,
         batch_tokens=batch_tokens,
+        model_options=ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim),
         cache=vector_cache(cache, no_cache),
         executor=open_executor(executor, workers=workers, address=address, device=device, devices=where),
         offline=offline,

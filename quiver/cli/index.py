@@ -38,6 +38,11 @@ def build(
     device: options.Device = None,
     devices: options.Devices = None,
     batch_tokens: options.BatchTokens = None,
+    query_length: options.QueryLength = None,
+    document_length: options.DocumentLength = None,
+    query_prompt: options.QueryPrompt = None,
+    document_prompt: options.DocumentPrompt = None,
+    truncate_dim: options.TruncateDim = None,
     id_field: options.IdField = None,
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
@@ -76,7 +81,7 @@ def build(
     from quiver.retrieval.data.source import STANDARD_INPUT, open_corpus, tokens_of
     from quiver.retrieval.index import BuildOptions, build_index
     from quiver.retrieval.index.engines import parse_engine
-    from quiver.retrieval.models.loading import load_index_model
+    from quiver.retrieval.models.loading import ModelOptions, load_index_model
 
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
@@ -85,7 +90,9 @@ def build(
     given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
     if source != STANDARD_INPUT:
         next(iter(open_corpus(source, given)), None)  # a wrong name of a field is found before the model is loaded
-    loaded = load_index_model(model, dtype=dtype, device=where[0] if where else device, batch_tokens=batch_tokens)
+    settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
+    first = where[0] if where else device
+    loaded = load_index_model(model, dtype=dtype, device=first, batch_tokens=batch_tokens, options=settings)
     corpus = open_corpus(source, given, tokens_of(loaded))
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from importlib import import_module
 from types import TracebackType
 from typing import Annotated, Any
@@ -53,6 +53,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cache": ("quiver.cli.doctor:cache_app", "Show and prune the cache of vectors and words."),
 }
 """Command -> "module:attribute" of its function or Typer application, and its line in ``quiver --help``."""
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+
+RESUMED = (
+    *("index build", "index add", "index refresh", "evaluate", "mine", "teacher-scores", "sweep"),
+    *("bench index", "bench gpu", "collections fetch"),
+)
+"""Commands that go on when they are repeated. Training commands stop after a step and name ``--resume`` themselves."""
 
 
 class _LazyCommands(MutableMapping[str, Any]):
@@ -163,14 +172,16 @@ def main() -> None:
     try:
         # In standalone mode Typer would print usage errors as a box of five lines. Without it, it returns the status of typer.Exit.
         status = app(prog_name="quiver", standalone_mode=False)
+        if status == INTERRUPTED:  # as later versions of Typer report Ctrl-C
+            raise typer.Abort
         if status:
             sys.exit(status)
     except UsageError as error:
         say_error(_one_line(error))
         sys.exit(2)
     except typer.Abort:
-        say_error("interrupted")
-        sys.exit(130)
+        say_error(f"interrupted{_how_to_go_on(sys.argv[1:])}")
+        sys.exit(INTERRUPTED)
     except InputError as error:
         say_error(str(error))
         sys.exit(2)
@@ -178,6 +189,15 @@ def main() -> None:
         # Such as a full disk or a missing permission.
         say_error(str(error))
         sys.exit(1)
+
+
+def _how_to_go_on(arguments: Sequence[str]) -> str:
+    """What to type after an interruption: the commands of `RESUMED` keep what they have done, and go on when they are repeated."""
+    words = [word for word in arguments if not word.startswith("-")]
+    if not words or not (words[0] in RESUMED or " ".join(words[:2]) in RESUMED):
+        return ""
+    discards = "--overwrite" in arguments and words[0] != "index"  # an index keeps its unfinished work whatever it replaces
+    return f"; repeat the command{' without --overwrite' * discards} to go on"
 
 
 def _one_line(error: Any) -> str:

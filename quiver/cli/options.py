@@ -70,6 +70,23 @@ Devices: TypeAlias = Annotated[
         " encoded on the first.",
     ),
 ]
+QueryLength: TypeAlias = Annotated[
+    int | None, typer.Option("--query-length", min=1, help="Maximum tokens of a query of a ColBERT model. Default: the model's.")
+]
+DocumentLength: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--document-length", min=1, help="Maximum tokens of a document; of a bi-encoder's queries too. Default: the model's."),
+]
+QueryPrompt: TypeAlias = Annotated[
+    str | None, typer.Option("--query-prompt", help="Text put before every query, such as 'query: '. Default: the model's.")
+]
+DocumentPrompt: TypeAlias = Annotated[
+    str | None, typer.Option("--document-prompt", help="Text put before every document, such as 'passage: '. Default: the model's.")
+]
+TruncateDim: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--truncate-dim", min=1, help="Width to which the vectors of a bi-encoder are cut (Matryoshka). Default: all of it."),
+]
 Revision: TypeAlias = Annotated[
     str | None, typer.Option("--revision", help="Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")
 ]

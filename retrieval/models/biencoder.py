@@ -39,7 +39,7 @@ from quiver.retrieval.models.encoding import (
     quantize_embeddings,
 )
 from quiver.retrieval.models.export.sentence_transformers import write_dense
-from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
+from quiver.retrieval.models.loading import ModelFolder, ModelOptions, PretrainedModel, dtype_of
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Dtype, ModelCard, Role, TextTokens
 
@@ -63,6 +63,7 @@ class BiEncoder(PretrainedModel):
         revision: Branch, tag or commit on the Hub.
         dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.loading.default_dtype`.
         batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
+        max_seq_length: Maximum tokens of a text, special tokens included; None for that of the folder.
 
     Raises:
         InputError: The folder is no bi-encoder, a ColBERT model, say; the device is not available, a prompt does not exist, or
@@ -89,8 +90,11 @@ class BiEncoder(PretrainedModel):
         revision: str | None = None,
         dtype: Dtype | torch.dtype | None = None,
         batch_tokens: int | None = None,
+        max_seq_length: int | None = None,
     ) -> None:
-        super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens)
+        given = prompts or {}
+        options = ModelOptions(None, max_seq_length, given.get("query"), given.get("document"))
+        super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
         self.prompts = {**self.prompts, **{name: text for name, text in (prompts or {}).items() if text or name not in self.prompts}}
         if default_prompt_name is not None:
             self._prompt(None, default_prompt_name)

@@ -9,7 +9,7 @@ Source: ColBERT, arXiv:2004.12832; ColBERTv2, arXiv:2112.01488; the conventions 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import cached_property
@@ -42,7 +42,7 @@ from quiver.retrieval.models.encoding import (
     quantize_embeddings,
 )
 from quiver.retrieval.models.export.pylate import write_colbert
-from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
+from quiver.retrieval.models.loading import ModelFolder, ModelOptions, PretrainedModel, dtype_of
 from quiver.retrieval.models.maxsim import maxsim_ragged
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import Dtype, ModelCard, Role, TokenEncoding, TokenVectors
@@ -118,6 +118,9 @@ class ColBERT(PretrainedModel):
         revision: Branch, tag or commit on the Hub.
         dtype: Dtype of the encoder's weights in memory; None for that of `quiver.retrieval.models.loading.default_dtype`.
         batch_tokens: Tokens per batch; None to choose, see `quiver.retrieval.models.batches.BatchSize`.
+        query_length: Maximum tokens of a query, special tokens included; None for that of the folder.
+        document_length: The same for documents.
+        prompts: Texts put after the prefix token of every query and document, by the names ``query`` and ``document``.
 
     Raises:
         InputError: The checkpoint is a bi-encoder, has no projection, or lacks a token that its settings name; the device is not available.
@@ -138,8 +141,13 @@ class ColBERT(PretrainedModel):
         revision: str | None = None,
         dtype: Dtype | torch.dtype | None = None,
         batch_tokens: int | None = None,
+        query_length: int | None = None,
+        document_length: int | None = None,
+        prompts: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens)
+        given = prompts or {}
+        options = ModelOptions(query_length, document_length, given.get("query"), given.get("document"))
+        super().__init__(model_name_or_path, revision=revision, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
 
     def _assemble(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, source: str, batch_tokens: int | None) -> None:
         name = source or "this model"

@@ -7,8 +7,10 @@ imported inside the functions that call them.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import platform
+import re
 import string
 import tempfile
 from abc import ABC, abstractmethod
@@ -119,6 +121,91 @@ class ModelFolder:
     colbert: ColBERTSettings = field(default_factory=ColBERTSettings)
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Settings that replace those of a model folder; None keeps the folder's. The card and the fingerprint of the model have them.
+
+    Attributes:
+        query_length: Maximum tokens of a query, special tokens included (ColBERT).
+        document_length: Maximum tokens of a document, special tokens included; for a bi-encoder of every text.
+        query_prompt: Text put before every query; for ColBERT after the prefix token.
+        document_prompt: Text put before every document.
+        truncate_dim: Width to which the vectors of a bi-encoder are cut (Matryoshka).
+
+    Example:
+        >>> load_model(tiny_model("dense"), options=ModelOptions(document_length=16, query_prompt="query: ", truncate_dim=8)).card.dim
+        8
+    """
+
+    query_length: int | None = None
+    document_length: int | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+    truncate_dim: int | None = None
+
+    def applied(self, settings: ModelFolder) -> ModelFolder:
+        """Return the settings of a folder with these in their place.
+
+        Raises:
+            InputError: The kind of model has no such setting, or a length is too small.
+        """
+        prompts = {name: text for name in ("query_prompt", "document_prompt") if (text := getattr(self, name)) is not None}
+        if settings.kind == "dense":
+            if self.query_length is not None:
+                raise InputError("a bi-encoder has one maximum length for queries and documents; pass document_length (--document-length)")
+            return replace(settings, max_length=self.document_length or settings.max_length, **prompts)
+        if self.truncate_dim is not None:
+            raise InputError("truncate_dim (--truncate-dim) applies to bi-encoders; this is a ColBERT model")
+        lengths = {name: length for name in ("query_length", "document_length") if (length := getattr(self, name)) is not None}
+        changed = replace(settings.colbert, **lengths)
+        changed.check_lengths(settings.encoder_folder)
+        return replace(settings, colbert=changed, **prompts)
+
+
+FOLDERS_SETTINGS = ModelOptions()
+"""Keeps all settings of a folder."""
+
+_RETRIEVAL = "Represent this sentence for searching relevant passages: "
+
+PROMPTS: Mapping[str, tuple[str, str]] = {
+    r"(multilingual-)?e5-(small|base|large)(-v2)?": ("query: ", "passage: "),
+    r"multilingual-e5-large-instruct": (
+        "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: ",
+        "",
+    ),
+    r"bge-(small|base|large)-en(-v1\.5)?": (_RETRIEVAL, ""),
+    r"mxbai-embed-(large|xsmall)-v1": (_RETRIEVAL, ""),
+    r"snowflake-arctic-embed-(xs|s|m|m-v1\.5|l)": (_RETRIEVAL, ""),
+    r"snowflake-arctic-embed-(m|l)-v2\.0": ("query: ", ""),
+    r"nomic-embed-text-v1(\.5|-unsupervised)?|modernbert-embed-(base|large)": ("search_query: ", "search_document: "),
+}
+"""Name of a model (regular expression) -> prompts of queries and documents that its authors publish on its page."""
+
+
+def published_prompts(source: str | Path) -> tuple[str, str] | None:
+    """The prompts that the authors of a model publish, by the name of its folder or its hub id; None if none are known.
+
+    Example:
+        >>> published_prompts("intfloat/e5-base-v2")
+        ('query: ', 'passage: ')
+    """
+    name = Path(source).name.lower()
+    return next((prompts for pattern, prompts in PROMPTS.items() if re.fullmatch(pattern, name)), None)
+
+
+def warn_if_without_prompts(settings: ModelFolder, source: str | Path, options: ModelOptions) -> None:
+    """Log a warning if a model needs prompts and neither its folder nor the options have any."""
+    given = (options.query_prompt, options.document_prompt) != (None, None)
+    if given or settings.query_prompt or settings.document_prompt or (published := published_prompts(source)) is None:
+        return
+    wanted = " ".join(
+        f"--{role}-prompt {json.dumps(prompt, ensure_ascii=False)}"
+        for role, prompt in zip(("query", "document"), published, strict=True)
+        if prompt
+    )
+    logger.warning("%s: this model was trained with prompts, and its folder has none; pass %s", source, wanted)
 
 
 @dataclass(frozen=True)
@@ -252,7 +339,13 @@ def check_is_model(source: str | Path) -> None:
         raise InputError(f"{NAME} finds words and has no vectors; pass a model here, or ./{NAME} for a folder of that name")
 
 
-def _load_for_inference(source: str | Path, revision: str | None, dtype: Dtype | torch.dtype | None, device: str | None) -> ModelParts:
+def _load_for_inference(
+    source: str | Path,
+    revision: str | None,
+    dtype: Dtype | torch.dtype | None,
+    device: str | None,
+    options: ModelOptions = FOLDERS_SETTINGS,
+) -> ModelParts:
     """Load a model folder, warn of a bare encoder and, on a CPU, prepack its weights."""
     check_is_model(source)
     wanted = None if dtype is None else _dtype_name(dtype)
@@ -264,6 +357,8 @@ def _load_for_inference(source: str | Path, revision: str | None, dtype: Dtype |
     weights = torch.float32 if name == "int8" else getattr(torch, name)
     parts = load_parts(source, revision=revision, dtype=weights, device=device)
     warn_if_bare(parts, source)
+    warn_if_without_prompts(parts.settings, source, options)
+    parts = replace(parts, settings=options.applied(parts.settings))
     if device == "cpu":
         optimize_for_inference(parts.encoder, precision="int8" if name == "int8" else "float")
     return parts
@@ -322,8 +417,9 @@ class PretrainedModel(ABC):
         dtype: Dtype | torch.dtype | None = None,
         device: str | torch.device | None = None,
         batch_tokens: int | None = None,
+        options: ModelOptions = FOLDERS_SETTINGS,
     ) -> None:
-        parts = _load_for_inference(model_name_or_path, revision, dtype, None if device is None else str(device))
+        parts = _load_for_inference(model_name_or_path, revision, dtype, None if device is None else str(device), options)
         self._assemble(parts.encoder, parts.tokenizer, parts.settings, str(model_name_or_path), batch_tokens)
 
     @classmethod
@@ -597,15 +693,21 @@ def load_model(
     dtype: Dtype | torch.dtype | None = None,
     device: str | None = None,
     batch_tokens: int | None = None,
+    options: ModelOptions = FOLDERS_SETTINGS,
 ) -> BiEncoder | ColBERT:
     """Load a bi-encoder or a ColBERT model from a folder or the Hub; the checkpoint decides which.
 
-    The arguments are those of `PretrainedModel`.
+    The arguments are those of `PretrainedModel`; ``options`` replace settings of the folder.
 
     Raises:
         InputError: The folder is not a supported model.
     """
-    return build_model(_load_for_inference(source, revision, dtype, device), source, batch_tokens=batch_tokens)
+    from quiver.retrieval.models.biencoder import BiEncoder
+
+    model = build_model(_load_for_inference(source, revision, dtype, device, options), source, batch_tokens=batch_tokens)
+    if isinstance(model, BiEncoder):
+        model.truncate_dim = options.truncate_dim
+    return model
 
 
 def load_index_model(
@@ -615,6 +717,7 @@ def load_index_model(
     dtype: Dtype | None = None,
     device: str | None = None,
     batch_tokens: int | None = None,
+    options: ModelOptions = FOLDERS_SETTINGS,
 ) -> BiEncoder | ColBERT | BM25:
     """Load the model of an index: the one that built it, with its dtype, prompts, lengths and vector width, or the one that will.
 
@@ -624,15 +727,16 @@ def load_index_model(
         dtype: As in `load_model`, for a new index.
         device: As in `load_model`.
         batch_tokens: As in `load_model`.
+        options: As in `load_model`, for a new index; an existing one is searched with what it was built with.
 
     Raises:
         InputError: The model cannot be loaded, or options of a model are given for BM25, which is none.
     """
     if isinstance(model, str):
         if model != NAME:
-            return load_model(model, dtype=dtype, device=device, batch_tokens=batch_tokens)
-        if (dtype, device, batch_tokens) != (None, None, None):
-            raise InputError(f"--dtype, --device and --batch-tokens are for models, and {NAME} is none; remove them")
+            return load_model(model, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
+        if (dtype, device, batch_tokens, options) != (None, None, None, FOLDERS_SETTINGS):
+            raise InputError(f"--dtype, --device and the other options of a model are not for {NAME}, which is none; remove them")
         return BM25()
     card = model
     if card.kind == "bm25":
@@ -640,21 +744,37 @@ def load_index_model(
             raise InputError(f"--model {source}: the index was built with {NAME}, without a model; remove the option")
         return BM25()
     try:
-        return _with_card(load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens), card)
+        loaded = load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens, options=_card_prompts(card))
+        return _with_card(loaded, card)
     except InputError as error:
         if source is not None:
             raise
         raise InputError(f"{error}; the index was built with that model: pass --model if it has moved") from error
 
 
+def _card_prompts(card: ModelCard) -> ModelOptions:
+    """The prompts of a bi-encoder as options, so that no warning asks for others; those of ColBERT contain its prefixes."""
+    return ModelOptions(query_prompt=card.query_prompt, document_prompt=card.document_prompt) if card.kind == "dense" else FOLDERS_SETTINGS
+
+
 def _with_card(model: BiEncoder | ColBERT, card: ModelCard) -> BiEncoder | ColBERT:
-    """Give a bi-encoder the settings that its owner changed after loading, as its card has them."""
+    """Give a model the settings that its owner changed when or after loading it, as its card has them."""
     from quiver.retrieval.models.biencoder import BiEncoder
+    from quiver.retrieval.models.colbert import ColBERT
+
+    in_reach = max(card.query_length, card.document_length) <= model.encoder.config.max_positions
+    if isinstance(model, ColBERT) and card.kind == "colbert" and in_reach:
+        colbert = model.settings.colbert
+        query, document = card.query_prompt.removeprefix(colbert.query_prefix), card.document_prompt.removeprefix(colbert.document_prefix)
+        settings = ModelOptions(card.query_length, card.document_length, query, document).applied(model.settings)
+        if settings != model.settings:
+            parts = model.encoder, model.tokenizer, settings
+            return ColBERT.from_parts(*parts, source=model.source, batch_tokens=model.batch_tokens)
 
     if isinstance(model, BiEncoder) and card.kind == "dense":
         prompts = {"query": card.query_prompt, "document": card.document_prompt}
         model.prompts = {**model.prompts, **prompts}
-        if card.document_length <= model.encoder.config.max_positions:
+        if in_reach:
             model.max_seq_length = card.document_length
         if card.dim < model.dim:
             model.truncate_dim = card.dim
@@ -707,7 +827,8 @@ class WorkerModel:
             return BM25()
         if card.library != "quiver":
             raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
-        model = _with_card(load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens), card)
+        options = _card_prompts(card)
+        model = _with_card(load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens, options=options), card)
         if model.card.fingerprint != card.fingerprint:
             raise InputError(
                 f"{card.source}: the model on {platform.node()} has the fingerprint {model.card.fingerprint[:12]}, expected "

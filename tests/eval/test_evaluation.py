@@ -24,6 +24,7 @@ from quiver.eval.evaluation import evaluate, overlap
 from quiver.eval.metrics import DEFAULT, score
 from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import load_collection, read_run
+from quiver.retrieval.models.loading import ModelOptions
 from quiver.retrieval.records import Hits, Role, TextTokens, TokenEncoding
 
 MakeCollection = Callable[..., Path]
@@ -200,18 +201,20 @@ def test_several_collections_keep_their_order(model: Any, make_collection: MakeC
 def test_a_model_is_loaded_by_its_folder(
     model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[str, str | None, str | None, int | None]] = []
+    asked: list[tuple[Any, ...]] = []
     module = importlib.import_module("quiver.eval.evaluation")  # ``from quiver.eval import evaluate`` would be the function
 
-    def load(source: str, *, dtype: str | None, device: str | None, batch_tokens: int | None) -> Any:
-        asked.append((source, dtype, device, batch_tokens))
+    def load(source: str, *, dtype: str | None, device: str | None, batch_tokens: int | None, options: ModelOptions) -> Any:
+        asked.append((source, dtype, device, batch_tokens, options))
         return model
 
     monkeypatch.setattr(module, "load_model", load)
     collection = make_collection()
     evaluate(tmp_path / "model", collection, baselines=())
-    evaluate(tmp_path / "model", collection, baselines=(), dtype="bfloat16", device="cpu", batch_tokens=99)
-    assert asked == [(str(tmp_path / "model"), None, None, None), (str(tmp_path / "model"), "bfloat16", "cpu", 99)]
+    cut = ModelOptions(truncate_dim=9)
+    evaluate(tmp_path / "model", collection, baselines=(), dtype="bfloat16", device="cpu", batch_tokens=99, model_options=cut)
+    path = str(tmp_path / "model")
+    assert asked == [(path, None, None, None, ModelOptions()), (path, "bfloat16", "cpu", 99, cut)]
 
 
 @pytest.mark.parametrize("broken", ["qrels/test.tsv", "corpus.jsonl", "queries.jsonl"])
@@ -538,9 +541,10 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
     ("options", "message"),
     [
         ({"model": "bm25", "engine": "faiss-dense:factory=Flat"}, "bm25 has no engine"),
-        ({"model": "bm25", "dtype": "int8"}, "bm25 has no engine, dtype, device, batch size or library"),
-        ({"model": "bm25", "library": "pylate"}, "no engine, dtype, device, batch size or library"),
-        ({"model": "bm25", "batch_tokens": 9}, "no engine, dtype, device, batch size or library"),
+        ({"model": "bm25", "dtype": "int8"}, "bm25 has no engine, dtype, device, batch size, library"),
+        ({"model": "bm25", "library": "pylate"}, "no engine, dtype, device, batch size, library"),
+        ({"model": "bm25", "model_options": ModelOptions(truncate_dim=9)}, "length, prompt or width; leave out"),
+        ({"model": "bm25", "batch_tokens": 9}, "no engine, dtype, device, batch size, library"),
         ({"model": "folder", "library": "pylate", "dtype": "int8"}, "dtype, device and batch size are only available for library quiver"),
         ({"library": "pylate"}, "the given model is loaded already"),
     ],

@@ -370,3 +370,16 @@ def test_index_export_writes_documents_and_vectors(quiver: Quiver, built: Built,
     assert described["files"] == ["documents.jsonl", "vectors.safetensors"]
     done = quiver("index", "export", built.colbert, "--out", tmp_path / "out")
     assert (done.code, done.err.count("\n")) == (2, 1)
+
+
+def test_lengths_prompts_and_width_by_option_are_remembered_by_the_index(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"_id": each.id, "text": each.text}) + "\n" for each in DOCUMENTS))
+    given = ("--document-length", 20, "--query-prompt", "find: ", "--document-prompt", "text: ", "--truncate-dim", 8)
+    done = quiver("index", "build", tmp_path / "corpus.jsonl", "--model", built.dense_model, "--out", tmp_path / "i", *given, "--json")
+    assert done.code == 0, done.err
+    model = json.loads(done.out)["model"]
+    assert (model["query_prompt"], model["document_prompt"], model["document_length"], model["dim"]) == ("find: ", "text: ", 20, 8)
+    index = open_index(tmp_path / "i")
+    assert scores(found(quiver, tmp_path / "i", QUERY)) == pytest.approx({hit.id: hit.score for hit in index.search(QUERY, 10)})
+    refused = quiver("index", "build", tmp_path / "corpus.jsonl", "--model", "bm25", "--out", tmp_path / "w", *given)
+    assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err

@@ -12,10 +12,19 @@ import pytest
 import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.models.loading import ModelFolder, WorkerModel, default_dtype, load_index_model, load_model, read_model_folder
+from quiver.retrieval.models.loading import (
+    ModelFolder,
+    ModelOptions,
+    WorkerModel,
+    default_dtype,
+    load_index_model,
+    load_model,
+    read_model_folder,
+)
 from quiver.retrieval.records import Dtype
 
 CONFIG = EncoderConfig.modernbert(
@@ -258,3 +267,70 @@ def test_the_batch_size_is_that_of_the_device_or_the_one_asked_for(kind: str, re
     assert WorkerModel.of(model).load().batch_size.tokens == 70
     model.batch_size.halve(60)
     assert model.batch_size.tokens == 30
+
+
+DENSE = ModelOptions(document_length=9, query_prompt="question: ", document_prompt="text: ", truncate_dim=4)
+LATE = ModelOptions(query_length=12, document_length=20, query_prompt="question: ", document_prompt="text: ")
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_an_index_is_searched_with_the_settings_that_it_was_built_with(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder, options = request.getfixturevalue(kind), DENSE if kind == "dense" else LATE
+    plain, model = load_model(folder), load_model(folder, options=options)
+    texts = ["a bird has wings " * 9, "wings"]
+    assert model.card.fingerprint != plain.card.fingerprint
+    assert model.card.document_length == options.document_length
+    index = build_index(texts, model, tmp_path / "index")
+    assert index.manifest.model.dim == (4 if kind == "dense" else 8)
+    again = load_index_model(open_index(tmp_path / "index").manifest.model)
+    assert again.card.fingerprint == model.card.fingerprint == WorkerModel.of(model).load().card.fingerprint
+    for role in ("query", "document"):
+        wanted, found = model.encode_texts(texts, cast(Any, role)), again.encode_texts(texts, cast(Any, role))
+        assert (
+            wanted.tokens.tokens.tolist()
+            == found.tokens.tokens.tolist()
+            != plain.encode_texts(texts, cast(Any, role)).tokens.tokens.tolist()
+        )
+        np.testing.assert_array_equal(np.concatenate(list(wanted.vectors)), np.concatenate(list(found.vectors)))
+    hits = open_index(tmp_path / "index").search("bird", 2)
+    assert [(hit.id, hit.score) for hit in hits] == [(hit.id, hit.score) for hit in index.search("bird", 2)]
+
+
+def test_settings_are_arguments_of_the_classes(dense: Path, colbert: Path) -> None:
+    model = BiEncoder(dense, max_seq_length=9, prompts={"query": "question: ", "document": "text: "}, truncate_dim=4)
+    assert model.card == load_model(dense, options=DENSE).card
+    late = ColBERT(colbert, query_length=12, document_length=20, prompts={"query": "question: ", "document": "text: "})
+    assert late.card == load_model(colbert, options=LATE).card
+    assert late.card.query_prompt == "[Q] question: "
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("dense", ModelOptions(query_length=9), "one maximum length for queries and documents; pass document_length"),
+        ("dense", ModelOptions(document_length=65), "exceeds the encoder's 64 positions"),
+        ("colbert", ModelOptions(document_length=65), "exceeds the encoder's 64 positions"),
+        ("colbert", ModelOptions(query_length=3), "must be >= 4"),
+        ("colbert", ModelOptions(truncate_dim=3), "applies to bi-encoders"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(kind: str, options: ModelOptions, message: str, request: pytest.FixtureRequest) -> None:
+    with pytest.raises(InputError, match=message):
+        load_model(request.getfixturevalue(kind), options=options)
+
+
+def test_a_model_that_needs_prompts_and_has_none_gets_one_warning(dense: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    named = dense.rename(dense.parent / "e5-small-v2")
+    model = load_model(named)
+    (record,) = caplog.records
+    assert record.getMessage().endswith(
+        """this model was trained with prompts, and its folder has none; pass --query-prompt "query: " --document-prompt "passage: \""""
+    )
+    caplog.clear()
+    index = build_index(["wings"], model, tmp_path / "index")
+    load_index_model(index.manifest.model)  # what an index was built with is not asked again
+    BiEncoder(named, prompts={"query": ""})
+    load_model(named, options=ModelOptions(query_prompt="query: ", document_prompt="passage: ")).save_pretrained(tmp_path / "e5-base")
+    load_model(tmp_path / "e5-base")
+    load_model(named.rename(named.parent / "my-model"))
+    assert caplog.records == []

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import Filter, add_documents, delete_documents, open_index
+from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
+from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import open_retriever
 from quiver.retrieval.serving.application import create_application
-from quiver.retrieval.serving.service import Combinations, Service, open_service
-from tests.retrieval.serving.conftest import Indexes, answer, httpx
+from quiver.retrieval.serving.service import Access, Combinations, Service, open_service
+from tests.retrieval.serving.conftest import TOKEN, Indexes, answer, documents, httpx
 
 QUERY = "a bird on the deep sea"
 FUSED = "dense+bm25"
@@ -147,9 +148,6 @@ def test_a_document_of_one_index_is_found_and_not_reranked(indexes: Indexes, tmp
 
 
 def test_changes_name_one_index(indexes: Indexes, tmp_path: Path) -> None:
-    from quiver.retrieval.serving.service import Access
-    from tests.retrieval.serving.conftest import TOKEN
-
     shutil.copytree(indexes.dense, tmp_path / "dense")
     folders = {"dense": tmp_path / "dense", "colbert": indexes.colbert}
     combined = Combinations(fused=[["dense", "bm25"], ["dense", "colbert"]])
@@ -175,3 +173,28 @@ def test_mistakes_are_named(indexes: Indexes, combined: Combinations, said: str)
     with pytest.raises(InputError) as raised:
         open_service({"dense": indexes.dense, "colbert": indexes.colbert}, combined=combined)
     assert said in str(raised.value)
+
+
+def test_an_index_of_bm25_is_served_and_fused_without_a_model(indexes: Indexes, tmp_path: Path) -> None:
+    build_index(documents(), "bm25", tmp_path / "words")
+    app = create_application(open_service({"words": tmp_path / "words"}, access=Access(TOKEN)))
+    expected = word_index(open_index(indexes.dense)).search([QUERY], 8, filter="year>=2003")
+    found = search(app, k=8, filter="year>=2003", explain=True, facets=["lang"])
+    assert [hit["id"] for hit in found["hits"]] == list(expected.ids[0])
+    for hit in found["hits"]:
+        assert hit["explanation"]["kind"] == "words"
+        assert math.fsum(word["score"] for word in hit["explanation"]["words"]) == pytest.approx(hit["score"], rel=1e-5)
+    assert found["facets"]["lang"]["distinct"] == 2
+    (info,) = answer(app, "GET", "/v1/info").json()["retrievers"]
+    assert (info["kind"], info["efforts"], info["explains"]) == ("bm25", [], True)
+    assert answer(app, "GET", "/v1/models").json()["data"] == []
+    assert (
+        answer(app, "POST", "/embed", json={"inputs": "bird"}).json()["error"]["message"].endswith("this service has none that can do this")
+    )
+    body = {"documents": [{"id": "new", "text": "obsidian"}]}
+    assert answer(app, "POST", "/v1/documents", json=body, headers={"Authorization": f"Bearer {TOKEN}"}).json()["documents"] == 61
+    assert answer(app, "POST", "/v1/search", json={"query": "obsidian"}).json()["hits"][0]["id"] == "new"
+    folders = {"words": tmp_path / "words", "colbert": indexes.colbert}
+    fused = create_application(open_service(folders, combined=Combinations(fused=[["words", "colbert"]], reranked_by="colbert")))
+    library = open_retriever(tmp_path / "words", fuse=[indexes.colbert], rerank=indexes.colbert).search([Query("q", QUERY)], 9).run["q"]
+    assert [hit["id"] for hit in search(fused, k=9, retriever="words+colbert>colbert")["hits"]] == list(library)
