@@ -65,7 +65,7 @@ QUESTIONS = (
     Question(
         "average of a list of numbers",
         ("statistics.mean", "statistics.fmean"),
-        "That an average is a mean is in no training pair. A model that starts from random weights knows only the words of its pairs; a"
+        'The word "average" is in no training pair. A model that starts from random weights knows only the words of its pairs; a'
         " pretrained one knows more (all-MiniLM-L6-v2 ranks statistics.mean first).",
     ),
 )

@@ -272,7 +272,7 @@ def retrieval(kind: Kind, overrides: Sequence[str], columns: tuple[int, ...]) ->
         from quiver.retrieval.training.losses import RetrievalLoss
         from quiver.retrieval.training.recipe import load_recipe
 
-        recipe = load_recipe(f"pycodesearch-{kind}", ["training.dtype=bfloat16", *overrides])
+        recipe = load_recipe(f"docstrings-{kind}", ["training.dtype=bfloat16", *overrides])
         lengths = [32 if kind == "colbert" and text < columns[0] else 40 + text for text in range(sum(columns))]
         attended = [20 if length == 32 else length for length in lengths]  # query expansion is not attended to
         with unset_fake_temporarily():

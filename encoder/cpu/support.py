@@ -185,6 +185,7 @@ def openmp_launcher() -> Launch | None:
         # Looked up through the library that uses it: another package may have loaded its own OpenMP runtime.
         launch = ctypes.CDLL(str(library)).GOMP_parallel
     except (OSError, AttributeError):
+        logger.info("the compiled kernels run on Linux, on PyTorch's GNU OpenMP threads; PyTorch's own operators are used here")
         return None
     launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     launch.restype = None

@@ -258,7 +258,7 @@ def sweep(
     An interrupted sweep resumes when the command is repeated; values may be added to a finished sweep. Seeds are replicates:
     candidates are compared by their mean over the seeds.
 
-    Example: quiver sweep recipes/pycodesearch-dense.yaml --out sweeps/pycodesearch training.learning_rate=3e-5,8e-5 training.seed=1,2
+    Example: quiver sweep docstrings-dense --out sweeps/docstrings training.learning_rate=3e-5,8e-5 training.seed=1,2
     """
     from quiver.eval.development import development_scorer
     from quiver.eval.report.training import write_sweep_report

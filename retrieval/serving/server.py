@@ -172,8 +172,16 @@ def _stop_on_signal(service: Service, server: Any, delay: float) -> None:
         service.draining = True
         loop.call_later(delay, stop)
 
+    handle_signals(loop, drain)
+
+
+def handle_signals(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Call a function in a loop at SIGTERM and SIGINT."""
     for each in _SIGNALS:
-        loop.add_signal_handler(each, drain)
+        try:
+            loop.add_signal_handler(each, call)
+        except NotImplementedError:  # event loops of Windows have no signal handlers
+            signal.signal(each, lambda number, frame: loop.call_soon_threadsafe(call))
 
 
 def _listen(address: Address) -> socket.socket:

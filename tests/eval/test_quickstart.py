@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 from quiver.encoder import InputError
 from quiver.eval.quickstart import ANSWERS, MADE, MARKER, NEEDS, QUESTIONS, quickstart
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.data.docstrings import Pair, mine
+from quiver.retrieval.data.docstrings import TRAINING_PAIRS, Pair, mine
 from quiver.retrieval.index import open_index
 from quiver.retrieval.models.loading import load_model
 
@@ -99,6 +100,8 @@ def test_the_whole_path(tmp_path: Path) -> None:
         assert [answer.score for answer in answers] == sorted((answer.score for answer in answers), reverse=True)
         assert all("def " in answer.code for answer in answers)
         assert [answer.right for answer in answers] == [answer.id.rpartition(":")[0] in question.right for answer in answers]
+    with gzip.open(tmp_path / "data" / TRAINING_PAIRS, "rt", encoding="utf-8") as rows:
+        assert "average" not in rows.read().lower()  # the lesson of the last question
     assert len(result.next_commands) == 5
     assert result.report.read_text().startswith("<!doctype html>")
     report = (tmp_path / "report.md").read_text()

@@ -964,4 +964,18 @@ MUTATIONS = [
         "rows = list(range(len(texts)))",
         ["tests/retrieval/serving/test_combinations.py::test_concurrent_requests_with_different_filters_are_encoded_together"],
     ),
+    (
+        "dry run: tokens of rows, not of the batches that are read",
+        "retrieval/training/dry_run.py",
+        "total = (each * read[:, None]).sum(0)",
+        "total = each.sum(0)",
+        ["tests/retrieval/training/test_dry_run.py"],
+    ),
+    (
+        "docstrings: the split follows no fixed seed",
+        "retrieval/data/docstrings.py",
+        "split_by_module(pairs, held_out=HELD_OUT, seed=SPLIT_SEED)",
+        "split_by_module(pairs, held_out=HELD_OUT, seed=SPLIT_SEED + 1)",
+        ["tests/retrieval/data/test_docstrings.py"],
+    ),
 ]

@@ -3,7 +3,6 @@
 const FACETS = 6; // fields
 const VALUES = 8; // values of a field
 
-// Fields whose values are few enough to choose from come first.
 const facetFields = (retriever) => Object.keys(retriever.fields ?? {}).slice(0, Math.min(FACETS, limits.facets ?? FACETS));
 
 function drawFacets() {
@@ -15,11 +14,14 @@ function drawFacets() {
   host.querySelector("dl").replaceChildren(...rows);
 }
 
+const NUMBERS = 30; // distinct numbers, such as years; more, such as line numbers, are for the form of filters
+
 // A field that has another value in every document, such as a file name, is nothing to choose from.
 function facetRow(field, facet, retriever) {
   const values = facet.values.slice(0, VALUES);
   if (!values.length || (facet.distinct > VALUES && values[0].count < 2)) return null;
   const types = retriever.fields[field];
+  if (facet.distinct > NUMBERS && types.every((type) => type === "integer" || type === "number")) return null;
   const buttons = values.filter(({ value }) => String(value).trim() !== "").map(({ value, count }) => {
     const made = condition(field, "=", String(value), typeof value === "string" ? ["string"] : types);
     const on = state.filters.includes(made);

@@ -256,7 +256,7 @@ def test_the_shipped_recipes_load(name: str, length: int, factor: int) -> None:
     # All other training settings are equal.
     other = load_qa_recipe("qa_korquad_512")
     assert (recipe.updates, recipe.training, recipe.data) == (other.updates, other.training, other.data)
-    assert recipe.data.development_split is not None
+    assert (recipe.data.development, recipe.data.train_split, recipe.data.test_split) == (None, None, None)
     assert recipe.windows.replace(max_length=512) == other.windows
 
 
@@ -270,7 +270,7 @@ def test_all_problems_of_a_recipe_are_reported_at_once() -> None:
         "windows.overlap",
     ]
     with pytest.raises(SchemaError) as caught:
-        load_qa_recipe("qa_korquad_512", ["data.development=", "training.patience=2"])
+        load_qa_recipe("qa_korquad_512", ["data.development_split=dev.tsv", "training.patience=2"])
     assert caught.value.problems == [
         "training.patience: requires data.development",
         "data.development_split: requires data.development",

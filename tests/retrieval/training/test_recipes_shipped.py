@@ -12,26 +12,29 @@ import json
 import math
 import random
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from quiver.encoder import Encoder, Tokenizer, init_weights, save_encoder
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.presets import preset
 from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
+from quiver.eval.datasets.benchmarks import require
 from quiver.eval.development import development_scorer
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ModelFolder, load_model
 from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.model import build_model
-from quiver.retrieval.training.recipe import LOSSES_BY_KIND, load_recipe
+from quiver.retrieval.training.recipe import LOSSES_BY_KIND, STDLIB_DOCSTRINGS, load_recipe
 
-COUNT = 30
+COUNT = 21
 STEPS = 3
 ROWS = 48
 
@@ -43,17 +46,7 @@ PAPER = (
 )
 """Recipes at the scale of the papers; their data are on the Hugging Face Hub."""
 
-SMALL = (
-    *(
-        "pycodesearch-dense",
-        "pycodesearch-dense-mined",
-        "pycodesearch-dense-small",
-        "pycodesearch-colbert",
-        "pycodesearch-colbert-mined",
-        "pycodesearch-colbert-distilled",
-    ),
-    *("tldr-dense", "tldr-colbert", "designdocs-dense", "designdocs-colbert", "korquad-minilm", "korquad-fresh"),
-)
+SMALL = ("docstrings-dense", "docstrings-dense-small", "docstrings-colbert")
 """Recipes that run on a laptop."""
 
 # Table 9 of the ModernBERT paper (arXiv:2412.13663), typed from it a second time: encoder -> single-vector, multi-vector.
@@ -88,7 +81,6 @@ BI_ENCODERS = {
     "Alibaba-NLP/gte-modernbert-base": ("gte-modernbert-base", "cls", 64),
     "sentence-transformers/all-MiniLM-L6-v2": ("minilm-l6", "mean", 256),
     "runs/dpr-modernbert-base/model": ("modernbert-base", "mean", 64),
-    "runs/pycodesearch-dense/model": ("minilm-l6", "mean", 256),
 }
 
 _WORDS = [
@@ -232,16 +224,6 @@ def _collection(folder: Path, splits: Sequence[str]) -> None:
         (folder / "qrels" / f"{split}.tsv").write_text("".join(f"q{place}\td{place}\t1\n" for place in own), encoding="utf-8")
 
 
-def _mined(path: Path, negatives: int, *, scored: bool) -> None:
-    """Rows as ``quiver mine`` and ``quiver teacher-scores`` write them."""
-    rows = []
-    for place in range(ROWS):
-        row: dict[str, Any] = {"query": _text("mined", place), "positive": _text("found", place)}
-        row["negatives"] = [_text("near", place, number) for number in range(negatives)]
-        rows.append(row | ({"scores": [1.0, *(number / 10 for number in range(negatives))]} if scored else {}))
-    _lines(path, rows)
-
-
 # Models.
 
 
@@ -265,16 +247,13 @@ def _models(work: Path) -> None:
     for source, (name, pooling, length) in BI_ENCODERS.items():
         settings = ModelFolder("dense", work / source, pooling=pooling, normalize=True, max_length=length)
         BiEncoder.from_parts(init_weights(Encoder(_narrow(name)), seed=1), tokenizer, settings).save_pretrained(work / source)
-    start = load_recipe("pycodesearch-colbert", [f"model.init={work / 'sentence-transformers/all-MiniLM-L6-v2'}"])
-    for name in ("pycodesearch-colbert", "pycodesearch-colbert-mined"):
-        build_model(start, ()).save_pretrained(work / "runs" / name / "model")
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory next to ``../shared/data`` and a folder of local copies of Hub data sets."""
+    """A working directory and a folder of local copies of Hub data sets."""
     root = tmp_path_factory.mktemp("world")
-    hub, work, shared = root / "hub", root / "work", root / "shared" / "data"
+    hub, work = root / "hub", root / "work"
     _triplets(hub)
     _distillation(hub, as_text=False)
     _distillation(hub, as_text=True)
@@ -282,18 +261,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _mldr(hub)
     for task in ("CodeSearchNet-python", "stackoverflow-qa"):
         _coir(hub, task)
-    pairs = [{"query": _text("q", place), "pos": _text("p", place), "package": "x", "title": ""} for place in range(ROWS)]
-    _collection(shared / "pycodesearch", ["dev"])
-    _lines(shared / "pycodesearch" / "train_pairs.jsonl.gz", pairs)
-    _collection(shared / "tldr_nl2cmd", ["dev"])
-    _lines(work / "data" / "tldr.jsonl.gz", ({"query": row["query"], "positive": row["pos"]} for row in pairs))
-    _collection(shared / "designdocs_long", ["train", "dev"])
-    _collection(work / "data" / "korquad", ["article_train", "article_dev"])
+    pairs = [{"query": _text("q", place), "positive": _text("p", place)} for place in range(ROWS)]
+    _collection(work / "data" / "code", ["dev"])
+    _lines(work / "data" / "code" / "train.jsonl.gz", pairs)
     _collection(work / "nfcorpus", ["dev"])
     _collection(work / "nano", ["train"])
-    _mined(work / "data" / "pycodesearch-mined" / "train.jsonl.gz", 3, scored=False)
-    _mined(work / "data" / "pycodesearch-mined-bm25" / "train.jsonl.gz", 3, scored=False)
-    _mined(work / "data" / "pycodesearch-scored" / "train.jsonl.gz", 7, scored=True)
     _models(work)
     return root
 
@@ -312,7 +284,6 @@ OWN: dict[str, tuple[str, ...]] = {
     **{f"colbert-modernbert-{size}": ("development.data=nfcorpus",) for size in ("base", "large")},
     "gte-moderncolbert": ("development.data=nano",),
     "jacolbertv25": ("training.save_every=1", "training.average_checkpoints=2"),
-    "korquad-fresh": ("model.architecture.hidden_size=32", "model.architecture.layers=2", "model.architecture.vocab_size=448"),
 }
 
 # Documents a row; what distils has as many as scores.
@@ -320,9 +291,6 @@ DOCUMENTS = {
     **dict.fromkeys((name for name in PAPER if name.startswith("dpr-")), 2),
     **dict.fromkeys(("colbert-modernbert-base", "colbert-modernbert-large", "jacolbertv25", "gte-moderncolbert"), 32),
     "mldr-modernbert-base": 2,
-    "pycodesearch-dense-mined": 4,
-    "pycodesearch-colbert-mined": 4,
-    "pycodesearch-colbert-distilled": 6,
 }
 
 
@@ -398,15 +366,84 @@ def test_learning_rates_are_those_of_the_paper(encoder: str) -> None:
         assert f"{recipe.model.init} {tokens:.0e}".replace("e-0", "e-") in listed
 
 
-def test_the_recipes_readme_says_where_each_data_set_comes_from() -> None:
-    """The table of recipes/README.md lists every path and Hub data set that a recipe names."""
-    folder = find_recipe("quickstart").parent
-    section = (folder / "README.md").read_text(encoding="utf-8").split("## Where the data comes from")[1].split("\n## ")[0]
-    named: set[str] = set()
-    for path in sorted(folder.glob("*.yaml")):
-        text = path.read_text(encoding="utf-8")
-        named |= {found.split("@")[0] for found in re.findall(r"^ .*?(hub://[\w.-]+/[\w.-]+)", text, re.MULTILINE)}
-        named |= set(re.findall(r"(?:\.\./shared/data/|\bdata/)(\w+)", "\n".join(line for line in text.splitlines() if ":" in line[:24])))
-    named = {"hub://CoIR-Retrieval" if name.startswith("hub://CoIR") else name for name in named}
-    assert len(named) >= 12
-    assert {name for name in named if name not in section} == set()
+ALL = sorted(path.stem for path in find_recipe("quickstart").parent.glob("*.yaml"))
+"""Recipes of all kinds."""
+
+HUB = re.compile(r"hub://([\w.-]+/[\w.-]+)")
+
+
+def header(name: str) -> dict[str, str]:
+    """The head of a recipe: key -> text."""
+    found: dict[str, str] = {}
+    key = ""
+    for line in find_recipe(name).read_text(encoding="utf-8").split("\n\n")[0].splitlines():
+        if match := re.match(r"# (\w+): +(.*)", line):
+            key = match[1]
+            found[key] = match[2]
+        elif key and line.startswith("#   "):
+            found[key] += " " + line[1:].strip()
+        else:
+            key = ""
+    return found
+
+
+def sources(name: str) -> set[str]:
+    """Everything under ``data`` and ``development`` of a recipe that names data."""
+    described = yaml.safe_load(find_recipe(name).read_text(encoding="utf-8"))
+    data, development = described["data"], described.get("development") or {}
+    values = [data.get(key) for key in ("source", "train", "test", "development", "queries", "documents")]
+    values += [source["path"] for source in data.get("sources", ())]
+    values += [development.get("data")]
+    return {one for value in values if value is not None for one in (value if isinstance(value, list) else [value])}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_command_fetches_or_makes_the_data_of_each_recipe(name: str) -> None:
+    """Data are of a known kind, and the head names the command that gets them."""
+    fetch = header(name)["Fetch"]
+    for source in sources(name):
+        if found := HUB.match(source):
+            assert f"hf download --repo-type dataset {found[1]}" in fetch
+        elif source == STDLIB_DOCSTRINGS or source.split("/")[:2] == ["data", "code"]:
+            assert "quiver collections docstrings --out data/code" in fetch
+        elif source.startswith("data/"):  # files, or a folder, downloaded with this name
+            folder, file = source.rpartition("/")[::2] if Path(source).suffix else (source, "")
+            made = re.search(rf"--(?:local-dir|output-dir) {re.escape(folder.partition('-ja')[0])}(?: |$)", fetch)
+            assert made, source
+            assert not file.startswith("KorQuAD") or re.search(rf"-O https://\S+/{re.escape(file)}(?: |$)", fetch), source
+        else:
+            assert require(source), source  # a published collection, downloaded by its name
+    for command in re.findall(r"quiver collections docstrings.*?--out \S+", fetch):
+        assert shlex.split(command) == ["quiver", "collections", "docstrings", "--out", "data/code"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_recipe_starts_from_a_hub_model_or_from_the_recipe_that_it_names(name: str) -> None:
+    described = yaml.safe_load(find_recipe(name).read_text(encoding="utf-8"))
+    init, head = described["model"]["init"], " ".join(header(name).values())
+    if init.startswith("runs/"):
+        before = init.split("/")[1]
+        assert before in ALL or before == "enlarged"
+        assert f"after {before}" in head or f"--out runs/{before}" in head
+    else:
+        assert init == "random" or init.count("/") == 1
+
+
+def test_the_readme_has_command_source_cost_and_score_of_each_recipe() -> None:
+    text = (find_recipe("quickstart").parent / "README.md").read_text(encoding="utf-8")
+    for name in ALL:
+        described = yaml.safe_load(find_recipe(name).read_text(encoding="utf-8"))
+        [row] = [line for line in text.splitlines() if line.startswith(f"| [{name}]({name}.yaml) |")]
+        for key in ("source", "cost", "expected"):
+            assert f"| {described[key]} |" in row, (name, key)
+        [command] = re.findall(r"`((?:quiver|torchrun) [^`]+)`", row)
+        assert header(name)["Command"].startswith(command)
+        for place in {found[1] for source in sources(name) if (found := HUB.match(source))}:
+            assert place in text
+
+
+def test_the_recipes_of_the_benchmarks_are_valid(quiver: Callable[..., Any]) -> None:
+    files = sorted((Path(__file__).parents[3] / "docs" / "benchmarks" / "recipes").glob("*.yaml"))
+    assert len(files) >= 12
+    assert quiver("validate", *files).code == 0
+    assert not {file.stem for file in files} & set(ALL) - {"pretrain_small", "qa_korquad_512", "qa_korquad_1024"}
