@@ -147,6 +147,7 @@ REASONS = (
     "needs Docker",
     "installs packages",
     "takes minutes",
+    "the collection is not published",
     "your own data",
 )
 SLOW = ("docs/serving.md", "docs/clusters.md", "docs/tutorial.md", "docs/mining.md", "docs/choosing.md")

@@ -58,6 +58,7 @@ from quiver.retrieval.records import (
     DenseModel,
     DenseVectors,
     Executor,
+    Item,
     ModelCard,
     Role,
     Rows,
@@ -450,6 +451,10 @@ def _set_aside(path: Path, error: DamagedError) -> None:
 # Encoding in chunks, here or in workers.
 
 
+def _texts_of(chunk: Chunk) -> Sequence[str]:
+    return chunk.texts
+
+
 @dataclass(frozen=True)
 class _EncodeInWorker:
     """Encode successive chunks with a model that the worker loads."""
@@ -461,25 +466,35 @@ class _EncodeInWorker:
     def open(self) -> Callable[[tuple[Chunk, ...]], list[Encoding]]:
         torch.set_num_threads(self.threads)
         model = self.model.load()
-        return lambda chunks: list(encode_here(model, (chunk.texts for chunk in chunks), self.role))
+        return lambda chunks: [encoding for _, encoding in encode_here(model, chunks, _texts_of, self.role)]
 
 
 def encode_here(
-    model: DenseModel | TokenModel, chunks: Iterable[Sequence[str]], role: Role, *, show: bool = False
-) -> Generator[Encoding, None, None]:
-    """Encode chunks of texts in this process, in order; a model of Quiver on a GPU does not wait between chunks.
+    model: DenseModel | TokenModel, chunks: Iterable[Item], texts: Callable[[Item], Sequence[str]], role: Role, *, show: bool = False
+) -> Generator[tuple[Item, Encoding], None, None]:
+    """Encode chunks in this process and yield each with its vectors; a model of Quiver on a GPU does not wait between chunks.
 
     Args:
         model: The model.
-        chunks: Chunks; consumed as needed.
+        chunks: Chunks, of any type; consumed as needed.
+        texts: The texts of a chunk.
         role: Queries or documents; decides the prompt.
         show: Show the model's own progress bar for every chunk.
     """
-    if isinstance(model, BiEncoder | ColBERT) and not show:
-        yield from model.encode_chunks(chunks, role)
+    if not isinstance(model, BiEncoder | ColBERT) or show:
+        for chunk in chunks:
+            yield chunk, model.encode_texts(list(texts(chunk)), role, progress=show)
         return
-    for texts in chunks:
-        yield model.encode_texts(list(texts), role, progress=show)
+    taken = deque[Item]()
+
+    def taking() -> Iterator[Sequence[str]]:
+        for chunk in chunks:
+            taken.append(chunk)
+            yield texts(chunk)
+
+    with closing(model.encode_chunks(taking(), role)) as encodings:
+        for encoding in encodings:
+            yield taken.popleft(), encoding
 
 
 _TOGETHER = 4  # chunks of an item on a GPU, which waits for the next item but not between the chunks of one
@@ -509,16 +524,8 @@ def encode_chunks(
         WorkerError: Workers died repeatedly.
     """
     if role == "query" or not executor.remote:
-        taken = deque[Chunk]()
-
-        def texts() -> Iterator[Sequence[str]]:
-            for chunk in chunks:
-                taken.append(chunk)
-                yield chunk.texts
-
-        with closing(encode_here(model, texts(), role, show=show)) as encoded:
-            for encoding in encoded:
-                yield taken.popleft(), encoding
+        with closing(encode_here(model, chunks, _texts_of, role, show=show)) as encoded:
+            yield from encoded
         return
     threads = executor.threads(torch.get_num_threads())
     if together is None:

@@ -289,16 +289,12 @@ def encode(
         InputError: A vector is not finite (names the document).
         ValueError: The vectors do not match the model's card.
     """
-    taken = deque[Sequence[Document]]()
 
-    def texts() -> Iterator[Sequence[str]]:
-        for documents in chunks:
-            taken.append(documents)
-            yield [document.content(use_title=use_title) for document in documents]
+    def texts(documents: Sequence[Document]) -> list[str]:
+        return [document.content(use_title=use_title) for document in documents]
 
-    with closing(encode_here(model, texts(), "document")) as encodings:
-        for encoding in encodings:
-            documents = taken.popleft()
+    with closing(encode_here(model, chunks, texts, "document")) as encoded:
+        for documents, encoding in encoded:
             yield documents, _checked(model, documents, encoding)
 
 

@@ -109,6 +109,11 @@ def ragged_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no other w
         tl.store(scores + query.to(tl.int64) * num_documents + document, score, mask=query < num_queries)
 
 
+def _columns(width: int, most: int) -> int:
+    """Columns of a block: a power of two from 16, which a product of tiles needs, to ``most``."""
+    return int(min(max(triton.next_power_of_2(width), 16), most))
+
+
 def _precision(vectors: Tensor) -> str:
     return "ieee" if vectors.dtype == torch.float32 else "tf32"  # the second is not used for half precision
 
@@ -118,9 +123,7 @@ def maxsim_ragged(queries: Tensor, query_offsets: Tensor, documents: Tensor, doc
     num_queries, num_documents, width = len(query_offsets) - 1, len(document_offsets) - 1, queries.shape[1]
     scores = queries.new_empty(num_queries, num_documents, dtype=torch.float32)
     exact = queries.dtype == torch.float32
-    block_width = max(triton.next_power_of_2(width), 16)
-    if exact or block_width > WIDEST:
-        block_width = min(block_width, COLUMNS)
+    block_width = _columns(width, COLUMNS if exact or width > WIDEST else WIDEST)
     query_tokens = min(max(triton.next_power_of_2(longest_query), 16), QUERY_ROWS)
     group = min(QUERY_ROWS // query_tokens, triton.next_power_of_2(num_queries))
     resident = width <= block_width and longest_query <= query_tokens
@@ -330,7 +333,7 @@ def maxsim_padded(
             masked,
             own=len(documents) != each,
             width=width,
-            block_width=min(max(triton.next_power_of_2(width), 16), COLUMNS),
+            block_width=_columns(width, COLUMNS),
             block_rows=TRAINING_ROWS,
             block_tokens=FLOAT32_TOKENS if queries.dtype == torch.float32 else TOKENS,
             precision=_precision(queries),
@@ -344,7 +347,7 @@ def maxsim_padded_backward(queries: Tensor, documents: Tensor, winners: Tensor, 
     (num_queries, rows, width), (num_documents, tokens) = queries.shape, documents.shape[:2]
     each = winners.shape[1]
     grad_queries, grad_documents = torch.empty_like(queries), torch.empty_like(documents)
-    block_width = min(max(triton.next_power_of_2(width), 16), GRADIENT_COLUMNS)
+    block_width = _columns(width, GRADIENT_COLUMNS)
     parts = triton.cdiv(width, block_width)
     shape = {"own": num_documents != each, "width": width, "block_width": block_width, "block_rows": TRAINING_ROWS, "num_warps": 4}
     with torch.cuda.device_of(queries):
