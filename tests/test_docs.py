@@ -150,7 +150,15 @@ REASONS = (
     "the collection is not published",
     "your own data",
 )
-SLOW = ("docs/serving.md", "docs/clusters.md", "docs/tutorial.md", "docs/mining.md", "docs/choosing.md")
+SLOW = (
+    "docs/serving.md",
+    "docs/clusters.md",
+    "docs/tutorial.md",
+    "docs/mining.md",
+    "docs/choosing.md",
+    "docs/training.md",
+    "recipes/README.md",
+)
 
 
 class Fence(NamedTuple):

@@ -27,7 +27,30 @@ FILES = "tests/retrieval/data/test_files.py"
 TABLES = "tests/retrieval/data/test_tables.py"
 BATCHES = "tests/retrieval/models/test_batches.py"
 
+WORDS = "tests/retrieval/search/test_bm25.py"
+
 MUTATIONS = [
+    (
+        "words: deleted documents count for the mean length",
+        "retrieval/index/words.py",
+        "lengths = table.lengths.whole() if kept is None else table.lengths.whole()[kept]",
+        "lengths = table.lengths.whole()",
+        [WORDS],
+    ),
+    (
+        "words: deleted documents count for the frequency of a word",
+        "retrieval/index/words.py",
+        "minlength=len(words))\n\n    def _spans",
+        "minlength=len(words)) + 1\n\n    def _spans",
+        [WORDS],
+    ),
+    (
+        "words: a merge keeps the former numbers of documents",
+        "retrieval/index/words.py",
+        "moved[keep] = places",
+        "moved[keep] = np.flatnonzero(keep)",
+        [WORDS],
+    ),
     # Corpora of files and tables, and their refresh.
     (
         "checksums of files are trusted after another change of the index",
@@ -145,8 +168,8 @@ MUTATIONS = [
     (
         "workers choose their own batch size",
         "retrieval/models/loading.py",
-        "load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens)",
-        "load_model(card.source, dtype=card.dtype)",
+        "load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens, options=options)",
+        "load_model(card.source, dtype=card.dtype, options=options)",
         ["tests/retrieval/models/test_loading.py"],
     ),
     (
@@ -583,8 +606,8 @@ MUTATIONS = [
     (
         "deleted documents are found",
         "retrieval/index/index.py",
-        "bitmaps = [segment.alive for segment in self.segments] if",
-        "bitmaps = [None for segment in self.segments] if",
+        "bitmaps = [segment.alive for segment in self.segments] if request",
+        "bitmaps = [None for segment in self.segments] if request",
         [f"{INDEX}::test_segments_are_searched_as_one"],
     ),
     # Strings, ids and ties.
@@ -946,13 +969,13 @@ MUTATIONS = [
         "retrieval/training/dry_run.py",
         "total = (each * read[:, None]).sum(0)",
         "total = each.sum(0)",
-        "tests/retrieval/training/test_dry_run.py",
+        ["tests/retrieval/training/test_dry_run.py"],
     ),
     (
         "docstrings: the split follows no fixed seed",
         "retrieval/data/docstrings.py",
         "split_by_module(pairs, held_out=HELD_OUT, seed=SPLIT_SEED)",
         "split_by_module(pairs, held_out=HELD_OUT, seed=SPLIT_SEED + 1)",
-        "tests/retrieval/data/test_docstrings.py",
+        ["tests/retrieval/data/test_docstrings.py"],
     ),
 ]
