@@ -78,6 +78,7 @@ class _Settings:
     effort: str | Mapping[str, Setting]
     baselines: Sequence[str]
     in_domain: Sequence[str]
+    made_of: Mapping[str, object]
 
 
 def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice that a report states
@@ -122,7 +123,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         run: TREC run of the collection; or a folder with one run ``COLLECTION.SPLIT.trec`` per collection.
         fuse: Systems to fuse with: ``"bm25"``, an index, a run, a model or a retriever.
         fusion: Method, weights and normalization; None for reciprocal ranks.
-        rerank: ColBERT model, index of one, or cross-encoder that re-ranks the candidates.
+        rerank: ColBERT model, or index of one, that re-ranks the candidates.
         candidates: Documents that each system contributes to a fusion or a re-ranking. The run holds no more, and measures with a deeper
             cut are left out.
         name: Name of the system in reports; empty for one made from its parts.
@@ -202,10 +203,12 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         contender = parts[0] if len(parts) == 1 else contenders.fused(parts, fusion or RECIPROCAL_RANKS, candidates)
         if rerank is not None:
             contender = contenders.reranked(contender, str(rerank), candidates)
+        contenders.check_options()
         system = replace(contender.system, name=name)
         for each in checked:
             contender.ranker.check(each.benchmark, each.collection)
-        settings = _Settings(k, engine, effort, tuple(base for base in baselines if base != system.kind), tuple(in_domain))
+        others = tuple(base for base in baselines if base != system.kind)
+        settings = _Settings(k, engine, effort, others, tuple(in_domain), contender.made_of)
         with _stage(out, system, settings, overwrite=overwrite) as stage:
             evaluation = _Evaluation(system, contender.ranker, _explanation(contender.model), settings, stage)
             scored = tuple(map(evaluation.score, checked))

@@ -9,7 +9,8 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import file_sha256
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth
 from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated
 from quiver.retrieval.data.corpus import Collection, read_run
@@ -511,11 +513,13 @@ class Contender:
         system: Record of the system.
         ranker: Ranks the collections.
         model: A ColBERT model that explains the worst queries, or None.
+        made_of: What its rankings depend on beside the record of the system and the data, as JSON.
     """
 
     system: System
     ranker: Ranker
     model: ColBERT | None = None
+    made_of: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -537,6 +541,7 @@ class Contenders:
         batch_tokens: Tokens that a model encodes at once.
         options: Lengths, prompts and width of models.
         progress: Show progress bars.
+        encodes: Whether one of the opened systems is a model, which encodes the collection.
     """
 
     store: EmbeddingStore
@@ -548,6 +553,7 @@ class Contenders:
     batch_tokens: int | None = None
     options: ModelOptions = FOLDERS_SETTINGS
     progress: bool = False
+    encodes: bool = field(default=False, init=False)
 
     def model(self, model: str | Path | DenseModel | TokenModel) -> Contender:
         """A loaded model, its folder or hub id, or ``bm25``.
@@ -558,6 +564,7 @@ class Contenders:
         if isinstance(model, (str, Path)) and str(model) == BM25.source:
             return Contender(BM25, WordRanker())
         loaded = self._load(str(model)) if isinstance(model, (str, Path)) else model
+        self.encodes = True
         check_engine(self.engine, loaded.card)
         ranker = ModelRanker(loaded, self.store, self.engine, self.effort, self.progress)
         return Contender(System.of(loaded.card), ranker, loaded if isinstance(loaded, ColBERT) else None)
@@ -570,7 +577,10 @@ class Contenders:
         """
         if not path.exists():
             raise InputError(f"{path}: no such file; pass a TREC run, or a folder with COLLECTION.SPLIT.trec for each collection")
-        return Contender(System(source=str(path), kind="run", library="other"), RunRanker(path))
+        files = sorted(path.glob("*.trec")) if path.is_dir() else [path]
+        made_of = {file.name: file_sha256(file) for file in files}
+        system = System(source=str(path), kind="run", library="other", fingerprint=_sha256(made_of))
+        return Contender(system, RunRanker(path), made_of=made_of)
 
     def index(self, folder: Path) -> Contender:
         """An index with the model that built it.
@@ -587,7 +597,7 @@ class Contenders:
         if not isinstance(retriever, VectorRetriever):
             return Contender(System(source=retriever.name, kind="retriever"), ranker)
         model = retriever.model.model if isinstance(retriever.model, SharedModel) else retriever.model
-        return Contender(System.of(retriever.model.card), ranker, model if isinstance(model, ColBERT) else None)
+        return Contender(System.of(retriever.model.card), ranker, model if isinstance(model, ColBERT) else None, _identity(retriever.index))
 
     def of(self, given: str | Path | DenseModel | TokenModel | Retriever) -> Contender:
         """What is given or named: a retriever, a model, BM25, an index folder, or a file with a run."""
@@ -607,21 +617,38 @@ class Contenders:
         """
         fusion.weights_of(len(parts))
         names = [part.name for part in parts]
-        source = " + ".join(names)
-        return Contender(System(source=source, kind="fusion", fingerprint=_fingerprint(parts)), FusedRanker(parts, fusion, candidates))
+        made_of = {"parts": list(map(_description, parts)), "fusion": asdict(fusion), "candidates": candidates}
+        system = System(source=" + ".join(names), kind="fusion", fingerprint=_sha256(made_of))
+        return Contender(system, FusedRanker(parts, fusion, candidates), made_of=made_of)
 
     def reranked(self, first: Contender, given: str, candidates: int) -> Contender:
-        """The re-ranking of a system's candidates by a ColBERT model, an index of one, or a cross-encoder.
+        """The re-ranking of a system's candidates by a ColBERT model or an index of one.
 
         Raises:
-            InputError: It is none of them.
+            InputError: It is neither.
         """
         (name,) = short_names([given])
         opened = OpenIndexes(device=self.device, progress=self.progress)
         scorer = opened.scorer(given)
-        of = (lambda text_of: replace(scorer, text_of=text_of)) if isinstance(scorer, TextScorer) else (lambda text_of: scorer)
-        system = System(source=f"{first.name} > {name}", kind="re-ranking", fingerprint=_fingerprint([first], str(Path(given))))
-        return Contender(system, RerankedRanker(first, name, of, candidates))
+        of: Callable[[Callable[[str], str]], CandidateScorer]
+        second: dict[str, object]
+        if isinstance(scorer, TextScorer):
+            of, second = partial(_with_texts, scorer), {"model": scorer.model.card.fingerprint}
+        else:
+            of, second = (lambda text_of: scorer), {str(index.path): _identity(index) for index in opened.indexes}
+        made_of = {"first": _description(first), "second": second, "candidates": candidates}
+        system = System(source=f"{first.name} > {name}", kind="re-ranking", fingerprint=_sha256(made_of))
+        return Contender(system, RerankedRanker(first, name, of, candidates), made_of=made_of)
+
+    def check_options(self) -> None:
+        """Refuse options of models where no model encodes the collection.
+
+        Raises:
+            InputError: There are such options.
+        """
+        chosen = (self.engine, self.library, self.dtype, self.batch_tokens, self.options)
+        if not self.encodes and chosen != (EXACT, "quiver", None, None, FOLDERS_SETTINGS):
+            raise InputError("no model encodes the collection, so leave out engine, library, dtype, batch size, lengths, prompts and width")
 
     def _load(self, source: str) -> DenseModel | TokenModel:
         if self.library == "quiver":
@@ -635,7 +662,18 @@ def _is_retriever(given: DenseModel | TokenModel | Retriever) -> TypeIs[Retrieve
     return not hasattr(given, "encode_texts")
 
 
-def _fingerprint(parts: Sequence[Contender], *more: str) -> str:
-    """Checksum of the systems that a system is made of."""
-    made_of = [[part.system.source, part.system.fingerprint] for part in parts]
-    return hashlib.sha256(json.dumps([made_of, more]).encode()).hexdigest()
+def _with_texts(scorer: TextScorer, text_of: Callable[[str], str]) -> CandidateScorer:
+    return replace(scorer, text_of=text_of)
+
+
+def _identity(index: Index) -> dict[str, object]:
+    manifest = index.manifest
+    return {"engine": index.kind, "model": manifest.model.fingerprint, "generation": manifest.generation, "created": manifest.created}
+
+
+def _description(part: Contender) -> list[object]:
+    return [part.system.source, part.system.fingerprint, part.made_of]
+
+
+def _sha256(made_of: object) -> str:
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()

@@ -165,9 +165,7 @@ def evaluate(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Results folder to write: results.json, reports, runs and scores per query.")],
     model: Annotated[str | None, typer.Option("--model", "-m", help="Folder or hub id of the model, or bm25.")] = None,
-    index: Annotated[
-        Path | None, typer.Option("--index", help="Index of the collection's documents, instead of --model; searched with its own model.")
-    ] = None,
+    index: options.SearchedIndex = None,
     run: Annotated[
         Path | None,
         typer.Option(

@@ -174,7 +174,7 @@ def refresh(
     passages: options.Passages = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")] = False,
+    dry_run: options.DryRun = False,
     force: Annotated[bool, typer.Option("--force", help="Delete even more than half of the documents.")] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
@@ -327,7 +327,7 @@ def check(folder: options.IndexFolder, as_json: options.Json = False) -> None:
 @app.command("repair")
 def repair(
     folder: options.IndexFolder,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")] = False,
+    dry_run: options.DryRun = False,
     wait: options.Wait = "0s",
     as_json: options.Json = False,
 ) -> None:

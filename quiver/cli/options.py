@@ -228,6 +228,10 @@ Resume: TypeAlias = Annotated[
     bool, typer.Option("--resume", help="Resume the unfinished run in --out. The final weights equal those of an uninterrupted run.")
 ]
 Overwrite: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Overwrite the output if it exists.")]
+SearchedIndex: TypeAlias = Annotated[
+    Path | None, typer.Option("--index", help="Index of the documents, searched with its own model instead of encoding them.")
+]
+DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")]
 Seed: TypeAlias = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 Progress: TypeAlias = Annotated[
     bool | None,

@@ -69,19 +69,15 @@ def train(
     device: options.Device = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Check data, model and settings, train a few batches, and print rows, tokens, updates, memory, duration. Writes nothing.",
-        ),
-    ] = False,
+    dry_run: options.DryRun = False,
     progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
     """Train a retriever from a recipe.
 
     SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
+
+    --dry-run checks data, model and settings, trains a few batches, and prints rows, tokens, updates, memory and duration.
 
     For several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
 
@@ -388,7 +384,7 @@ def mine(
         str | None,
         typer.Option("--model", "-m", help="Model to search with: a bi-encoder, a ColBERT model or bm25. Default: the model of --index."),
     ] = None,
-    index: Annotated[Path | None, typer.Option("--index", help="Index folder to search instead of encoding the corpus.")] = None,
+    index: options.SearchedIndex = None,
     corpus: Annotated[
         Path | None, typer.Option(help="Additional documents to search when mining for pairs: a corpus.jsonl[.gz] or its folder.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from quiver.eval.report.compare import compare_results
 from quiver.eval.report.retrieval import reported_folders, write_report
 from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.index import build_index
+from quiver.retrieval.models.loading import ModelOptions
 from quiver.retrieval.search.retrievers import SharedModel, VectorRetriever
 from quiver.retrieval.search.search import Fusion, fuse_runs
 
@@ -84,6 +86,43 @@ def test_what_cannot_be_evaluated_is_refused(model: Any, make_collection: MakeCo
     (tmp_path / "other.md").write_text("text\n")
     with pytest.raises(InputError, match="not a report"):
         reported_folders(tmp_path / "other.md")
+
+
+def test_an_index_of_words_scores_what_bm25_scores(make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection()
+    build_index(load_collection(folder, "test").documents, "bm25", tmp_path / "words")
+    found, expected = evaluate(None, folder, index=tmp_path / "words", baselines=()), evaluate("bm25", folder, baselines=())
+    assert found.collections[0].measures == expected.collections[0].measures
+    assert found.system.kind == "bm25"
+
+
+def test_options_of_a_model_are_refused_where_no_model_encodes(make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection()
+    build_index(load_collection(folder, "test").documents, "bm25", tmp_path / "words")
+    for given in ({"engine": "ivf-dense"}, {"dtype": "bfloat16"}, {"batch_tokens": 8}, {"model_options": ModelOptions(query_prompt="q")}):
+        for system in ({"index": tmp_path / "words"}, {"fuse": ["bm25", str(tmp_path / "words")]}):
+            with pytest.raises(InputError, match="no model encodes the collection, so leave out engine"):
+                evaluate(None, folder, **system, **given)
+
+
+@pytest.mark.parametrize("change", ["weights", "candidates", "run"])
+def test_what_was_finished_with_another_combination_is_not_reused(
+    model: Any, make_collection: MakeCollection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    folder, run = make_collection(), tmp_path / "given.trec"
+    evaluate(model, folder, out=tmp_path / "model")
+    run.write_bytes((tmp_path / "model" / "runs" / "tiny.test.trec").read_bytes())
+    settings: dict[str, Any] = {"run": run, "fuse": ["bm25"], "fusion": Fusion(weights=(1, 1)), "candidates": 100}
+    out, module = tmp_path / "out", importlib.import_module("quiver.eval.evaluation")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_results", lambda results, folder: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(None, folder, out=out, **settings)
+    others: dict[str, Any] = {"weights": {"fusion": Fusion(weights=(1, 2))}, "candidates": {"candidates": 50}, "run": {}}
+    if change == "run":
+        run.write_text(run.read_text().splitlines()[0] + "\n")
+    with pytest.raises(InputError, match="holds an interrupted evaluation whose system, settings differ"):
+        evaluate(None, folder, out=out, **{**settings, **others[change]})
 
 
 @pytest.mark.data

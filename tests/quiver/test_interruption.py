@@ -43,9 +43,14 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> Any:
         signal.raise_signal(signal.SIGINT)
         return forward(*arguments, **options)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Encoder, "forward", interrupt)
-        return run()
+    # A shell that starts this process in the background has it ignore SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(Encoder, "forward", interrupt)
+            return run()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

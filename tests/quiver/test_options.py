@@ -16,7 +16,6 @@ REASONS = {
     "--data": "what is evaluated or measured: several collections, or one file or folder",
     "--device": "the benchmark of a GPU has no model of its own: there it chooses between a GPU and a small form for tests",
     "--docs": "a size such as 8.8e6 to estimate for; a number of documents to encode",
-    "--dry-run": "what each command would do",
     "--dtype": "of training (autocast), of a model's weights, and with auto for training benchmarks",
     "--effort": "repeatable in the benchmark",
     "--engine": "repeatable in the benchmark",
