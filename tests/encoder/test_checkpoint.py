@@ -391,7 +391,7 @@ def test_an_interrupted_write_leaves_the_old_checkpoint(encoder: Encoder, tmp_pa
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("quiver.encoder.files.save_file", fail)
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         save_encoder(init_weights(encoder, seed=9), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -335,7 +335,7 @@ def test_an_interrupted_write_leaves_the_old_folder(tmp_path: Path, monkeypatch:
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("quiver.encoder.files.save_file", fail)
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         save_head(head("classifier", "bert", num_labels=7), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

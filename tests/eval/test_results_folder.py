@@ -81,9 +81,10 @@ def test_an_incomplete_group_makes_the_headline_null(written: tuple[Results, Pat
 
 def test_a_folder_without_results_is_half_written(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match=r"no results\.json here: the evaluation did not finish"):
-            read_results(folder)
+    with pytest.raises(InputError, match=r"no results\.json here: the evaluation did not finish"):
+        read_results(tmp_path)
+    with pytest.raises(InputError, match="nowhere: no such folder"):
+        read_results(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.9])

@@ -31,7 +31,7 @@ def test_every_command_that_encodes_has_a_device() -> None:
     assert encoding - missing >= {"index build", "index add", "index calibrate", "evaluate", "search", "serve", "mine", "teacher-scores"}
     assert missing == {"bench index", "bench training"}  # these run on the default device
     # Where an index is there, its model runs in the dtype of the index.
-    of_indexes = {"index add", "index refresh", "index calibrate", "search", "serve"}
+    of_indexes = {"index add", "index refresh", "index calibrate", "search", "serve", "mcp"}
     assert {name for name in encoding - missing if "--dtype" not in found[name]} == of_indexes
 
 

@@ -332,5 +332,5 @@ def test_different_queries_and_invalid_scores_are_refused(make_folder: MakeFolde
         compare_results(first, make_folder("gamma", {"scifact": {"a": 0.5, "b": float("nan")}}))
     with pytest.raises(InputError, match="at least one folder"):
         compare_results(first)
-    with pytest.raises(InputError, match="did not finish"):
+    with pytest.raises(InputError, match="no such folder"):
         compare_results(first, tmp_path / "nowhere")

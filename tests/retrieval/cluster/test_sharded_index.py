@@ -23,7 +23,7 @@ from quiver.retrieval.search.search import search
 Build = Callable[..., Any]
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINE_MODULES))
+@pytest.mark.parametrize("engine", sorted(set(ENGINE_MODULES) - {"bm25"}))  # tests/retrieval/search/test_bm25.py shards words
 def test_sharded_searches_equal_those_of_one_process(
     engine: str, tmp_path: Path, build: Build, assert_same: Any, filters: Mapping[str, Any], narrow: Mapping[str, Any]
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_sharded_index_is_searched_with_a_model(tmp_path: Path, build: Build, 
     queries = [Query(f"q{number}", text) for number, text in enumerate(("w1 w2", "w3", "w9 w1"))]
     with open_sharded(built.path, Sharding(shards=2), ThreadLauncher()) as sharded:
         found = search(sharded, built.model, queries, 5, filter=Filter.parse(["even=true"]))
-        assert found == search(open_index(built.path), built.model, queries, 5, filter=Filter.parse(["even=true"]))
+        assert found.run == search(open_index(built.path), built.model, queries, 5, filter=Filter.parse(["even=true"])).run
         assert found.missing is None
         with pytest.raises(InputError, match="but the model given is word-sum-b"):
             search(sharded, other_word_sum, queries, 5)

@@ -33,7 +33,7 @@ def test_the_dockerfile_copies_what_exists_and_all_packages() -> None:
     copied = [word for keyword, rest in instructions() if keyword == "COPY" and not rest.startswith("--from") for word in rest.split()[:-1]]
     assert all((REPOSITORY / each).exists() for each in copied)
     assert set(PROJECT["tool"]["setuptools"]["package-dir"].values()) <= set(copied)
-    assert {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]} <= set(copied)
+    assert {"README.md", *PROJECT["project"]["license-files"]} <= set(copied)
     sent = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines() if line.startswith("!")}
     assert sent == set(copied)
     (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", dict(instructions())["RUN"] + " ".join(rest for _, rest in instructions()))[:1]

@@ -78,7 +78,7 @@ def segment(content: dict[str, Any]) -> dict[str, Any]:
             "is not the name of a segment",
         ),
         (lambda content: content["model"].update(dim="8"), r"model\.dim: must be a whole number, got '8'"),
-        (lambda content: content["model"].update(kind="other"), r"model\.kind: must be one of dense, colbert; got 'other'"),
+        (lambda content: content["model"].update(kind="other"), r"model\.kind: must be one of dense, colbert, bm25; got 'other'"),
         (lambda content: content["model"].update(dims=8), r"model\.dims: unknown key, did you mean 'dim'\?"),
         (lambda content: content["codec"].update(engine=7), r"codec\.engine: must be text, got 7"),
         (lambda content: segment(content).pop("deleted"), r"segments\.0\.deleted: missing"),
