@@ -122,7 +122,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         run: TREC run of the collection; or a folder with one run ``COLLECTION.SPLIT.trec`` per collection.
         fuse: Systems to fuse with: ``"bm25"``, an index, a run, a model or a retriever.
         fusion: Method, weights and normalization; None for reciprocal ranks.
-        rerank: ColBERT model, index of one, or cross-encoder that re-ranks the candidates.
+        rerank: ColBERT model, or index of one, that re-ranks the candidates.
         candidates: Documents that each system contributes to a fusion or a re-ranking. The run holds no more, and measures with a deeper
             cut are left out.
         name: Name of the system in reports; empty for one made from its parts.

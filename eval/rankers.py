@@ -611,10 +611,10 @@ class Contenders:
         return Contender(System(source=source, kind="fusion", fingerprint=_fingerprint(parts)), FusedRanker(parts, fusion, candidates))
 
     def reranked(self, first: Contender, given: str, candidates: int) -> Contender:
-        """The re-ranking of a system's candidates by a ColBERT model, an index of one, or a cross-encoder.
+        """The re-ranking of a system's candidates by a ColBERT model or an index of one.
 
         Raises:
-            InputError: It is none of them.
+            InputError: It is neither.
         """
         (name,) = short_names([given])
         opened = OpenIndexes(device=self.device, progress=self.progress)

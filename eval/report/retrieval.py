@@ -586,7 +586,7 @@ def _latency(content: _Content) -> Section:
         if value is not None and index.query_milliseconds:
             dot = Dot(key, index.query_milliseconds, value, hollow=approximate and index.kind == "exact")
             timed.setdefault(collection.key, []).append(dot)
-    title = f"{'Recall' if approximate else 'nDCG@10'} and latency"
+    title = f"{'Overlap with exact search' if approximate else 'nDCG@10'} over search time"
     if not timed:
         nothing = "No search was timed apart from the encoding of its queries, so that there is nothing to plot."
         return Section(title, (Paragraph(nothing),), "latency")
@@ -596,13 +596,13 @@ def _latency(content: _Content) -> Section:
 def _latency_blocks(content: _Content, timed: Mapping[str, Sequence[Dot]], measure: str, *, approximate: bool) -> Iterator[Block]:
     every = [dot for dots in timed.values() for dot in dots]
     limits = latency_limits(every, to_one=approximate)
-    label = LABELS.get(measure, measure)
+    label = f"{LABELS.get(measure, measure)}{' with exact search, percent' if approximate else ', points'}"
 
     def drawn(names: Iterable[str]) -> Iterator[Figure]:
         for name in names:
             title, note = content.heading(name)
             values = ", ".join(f"{dot.key.label} {points(dot.value)} at {dot.milliseconds:.3g}" for dot in timed[name])
-            alt = f"{label} over milliseconds per query on {title}: {values}"
+            alt = f"{label}, over milliseconds of search per query on {title}: {values}"
             yield Figure(title, partial(latency_chart, timed[name], limits, label), alt, note)
 
     how = "The horizontal axis is the search time per query without encoding, all queries in one call. All charts share their axes."
