@@ -109,7 +109,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with _naming(path, temporary):
             yield temporary
-        with temporary.open("rb") as written:
+        with temporary.open("rb+") as written:  # Windows syncs no file that is open for reading only
             os.fsync(written.fileno())
         temporary.replace(target)
     finally:

@@ -688,15 +688,7 @@ def compare_parts(
     Raises:
         ValueError: The systems have different parts or queries, there are none, or a score is not finite.
     """
-    if first.keys() != second.keys() or any(first[part].keys() != second[part].keys() for part in first):
-        raise ValueError("two systems can only be compared on the same queries")
-    if not all(first.values()):
-        raise ValueError("there is nothing to compare: a part has no queries")
-    shares = _weights(weights, len(first))
-    changes = [[Change(part, query, score, second[part][query]) for query, score in first[part].items()] for part in first]
-    # Ties count as zero everywhere: a rounding error is not evidence.
-    differences = [np.array([0.0 if abs(c.difference) <= TIE else c.difference for c in part]) for part in changes]
-    scaled = np.concatenate([share / len(values) * values for share, values in zip(shares, differences, strict=True)])
+    shares, changes, differences = _paired(first, second, weights)
     means = [_mean_of_means([scores[part].values() for part in first], shares) for scores in (first, second)]
     # Round, so that mathematically equal gains are ordered by id.
     ordered = sorted(
@@ -708,13 +700,56 @@ def compare_parts(
         second=means[1],
         difference=means[1] - means[0],
         interval=stratified_interval(differences, weights=shares, seed=seed),
-        p=sign_flip(scaled, seed=seed),
+        p=sign_flip(_scaled(shares, differences), seed=seed),
         wins=len(gained),
-        ties=len(scaled) - len(ordered),
+        ties=sum(map(len, differences)) - len(ordered),
         losses=len(lost),
         gained=tuple(gained[:changed]),
         lost=tuple(lost[:changed]),
     )
+
+
+def paired_test(
+    first: Mapping[str, Mapping[str, float]],
+    second: Mapping[str, Mapping[str, float]],
+    *,
+    weights: Sequence[float] | None = None,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The difference and p of `compare_parts` with the same arguments, without the interval, which takes most of its time.
+
+    Returns:
+        Second mean minus first mean, and the p value of the two-sided sign-flip test of difference 0.
+
+    Raises:
+        ValueError: As `compare_parts`.
+
+    Example:
+        >>> paired_test({"": {"q1": 0.5, "q2": 0.5}}, {"": {"q1": 0.75, "q2": 1.0}})
+        (0.375, 0.5)
+    """
+    shares, _, differences = _paired(first, second, weights)
+    scaled = _scaled(shares, differences)
+    return math.fsum(scaled), sign_flip(scaled, seed=seed)
+
+
+def _paired(
+    first: Mapping[str, Mapping[str, float]], second: Mapping[str, Mapping[str, float]], weights: Sequence[float] | None
+) -> tuple[list[float], list[list[Change]], list[NDArray[np.float64]]]:
+    """Weights of the parts, their queries, and the differences of these."""
+    if first.keys() != second.keys() or any(first[part].keys() != second[part].keys() for part in first):
+        raise ValueError("two systems can only be compared on the same queries")
+    if not all(first.values()):
+        raise ValueError("there is nothing to compare: a part has no queries")
+    changes = [[Change(part, query, score, second[part][query]) for query, score in first[part].items()] for part in first]
+    # Ties count as zero everywhere: a rounding error is not evidence.
+    differences = [np.array([0.0 if abs(c.difference) <= TIE else c.difference for c in part]) for part in changes]
+    return _weights(weights, len(first)), changes, differences
+
+
+def _scaled(shares: Sequence[float], differences: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Differences as parts of the difference of the weighted means: they sum up to it."""
+    return np.concatenate([share / len(values) * values for share, values in zip(shares, differences, strict=True)])
 
 
 def _mean_of_means(parts: Iterable[Iterable[float]], weights: Sequence[float]) -> float:

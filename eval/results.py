@@ -28,10 +28,10 @@ from filelock import FileLock, Timeout
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json, write_text
 from quiver.encoder.schema import RECORD, Field, parse_record
-from quiver.encoder.versions import installed_version
 from quiver.eval.metrics import DEFAULT, Interval, Part, average, data_sets
 from quiver.retrieval.display import html_table, text_table
 from quiver.retrieval.records import Document, Dtype, ModelCard, Query

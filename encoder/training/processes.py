@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
+from quiver.encoder.environment import STATUS, resident
 from quiver.encoder.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -270,6 +271,8 @@ def peak_memory() -> int | None:
         return peak
     if sys.platform == "win32":
         return None
+    if STATUS.exists():  # a process that was started by another begins with the other's ru_maxrss
+        return resident("VmHWM")
     import resource  # not available on Windows
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -30,13 +30,13 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, sync_folder, write_json
 from quiver.encoder.schema import Schema, validate
 from quiver.encoder.training.log import LOG, NONFINITE
 from quiver.encoder.training.recipe_file import AUTO
 from quiver.encoder.training.sealed_checkpoints import Checkpoints
-from quiver.encoder.versions import installed_version
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from types import TracebackType
 from typing import IO, Any, TextIO, TypeAlias
 
 import quiver
+from quiver.encoder.environment import resident
 from quiver.encoder.errors import InputError
 
 Answer: TypeAlias = Mapping[str, Any]
@@ -39,8 +39,6 @@ Target: TypeAlias = Callable[..., tuple[Callable[[dict[str, Any]], Answer], Answ
 # malloc serves blocks above this threshold (64 KiB) by separate mappings, which return to the system when they are freed, so that the
 # resident set equals the memory in use. By default glibc keeps freed blocks of up to 32 MiB. Other C libraries ignore the variable.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "TOKENIZERS_PARALLELISM": "false"}
-
-STATUS = Path("/proc/self/status")
 
 # Out-of-memory messages of torch errors that are not OutOfMemoryError: from its CPU allocator, the CUDA runtime and cuBLAS.
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -281,14 +279,6 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError as error:
         raise InputError("peak memory on a CPU is read from Linux's /proc, which this system does not have; omit --peak-memory") from error
-
-
-def resident(name: str) -> int:
-    """Return ``VmRSS``, ``VmHWM``, ``RssAnon`` or ``RssFile`` of this process in bytes."""
-    found = re.search(rf"^{name}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
-    if found is None:
-        raise RuntimeError(f"{STATUS} has no {name}")
-    return int(found[1]) * 1024
 
 
 if __name__ == "__main__":

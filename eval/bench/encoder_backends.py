@@ -33,10 +33,10 @@ from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.encoder.checkpoints.families import FORMATS
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import Precision
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.model import compile_encoder
 from quiver.encoder.presets import preset
-from quiver.encoder.versions import installed_version
 from quiver.eval.bench.harness import quiet_libraries
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model, read_model_folder

@@ -22,8 +22,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
-from quiver.encoder.versions import installed_version
 from quiver.eval.bench.child import ChildError, ask_once, is_out_of_memory
 from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Scalar, Subject
 from quiver.eval.results import provenance

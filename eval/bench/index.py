@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quiver.encoder.environment import installed_version, resident
 from quiver.encoder.errors import InputError
-from quiver.encoder.versions import installed_version
-from quiver.eval.bench.child import Answer, Child, ChildError, KilledError, checked, reset_peak, resident
+from quiver.eval.bench.child import Answer, Child, ChildError, KilledError, checked, reset_peak
 from quiver.eval.bench.harness import Recording, interleave
 from quiver.eval.bench.index_backends import LIBRARIES, NOT_COMPARED, OpenIndex, Point, System, unsupported_reason
 from quiver.eval.bench.index_data import ExactHits, VectorFolder, exact_search, invalid_hits, ndcg, recall

@@ -26,9 +26,9 @@ from urllib.request import Request, urlopen
 
 from filelock import FileLock
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import cache_folder, file_sha256, read_json, sync_folder
-from quiver.encoder.versions import installed_version
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.progress import Advance, progress_bar
 

@@ -247,7 +247,11 @@ def latency_limits(dots: Sequence[Dot], *, to_one: bool) -> tuple[tuple[float, f
 
 
 def latency_chart(
-    dots: Sequence[Dot], limits: tuple[tuple[float, float], tuple[float, float]], measure: str, *, time: str = "milliseconds per query"
+    dots: Sequence[Dot],
+    limits: tuple[tuple[float, float], tuple[float, float]],
+    measure: str,
+    *,
+    time: str = "search time per query without encoding, ms",
 ) -> Drawing:
     """Draw quality over latency, every point with the letter of its system.
 

@@ -8,16 +8,39 @@ nDCG@10 is the test, the other measures explain it. A measure that one of the tw
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TypeAlias
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.eval.metrics import CHANGED, DEFAULT, PERMUTATIONS, Change, PairedComparison, compare_parts, grouped, holm, is_whole
+from quiver.eval.metrics import (
+    CHANGED,
+    DEFAULT,
+    PERMUTATIONS,
+    Change,
+    PairedComparison,
+    compare_parts,
+    grouped,
+    holm,
+    is_whole,
+    paired_test,
+)
 from quiver.eval.report.formats import Block, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
-from quiver.eval.report.retrieval import LABELS, differently_scored, label_systems, points
+from quiver.eval.report.retrieval import (
+    AVERAGE,
+    LABELS,
+    NOT_TESTED,
+    Significance,
+    collections_by_key,
+    differently_scored,
+    label_systems,
+    points,
+    rows,
+)
 from quiver.eval.results import FILE, HEADLINE, CollectionResult, FileReference, Results, evaluate_again, read_results
 
 ALPHA = 0.05
@@ -199,6 +222,10 @@ def _sides(folders: Sequence[str | Path], results: Sequence[Results]) -> list[_S
     labels = [label for label, _ in label_systems(results)]
     # The same system twice, such as with two index settings: the folder distinguishes them.
     labels = [label if labels.count(label) == 1 else f"{label} in {folder}" for label, folder in zip(labels, folders, strict=True)]
+    return _labelled_sides(labels, folders, results)
+
+
+def _labelled_sides(labels: Sequence[str], folders: Sequence[str | Path], results: Sequence[Results]) -> list[_Side]:
     sides = []
     for label, folder, result in zip(labels, folders, results, strict=True):
         collections = {collection.key: collection for collection in result.collections}
@@ -269,7 +296,7 @@ def _compare(
     scores: Mapping[str, tuple[QueryScores, QueryScores]], shared: Mapping[str, Sequence[str]], data_sets: _DataSets, changed: int
 ) -> dict[str, PairedComparison]:
     """Compare the means over data sets, each the mean of its parts, by every measure that all parts have."""
-    shares = {key: 1 / len(data_sets) / len(parts) for parts in data_sets.values() for key in parts}
+    shares = _shares(data_sets)
     compared = {}
     for measure in DEFAULT:
         if not all(measure in shared[key] for key in shares):
@@ -277,6 +304,102 @@ def _compare(
         one, other = ({key: {query: values[measure] for query, values in scores[key][side].items()} for key in shares} for side in (0, 1))
         compared[measure] = compare_parts(one, other, weights=list(shares.values()), changed=changed)
     return compared
+
+
+def _shares(data_sets: _DataSets) -> dict[str, float]:
+    """Weight of every collection in the mean over data sets, each the mean of its parts."""
+    return {key: 1 / len(data_sets) / len(parts) for parts in data_sets.values() for key in parts}
+
+
+def significance(folders: Sequence[str | Path], results: Sequence[Results]) -> Significance:
+    """Test every pair of rows of a report on every data set: which systems is a score significantly better than?
+
+    The tests and Holm's correction are those of `compare_results`. A family is one measure over all pairs of rows and all data sets; the
+    averages are a family of their own, and so are the parts of groups. A data set is tested by a measure only if every row of the report
+    has scores per query for it.
+
+    Args:
+        folders: Folders of results.
+        results: What they hold, with equal data and scoring of each collection, see `quiver.eval.report.retrieval.check_data`.
+
+    Raises:
+        InputError: A file with scores per query does not fit to the results, or two of them have different queries.
+    """
+    homes = _homes(folders, results)
+    collections = collections_by_key(results)
+    tested = [key for key in collections if all(key in found for found in homes.values())]
+    if len(homes) < 2 or not tested:
+        return NOT_TESTED
+    shared = {key: [name for name in DEFAULT if all(name in found[key].measures[key] for found in homes.values())] for key in tested}
+    scores = {label: {key: found[key].scores(key, shared[key]) for key in tested} for label, found in homes.items()}
+    first = next(iter(homes))
+    for label, key in ((label, key) for label in homes for key in tested):
+        if scores[label][key].keys() != scores[first][key].keys():
+            raise InputError(
+                f"{homes[label][key].folder} and {homes[first][key].folder} hold scores of different queries of {key}; evaluate both again"
+            )
+    sets = grouped(collection.part() for collection in collections.values())
+    keys = {name: [part.key for part in parts] for name, parts in sets.items()}
+    whole = {name: keys[name] for name, parts in sets.items() if is_whole(parts) and all(key in tested for key in keys[name])}
+    parts = [key for name in sets if name not in collections for key in keys[name] if key in tested]
+    families = [{name: {name: whole[name]} for name in whole}, {key: {key: [key]} for key in parts}]
+    averaged = {AVERAGE: whole} if len(whole) == len(sets) > 1 else {}
+    better: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for measure in DEFAULT:
+        # No report shows averages of the other measures, and these tests take the most time.
+        for family in [*families, averaged] if measure == HEADLINE else families:
+            for name, winner, loser in _significant(family, measure, scores, shared):
+                better[name, measure, winner].append(loser)
+    if len(whole) == len(sets) == 1:  # the average of one data set
+        better |= {(AVERAGE, measure, label): others for (name, measure, label), others in better.items() if name in whole}
+    return Significance(dict(better), _superscript_rule(math.comb(len(homes), 2), len(whole), parts=len(parts), averaged=bool(averaged)))
+
+
+def _homes(folders: Sequence[str | Path], results: Sequence[Results]) -> dict[str, dict[str, _Side]]:
+    """Label of each row of a report -> collection -> the side with its scores per query; a system's come before a baseline's."""
+    named = label_systems(results)
+    homes: dict[str, dict[str, _Side]] = {row.label: {} for row in rows(named)}
+    systems = _labelled_sides([label for label, _ in named], folders, results)
+    baselines = {baseline.name: None for result in results for collection in result.collections for baseline in collection.baselines}
+    for side in [*(_beside(name, system) for system in systems for name in baselines), *systems]:
+        for key, reference in side.per_query.items():
+            if reference is not None:
+                homes[side.label][key] = side
+    return homes
+
+
+def _superscript_rule(pairs: int, whole: int, *, parts: int, averaged: bool) -> str:
+    families = [
+        *([_counted(whole, "data set")] if whole else []),
+        *(["the average"] if averaged else []),
+        *([_counted(parts, "part") + " of groups"] if parts else []),
+    ]
+    return (
+        f"A superscript names the systems that a score is significantly better than (corrected p < {ALPHA:g}): two-sided paired"
+        f" sign-flip test on the scores per query, Holm's correction over {_counted(pairs, 'pair')} of systems on"
+        f" {', and apart on '.join(families)}, for each measure separately. Where a system has no scores per query, nothing was tested."
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _significant(
+    family: Mapping[str, _DataSets], measure: str, scores: Mapping[str, Mapping[str, QueryScores]], shared: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield a name, the better system and the worse one, for every significant difference of a family."""
+    tests = []
+    for name, data_sets in family.items():
+        shares = _shares(data_sets)
+        if not all(measure in shared[key] for key in shares):
+            continue
+        values = {label: {key: {query: each[measure] for query, each in of[key].items()} for key in shares} for label, of in scores.items()}
+        for first, second in combinations(values, 2):
+            tests.append((name, first, second, *paired_test(values[first], values[second], weights=list(shares.values()))))
+    for (name, first, second, difference, _), p in zip(tests, holm([p for *_, p in tests]), strict=True):
+        if p < ALPHA:
+            yield (name, second, first) if difference > 0 else (name, first, second)
 
 
 def _corrected(compared: Sequence[_Compared]) -> tuple[Pairing, ...]:

@@ -123,6 +123,7 @@ class Cell:
         note: Small print under the text.
         link: Anchor of a section to which the text leads (HTML only).
         key: Badge of the system that the cell names.
+        better_than: Letters of the systems that the figure is significantly better than, printed as a superscript.
     """
 
     text: str
@@ -130,6 +131,17 @@ class Cell:
     note: str = ""
     link: str = ""
     key: Key | None = None
+    better_than: tuple[str, ...] = ()
+
+    @property
+    def superscript(self) -> str:
+        """The letters together; with commas if one of them has two characters.
+
+        Example:
+            >>> Cell("65.70", better_than=("A", "C")).superscript, Cell("65.70", better_than=("A", "AB")).superscript
+            ('AC', 'A,AB')
+        """
+        return ("," if any(len(letter) > 1 for letter in self.better_than) else "").join(self.better_than)
 
 
 @dataclass(frozen=True)
@@ -181,6 +193,15 @@ class Table:
             tuple("" if row.kind == "difference" else found.get(cell.text, "") for cell, found in zip(row.cells, places, strict=True))
             for row in self.rows
         ]
+
+    @property
+    def lettered(self) -> bool:
+        """Whether a cell has a superscript, so that formats without badges print the letters of the systems, too."""
+        return any(cell.better_than for row in self.rows for cell in row.cells)
+
+    def superscripts(self, position: int) -> int:
+        """Number of characters of the longest superscript of a column; the others take as much room, so that figures stay aligned."""
+        return max((len(row.cells[position].superscript) for row in self.rows), default=0)
 
     def _places(self, position: int) -> dict[str, Mark]:
         printed = [row.cells[position].text for row in self.rows if row.kind != "difference"]
@@ -433,14 +454,16 @@ def _markdown_span(span: object) -> str:
 def _markdown_block_table(table: Table) -> str:
     header = [escape(column.label) + (f" ({escape(column.note)})" if column.note else "") for column in table.columns]
     rows = [
-        [_markdown_cell(cell, bold=mark == "best") for cell, mark in zip(row.cells, marks, strict=True)]
+        [_markdown_cell(cell, bold=mark == "best", lettered=table.lettered) for cell, mark in zip(row.cells, marks, strict=True)]
         for row, marks in zip(table.rows, table.marks(), strict=True)
     ]
     return markdown_table(header, rows)
 
 
-def _markdown_cell(cell: Cell, *, bold: bool) -> str:
+def _markdown_cell(cell: Cell, *, bold: bool, lettered: bool) -> str:
     text = f"**{escape(cell.text)}**" if bold else escape(cell.text)
+    text = f"{cell.key.letter} {text}" if lettered and cell.key else text
+    text += f"<sup>{cell.superscript}</sup>" if cell.better_than else ""
     return f"{text} ({escape(cell.note)})".strip() if cell.note else text
 
 
@@ -619,8 +642,12 @@ ACCENTS: Mapping[str, str] = {
 INVISIBLE = ("Cc", "Cf", "Cs")
 """Unicode categories that LaTeX leaves out: controls, format characters, halves of surrogate pairs."""
 
-WIDE = 65
-"""Characters of a row, two more per column included, from which on a table spans both columns of the page."""
+NARROW, WIDE = 44, 65
+"""Characters of a row, two more per column included: from the first on a table spans both columns of a page, and from the second on it is
+split into tables below each other that repeat its first column, so that all keep their font size."""
+
+LABEL = 24
+"""Characters of the first column from which on its lines are broken."""
 
 UPRIGHT = 8
 """Largest number of columns with upright headings; the headings of a wider table are turned."""
@@ -647,29 +674,53 @@ def _tables(blocks: Iterable[Block]) -> Iterator[Table]:
 
 
 def _latex_table(table: Table) -> Iterator[str]:
-    texts = [[cell.text for cell in row.cells] for row in table.rows]
-    widths = [max(map(len, cells)) + 2 for cells in zip([column.label for column in table.columns], *texts, strict=True)]
-    star = "*" if sum(widths) > WIDE else ""
+    turned = len(table.columns) - 1 > UPRIGHT
+    widths = []
+    for position, column in enumerate(table.columns):
+        superscripts = table.superscripts(position)
+        texts = [len(row.cells[position].text) + superscripts for row in table.rows]
+        widths.append(max([2 if turned and position else len(column.label), *texts]) + 2)
+    broken = widths[0] - 2 > LABEL
+    widths[0] = min(widths[0], LABEL + 2)
+    parts = list(_latex_parts(widths))
+    star = "*" if max(sum(widths[position] for position in part) for part in parts) > NARROW else ""
     yield rf"\begin{{table{star}}}[t]"
     yield r"\centering"
     if star:
         yield r"\setlength{\tabcolsep}{3pt}"
-    # A table that is wider than the text is made smaller; a narrower one keeps its size.
-    yield r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
-    yield rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in table.columns)}}}"
-    yield r"\toprule"
-    yield _latex_row(_latex_headings(table.columns))
-    yield r"\midrule"
-    for before, row, marks in zip([None, *table.rows], table.rows, table.marks(), strict=False):
-        if before is not None and before.group != row.group:
-            yield r"\midrule"
-        yield _latex_row([_latex_cell(cell.text, mark) for cell, mark in zip(row.cells, marks, strict=True)])
-    yield r"\bottomrule"
-    yield r"\end{tabular}}"
+    headings = list(_latex_headings(table.columns))
+    for number, part in enumerate(parts):
+        if number:
+            yield r"\par\medskip"
+        kinds = ["r" if table.columns[position].numeric else "l" for position in part]
+        kinds[0] = f"p{{{LABEL // 2}em}}" if broken else kinds[0]
+        yield rf"\begin{{tabular}}{{{''.join(kinds)}}}"
+        yield r"\toprule"
+        yield _latex_row([headings[position] for position in part])
+        yield r"\midrule"
+        for before, row, marks in zip([None, *table.rows], table.rows, table.marks(), strict=False):
+            if before is not None and before.group != row.group:
+                yield r"\midrule"
+            cells = [_latex_cell(row.cells[place], marks[place], table.superscripts(place), lettered=table.lettered) for place in part]
+            yield _latex_row([rf"\raggedright {cells[0]}" if broken else cells[0], *cells[1:]])
+        yield r"\bottomrule"
+        yield r"\end{tabular}"
     ranked = "The best of a column is bold, the second underlined." if any(column.ranked for column in table.columns) else ""
     yield rf"\caption{{{' '.join(filter(None, (escape_latex(f'{table.name}. {table.caption}'), ranked)))}}}"
     yield rf"\label{{tab:{table.label}}}"
     yield rf"\end{{table{star}}}"
+
+
+def _latex_parts(widths: Sequence[int]) -> Iterator[list[int]]:
+    """Positions of the columns of each part of a table: the first column, and as many others as fit."""
+    part, room = [0], WIDE - widths[0]
+    for position, width in enumerate(widths[1:], start=1):
+        if width > room and len(part) > 1:
+            yield part
+            part, room = [0], WIDE - widths[0]
+        part.append(position)
+        room -= width
+    yield part
 
 
 def _latex_headings(columns: Sequence[Column]) -> Iterator[str]:
@@ -679,12 +730,19 @@ def _latex_headings(columns: Sequence[Column]) -> Iterator[str]:
         yield title if position == 0 or len(columns) - 1 <= UPRIGHT else rf"\rotatebox{{90}}{{{title}}}"
 
 
-def _latex_cell(text: str, mark: str) -> str:
-    escaped = escape_latex(text)
-    if re.fullmatch(r"[-+]\d.*", text):
-        escaped = f"${text}$"  # a minus sign instead of a hyphen
+def _latex_cell(cell: Cell, mark: str, superscripts: int, *, lettered: bool) -> str:
+    escaped = escape_latex(cell.text)
+    if re.fullmatch(r"[-+]\d.*", cell.text):
+        escaped = f"${cell.text}$"  # a minus sign instead of a hyphen
     command = {"best": r"\textbf", "second": r"\underline"}.get(mark)
-    return escaped if command is None else f"{command}{{{escaped}}}"
+    escaped = escaped if command is None else f"{command}{{{escaped}}}"
+    if lettered and cell.key:
+        escaped = f"{cell.key.letter} {escaped}"
+    if not superscripts or not cell.text:
+        return escaped
+    missing = superscripts - len(cell.superscript)
+    padding = rf"\phantom{{{'A' * missing}}}" if missing else ""  # figures stay aligned
+    return rf"{escaped}\textsuperscript{{{cell.superscript}{padding}}}"
 
 
 def _latex_row(cells: Iterable[str]) -> str:

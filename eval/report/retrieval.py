@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path, PurePath
 from typing import TypeAlias
@@ -91,6 +91,26 @@ class ScoredRow:
     label: str
     scores: Mapping[str, Score]
 
+
+AVERAGE = "average"
+"""Name of the average over all data sets of a table among the data sets of `Significance`."""
+
+
+@dataclass(frozen=True)
+class Significance:
+    """Which systems the scores of a report are significantly better than; see `quiver.eval.report.compare.significance`.
+
+    Attributes:
+        better: (data set, collection or `AVERAGE`; measure; label of a row) -> labels of the rows that it is better than.
+        method: Test and correction, for captions; empty if nothing could be tested.
+    """
+
+    better: Mapping[tuple[str, str, str], Sequence[str]]
+    method: str = ""
+
+
+NOT_TESTED = Significance({})
+"""Of a report without scores per query, or with a single row."""
 
 Named: TypeAlias = Sequence[tuple[str, Results]]
 """(label of the system, results)."""
@@ -305,6 +325,12 @@ class _Content:
     members: Mapping[str, Sequence[str]]
     keys: Mapping[str, Key]
     links: Mapping[tuple[str, str], str]
+    significance: Significance
+
+    def better_than(self, label: str, name: str, measure: str = HEADLINE) -> tuple[str, ...]:
+        """Letters of the systems that a score is significantly better than, in the order of the rows."""
+        found = self.significance.better.get((name, measure, label), ())
+        return tuple(key.letter for other, key in self.keys.items() if other in found)
 
     @property
     def scored(self) -> list[tuple[Key, CollectionResult]]:
@@ -317,18 +343,19 @@ class _Content:
         return name, f"mean of {self.collections[self.members[name][0]].group_size}"
 
 
-def results_report(results: Sequence[Results], *, title: str = "Retrieval results") -> Report:
+def results_report(results: Sequence[Results], *, title: str = "Retrieval results", significance: Significance = NOT_TESTED) -> Report:
     """Make the report of one or more systems.
 
     Args:
         results: In the order of the tables' rows. Baselines come first, and results of one system share a row.
         title: Main heading.
+        significance: What superscripts say.
 
     Raises:
         InputError: There are no results, a system has two results for one collection and index, or two results under one name were made
             on different data or scored differently.
     """
-    content = _content(results)
+    content = _content(results, significance)
     parts = (
         Section("nDCG@10", tuple(_scores(content)), "scores"),
         Section("Bars with intervals", tuple(_charts(content)), "charts"),
@@ -398,16 +425,26 @@ def write_report(results: Sequence[str | Path | Results], out: str | Path) -> No
     path = Path(out)
     suffix = check_format(path)
     read = [each if isinstance(each, Results) else read_results(each) for each in results]
+    tested = _significance(results, read)
     folders = [os.path.relpath(each, path.parent) for each in results if not isinstance(each, Results)]
     if suffix == ".tex":
-        report, comments = latex_report(read)
+        report, comments = latex_report(read, significance=tested)
         write_text(path, render_latex(report, comments=comments))
     else:
-        write(results_report(read), path)
+        write(results_report(read, significance=tested), path)
     if len(folders) == len(results):
         begin, end = _COMMENTS[suffix]
         note = json.dumps(folders).replace(">", "\\u003e")  # an arrow would end the comment
         write_text(path, f"{path.read_text(encoding='utf-8')}{begin}{_FOLDERS}{note}{end}\n")
+
+
+def _significance(given: Sequence[str | Path | Results], read: Sequence[Results]) -> Significance:
+    from quiver.eval.report.compare import significance  # imports this module
+
+    check_data(read)
+    folders = [each for each in given if not isinstance(each, Results)]
+    # Results alone do not say where their scores per query are.
+    return significance(folders, read) if len(folders) == len(read) else NOT_TESTED
 
 
 _FOLDERS = "quiver-results: "
@@ -435,13 +472,17 @@ def reported_folders(report: Path) -> list[Path]:
     return [report.parent / folder for folder in named]
 
 
-def latex_report(results: Sequence[Results]) -> tuple[Report, list[str]]:
+def latex_report(results: Sequence[Results], *, significance: Significance = NOT_TESTED) -> tuple[Report, list[str]]:
     """Make the table for a paper: nDCG@10 of systems on data sets; and comments that say how to reproduce it.
+
+    Args:
+        results: In the order of the table's rows.
+        significance: What superscripts say.
 
     Raises:
         InputError: As `results_report`.
     """
-    content = _content(results)
+    content = _content(results, significance)
     rules = protocol(results)
     caption = " ".join(rules[about] for about in CAPTIONED if about in rules)
     comments = [f"{each.key}: revision {each.revision or 'none'}, sha256 {each.data_sha256}" for each in content.collections.values()]
@@ -449,12 +490,12 @@ def latex_report(results: Sequence[Results]) -> tuple[Report, list[str]]:
     return Report("Retrieval results", (_headline(content, f"{LABELS[HEADLINE]} in points", caption),)), comments
 
 
-def _content(results: Sequence[Results]) -> _Content:
+def _content(results: Sequence[Results], significance: Significance) -> _Content:
     check_data(results)
     named = label_systems(results)
     scored = rows(named)
     collections = collections_by_key([result for _, result in named])
-    return _Content(named, scored, collections, members(collections.values()), _keys(scored, named), _links(named))
+    return _Content(named, scored, collections, members(collections.values()), _keys(scored, named), _links(named), significance)
 
 
 def _keys(scored: Sequence[ScoredRow], named: Named) -> dict[str, Key]:
@@ -511,11 +552,18 @@ def _headline(content: _Content, name: str, caption: str) -> Table:
     lines = []
     for row in content.rows:
         sets, average = row_data_sets(row, content.collections), row_average(row, content.collections)
-        mean = Cell(points(average.value), average.value, f"{average.known} of {average.members}")
+        better = content.better_than(row.label, AVERAGE)
+        mean = Cell(points(average.value), average.value, f"{average.known} of {average.members}", better_than=better)
         cells = [_set_cell(content, row, each, sets.get(each)) for each in content.members]
         lines.append(Row((_system_cell(content.keys[row.label]), mean, *cells), group="systems" if row.label in systems else "baselines"))
     columns = [Column(*content.heading(each), ranked=True) for each in content.members]
-    return Table(name, (SYSTEM, Column("Average", "of data sets", ranked=True), *columns), tuple(lines), caption, "retrieval")
+    made = Table(name, (SYSTEM, Column("Average", "of data sets", ranked=True), *columns), tuple(lines), caption, "retrieval")
+    return _explained(content, made)
+
+
+def _explained(content: _Content, made: Table) -> Table:
+    """The table with a caption that says what its superscripts mean, if its scores could be tested."""
+    return replace(made, caption=" ".join(filter(None, (content.significance.method, made.caption))))
 
 
 def _set_cell(content: _Content, row: ScoredRow, name: str, value: float | None) -> Cell:
@@ -523,14 +571,15 @@ def _set_cell(content: _Content, row: ScoredRow, name: str, value: float | None)
         return _score_cell(content, row.label, name, row.scores.get(name))
     known = [key for key in content.members[name] if key in row.scores]
     note = "" if value is not None or not known else f"{len(known)} of {content.collections[known[0]].group_size}"
-    return Cell(points(value), value, note)
+    return Cell(points(value), value, note, better_than=content.better_than(row.label, name))
 
 
 def _score_cell(content: _Content, label: str, key: str, score: Score | None) -> Cell:
     if score is None:
         return Cell("")
     value = score.measures.get(HEADLINE)
-    return Cell(points(value), value, interval(score.interval.low, score.interval.high), content.links[label, key])
+    ends = interval(score.interval.low, score.interval.high)
+    return Cell(points(value), value, ends, content.links[label, key], better_than=content.better_than(label, key))
 
 
 def _system_cell(key: Key) -> Cell:
@@ -544,7 +593,7 @@ def _parts_table(content: _Content, group: str, keys: Sequence[str]) -> Table:
         if not row.scores.keys().isdisjoint(keys)
     ]
     columns = [Column(*content.heading(key), ranked=True) for key in keys]
-    return Table(f"nDCG@10 on the parts of {group}", (SYSTEM, *columns), tuple(lines))
+    return _explained(content, Table(f"nDCG@10 on the parts of {group}", (SYSTEM, *columns), tuple(lines)))
 
 
 def _charts(content: _Content) -> Iterator[Block]:
@@ -586,7 +635,7 @@ def _latency(content: _Content) -> Section:
         if value is not None and index.query_milliseconds:
             dot = Dot(key, index.query_milliseconds, value, hollow=approximate and index.kind == "exact")
             timed.setdefault(collection.key, []).append(dot)
-    title = f"{'Recall' if approximate else 'nDCG@10'} and latency"
+    title = f"{'Overlap with exact search' if approximate else 'nDCG@10'} over search time"
     if not timed:
         nothing = "No search was timed apart from the encoding of its queries, so that there is nothing to plot."
         return Section(title, (Paragraph(nothing),), "latency")
@@ -596,13 +645,13 @@ def _latency(content: _Content) -> Section:
 def _latency_blocks(content: _Content, timed: Mapping[str, Sequence[Dot]], measure: str, *, approximate: bool) -> Iterator[Block]:
     every = [dot for dots in timed.values() for dot in dots]
     limits = latency_limits(every, to_one=approximate)
-    label = LABELS.get(measure, measure)
+    label = f"{LABELS.get(measure, measure)}{' with exact search, percent' if approximate else ', points'}"
 
     def drawn(names: Iterable[str]) -> Iterator[Figure]:
         for name in names:
             title, note = content.heading(name)
             values = ", ".join(f"{dot.key.label} {points(dot.value)} at {dot.milliseconds:.3g}" for dot in timed[name])
-            alt = f"{label} over milliseconds per query on {title}: {values}"
+            alt = f"{label}, over milliseconds of search per query on {title}: {values}"
             yield Figure(title, partial(latency_chart, timed[name], limits, label), alt, note)
 
     how = "The horizontal axis is the search time per query without encoding, all queries in one call. All charts share their axes."
@@ -643,11 +692,20 @@ def _collection(content: _Content, position: int, key: str) -> Section:
         "Data sha256": result.data_sha256,
     }
     shown = Properties({name: value for name, value in properties.items() if value}, "wide")
-    return Section(result.name, (shown, Table(f"Measures on {key}", columns, lines), *worst), f"collection-{position}", result.split)
+    return Section(
+        result.name,
+        (shown, _explained(content, Table(f"Measures on {key}", columns, lines)), *worst),
+        f"collection-{position}",
+        result.split,
+    )
 
 
 def _measures(content: _Content, label: str, key: str, score: Score) -> tuple[Cell, ...]:
-    others = [Cell(points(value := score.measures.get(measure)), value) for measure in LABELS if measure != HEADLINE]
+    others = [
+        Cell(points(value := score.measures.get(measure)), value, better_than=content.better_than(label, key, measure))
+        for measure in LABELS
+        if measure != HEADLINE
+    ]
     return (_system_cell(content.keys[label]), _score_cell(content, label, key, score), *others, _percent_cell(score.judged))
 
 

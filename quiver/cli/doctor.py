@@ -12,7 +12,7 @@ import typer
 
 from quiver.cli import options
 from quiver.cli.output import help_alone, print_json, print_table, quiver_version, say
-from quiver.encoder.versions import installed_version
+from quiver.encoder.environment import installed_version
 from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
-from quiver.encoder.versions import installed_version
 from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Field, with_config
-from quiver.encoder.versions import installed_version
 from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of
 from quiver.retrieval.data.tables import GivenDocuments, documents_among
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate

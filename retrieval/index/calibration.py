@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
-from quiver.encoder.versions import installed_version
 from quiver.retrieval.index.engines import Setting, one_thread
 from quiver.retrieval.index.index import Index, OpenSegment, check_has_vectors
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval

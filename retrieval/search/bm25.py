@@ -30,10 +30,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.schema import RECORD, Count, parse_record, with_config
-from quiver.encoder.versions import installed_version
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.engines import check_k, in_order

@@ -13,17 +13,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders
 
-from quiver.encoder import Tokenizer
 from quiver.retrieval.index import Index
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import clean, comparable
 from quiver.retrieval.records import DenseModel, Role, TokenVectors
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from quiver.encoder import Tokenizer
+    from quiver.retrieval.models.colbert import ColBERT
 
 _SENTENCEPIECE_SPACE = "\u2581"
 _NO_CHARACTER = "\ufffd"
@@ -104,6 +107,8 @@ def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
         text: A query or a document.
         role: Role of the text; decides prefix, length, expansion and skiplist.
     """
+    from quiver.retrieval.models.encoding import clean
+
     settings, tokenizer = model.settings.colbert, model.tokenizer
     prefix = settings.query_prefix if role == "query" else settings.document_prefix
     length = settings.query_length if role == "query" else settings.document_length
@@ -221,7 +226,9 @@ def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Se
         InputError: Another model built the index, a document does not exist, or the index of a ColBERT model stores no texts.
     """
     index.check_model(model.card)
-    if not isinstance(model, ColBERT):
+    if not _is_colbert(model):
+        from quiver.retrieval.models.encoding import comparable
+
         vector = comparable(model.encode_texts([query], "query").vectors, model.card)[0]
         stored = index.manifest.policy.store_text
         return [
@@ -234,6 +241,10 @@ def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Se
         text = index.text_of(document)
         explained.append(Explanation(document, score, text, tuple(_matches(index, model, document, text, vectors, query_tokens))))
     return explained
+
+
+def _is_colbert(model: DenseModel | ColBERT) -> TypeIs[ColBERT]:
+    return model.card.kind == "colbert"
 
 
 def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> list[Explanation]:

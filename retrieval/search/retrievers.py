@@ -26,13 +26,8 @@ from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
 from quiver.retrieval.index.index import encoded_queries
-from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.store.reading import format_version
-from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.bm25 import BM25, NAME
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_index_model, load_model
-from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import (
     DenseModel,
     Metadata,
@@ -46,7 +41,11 @@ from quiver.retrieval.search.explain import Explanation, explain, explain_texts
 from quiver.retrieval.search.search import Fusion, SearchResult, check_fusible, fuse_runs, rerank, search
 
 if TYPE_CHECKING:
+    import torch
+
     from quiver.retrieval.cluster.index import ShardedIndex
+    from quiver.retrieval.models.biencoder import BiEncoder
+    from quiver.retrieval.models.colbert import ColBERT
 
 CANDIDATES = 100
 """Default number of documents that each ranking contributes to a fusion or a re-ranking."""
@@ -109,7 +108,13 @@ class SharedModel:
         self.model: Any = model
         self.lock = threading.Lock()
         self.card = model.card
-        self.device = device_of(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model; see `quiver.retrieval.index.on_device.device_of`."""
+        from quiver.retrieval.index.on_device import device_of  # imports PyTorch, which a search by words does not need
+
+        return device_of(self.model)
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         """Encode texts, as the model does."""
@@ -372,6 +377,8 @@ class TextScorer:
         Raises:
             InputError: A candidate has no text.
         """
+        from quiver.retrieval.models.maxsim import maxsim_packed
+
         vectors = self.model.encode_texts(queries, "query").vectors
         scores: list[NDArray[np.float32]] = []
         while len(scores) < len(queries):
@@ -525,8 +532,10 @@ class OpenIndexes:
                 stored = "no vectors" if index.kind == WORDS else "a single vector per document"
                 raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this index has {stored}")
             return IndexScorer(index, self._model_of(index, self._sources.get(Path(given).resolve())))
+        from quiver.retrieval.models.loading import load_model
+
         model = load_model(str(given), device=self._device)
-        if not isinstance(model, ColBERT):
+        if model.card.kind != "colbert":
             raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this model gives a single vector per text")
         return TextScorer(SharedModel(model), text_of or self.text_of)
 
@@ -554,7 +563,13 @@ class OpenIndexes:
     def _model_of(self, index: Index, source: str | None) -> SharedModel:
         wanted = index.manifest.model.fingerprint
         if wanted not in self._models:
-            loaded: BiEncoder | ColBERT | BM25 = load_index_model(index.manifest.model, source, device=self._device)
+            loaded: BiEncoder | ColBERT | BM25
+            if index.kind == WORDS and (source, self._device) == (None, None):
+                loaded = BM25()  # without an import of PyTorch
+            else:
+                from quiver.retrieval.models.loading import load_index_model
+
+                loaded = load_index_model(index.manifest.model, source, device=self._device)
             index.check_model(loaded.card)
             self._models[wanted] = SharedModel(loaded)
         return self._models[wanted]

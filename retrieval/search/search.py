@@ -26,9 +26,8 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import FilterLike
-from quiver.retrieval.index.engines import Setting, check_k
+from quiver.retrieval.index.engines import WORDS, Setting, check_k
 from quiver.retrieval.index.index import encoded_queries
-from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.records import DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
 
 if TYPE_CHECKING:
@@ -106,7 +105,9 @@ def search(
     begun = time.perf_counter()
     encoding = model.encode_texts([query.text for query in queries], "query", progress=progress)
     encoded = time.perf_counter()
-    if isinstance(index, Index):
+    if isinstance(index, Index) and index.kind != WORDS:
+        from quiver.retrieval.index.on_device import device_of  # imports PyTorch
+
         index.search_on(device_of(model))
     hits = index.search(encoded_queries(encoding, model.card), k, filter=filter, effort=effort, target_recall=target_recall)
     seconds = {"encode": encoded - begun, "search": time.perf_counter() - encoded}

@@ -16,8 +16,8 @@ from fastapi.security import HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
-from quiver.encoder.versions import installed_version
 from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import Document

@@ -17,7 +17,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
-from quiver.encoder.versions import installed_version
+from quiver.encoder.environment import installed_version
 from quiver.retrieval.serving.application import search
 from quiver.retrieval.serving.schemas import RequestError, SearchRequest
 from quiver.retrieval.serving.service import Service

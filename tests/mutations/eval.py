@@ -164,6 +164,20 @@ MUTATIONS = [
         [f"{SIGNIFICANCE}::test_parts_are_drawn_apart_and_weigh_alike"],
     ),
     (
+        "a superscript stands at the worse system",
+        "eval/report/compare.py",
+        "(name, second, first) if difference > 0 else (name, first, second)",
+        "(name, first, second) if difference > 0 else (name, second, first)",
+        ["tests/eval/report/test_significance.py::test_superscripts_by_hand"],
+    ),
+    (
+        "superscripts are not corrected for the number of tests",
+        "eval/report/compare.py",
+        "holm([p for *_, p in tests])",
+        "[p for *_, p in tests]",
+        ["tests/eval/report/test_significance.py::test_superscripts_by_hand"],
+    ),
+    (
         "Holm's correction is Bonferroni's",
         "eval/metrics.py",
         "(len(p_values) - rank) * p_values[position]",

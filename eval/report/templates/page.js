@@ -38,6 +38,13 @@
     });
   }
 
+  // A table that goes on to the right says so.
+  for (const box of document.querySelectorAll(".box")) {
+    const mark = () => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    box.addEventListener("scroll", mark, { passive: true });
+    new ResizeObserver(mark).observe(box);
+  }
+
   const theme = document.getElementById("theme");
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const root = document.documentElement;

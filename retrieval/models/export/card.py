@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from quiver.encoder import InputError, Tokenizer
-from quiver.encoder.versions import installed_version
+from quiver.encoder.environment import installed_version
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.onnx import COLBERT_USAGE, DENSE_USAGE

@@ -32,8 +32,8 @@ from torch.nn import functional as F
 
 from quiver.encoder import InputError, pack_padded
 from quiver.encoder.checkpoints import config_to_hf
+from quiver.encoder.environment import installed_version
 from quiver.encoder.files import write_json
-from quiver.encoder.versions import installed_version
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 

@@ -579,7 +579,7 @@ def _build(target: Path, build: Callable[[Path], Built]) -> None:
         built = build(folder)
         files = sorted(folder.iterdir())
         for file in files:
-            with file.open("rb") as written:
+            with file.open("rb+") as written:  # Windows syncs no file that is open for reading only
                 os.fsync(written.fileno())
         sums = {file.name: file_sha256(file) for file in files}
         write_json(folder / RECORD, {"schema": _FORMAT, **built._asdict(), "files": sums})

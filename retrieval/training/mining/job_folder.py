@@ -23,9 +23,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, write_json
-from quiver.encoder.versions import installed_version
 
 logger = logging.getLogger(__name__)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quiver.eval.metrics import Interval
+from quiver.encoder.files import file_sha256
+from quiver.eval.metrics import DEFAULT, Interval
 from quiver.eval.results import (
     Baseline,
     CollectionResult,
@@ -22,6 +25,7 @@ from quiver.eval.results import (
     TokenMatch,
     Truncated,
     WorstQuery,
+    write_results,
 )
 
 MEASURES = {"ndcg@10": 0.5, "map": 0.25, "mrr@10": 0.4, "recall@10": 0.6, "recall@100": 0.7, "recall@1000": 0.8, "p@10": 0.1}
@@ -89,6 +93,48 @@ def make_results() -> Callable[..., Results]:
         system = System(source, kind, fingerprint="f" * 64, dim=384, similarity="cosine", query_length=256, document_length=256)
         origin = Provenance(command, "2030-01-02T03:04:05+00:00", {"torch": "2.11", "quiver": "0.1", "python": "3.11"}, "Linux", 2)
         return Results(replace(system, **changed), collections, origin)
+
+    return make
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path, make_scored: Callable[..., CollectionResult], make_results: Callable[..., Results]) -> Callable[..., Path]:
+    """Write a results folder from collection -> query -> nDCG@10; the other measures are half of that value."""
+
+    def make(
+        source: str,
+        scores: Mapping[str, Mapping[str, float]],
+        *,
+        bm25: Mapping[str, Mapping[str, float]] | None = None,
+        changed: Mapping[str, Mapping[str, Any]] | None = None,
+        folder: str | None = None,
+        measures: Sequence[str] = DEFAULT,
+        **system: Any,
+    ) -> Path:
+        target = tmp_path / (folder or source)
+        target.mkdir()
+
+        def file(name: str, content: object) -> FileReference:
+            (target / name).write_text(json.dumps(content), encoding="utf-8")
+            return FileReference(name, file_sha256(target / name))
+
+        def by_query(headline: Mapping[str, float]) -> dict[str, dict[str, float]]:
+            return {query: {name: score if name == "ndcg@10" else score / 2 for name in measures} for query, score in headline.items()}
+
+        collections = []
+        for name, headline in scores.items():
+            fields: dict[str, Any] = {"queries": len(headline), "per_query": file(f"{name}.json", by_query(headline))}
+            fields["query_texts"] = file(f"{name}.queries.json", {query: f"what is | {query}?" for query in headline})
+            plain = make_scored(name, 0.5, floor=0.5)
+            fields["measures"] = {measure: plain.measures[measure] for measure in measures}
+            if bm25 is not None and name in bm25:
+                reference = file(f"{name}.bm25.json", by_query(bm25[name]))
+                fields["baselines"] = (replace(plain.baselines[0], measures=fields["measures"], per_query=reference),)
+            else:
+                fields["baselines"] = ()
+            collections.append(replace(plain, **fields | dict((changed or {}).get(name, {}))))
+        write_results(make_results(source, *collections, **system), target)
+        return target
 
     return make
 

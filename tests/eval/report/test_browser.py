@@ -257,6 +257,14 @@ def test_the_content_security_policy_blocks_injected_scripts(tab: Any, page: Pat
     assert any("Content Security Policy" in json.dumps(event) for event in tab.complaints())
 
 
+def test_a_table_that_goes_on_fades_until_it_is_scrolled_to_its_end(tab: Any, page: Path) -> None:
+    tab.open(page.as_uri(), TELEPHONE)
+    box = "document.querySelector('#scores .box')"
+    tab.until(f"getComputedStyle({box}).maskImage !== 'none'")
+    tab.run(f"{box}.scrollTo({box}.scrollWidth, 0)")
+    tab.until(f"getComputedStyle({box}).maskImage === 'none'")
+
+
 def test_the_printed_page_has_whole_tables_and_no_buttons(tab: Any, page: Path) -> None:
     tab.open(page.as_uri(), DESK, dark=True)
     tab.send("Emulation.setEmulatedMedia", media="print")

@@ -13,58 +13,15 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import file_sha256
 from quiver.eval.metrics import DEFAULT, compare_parts, compare_queries, holm
 from quiver.eval.report.compare import Comparison, Pairing, compare_results, comparison_report
 from quiver.eval.report.formats import render_markdown
-from quiver.eval.results import CollectionResult, FileReference, IndexUsed, Results, write_results
+from quiver.eval.results import CollectionResult, IndexUsed, Results
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]
 Headline = Mapping[str, float]
 MakeFolder = Callable[..., Path]
-
-
-@pytest.fixture
-def make_folder(tmp_path: Path, make_scored: MakeScored, make_results: MakeResults) -> MakeFolder:
-    """Write a results folder from collection -> query -> nDCG@10; the other measures are half of that value."""
-
-    def make(
-        source: str,
-        scores: Mapping[str, Headline],
-        *,
-        bm25: Mapping[str, Headline] | None = None,
-        changed: Mapping[str, Mapping[str, Any]] | None = None,
-        folder: str | None = None,
-        measures: Sequence[str] = DEFAULT,
-        **system: Any,
-    ) -> Path:
-        target = tmp_path / (folder or source)
-        target.mkdir()
-
-        def file(name: str, content: object) -> FileReference:
-            (target / name).write_text(json.dumps(content), encoding="utf-8")
-            return FileReference(name, file_sha256(target / name))
-
-        def by_query(headline: Headline) -> dict[str, dict[str, float]]:
-            return {query: {name: score if name == "ndcg@10" else score / 2 for name in measures} for query, score in headline.items()}
-
-        collections = []
-        for name, headline in scores.items():
-            fields: dict[str, Any] = {"queries": len(headline), "per_query": file(f"{name}.json", by_query(headline))}
-            fields["query_texts"] = file(f"{name}.queries.json", {query: f"what is | {query}?" for query in headline})
-            plain = make_scored(name, 0.5, floor=0.5)
-            fields["measures"] = {measure: plain.measures[measure] for measure in measures}
-            if bm25 is not None and name in bm25:
-                reference = file(f"{name}.bm25.json", by_query(bm25[name]))
-                fields["baselines"] = (replace(plain.baselines[0], measures=fields["measures"], per_query=reference),)
-            else:
-                fields["baselines"] = ()
-            collections.append(replace(plain, **fields | dict((changed or {}).get(name, {}))))
-        write_results(make_results(source, *collections, **system), target)
-        return target
-
-    return make
 
 
 def _scores(seed: int, queries: int = 40, shift: float = 0.0) -> dict[str, float]:

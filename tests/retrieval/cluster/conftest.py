@@ -12,6 +12,8 @@ import pytest
 from quiver.retrieval.cluster.ray_backend import connected
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, calibrate_index, delete_documents
 from quiver.retrieval.index.files import RealDisk
+from quiver.retrieval.index.index import encoded_queries
+from quiver.retrieval.models.bm25 import BM25
 from quiver.retrieval.records import Document, Hits
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -21,6 +23,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "faiss-dense": {"factory": "IVF4,SQ8"},
     "exact-tokens": {},
     "ivf-tokens": {"centroids": 8},
+    "bm25": {},
 }
 NARROW: Mapping[str, Mapping[str, Any]] = {
     "exact-dense": {},
@@ -29,6 +32,7 @@ NARROW: Mapping[str, Mapping[str, Any]] = {
     "faiss-dense": {"nprobe": 1, "k_factor": 1},
     "exact-tokens": {},
     "ivf-tokens": {"nprobe": 1, "tokens_k": 2, "candidates": 1},
+    "bm25": {},
 }
 QUERIES = ["w1", "w3 w4 w19", "w7 other w2", " ".join(f"w{number}" for number in range(12))]
 WHERE = {
@@ -74,7 +78,7 @@ class Built(NamedTuple):
     model: Any
 
     def queries(self, texts: list[str] = QUERIES) -> Any:
-        return self.model.encode_texts(texts, "query").vectors
+        return encoded_queries(self.model.encode_texts(texts, "query"), self.model.card)
 
     def add(self, begin: int, count: int) -> Index:
         return add_documents(self.path, documents(begin, count), self.model, memory=APART, disk=FAST)
@@ -88,7 +92,7 @@ def build(word_sum: Any, word_by_word: Any) -> Build:
     """``build(path, engine)``: an index of four segments."""
 
     def made(path: Path, engine: str = "exact-dense", *, measured: bool = False) -> Built:
-        model = word_by_word if engine.endswith("tokens") else word_sum
+        model = BM25() if engine == "bm25" else word_by_word if engine.endswith("tokens") else word_sum
         options = BuildOptions(engine=engine, settings=SETTINGS[engine], calibrate=False)
         build_index(documents(0, 60), model, path, options=options, disk=FAST)
         for begin, count, late in ((60, 9, False), (69, 25, True), (94, 16, False)):

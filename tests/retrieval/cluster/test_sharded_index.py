@@ -23,11 +23,12 @@ from quiver.retrieval.search.search import search
 Build = Callable[..., Any]
 
 
-@pytest.mark.parametrize("engine", sorted(set(ENGINE_MODULES) - {"bm25"}))  # tests/retrieval/search/test_bm25.py shards words
+@pytest.mark.parametrize("engine", sorted(ENGINE_MODULES))
 def test_sharded_searches_equal_those_of_one_process(
     engine: str, tmp_path: Path, build: Build, assert_same: Any, filters: Mapping[str, Any], narrow: Mapping[str, Any]
 ) -> None:
-    built = build(tmp_path / "i", engine, measured=True)
+    measured = engine != "bm25"  # which is always exact, and has no recall to measure
+    built = build(tmp_path / "i", engine, measured=measured)
     index, queries, seen = open_index(built.path), built.queries(), 0
     for shards in (1, 2, 3, 4):
         with open_sharded(built.path, Sharding(shards=shards), ThreadLauncher()) as sharded:
@@ -38,13 +39,14 @@ def test_sharded_searches_equal_those_of_one_process(
                         hits = sharded.search(queries, k, filter=filter, effort=effort)
                         assert not hits.partial
                         seen += assert_same(hits, index.search(queries, k, filter=filter, effort=effort))
-                for target in (0.5, 0.9, 1.0):
+                for target in (0.5, 0.9, 1.0) if measured else ():
                     found = sharded.search(queries, 10, filter=filter, target_recall=target)
                     seen += assert_same(found, index.search(queries, 10, filter=filter, target_recall=target))
             assert_same(sharded.search(queries[:0], 3), index.search(queries[:0], 3))
-            assert sharded.search_params_for(0.9, 10) == index.search_params_for(0.9, 10)
+            if measured:
+                assert sharded.search_params_for(0.9, 10) == index.search_params_for(0.9, 10)
             assert (len(sharded), list(sharded.ids), sharded.kind) == (len(index), list(index.ids), index.kind)
-    assert seen > 10_000
+    assert seen > (10_000 if measured else 6_000)  # BM25 ranks only documents that share a word with the query
 
 
 def raised(act: Callable[[], object]) -> tuple[type[BaseException], str]:

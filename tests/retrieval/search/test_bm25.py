@@ -254,6 +254,12 @@ def test_searching_words_imports_no_torch(built: tuple[Index, list[Document]]) -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [index.search("word3", 3)[0].id, "False"]
+    command = "import sys; from quiver.cli.main import app; app(sys.argv[1:], standalone_mode=False); print('torch' in sys.modules)"
+    for options in ([], ["--explain"]):
+        words = [sys.executable, "-c", command, "search", str(index.path), "word3", *options]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert index.search("word3", 3)[0].id in done.stdout
+        assert done.stdout.split()[-1] == "False"
 
 
 def test_shards_score_with_the_statistics_of_the_whole_index(built: tuple[Index, list[Document]]) -> None:

@@ -1,0 +1,38 @@
+"""What this process runs with: versions of installed packages, for records of runs, reports and ``quiver doctor``; its memory."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+STATUS = Path("/proc/self/status")
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution; None if it is not installed.
+
+    Args:
+        distribution: Name on the package index (``faiss-cpu``), which may differ from the import name (``faiss``).
+
+    Example:
+        >>> installed_version("no-such-distribution") is None
+        True
+    """
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def resident(name: str) -> int:
+    """Return ``VmRSS``, ``VmHWM``, ``RssAnon`` or ``RssFile`` of this process in bytes, on Linux.
+
+    Example:
+        >>> resident("VmHWM") >= resident("VmRSS") // 2 > 0
+        True
+    """
+    found = re.search(rf"^{name}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"{STATUS} has no {name}")
+    return int(found[1]) * 1024

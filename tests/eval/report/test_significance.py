@@ -1,0 +1,164 @@
+"""Superscripts of reports: which systems a score is significantly better than."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+
+from quiver.eval.metrics import compare_parts, holm, paired_test
+from quiver.eval.report.compare import compare_results, significance
+from quiver.eval.report.formats import Cell, Column, Report, Row, Table, render_latex
+from quiver.eval.report.retrieval import AVERAGE, write_report
+from quiver.eval.results import read_results
+
+MakeFolder = Callable[..., Path]
+Queries = Mapping[str, float]
+
+LOW = [0.10, 0.25, 0.30, 0.45, 0.50, 0.15, 0.20, 0.35]
+GAINS = [0.05, 0.10, 0.15, 0.20, 0.25, 0.30, 0.35, 0.40]
+
+
+def of(scores: Sequence[float]) -> dict[str, float]:
+    return {f"q{number}": score for number, score in enumerate(scores)}
+
+
+def three(queries: int) -> dict[str, dict[str, float]]:
+    """Systems on the same queries: beta gains on one and loses on another as much as alpha; gamma beats both on all of them."""
+    mixed = [score + change for score, change in zip(LOW, [0.04, -0.04, 0, 0, 0, 0, 0, 0], strict=True)]
+    high = [score + gain for score, gain in zip(LOW, GAINS, strict=True)]
+    return {name: of(scores[:queries]) for name, scores in (("alpha", LOW), ("beta", mixed), ("gamma", high))}
+
+
+def exact_p(first: Queries, second: Queries) -> float:
+    """The share of all assignments of signs with a sum at least as far from 0, by enumeration."""
+    differences = [second[query] - first[query] for query in first]
+    sums = [abs(sum(sign * each for sign, each in zip(signs, differences, strict=True))) for signs in product((1, -1), repeat=len(first))]
+    return sum(each >= abs(sum(differences)) - 1e-12 for each in sums) / len(sums)
+
+
+def better(folders: Sequence[Path], measure: str = "ndcg@10") -> dict[tuple[str, str], list[str]]:
+    found = significance(folders, [read_results(folder) for folder in folders]).better
+    return {(name, label): list(others) for (name, of_measure, label), others in found.items() if of_measure == measure}
+
+
+def cells(text: str, row: str) -> list[str]:
+    """Cells of the first Markdown row of a system."""
+    line = next(each for each in text.splitlines() if each.startswith("|") and row in each.split("|")[1])
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+@pytest.mark.parametrize(("queries", "expected"), [(8, ["alpha", "beta"]), (7, ["alpha", "beta"]), (6, None)])
+def test_superscripts_by_hand(queries: int, expected: list[str] | None, make_folder: MakeFolder) -> None:
+    systems = three(queries)
+    folders = [make_folder(name, {"scifact": scores}) for name, scores in systems.items()]
+    p = {(a, b): exact_p(systems[a], systems[b]) for a, b in combinations(systems, 2)}
+    # All gains are of one sign: 2 of 2**n assignments. With six queries p is below 0.05, but three times p is not.
+    assert p["alpha", "gamma"] == p["beta", "gamma"] == 2 / 2**queries
+    assert p["alpha", "beta"] == 1.0
+    assert (max(sorted(holm(list(p.values())))[:2]) < 0.05) == (expected is not None)
+    for measure in ("ndcg@10", "map"):
+        found = better(folders, measure)
+        assert found == ({("scifact.test", "gamma"): expected, (AVERAGE, "gamma"): expected} if expected else {})
+
+
+def test_scipy_finds_the_same_p() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    systems = three(8)
+    for first, second in combinations(systems.values(), 2):
+        differences = [second[query] - first[query] for query in first]
+        other = stats.permutation_test((differences,), sum, permutation_type="samples", n_resamples=float("inf")).pvalue
+        assert paired_test({"": first}, {"": second})[1] == pytest.approx(other)
+
+
+def test_the_test_is_that_of_compare(make_folder: MakeFolder) -> None:
+    systems = three(8)
+    one, other = ({"a": systems[name], "b": of(LOW[:5])} for name in ("alpha", "gamma"))
+    compared = compare_parts(one, other, weights=[0.25, 0.75])
+    assert paired_test(one, other, weights=[0.25, 0.75]) == (pytest.approx(compared.difference), compared.p)
+    folders = [make_folder(name, {"scifact": systems[name]}) for name in ("alpha", "gamma")]
+    (pairing,) = compare_results(*folders).pairings
+    assert pairing.measures["ndcg@10"].verdict == "better"
+    assert better(folders)["scifact.test", "gamma"] == ["alpha"]
+    assert better(folders[::-1])["scifact.test", "gamma"] == ["alpha"]
+
+
+@pytest.mark.parametrize(("sets", "marked"), [(2, True), (3, False)])
+def test_the_correction_covers_all_data_sets(sets: int, marked: bool, make_folder: MakeFolder) -> None:
+    names = ["scifact", "cosqa", "fiqa"][:sets]
+    folders = [make_folder(name, dict.fromkeys(names, scores)) for name, scores in three(8).items()]
+    found = better(folders)
+    # 6 * 2/256 is below 0.05, 9 * 2/256 is not; the averages, over all queries, are corrected apart.
+    assert (("scifact.test", "gamma") in found) == marked
+    assert found[AVERAGE, "gamma"] == ["alpha", "beta"]
+
+
+def test_a_system_without_a_member_has_no_average_and_its_column_no_superscripts(make_folder: MakeFolder, tmp_path: Path) -> None:
+    systems = three(8)
+    held = {"alpha": ["scifact", "cosqa"], "beta": ["scifact"], "gamma": ["scifact", "cosqa"]}
+    folders = [
+        make_folder(
+            name,
+            dict.fromkeys(held[name], scores),
+            changed={each: {"measures": {"ndcg@10": sum(scores.values()) / 8}} for each in held[name]},
+            measures=["ndcg@10"],
+        )
+        for name, scores in systems.items()
+    ]
+    assert better(folders) == {("scifact.test", "gamma"): ["alpha", "beta"]}
+    write_report(folders, tmp_path / "report.md")
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert cells(text, "B beta")[1] == "(1 of 2)"
+    assert cells(text, "B beta")[3] == ""
+    assert cells(text, "C gamma")[1].startswith("**51.25** (")
+    assert cells(text, "A alpha")[1].startswith("28.75 (")
+    assert cells(text, "C gamma")[2].startswith("**51.25**<sup>AB</sup> (")
+    assert "<sup>" not in cells(text, "C gamma")[3]
+
+
+def test_the_baseline_is_tested_and_without_scores_per_query_nothing_is(make_folder: MakeFolder) -> None:
+    systems = three(8)
+    tested = make_folder("gamma", {"scifact": systems["gamma"]}, bm25={"scifact": systems["alpha"]})
+    assert better([tested])["scifact.test", "gamma"] == ["bm25"]
+    bare = make_folder("delta", {"scifact": systems["gamma"]}, changed={"scifact": {"per_query": None}})
+    found = significance([tested, bare], [read_results(each) for each in (tested, bare)])
+    assert (found.better, found.method) == ({}, "")
+
+
+def test_every_format_shows_superscripts_and_names_the_test(make_folder: MakeFolder, tmp_path: Path) -> None:
+    folders = [make_folder(name, {"scifact": scores}) for name, scores in three(8).items()]
+    texts = {}
+    for suffix in ("md", "html", "tex"):
+        write_report(folders, tmp_path / f"report.{suffix}")
+        texts[suffix] = (tmp_path / f"report.{suffix}").read_text(encoding="utf-8")
+        for words in ("paired sign-flip test", "correction over 3 pairs of systems"):
+            assert words in texts[suffix]
+    assert texts["md"].count("<sup>AB</sup>") == 2 + 7  # average and data set; all measures of the collection
+    assert texts["html"].count(">AB</sup>") == 2 + 7
+    assert r"\textsuperscript{AB}" in texts["tex"]
+    assert r"\textsuperscript{\phantom{AA}}" in texts["tex"]
+    assert re.search(r"^C gamma &", texts["tex"], flags=re.MULTILINE)
+
+
+def test_a_table_without_significance_has_no_superscripts(make_folder: MakeFolder, tmp_path: Path) -> None:
+    folders = [make_folder(name, {"scifact": scores}) for name, scores in three(6).items()]
+    for suffix, mark in (("md", "<sup>"), ("html", "</sup>"), ("tex", "textsuperscript")):
+        write_report(folders, tmp_path / f"report.{suffix}")
+        text = (tmp_path / f"report.{suffix}").read_text(encoding="utf-8")
+        assert mark not in text
+        assert "paired sign-flip test" in text
+
+
+def test_a_wide_latex_table_is_split_and_keeps_its_size() -> None:
+    columns = (Column("System", numeric=False), *(Column(f"set-{number}", ranked=True) for number in range(20)))
+    rows = tuple(Row((Cell(name), *(Cell(f"{10 + number}.00") for number in range(20)))) for name in ("a", "b" * 30))
+    text = render_latex(Report("Wide", (Table("Wide", columns, rows),)))
+    bodies = re.findall(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", text, flags=re.DOTALL)
+    assert len(bodies) == 4
+    assert all("a &" in each for each in bodies)
+    assert [number for each in bodies for number in re.findall(r"set-(\d+)", each)] == [str(number) for number in range(20)]
+    assert "resizebox" not in text
+    assert text.count(r"\caption") == 1
