@@ -159,7 +159,7 @@ def search(
     elif explain:
         _print_explained(text or "", hits, explained)
     else:
-        _print_hits(hits, found, len(index))
+        _print_hits(hits, found, len(index), group_by)
 
 
 def _check_options(text: str | None, queries: Path | None, run: Path | None, *, explain: bool) -> None:
@@ -243,15 +243,17 @@ def _ranks(hit: Mapping[str, Any]) -> list[str]:
     return ["-" if entry is None else f"{entry['rank']} ({entry['score']:.4f})" for entry in ranked]
 
 
-def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, documents: int) -> None:
+def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, documents: int, group_by: str | None) -> None:
     origins = [*found.lists, *(["candidate"] if found.candidates is not None else [])]
-    grouped = ["passages"] if hits and "group" in hits[0] else []
+    # Documents show their file already.
+    grouped = [] if group_by is None else ["passages"] if group_by == "file" else [group_by, "passages"]
     rows = []
     for hit in hits:
-        counts = [str(len(hit["passages"]))] if grouped else []
+        counts = [] if group_by is None else [str(hit["group"]), str(len(hit["passages"]))][-len(grouped) :]
         ranks = _ranks(hit) if Console().width >= _WIDE else [text.partition(" ")[0] for text in _ranks(hit)]
         rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *ranks, _shown_text(hit)))
-    print_table(f"{len(hits)} of {documents:,} documents", ("document", "score", *grouped, *origins, "text"), rows)
+    each = "" if group_by is None else f", one for each {group_by}"
+    print_table(f"{len(hits)} of {documents:,} documents{each}", ("document", "score", *grouped, *origins, "text"), rows)
 
 
 def _where(hit: Mapping[str, Any]) -> str:
