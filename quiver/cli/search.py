@@ -70,7 +70,7 @@ def search(
     weights: options.Weights = None,
     normalize: options.Normalize = None,
     rerank: options.Rerank = None,
-    candidates: options.Candidates = 100,
+    candidates: options.Candidates = None,
     group_by: Annotated[
         str | None,
         typer.Option(
@@ -112,7 +112,7 @@ def search(
     _check_options(text, queries, out, explain=explain)
     _check_effort(effort, target_recall)
     given = [str(folder), *(fuse or [])]
-    check_fusion(given, fusion, weights, normalize)
+    check_fusion(given, fusion, weights, normalize, rerank, candidates)
     if generation is not None and (shards or shard_memory):
         raise InputError("--generation opens an index in this process; remove --shards and --shard-memory")
 
@@ -121,7 +121,7 @@ def search(
     from quiver.retrieval.index import Filter
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.search.groups import field_of, search_groups
-    from quiver.retrieval.search.retrievers import OpenIndexes
+    from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes
 
     condition = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
     how = make_fusion(len(given), fusion, weights, normalize)
@@ -130,9 +130,9 @@ def search(
     sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
     opened = OpenIndexes(device=device, verify=verify, progress=show_progress(progress))
     index = opened.index(folder, model=model, generation=generation, sharded=sharded)
-    retriever = opened.fused(given, how, candidates=candidates)
+    retriever = opened.fused(given, how, candidates=candidates or CANDIDATES)
     if rerank is not None:
-        retriever = opened.reranked(retriever, rerank, candidates=candidates)
+        retriever = opened.reranked(retriever, rerank, candidates=candidates or CANDIDATES)
     if out is not None:
         check_run(out, query_list, opened.indexes)
     how_far = None if target_recall is not None else parse_effort(effort or "balanced")
