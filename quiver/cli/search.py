@@ -133,8 +133,7 @@ def search(
     retriever = opened.fused(given, how, candidates=candidates or CANDIDATES)
     if rerank is not None:
         retriever = opened.reranked(retriever, rerank, candidates=candidates or CANDIDATES)
-    elif device is not None:
-        _check_device(device, opened.indexes)
+    _check_device(device, rerank, opened.indexes)
     if out is not None:
         check_run(out, query_list, opened.indexes)
     how_far = None if target_recall is not None else parse_effort(effort or "balanced")
@@ -185,8 +184,8 @@ def _check_queries(queries: Sequence[Query], file: Path | None) -> None:
         raise InputError("the query is blank; pass a text to search for" if file is None else f"{file}: query '{blank.id}' is blank")
 
 
-def _check_device(device: str, indexes: Sequence[Index]) -> None:
-    if all(index.manifest.model.kind == "bm25" for index in indexes):
+def _check_device(device: str | None, rerank: str | None, indexes: Sequence[Index]) -> None:
+    if device is not None and rerank is None and all(index.manifest.model.kind == "bm25" for index in indexes):
         raise InputError(f"--device {device}: BM25 has no model that runs on a device; remove the option")
 
 
