@@ -193,7 +193,8 @@ Rerank: TypeAlias = Annotated[
     str | None, typer.Option("--rerank", help="Re-rank the candidates with a ColBERT model, or with the index of one.")
 ]
 Candidates: TypeAlias = Annotated[
-    int, typer.Option("--candidates", min=1, help="Candidates that each ranking contributes to fusion and re-ranking.")
+    int | None,
+    typer.Option("--candidates", min=1, help="Candidates that each ranking contributes to fusion and re-ranking. Default: 100."),
 ]
 
 # Where encoding runs.
