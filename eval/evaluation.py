@@ -24,7 +24,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, write_json
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, resolve
 from quiver.eval.metrics import MEASURES, Interval, Scores, bootstrap_interval, judged_at, score
-from quiver.eval.rankers import BASELINES, MODULES, Contenders, Ranker, Ranking
+from quiver.eval.rankers import BASELINES, MODULES, Contenders, Ranker, Ranking, is_run
 from quiver.eval.results import (
     HEADLINE,
     SCHEMA,
@@ -90,7 +90,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     fuse: Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
     fusion: Fusion | None = None,
     rerank: str | Path | None = None,
-    candidates: int = CANDIDATES,
+    candidates: int | None = None,
     name: str = "",
     split: str | None = None,
     out: str | Path | None = None,
@@ -124,8 +124,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         fuse: Systems to fuse with: ``"bm25"``, an index, a run, a model or a retriever.
         fusion: Method, weights and normalization; None for reciprocal ranks.
         rerank: ColBERT model, or index of one, that re-ranks the candidates.
-        candidates: Documents that each system contributes to a fusion or a re-ranking. The run holds no more, and measures with a deeper
-            cut are left out.
+        candidates: Documents that each system contributes to a fusion or a re-ranking; None for 100. The run holds no more, and measures
+            with a deeper cut are left out.
         name: Name of the system in reports; empty for one made from its parts.
         data: BEIR folders, or registered names such as ``"beir/scifact"`` or ``"beir"``. Pass a ``Benchmark`` to set the policy or split
             of one collection.
@@ -171,8 +171,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         raise InputError("pass only one of a model, an index and a run; to combine them, fuse them")
     if len(first) + len(fuse) < (1 if first else 2):
         raise InputError("nothing to evaluate: pass a model, an index, a run, or two systems to fuse")
-    if fusion is not None and len(first) + len(fuse) < 2:
-        raise InputError("a fusion needs a second system: pass fuse")
+    _check_combination(len(first) + len(fuse), fusion, rerank, candidates)
     require_baselines(["bm25", *baselines] if "bm25" in [each for each in (model, *fuse) if isinstance(each, str)] else baselines)
     _check_model(
         model,
@@ -186,10 +185,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     benchmarks = _benchmarks(data, split, in_domain, offline=offline, progress=progress)
-    if run is not None and len(benchmarks) > 1 and not Path(run).is_dir():
-        raise InputError(
-            f"{run}: a run belongs to one collection, but {len(benchmarks)} are given; pass a folder with COLLECTION.SPLIT.trec for each"
-        )
+    _check_runs((run, *fuse), len(benchmarks))
     checked = [_check(benchmark, written=out is not None) for benchmark in benchmarks]
     check_preset(effort)
     with open_embedding_store(None if cache is None else Path(cache), executor) as store:
@@ -200,9 +196,9 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
             *([contenders.run(Path(run))] if run is not None else []),
             *map(contenders.of, fuse),
         ]
-        contender = parts[0] if len(parts) == 1 else contenders.fused(parts, fusion or RECIPROCAL_RANKS, candidates)
+        contender = parts[0] if len(parts) == 1 else contenders.fused(parts, fusion or RECIPROCAL_RANKS, candidates or CANDIDATES)
         if rerank is not None:
-            contender = contenders.reranked(contender, str(rerank), candidates)
+            contender = contenders.reranked(contender, str(rerank), candidates or CANDIDATES)
         contenders.check_options()
         system = replace(contender.system, name=name)
         for each in checked:
@@ -244,6 +240,22 @@ def _check_model(model: object, index: object, run: object, fuse: Sequence[objec
         raise InputError(f"dtype, device and batch size are only available for library quiver, got {library}; leave them out")
     if not isinstance(model, (str, Path)) and (library != "quiver" or chosen):
         raise InputError("library, dtype, device, batch size and settings apply to a folder or hub id; the given model is loaded already")
+
+
+def _check_combination(systems: int, fusion: Fusion | None, rerank: object, candidates: int | None) -> None:
+    if fusion is not None and systems < 2:
+        raise InputError("a fusion needs a second system: pass fuse")
+    if candidates is not None and rerank is None and systems < 2:
+        raise InputError("candidates are those of a fusion or a re-ranking: pass fuse or rerank, or leave them out")
+
+
+def _check_runs(given: Sequence[object], collections: int) -> None:
+    """Refuse a single run for several collections."""
+    for each in given:
+        if collections > 1 and is_run(each) and not Path(str(each)).is_dir():
+            raise InputError(
+                f"{each}: a run belongs to one collection, but {collections} are given; pass a folder with COLLECTION.SPLIT.trec for each"
+            )
 
 
 def _benchmarks(

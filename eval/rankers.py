@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +20,12 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth
-from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated
+from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated, index_name
 from quiver.retrieval.data.corpus import Collection, read_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
 from quiver.retrieval.display import short_names
 from quiver.retrieval.index.documents import FilterLike
-from quiver.retrieval.index.engines import EXACT, Setting, check_engine, check_k
+from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine, check_k
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.on_device import device_of
@@ -43,12 +42,14 @@ from quiver.retrieval.search.retrievers import (
     Explained,
     Explanations,
     FusedRetriever,
+    IndexScorer,
     OpenIndexes,
     RerankedRetriever,
     Retriever,
     SharedModel,
     TextScorer,
     VectorRetriever,
+    WordRetriever,
 )
 from quiver.retrieval.search.search import Fusion, SearchResult
 
@@ -304,7 +305,7 @@ class RunRanker:
         """See `Ranker`."""
         run = self._read(benchmark)
         judged = {query.id: run.get(query.id, {}) for query in collection.queries}
-        return Ranking(cut(judged, k, benchmark.policy), IndexUsed("run", {}), Truncated(0, 0), {})
+        return Ranking(cut(judged, k, benchmark.policy), IndexUsed("run", {}), Truncated(None, None), {})
 
     def _read(self, benchmark: Benchmark) -> Run:
         return read_run(self._file(benchmark))
@@ -326,43 +327,32 @@ class RetrieverRanker:
     effort: str | Mapping[str, Setting] = "balanced"
 
     def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`; only the documents of an index are known.
+        """See `Ranker`; only the documents of indexes are known.
 
         Raises:
-            InputError: The documents of the index are not those of the collection, or one has titles in its texts and the other has not.
+            InputError: The documents of an index are not those of the collection, or one has titles in its texts and the other has not.
         """
-        if not isinstance(self.retriever, VectorRetriever):
-            return
-        index, key = self.retriever.index, benchmark.key
-        documents = iter(collection.documents)
-        while batch := [document.id for document in islice(documents, _BATCH)]:
-            if missing := [each for each, row in zip(batch, index.locate(batch), strict=True) if row is None]:
-                raise InputError(f"{index.path}: document {missing[0]!r} of {key} is not in the index; build it from this collection")
-        if len(index) != len(collection.documents):
-            raise InputError(
-                f"{index.path}: the index has {len(index):,} documents and {key} has {len(collection.documents):,}; build it from this"
-                " collection"
-            )
-        with_titles = index.manifest.policy.use_title
-        if with_titles != benchmark.policy.use_title:
-            has, takes = ("with", "without") if with_titles else ("without", "with")
-            raise InputError(f"{index.path}: the index was built {has} titles, and {key} is evaluated {takes} them; build it again")
+        for index in _indexes(self.retriever):
+            _check_index(index, benchmark, collection)
 
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`."""
         wanted = depth(k, benchmark.policy)
-        found = self.retriever.search(collection.queries, wanted, effort=self.effort)
+        candidates = self.retriever.candidates if isinstance(self.retriever, (FusedRetriever, RerankedRetriever)) else None
+        # A deeper search would take more candidates than the retriever has in use.
+        found = self.retriever.search(collection.queries, wanted if candidates is None else min(wanted, candidates), effort=self.effort)
         seconds = {_STAGES.get(stage, stage): taken for stage, taken in found.seconds.items()}
         return Ranking(
             run=cut(found.run, k, benchmark.policy),
             index=self._used(found, wanted, collection),
-            truncated=Truncated(documents=0, queries=found.counts.truncated),
+            truncated=Truncated(documents=_documents_truncated(self.retriever), queries=found.counts.truncated),
             seconds=seconds,
+            depth=candidates,
         )
 
     def _used(self, found: SearchResult, wanted: int, collection: Collection) -> IndexUsed:
         if not isinstance(self.retriever, VectorRetriever):
-            return IndexUsed("retriever", {"name": self.retriever.name})
+            return _combination(self.retriever)
         index, card = self.retriever.index, self.retriever.model.card
         milliseconds = 1000 * found.seconds["search"] / len(collection.queries)
         if card.kind not in ("dense", "colbert"):
@@ -375,6 +365,69 @@ class RetrieverRanker:
         recall = {_name(cut): overlap(exact, hits, cut) for cut in cuts}
         parameters = {**index.parameters, **found.efforts[self.retriever.name], "k": wanted}
         return IndexUsed(index.kind, parameters, recall, index.nbytes, milliseconds)
+
+
+def _combination(retriever: Retriever) -> IndexUsed:
+    """How a retriever that is no index ranks: its settings, and in one line those of its first stage."""
+    if isinstance(retriever, FusedRetriever):
+        return IndexUsed("fusion", _fusion_settings(retriever.fusion, len(retriever.parts), retriever.candidates))
+    if isinstance(retriever, RerankedRetriever):
+        return IndexUsed("re-ranking", {"candidates": retriever.candidates, "first": index_name(_combination(retriever.first))})
+    if isinstance(retriever, VectorRetriever):
+        return IndexUsed(retriever.index.kind, retriever.index.parameters)
+    return IndexUsed("retriever", {"name": retriever.name})
+
+
+def _fusion_settings(fusion: Fusion, parts: int, candidates: int) -> dict[str, Parameter]:
+    how: dict[str, Parameter] = {"constant": fusion.constant} if fusion.method == "rrf" else {"normalize": fusion.normalise}
+    weights = ", ".join(f"{weight:g}" for weight in fusion.weights_of(parts))
+    return {"method": fusion.method, **how, "weights": weights, "candidates": candidates}
+
+
+def _indexes(retriever: Retriever) -> list[Index]:
+    """The indexes that a retriever searches or scores with."""
+    if isinstance(retriever, VectorRetriever):
+        return [retriever.index]
+    if isinstance(retriever, WordRetriever):
+        return [retriever.words]
+    if isinstance(retriever, FusedRetriever):
+        return [index for part in retriever.parts for index in _indexes(part)]
+    if isinstance(retriever, RerankedRetriever):
+        return [*_indexes(retriever.first), *_scored_by(retriever.scorer)]
+    return []
+
+
+def _scored_by(scorer: CandidateScorer | None) -> list[Index]:
+    return [scorer.index] if isinstance(scorer, IndexScorer) else []
+
+
+def _check_index(index: Index, benchmark: Benchmark, collection: Collection) -> None:
+    key = benchmark.key
+    documents = iter(collection.documents)
+    while batch := [document.id for document in islice(documents, _BATCH)]:
+        if missing := [each for each, row in zip(batch, index.locate(batch), strict=True) if row is None]:
+            raise InputError(f"{index.path}: document {missing[0]!r} of {key} is not in the index; build it from this collection")
+    if len(index) != len(collection.documents):
+        raise InputError(
+            f"{index.path}: the index has {len(index):,} documents and {key} has {len(collection.documents):,}; build it from this"
+            " collection"
+        )
+    with_titles = index.manifest.policy.use_title
+    if with_titles != benchmark.policy.use_title:
+        has, takes = ("with", "without") if with_titles else ("without", "with")
+        raise InputError(f"{index.path}: the index was built {has} titles, and {key} is evaluated {takes} them; build it again")
+
+
+def _documents_truncated(retriever: Retriever) -> int | None:
+    """Documents that a model truncated for the indexes of a retriever, of the one that truncates most; None if it is not known."""
+    indexes = _indexes(retriever)
+    scored_by_text = isinstance(retriever, RerankedRetriever) and not isinstance(retriever.scorer, IndexScorer)
+    return max(map(index_truncated, indexes)) if indexes and not scored_by_text else None
+
+
+def index_truncated(index: Index) -> int:
+    """Number of documents of an index that the model truncated when they were encoded; deleted ones do not count."""
+    return sum(int((segment.documents.tokens.whole()[segment.kept] >> 1 & 1).sum()) for segment in index.segments)
 
 
 def _hits(run: Run) -> Hits:
@@ -426,13 +479,11 @@ class FusedRanker:
 
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`."""
-        parts = [_Part(part.name, part.ranker, benchmark, collection) for part in self.parts]
+        parts = [_Part(part.shown, part.ranker, benchmark, collection) for part in self.parts]
         found = FusedRetriever(parts, self.fusion, self.candidates).search(collection.queries, min(k, self.candidates))
-        rrf = self.fusion.method == "rrf"
-        how: dict[str, Parameter] = {"constant": self.fusion.constant} if rrf else {"normalize": self.fusion.normalise}
-        weights = ", ".join(f"{weight:g}" for weight in self.fusion.weights_of(len(parts)))
-        settings = {"method": self.fusion.method, **how, "weights": weights, "candidates": self.candidates}
-        return _combined("fusion", self.candidates, settings, found, [part.ranking for part in parts])
+        settings = _fusion_settings(self.fusion, len(parts), self.candidates)
+        used = [part.ranking for part in parts if part.ranking is not None]
+        return _combined("fusion", self.candidates, settings, found, used, [part.truncated.documents for part in used])
 
 
 @dataclass(frozen=True)
@@ -442,32 +493,39 @@ class RerankedRanker:
     Attributes:
         first: Finds the candidates.
         name: Name of the model or index that scores them.
-        scorer: Function from the texts of documents to the scorer of candidates.
+        scorer: Scores them; that of texts gets the texts of the collection.
         candidates: Candidates per query; the run holds no others.
     """
 
     first: Contender
     name: str
-    scorer: Callable[[Callable[[str], str]], CandidateScorer]
+    scorer: CandidateScorer
     candidates: int = CANDIDATES
 
     def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`."""
+        """See `Ranker`; an index that scores the candidates must have the documents too."""
         self.first.ranker.check(benchmark, collection)
+        for index in _scored_by(self.scorer):
+            _check_index(index, benchmark, collection)
 
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`."""
-        first = _Part(self.first.name, self.first.ranker, benchmark, collection)
-        scorer = _CollectionScorer(self.scorer, benchmark, collection)
+        first = _Part(self.first.shown, self.first.ranker, benchmark, collection)
+        scorer = _CollectionScorer(self.scorer, benchmark, collection) if isinstance(self.scorer, TextScorer) else self.scorer
         found = RerankedRetriever(first, scorer, self.name, self.candidates).search(collection.queries, min(k, self.candidates))
-        return _combined("re-ranking", self.candidates, {"candidates": self.candidates}, found, [first.ranking])
+        used = [] if first.ranking is None else [first.ranking]
+        settings: dict[str, Parameter] = {"candidates": self.candidates, "first": ", ".join(index_name(each.index) for each in used)}
+        # How many documents a model truncates whose vectors are not stored depends on the candidates, and is not counted.
+        stored: list[int | None] = [index_truncated(index) for index in _scored_by(self.scorer)]
+        truncated = [*(each.truncated.documents for each in used), *(stored or [None])]
+        return _combined("re-ranking", self.candidates, settings, found, used, truncated)
 
 
 @dataclass(frozen=True)
 class _CollectionScorer:
     """Scores candidates of a collection; the texts of a batch's candidates are read from it in one pass."""
 
-    scorer: Callable[[Callable[[str], str]], CandidateScorer]
+    scorer: TextScorer
     benchmark: Benchmark
     collection: Collection
 
@@ -475,7 +533,7 @@ class _CollectionScorer:
         wanted = {document for documents in candidates for document in documents}
         titles = self.benchmark.policy.use_title
         texts = {each.id: each.content(use_title=titles) for each in self.collection.documents if each.id in wanted}
-        return self.scorer(texts.__getitem__)(queries, candidates)
+        return replace(self.scorer, text_of=texts.__getitem__)(queries, candidates)
 
     def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
         del query, documents
@@ -483,10 +541,14 @@ class _CollectionScorer:
 
 
 def _combined(
-    kind: str, candidates: int, settings: Mapping[str, Parameter], found: SearchResult, parts: Sequence[Ranking | None]
+    kind: str,
+    candidates: int,
+    settings: Mapping[str, Parameter],
+    found: SearchResult,
+    used: Sequence[Ranking],
+    documents: Sequence[int | None],
 ) -> Ranking:
-    """The ranking that was made of others; a text is counted as truncated by the part that truncates most."""
-    used = [part for part in parts if part is not None]
+    """The ranking that was made of others; a text is counted as truncated by the part that truncates most, if all parts know."""
     seconds = dict(found.seconds)
     for part in used:
         for step, taken in part.seconds.items():
@@ -494,11 +556,16 @@ def _combined(
     return Ranking(
         run=found.run,
         index=IndexUsed(kind, settings),
-        truncated=Truncated(documents=max(part.truncated.documents for part in used), queries=max(part.truncated.queries for part in used)),
+        truncated=Truncated(documents=_most(documents), queries=_most([part.truncated.queries for part in used])),
         seconds=seconds,
         cached=sum(part.cached for part in used),
         depth=candidates,
     )
+
+
+def _most(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return max(known) if len(known) == len(counts) else None
 
 
 BASELINES: Mapping[str, Ranker] = {"bm25": WordRanker()}
@@ -514,17 +581,24 @@ class Contender:
         ranker: Ranks the collections.
         model: A ColBERT model that explains the worst queries, or None.
         made_of: What its rankings depend on beside the record of the system and the data, as JSON.
+        folder: Folder of an index, which tells it from others of the same model; empty otherwise.
     """
 
     system: System
     ranker: Ranker
     model: ColBERT | None = None
     made_of: Mapping[str, object] = field(default_factory=dict)
+    folder: str = ""
 
     @property
-    def name(self) -> str:
-        """Name in tables and fusions."""
-        return self.system.name or short_names([self.system.source])[0]
+    def path(self) -> str:
+        """What its short name in a fusion or a re-ranking is made of."""
+        return self.folder or self.system.source
+
+    @property
+    def shown(self) -> str:
+        """Name in a fusion or a re-ranking; that of a combination is made of such names already."""
+        return self.path if self.system.kind in ("fusion", "re-ranking") else short_names([self.path])[0]
 
 
 @dataclass
@@ -542,6 +616,8 @@ class Contenders:
         options: Lengths, prompts and width of models.
         progress: Show progress bars.
         encodes: Whether one of the opened systems is a model, which encodes the collection.
+        searches: Whether one of them searches vectors, so that it has an effort.
+        opened: The open indexes with their models, each once.
     """
 
     store: EmbeddingStore
@@ -554,6 +630,11 @@ class Contenders:
     options: ModelOptions = FOLDERS_SETTINGS
     progress: bool = False
     encodes: bool = field(default=False, init=False)
+    searches: bool = field(default=False, init=False)
+    opened: OpenIndexes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.opened = OpenIndexes(device=self.device, progress=self.progress)
 
     def model(self, model: str | Path | DenseModel | TokenModel) -> Contender:
         """A loaded model, its folder or hub id, or ``bm25``.
@@ -564,7 +645,7 @@ class Contenders:
         if isinstance(model, (str, Path)) and str(model) == BM25.source:
             return Contender(BM25, WordRanker())
         loaded = self._load(str(model)) if isinstance(model, (str, Path)) else model
-        self.encodes = True
+        self.encodes = self.searches = True
         check_engine(self.engine, loaded.card)
         ranker = ModelRanker(loaded, self.store, self.engine, self.effort, self.progress)
         return Contender(System.of(loaded.card), ranker, loaded if isinstance(loaded, ColBERT) else None)
@@ -573,10 +654,12 @@ class Contenders:
         """A TREC run, or a folder of runs.
 
         Raises:
-            InputError: There is no such file or folder.
+            InputError: There is no such file or folder, or it holds something else.
         """
         if not path.exists():
             raise InputError(f"{path}: no such file; pass a TREC run, or a folder with COLLECTION.SPLIT.trec for each collection")
+        if format_version(path) is not None:
+            raise InputError(f"{path}: an index; pass --index (index=) instead of --run")
         files = sorted(path.glob("*.trec")) if path.is_dir() else [path]
         made_of = {file.name: file_sha256(file) for file in files}
         system = System(source=str(path), kind="run", library="other", fingerprint=_sha256(made_of))
@@ -588,14 +671,15 @@ class Contenders:
         Raises:
             InputError: The index or its model cannot be opened.
         """
-        retriever = OpenIndexes(device=self.device, progress=self.progress).vectors(folder)
-        return self.retriever(retriever)
+        return replace(self.retriever(self.opened.vectors(folder)), folder=str(folder))
 
     def retriever(self, retriever: Retriever) -> Contender:
         """A retriever, such as `quiver.retrieval.search.retrievers.open_retriever` gives."""
         ranker = RetrieverRanker(retriever, self.effort)
+        self.searches |= _has_effort(retriever)
         if not isinstance(retriever, VectorRetriever):
-            return Contender(System(source=retriever.name, kind="retriever"), ranker)
+            made_of, kind = _made_of(retriever), _kind(retriever)
+            return Contender(System(_shown(retriever), kind, fingerprint=_sha256(made_of) if made_of else None), ranker, made_of=made_of)
         model = retriever.model.model if isinstance(retriever.model, SharedModel) else retriever.model
         return Contender(System.of(retriever.model.card), ranker, model if isinstance(model, ColBERT) else None, _identity(retriever.index))
 
@@ -607,7 +691,7 @@ class Contenders:
             return self.model(given)
         if format_version(Path(given)) is not None:
             return self.index(Path(given))
-        return self.run(Path(given)) if Path(given).is_file() else self.model(given)
+        return self.run(Path(given)) if is_run(given) else self.model(given)
 
     def fused(self, parts: Sequence[Contender], fusion: Fusion, candidates: int) -> Contender:
         """The fusion of several systems.
@@ -616,7 +700,8 @@ class Contenders:
             InputError: The number of weights is wrong.
         """
         fusion.weights_of(len(parts))
-        names = [part.name for part in parts]
+        short = short_names([part.path for part in parts])
+        names = [part.path if part.system.kind in ("fusion", "re-ranking") else name for part, name in zip(parts, short, strict=True)]
         made_of = {"parts": list(map(_description, parts)), "fusion": asdict(fusion), "candidates": candidates}
         system = System(source=" + ".join(names), kind="fusion", fingerprint=_sha256(made_of))
         return Contender(system, FusedRanker(parts, fusion, candidates), made_of=made_of)
@@ -628,24 +713,19 @@ class Contenders:
             InputError: It is neither.
         """
         (name,) = short_names([given])
-        opened = OpenIndexes(device=self.device, progress=self.progress)
-        scorer = opened.scorer(given)
-        of: Callable[[Callable[[str], str]], CandidateScorer]
-        second: dict[str, object]
-        if isinstance(scorer, TextScorer):
-            of, second = partial(_with_texts, scorer), {"model": scorer.model.card.fingerprint}
-        else:
-            of, second = (lambda text_of: scorer), {str(index.path): _identity(index) for index in opened.indexes}
-        made_of = {"first": _description(first), "second": second, "candidates": candidates}
-        system = System(source=f"{first.name} > {name}", kind="re-ranking", fingerprint=_sha256(made_of))
-        return Contender(system, RerankedRanker(first, name, of, candidates), made_of=made_of)
+        scorer = self.opened.scorer(given)
+        made_of = {"first": _description(first), "second": _scorer_made_of(scorer), "candidates": candidates}
+        system = System(source=f"{first.shown} > {name}", kind="re-ranking", fingerprint=_sha256(made_of))
+        return Contender(system, RerankedRanker(first, name, scorer, candidates), made_of=made_of)
 
     def check_options(self) -> None:
-        """Refuse options of models where no model encodes the collection.
+        """Refuse options of models and searches where no model encodes the collection and no vectors are searched.
 
         Raises:
             InputError: There are such options.
         """
+        if not self.searches and self.effort != "balanced":
+            raise InputError("BM25 and runs have no search effort; leave out the effort (--effort)")
         chosen = (self.engine, self.library, self.dtype, self.batch_tokens, self.options)
         if not self.encodes and chosen != (EXACT, "quiver", None, None, FOLDERS_SETTINGS):
             raise InputError("no model encodes the collection, so leave out engine, library, dtype, batch size, lengths, prompts and width")
@@ -662,8 +742,50 @@ def _is_retriever(given: DenseModel | TokenModel | Retriever) -> TypeIs[Retrieve
     return not hasattr(given, "encode_texts")
 
 
-def _with_texts(scorer: TextScorer, text_of: Callable[[str], str]) -> CandidateScorer:
-    return replace(scorer, text_of=text_of)
+def is_run(given: object) -> bool:
+    """Whether what is given names a TREC run, or a folder of runs."""
+    if not isinstance(given, (str, Path)) or str(given) == BM25.source:
+        return False
+    return Path(given).is_file() or any(Path(given).glob("*.trec"))
+
+
+def _has_effort(retriever: Retriever) -> bool:
+    if isinstance(retriever, VectorRetriever):
+        return retriever.index.kind != WORDS
+    if isinstance(retriever, FusedRetriever):
+        return any(map(_has_effort, retriever.parts))
+    if isinstance(retriever, RerankedRetriever):
+        return _has_effort(retriever.first)
+    return not isinstance(retriever, WordRetriever)
+
+
+def _kind(retriever: Retriever) -> Literal["fusion", "re-ranking", "retriever"]:
+    if isinstance(retriever, FusedRetriever):
+        return "fusion"
+    return "re-ranking" if isinstance(retriever, RerankedRetriever) else "retriever"
+
+
+def _shown(retriever: Retriever) -> str:
+    return f"{_shown(retriever.first)} > {retriever.name}" if isinstance(retriever, RerankedRetriever) else retriever.name
+
+
+def _made_of(retriever: Retriever) -> dict[str, object]:
+    """What the rankings of a retriever depend on, as JSON; empty if it is of an unknown kind."""
+    if isinstance(retriever, (VectorRetriever, WordRetriever)):
+        return {"name": retriever.name, **_identity(_indexes(retriever)[0])}
+    if isinstance(retriever, FusedRetriever):
+        parts = list(map(_made_of, retriever.parts))
+        return {"parts": parts, "fusion": asdict(retriever.fusion), "candidates": retriever.candidates}
+    if isinstance(retriever, RerankedRetriever):
+        second = _scorer_made_of(retriever.scorer)
+        return {"first": _made_of(retriever.first), "second": second, "candidates": retriever.candidates}
+    return {}
+
+
+def _scorer_made_of(scorer: CandidateScorer) -> dict[str, object]:
+    if isinstance(scorer, IndexScorer):
+        return {str(scorer.index.path): _identity(scorer.index)}
+    return {"model": scorer.model.card.fingerprint} if isinstance(scorer, TextScorer) else {}
 
 
 def _identity(index: Index) -> dict[str, object]:

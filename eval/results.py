@@ -231,12 +231,12 @@ class Truncated:
     """Number of texts that lost tokens because they exceed the model's maximum length.
 
     Attributes:
-        documents: Number of truncated documents.
-        queries: Number of truncated queries.
+        documents: Number of truncated documents; None if it is not known, as of a run.
+        queries: Number of truncated queries; None if it is not known.
     """
 
-    documents: Count
-    queries: Count
+    documents: Count | None
+    queries: Count | None
 
 
 @dataclass(frozen=True, config=RECORD)
@@ -258,6 +258,12 @@ class IndexUsed:
     recall: Mapping[str, Fraction] | None = None
     bytes: Count | None = None
     query_milliseconds: Duration | None = None
+
+
+def index_name(index: IndexUsed) -> str:
+    """An index with its settings in one line."""
+    settings = ", ".join(f"{name} {value}" for name, value in index.parameters.items())
+    return f"{index.kind} ({settings})" if settings else index.kind
 
 
 @dataclass(frozen=True, config=RECORD)

@@ -338,22 +338,23 @@ def fine_tune(session: Session[Model, Example], first_model: Callable[[], Model]
         InputError: The loss is not finite.
     """
     schedule, checkpoint = session.schedule, session.checkpoints.path(step or 0)
-    model: Model = (session.task.open(checkpoint) if step else first_model()).to(session.device)
-    task = _TrainerTask(session, model, step or 0)
-    progress, random_states = Progress(), None
-    if step:
-        saved = load_train_state(checkpoint, ("optimizer",))
-        progress, random_states = saved.progress, saved.random_states
-        task.optimizer.load_state_dict(saved.state["optimizer"])
-    if step is not None:
-        progress.resumed_at.append(step)
-    highest = schedule.training.max_grad_norm
-    training = schedule.training
-    settings = TrainerSettings(training.seed, math.inf if highest is None else highest, patience=training.patience)
-    forms = {**FORMS, SCORE: "score {:.4f}"}
-    with stop_requests() as stop, training_bar(progress.step, schedule.steps, enabled=session.progress, forms=forms) as show:
-        output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG), [BarCallback(show)])
-        Trainer(task, settings, output, Processes(), stop, progress, random_states).train()
+    with stop_requests() as stop:  # a signal that arrives while the model is loaded stops the run too, after its first step
+        model: Model = (session.task.open(checkpoint) if step else first_model()).to(session.device)
+        task = _TrainerTask(session, model, step or 0)
+        progress, random_states = Progress(), None
+        if step:
+            saved = load_train_state(checkpoint, ("optimizer",))
+            progress, random_states = saved.progress, saved.random_states
+            task.optimizer.load_state_dict(saved.state["optimizer"])
+        if step is not None:
+            progress.resumed_at.append(step)
+        highest = schedule.training.max_grad_norm
+        training = schedule.training
+        settings = TrainerSettings(training.seed, math.inf if highest is None else highest, patience=training.patience)
+        forms = {**FORMS, SCORE: "score {:.4f}"}
+        with training_bar(progress.step, schedule.steps, enabled=session.progress, forms=forms) as show:
+            output = RunOutput(session.out, session.checkpoints, RunLog(session.out / LOG), [BarCallback(show)])
+            Trainer(task, settings, output, Processes(), stop, progress, random_states).train()
     return progress, model.eval()
 
 

@@ -29,8 +29,8 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_target, write_json, write_text
 from quiver.eval.datasets.benchmarks import registry
 from quiver.eval.metrics import grouped, is_whole
-from quiver.eval.report.retrieval import LABELS, index_name
-from quiver.eval.results import HEADLINE, CollectionResult, Results, read_results
+from quiver.eval.report.retrieval import LABELS
+from quiver.eval.results import HEADLINE, CollectionResult, Results, index_name, read_results
 
 
 @dataclass(frozen=True)

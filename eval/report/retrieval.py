@@ -42,7 +42,7 @@ from quiver.eval.report.formats import (
     render_latex,
     write,
 )
-from quiver.eval.results import HEADLINE, CollectionResult, IndexUsed, Results, ShownDocument, System, WorstQuery, read_results
+from quiver.eval.results import HEADLINE, CollectionResult, Results, ShownDocument, System, WorstQuery, index_name, read_results
 
 LABELS: Mapping[str, str] = {
     "ndcg@10": "nDCG@10",
@@ -208,12 +208,6 @@ def _index_suffix(result: Results, results: Sequence[Results]) -> str:
     if len(set(keys)) == len(keys):
         return ""
     return f" [{'; '.join(dict.fromkeys(index_name(collection.index) for collection in result.collections))}]"
-
-
-def index_name(index: IndexUsed) -> str:
-    """An index with its settings in one line."""
-    settings = ", ".join(f"{name} {value}" for name, value in index.parameters.items())
-    return f"{index.kind} ({settings})" if settings else index.kind
 
 
 def rows(named: Named) -> list[ScoredRow]:
@@ -838,7 +832,9 @@ def _percent_cell(share: float | None, *, digits: int = 1) -> Cell:
     return Cell("") if share is None else Cell(f"{100 * share:.{digits}f}", share)
 
 
-def _count(number: int, *, of: int | None = None) -> Cell:
+def _count(number: int | None, *, of: int | None = None) -> Cell:
+    if number is None:
+        return Cell("")
     share = f"{100 * number / of:.1f}%" if of and number else ""
     return Cell(f"{number:,}", float(number), share)
 
@@ -929,8 +925,11 @@ def _title_rule(scored: Sequence[CollectionResult]) -> str:
 
 def _truncation_rule(scored: Sequence[CollectionResult]) -> str:
     cutting = _names(collection for collection in scored if collection.truncated.documents or collection.truncated.queries)
-    counted = f"This happened in {cutting}; the table has the numbers." if cutting else "There were no such texts."
-    return f"Texts longer than the model's maximum length are truncated at the end. {counted}"
+    counted = f" This happened in {cutting}; the table has the numbers." if cutting else ""
+    unknown = _names(each for each in scored if None in (each.truncated.documents, each.truncated.queries))
+    if unknown:
+        counted += f" Of some systems on {unknown} the number is not known."
+    return f"Texts longer than the model's maximum length are truncated at the end.{counted or ' There were no such texts.'}"
 
 
 def _domain_rule(scored: Sequence[CollectionResult]) -> str:

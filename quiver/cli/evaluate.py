@@ -177,7 +177,7 @@ def evaluate(
     weights: options.Weights = None,
     normalize: options.Normalize = None,
     rerank: options.Rerank = None,
-    candidates: options.Candidates = 100,
+    candidates: options.Candidates = None,
     name: Annotated[str, typer.Option("--name", help="Name of the system in reports. Default: made from its parts.")] = "",
     add_to: Annotated[
         Path | None,
@@ -228,16 +228,19 @@ def evaluate(
     quiver evaluate --index indexes/scifact --rerank COLBERT --data beir/scifact --out results/reranked
     """
     given = [*(str(each) for each in (model, index, run) if each is not None), *(fuse or [])]
-    check_fusion(given, fusion, weights, normalize)
+    check_fusion(given, fusion, weights, normalize, rerank, candidates)
     from quiver.cli.hits import make_fusion
     from quiver.eval.evaluation import evaluate as run_evaluation
     from quiver.eval.report.retrieval import reported_folders, write_report
-    from quiver.eval.results import REPORTS
+    from quiver.eval.results import REPORTS, read_results
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.models.loading import ModelOptions
 
     where = parse_devices(devices)
     before = [] if add_to is None else reported_folders(add_to)
+    for each in before:
+        if each.resolve() != out.resolve():
+            read_results(each)  # a folder that is gone is found before hours of scoring
     results = run_evaluation(
         model,
         data,
@@ -313,7 +316,9 @@ def _print_collection(results: Results, collection: CollectionResult) -> None:
     cut, interval = collection.truncated, collection.interval
     confidence = f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence"
     say(f"{confidence}; {collection.judged:.0%} of the top 10 documents are judged")
-    say(f"truncated: {cut.documents:,} documents, {cut.queries:,} queries")
+    counts = {"documents": cut.documents, "queries": cut.queries}
+    if known := [f"{count:,} {texts}" for texts, count in counts.items() if count is not None]:
+        say(f"truncated: {', '.join(known)}")
     if (
         collection.index.recall is not None
         and results.system.kind != "bm25"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -97,6 +98,9 @@ def build(
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
     _describe(index, as_json)
+    if not as_json:
+        folder = shlex.quote(str(out))
+        say(f"search it: quiver search {folder} 'your question'\nserve it:  quiver serve {folder}")
 
 
 @app.command("add")
@@ -471,7 +475,7 @@ def _describe(index: Index, as_json: bool) -> None:
     tokens, words = manifest.tokens, manifest.model.kind == "bm25"
     rows = [
         ("kind", manifest.codec.engine),
-        *((name, str(value)) for name, value in index.parameters.items()),
+        *((name, "none" if value is None else str(value)) for name, value in index.parameters.items()),
         ("documents", f"{len(index):,}"),
         ("deleted documents", f"{manifest.deleted:,}"),
         ("segments", f"{len(manifest.segments):,}"),

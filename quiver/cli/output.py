@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( \([-+.\d]+\))?")
 
 _MAX_LABELS = 2  # leading text columns that are repeated in each part of a table that is printed in several parts
-_FOLDED = 16  # narrowest width of a text column: only where it does not fit is a table printed in parts
+_FOLDED = 12  # narrowest width of a text column: only where it does not fit is a table printed in parts
 _LEAST_MEMORY = 16 << 20
 
 
@@ -222,20 +222,26 @@ def quiver_version() -> str:
     return installed_version("quiver-retrieval") or "unknown (not installed)"
 
 
-def check_fusion(rankings: Sequence[str], method: str | None, weights: str | None, normalize: str | None) -> None:
-    """Check the options of a fusion before anything is opened.
+def check_fusion(
+    rankings: Sequence[str], method: str | None, weights: str | None, normalize: str | None, rerank: str | None, candidates: int | None
+) -> None:
+    """Check the options of a fusion and a re-ranking before anything is opened.
 
     Args:
         rankings: What is searched, fused rankings included.
         method: Value of ``--fusion``.
         weights: Value of ``--weights``.
         normalize: Value of ``--normalize``.
+        rerank: Value of ``--rerank``.
+        candidates: Value of ``--candidates``.
 
     Raises:
         InputError: They do not go together.
     """
     if len(rankings) < 2 and (method or weights is not None or normalize):
         raise InputError("--fusion, --weights and --normalize need a second ranking; add --fuse bm25 or --fuse INDEX")
+    if candidates is not None and len(rankings) < 2 and rerank is None:
+        raise InputError("--candidates needs --fuse or --rerank, whose candidates it counts")
     fused = rankings[1:]
     if len(set(fused)) < len(fused):
         raise InputError(f"--fuse {max(fused, key=fused.count)} is repeated; set its weight with --weights instead")

@@ -25,6 +25,7 @@ from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
+    from quiver.retrieval.index import Filter, Index
     from quiver.retrieval.records import Missing, Query, Run
     from quiver.retrieval.search.bm25 import WordScore
     from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
@@ -70,7 +71,7 @@ def search(
     weights: options.Weights = None,
     normalize: options.Normalize = None,
     rerank: options.Rerank = None,
-    candidates: options.Candidates = 100,
+    candidates: options.Candidates = None,
     group_by: Annotated[
         str | None,
         typer.Option(
@@ -112,27 +113,27 @@ def search(
     _check_options(text, queries, out, explain=explain)
     _check_effort(effort, target_recall)
     given = [str(folder), *(fuse or [])]
-    check_fusion(given, fusion, weights, normalize)
+    check_fusion(given, fusion, weights, normalize, rerank, candidates)
     if generation is not None and (shards or shard_memory):
         raise InputError("--generation opens an index in this process; remove --shards and --shard-memory")
 
     from quiver.cli.hits import QUERY, check_run, describe_hits, make_fusion, queries_of
     from quiver.retrieval.data.corpus import write_run
-    from quiver.retrieval.index import Filter
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.search.groups import field_of, search_groups
-    from quiver.retrieval.search.retrievers import OpenIndexes
+    from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes
 
-    condition = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
+    condition = _condition(conditions or [], ids)
     how = make_fusion(len(given), fusion, weights, normalize)
     query_list = queries_of(text, queries)
     _check_queries(query_list, queries)
     sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
     opened = OpenIndexes(device=device, verify=verify, progress=show_progress(progress))
     index = opened.index(folder, model=model, generation=generation, sharded=sharded)
-    retriever = opened.fused(given, how, candidates=candidates)
+    retriever = opened.fused(given, how, candidates=candidates or CANDIDATES)
     if rerank is not None:
-        retriever = opened.reranked(retriever, rerank, candidates=candidates)
+        retriever = opened.reranked(retriever, rerank, candidates=candidates or CANDIDATES)
+    _check_device(device, rerank, opened.indexes)
     if out is not None:
         check_run(out, query_list, opened.indexes)
     how_far = None if target_recall is not None else parse_effort(effort or "balanced")
@@ -159,7 +160,13 @@ def search(
     elif explain:
         _print_explained(text or "", hits, explained)
     else:
-        _print_hits(hits, found, len(index))
+        _print_hits(hits, found, len(index), group_by)
+
+
+def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
+    from quiver.retrieval.index import Filter
+
+    return Filter.parse(conditions, ids=None if ids is None else read_ids(ids)) if conditions or ids else None
 
 
 def _check_options(text: str | None, queries: Path | None, run: Path | None, *, explain: bool) -> None:
@@ -175,6 +182,11 @@ def _check_queries(queries: Sequence[Query], file: Path | None) -> None:
     blank = next((query for query in queries if not query.text.strip()), None)
     if blank is not None:
         raise InputError("the query is blank; pass a text to search for" if file is None else f"{file}: query '{blank.id}' is blank")
+
+
+def _check_device(device: str | None, rerank: str | None, indexes: Sequence[Index]) -> None:
+    if device is not None and rerank is None and all(index.manifest.model.kind == "bm25" for index in indexes):
+        raise InputError(f"--device {device}: BM25 has no model that runs on a device; remove the option")
 
 
 def _check_effort(effort: str | None, target_recall: float | None) -> None:
@@ -243,15 +255,17 @@ def _ranks(hit: Mapping[str, Any]) -> list[str]:
     return ["-" if entry is None else f"{entry['rank']} ({entry['score']:.4f})" for entry in ranked]
 
 
-def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, documents: int) -> None:
+def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, documents: int, group_by: str | None) -> None:
     origins = [*found.lists, *(["candidate"] if found.candidates is not None else [])]
-    grouped = ["passages"] if hits and "group" in hits[0] else []
+    # Documents show their file already.
+    grouped = [] if group_by is None else ["passages"] if group_by == "file" else [group_by, "passages"]
     rows = []
     for hit in hits:
-        counts = [str(len(hit["passages"]))] if grouped else []
+        counts = [] if group_by is None else [str(hit["group"]), str(len(hit["passages"]))][-len(grouped) :]
         ranks = _ranks(hit) if Console().width >= _WIDE else [text.partition(" ")[0] for text in _ranks(hit)]
         rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *ranks, _shown_text(hit)))
-    print_table(f"{len(hits)} of {documents:,} documents", ("document", "score", *grouped, *origins, "text"), rows)
+    each = "" if group_by is None else f", one for each {group_by}"
+    print_table(f"{len(hits)} of {documents:,} documents{each}", ("document", "score", *grouped, *origins, "text"), rows)
 
 
 def _where(hit: Mapping[str, Any]) -> str:

@@ -63,7 +63,7 @@ def serve(
         Path | None,
         typer.Option(
             "--read-token-file",
-            help="File with a token that searching, reading documents and using models need; that of --token-file serves too."
+            help="File with the token that searches, reading documents and using models need. The token of --token-file is accepted too."
             " Default: QUIVER_READ_TOKEN, otherwise everybody may read.",
         ),
     ] = None,

@@ -622,7 +622,7 @@ def teacher_scores(
     load = LoadOptions(dtype, where[0] if where else device, batch_tokens)
     record = score_rows(
         section,
-        _teacher(teachers, weights, partial(load_teacher, **load._asdict(), executor=encoding)),
+        _teacher(teachers, weights, partial(load_teacher, **load._asdict(), executor=encoding), dtype=dtype),
         out,
         normalize=normalize,
         cache=vector_cache(cache, no_cache),
@@ -636,14 +636,16 @@ def teacher_scores(
     _print_scores(record, out)
 
 
-def _teacher(sources: list[str], weights: list[float] | None, load: Callable[[str], Teacher]) -> Teacher | Ensemble:
-    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_weights
+def _teacher(sources: list[str], weights: list[float] | None, load: Callable[[str], Teacher], *, dtype: Dtype | None) -> Teacher | Ensemble:
+    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_teacher, check_weights
 
     if len(sources) == 1:
         if weights is not None:
             raise InputError("--weight is for several teachers, and only one --teacher is given")
         return load(sources[0])
     check_weights(len(sources), weights)  # before models are downloaded and loaded
+    for source in sources:
+        check_teacher(source, dtype=dtype)
     return Ensemble([load(source) for source in sources], weights)
 
 

@@ -470,7 +470,13 @@ class _EncodeInWorker:
 
 
 def encode_here(
-    model: DenseModel | TokenModel, chunks: Iterable[Item], texts: Callable[[Item], Sequence[str]], role: Role, *, show: bool = False
+    model: DenseModel | TokenModel,
+    chunks: Iterable[Item],
+    texts: Callable[[Item], Sequence[str]],
+    role: Role,
+    *,
+    show: bool = False,
+    advance: Advance = lambda texts: None,
 ) -> Generator[tuple[Item, Encoding], None, None]:
     """Encode chunks in this process and yield each with its vectors; a model of Quiver on a GPU does not wait between chunks.
 
@@ -480,10 +486,13 @@ def encode_here(
         texts: The texts of a chunk.
         role: Queries or documents; decides the prompt.
         show: Show the model's own progress bar for every chunk.
+        advance: Called with the number of texts encoded since the last call: after each batch of a model of Quiver, otherwise each chunk.
     """
     if not isinstance(model, BiEncoder | ColBERT) or show:
         for chunk in chunks:
-            yield chunk, model.encode_texts(list(texts(chunk)), role, progress=show)
+            encoding = model.encode_texts(given := list(texts(chunk)), role, progress=show)
+            advance(len(given))
+            yield chunk, encoding
         return
     taken = deque[Item]()
 
@@ -492,7 +501,7 @@ def encode_here(
             taken.append(chunk)
             yield texts(chunk)
 
-    with closing(model.encode_chunks(taking(), role)) as encodings:
+    with closing(model.encode_chunks(taking(), role, advance=advance)) as encodings:
         for encoding in encodings:
             yield taken.popleft(), encoding
 
@@ -508,6 +517,7 @@ def encode_chunks(
     executor: Executor,
     show: bool = False,
     together: int | None = None,
+    advance: Advance = lambda texts: None,
 ) -> Generator[tuple[Chunk, Encoding], None, None]:
     """Encode chunks and yield the results in the order of the chunks.
 
@@ -518,13 +528,14 @@ def encode_chunks(
         executor: Where documents are encoded. Queries take seconds and are always encoded in this process.
         show: Show the model's own progress bar for every chunk that is encoded in this process.
         together: Chunks that are sent to a worker at a time; None for 4 on a GPU, and 1 on a CPU.
+        advance: Called with the number of texts encoded since the last call: after each batch in this process, otherwise each chunk.
 
     Raises:
         InputError: A worker cannot load the model.
         WorkerError: Workers died repeatedly.
     """
     if role == "query" or not executor.remote:
-        with closing(encode_here(model, chunks, _texts_of, role, show=show)) as encoded:
+        with closing(encode_here(model, chunks, _texts_of, role, show=show, advance=advance)) as encoded:
             yield from encoded
         return
     threads = executor.threads(torch.get_num_threads())
@@ -538,6 +549,7 @@ def encode_chunks(
         for item, encodings in results:
             early.update((chunk.number, (chunk, encoding)) for chunk, encoding in zip(item, encodings, strict=True))
             while following in early:
+                advance(len(early[following][0].texts))
                 yield early.pop(following)
                 following += 1
 
@@ -605,7 +617,8 @@ class EmbeddingStore:
         label = description or ("queries" if role == "query" else "documents")
         with progress_bar(label, total or 0, enabled=progress) as advance:
             request = _EncodeRequest(folder, model.card, role, advance, self._limits)
-            encodings = encode_chunks(model, request.chunks(texts), role, executor=self._executor, show=progress and total is None)
+            shown = progress and total is None
+            encodings = encode_chunks(model, request.chunks(texts), role, executor=self._executor, show=shown, advance=advance)
             try:
                 with closing(encodings):
                     for chunk, encoding in encodings:
@@ -720,7 +733,6 @@ class _EncodeRequest:
             text = texts[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))]
             raise InputError(f"{self._card.source}: the vector of the {self._role} {text[:60]!r} is not finite")
         self._encoded.append((make_records(keys, lengths, encoding.tokens), comparable(vectors, self._card)))
-        self._advance(len(texts))
         if self._is_due():
             self.commit()
 

@@ -462,6 +462,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             codec, place = build.codec(name)
             segments = build.merged(codec, build.pieces(codec, place))
             if not sum(contents.vectors for _, contents in segments):
+                work.remove()  # the same build would fail again, so there is nothing to resume
                 raise InputError(f"none of the documents has a {'word' if name == WORDS else 'vector'}; there is nothing to index")
             fields = None if options.fields is None else sorted(options.fields)
             policy = Policy(use_title=options.use_title, store_text=options.store_text, fields=fields)
@@ -511,7 +512,7 @@ def _build_in_memory(
 def add_documents(  # noqa: PLR0913 - the public entry: one option for each choice
     path: Path | str,
     corpus: str | Path | Iterable[Document] | Iterable[str] | Iterable[Mapping[str, object]],
-    model: Model,
+    model: Model | str | Path,
     *,
     replace_existing: bool = False,
     delete: Callable[[], Sequence[str]] = tuple,
@@ -530,7 +531,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
     Args:
         path: Folder of the index.
         corpus: Documents to add; see `build_index`.
-        model: The model that built the index.
+        model: The model that built the index, or its folder, hub id or ``"bm25"``.
         replace_existing: Replace documents whose ids are already in the index.
         delete: Gives the ids of documents to delete in the same commit; called once, after all documents have been read. Unknown ids are
             ignored.
@@ -547,6 +548,8 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
         InputError: As `build_index`; or another model built the index, or a document is already in it and ``replace_existing`` is false.
     """
     path, begun = Path(path), time.monotonic()
+    if isinstance(model, str | Path):
+        model = load_index_model(open_index(path).manifest.model, str(model))
     corpus = _opened_corpus(corpus, model)
     with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)

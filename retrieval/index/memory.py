@@ -124,9 +124,7 @@ def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, optio
     stream = iter(documents)
     chunks = iter(lambda: list(islice(stream, options.pieces.chunk_documents)), [])
     with progress_bar("documents", source.count, enabled=progress) as advance:
-        for chunk, encoded in encode(model, chunks, use_title=options.use_title):
-            parts.append((chunk, encoded))
-            advance(len(chunk))
+        parts.extend(encode(model, chunks, use_title=options.use_title, advance=advance))
     logger.info("%d documents encoded", source.count)
     lengths = np.concatenate([encoded.lengths for _, encoded in parts])
     if not lengths.sum():

@@ -281,9 +281,9 @@ class Encoded:
 
 
 def encode(
-    model: Model, chunks: Iterable[Sequence[Document]], *, use_title: bool
+    model: Model, chunks: Iterable[Sequence[Document]], *, use_title: bool, advance: Advance = lambda documents: None
 ) -> Generator[tuple[Sequence[Document], Encoded], None, None]:
-    """Encode documents chunk by chunk; yield each chunk with its vectors.
+    """Encode documents chunk by chunk; yield each chunk with its vectors, and call ``advance`` as `encode_here` does.
 
     Raises:
         InputError: A vector is not finite (names the document).
@@ -293,7 +293,7 @@ def encode(
     def texts(documents: Sequence[Document]) -> list[str]:
         return [document.content(use_title=use_title) for document in documents]
 
-    with closing(encode_here(model, chunks, texts, "document")) as encoded:
+    with closing(encode_here(model, chunks, texts, "document", advance=advance)) as encoded:
         for documents, encoding in encoded:
             yield documents, _checked(model, documents, encoding)
 
@@ -881,10 +881,8 @@ class PieceMaker:
     def _make_sample(self, piece: SamplePiece) -> Finished:
         stream, parts = self._reading.picked(piece.numbers), list[Encoded]()
         chunks = iter(lambda: list(islice(stream, piece.chunk)), [])
-        with closing(encode(self._model, chunks, use_title=self._options.use_title)) as encodings:
-            for documents, encoded in encodings:
-                parts.append(encoded)
-                self._advance(len(documents))
+        with closing(encode(self._model, chunks, use_title=self._options.use_title, advance=self._advance)) as encodings:
+            parts.extend(encoded for _, encoded in encodings)
         folder = self._folders.begin(piece.name)
         return self._folders.finish(piece.name, folder, write_encoded(folder, joined(parts), self._folders.disk), {})
 
@@ -896,7 +894,6 @@ class PieceMaker:
         writer = SegmentFolderWriter(folder, self._codec, self._folders.disk, texts=options.store_text, fields=options.fields)
         for documents, encoded in self._encoded(piece):
             writer.add(documents, encoded.vectors, None if dense else encoded.lengths, encoded.token_ids, encoded.tokens)
-            self._advance(len(documents))
         contents = writer.close()
         counts = SegmentCounts(contents.documents, contents.vectors, contents.tokens)
         return self._folders.finish(piece.name, folder, contents.holds, asdict(counts))
@@ -910,6 +907,8 @@ class PieceMaker:
                 documents = self._reading.span(first, stop)
                 known = self._sample.has(first, len(documents))
                 taken.append(_TakenChunk(first, documents, known))
+                if known.any():
+                    self._advance(int(known.sum()))
                 if not known.all():
                     yield [document for document, stored in zip(documents, known.tolist(), strict=True) if not stored]
 
@@ -918,7 +917,7 @@ class PieceMaker:
                 chunk = taken.popleft()
                 yield chunk.documents, self._sample.fill(chunk.first, chunk.known, None)
 
-        with closing(encode(self._model, missing(), use_title=self._options.use_title)) as encodings:
+        with closing(encode(self._model, missing(), use_title=self._options.use_title, advance=self._advance)) as encodings:
             for _, encoded in encodings:
                 yield from from_sample()
                 chunk = taken.popleft()

@@ -504,12 +504,15 @@ class BiEncoder(PretrainedModel):
                 pass
         return vectors.numpy()
 
-    def encode_chunks(self, chunks: Iterable[Sequence[str]], role: Role) -> Generator[DenseEncoding, None, None]:
+    def encode_chunks(
+        self, chunks: Iterable[Sequence[str]], role: Role, *, advance: Advance = lambda texts: None
+    ) -> Generator[DenseEncoding, None, None]:
         """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
 
         Args:
             chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
             role: Queries or documents; decides the prompt.
+            advance: Called with the number of texts encoded since the last call, after each batch.
 
         Example:
             >>> model = BiEncoder(tiny_model("dense"), device="cpu")
@@ -517,7 +520,7 @@ class BiEncoder(PretrainedModel):
             [(2, 32), (1, 32)]
         """
         job = self._job(role)
-        with closing(self._loop(job).run(chunks, lambda texts: self._inputs(texts, job.prompt))) as groups:
+        with closing(self._loop(job, advance).run(chunks, lambda texts: self._inputs(texts, job.prompt))) as groups:
             for inputs, vectors in groups:
                 yield DenseEncoding(vectors.numpy(), joined_tokens([inputs.tokens]))
 

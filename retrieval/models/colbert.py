@@ -472,12 +472,15 @@ class ColBERT(PretrainedModel):
     def _empty(self, count: int, job: EncodingJob) -> list[TokenVectors]:
         return [np.empty((0, self.dim), np.float32)] * count
 
-    def encode_chunks(self, chunks: Iterable[Sequence[str]], role: Role) -> Generator[TokenEncoding, None, None]:
+    def encode_chunks(
+        self, chunks: Iterable[Sequence[str]], role: Role, *, advance: Advance = lambda texts: None
+    ) -> Generator[TokenEncoding, None, None]:
         """Yield the encoding of each chunk of texts, as `encode_texts` returns it; a GPU does not wait between chunks.
 
         Args:
             chunks: Chunks of some hundreds of texts; on a GPU the next two are read while one is encoded.
             role: Queries or documents; decides prefix, length, expansion and skiplist.
+            advance: Called with the number of texts encoded since the last call, after each batch.
 
         Example:
             >>> model = ColBERT(tiny_model("colbert"), device="cpu")
@@ -485,7 +488,7 @@ class ColBERT(PretrainedModel):
             [2, 1]
         """
         job = EncodingJob(role, self._prompt(role), normalize=True)
-        with closing(self._loop(job).run(chunks, lambda texts: self._inputs(texts, job))) as groups:
+        with closing(self._loop(job, advance).run(chunks, lambda texts: self._inputs(texts, job))) as groups:
             for inputs, vectors in groups:
                 joined_tokens([inputs.tokens])
                 yield _encoding(inputs, vectors)

@@ -155,6 +155,8 @@ class ModelOptions:
         if settings.kind == "dense":
             if self.query_length is not None:
                 raise InputError("a bi-encoder has one maximum length for queries and documents; pass document_length (--document-length)")
+            if self.document_length is not None and self.document_length < 3:
+                raise InputError(f"document_length (--document-length) must be >= 3, [CLS], a token and [SEP], got {self.document_length}")
             return replace(settings, max_length=self.document_length or settings.max_length, **prompts)
         if self.truncate_dim is not None:
             raise InputError("truncate_dim (--truncate-dim) applies to bi-encoders; this is a ColBERT model")
@@ -706,8 +708,14 @@ def load_model(
 
     model = build_model(_load_for_inference(source, revision, dtype, device, options), source, batch_tokens=batch_tokens)
     if isinstance(model, BiEncoder):
+        if options.truncate_dim is not None and options.truncate_dim > model.dim:
+            raise InputError(f"{source}: its vectors have {model.dim} dimensions, fewer than truncate_dim (--truncate-dim)")
         model.truncate_dim = options.truncate_dim
     return model
+
+
+NOT_FOR_BM25 = f"--dtype, --device and the other options of a model are not for {NAME}, which is none; remove them"
+"""Error where BM25 gets options of a model."""
 
 
 def load_index_model(
@@ -736,12 +744,14 @@ def load_index_model(
         if model != NAME:
             return load_model(model, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
         if (dtype, device, batch_tokens, options) != (None, None, None, FOLDERS_SETTINGS):
-            raise InputError(f"--dtype, --device and the other options of a model are not for {NAME}, which is none; remove them")
+            raise InputError(NOT_FOR_BM25)
         return BM25()
     card = model
     if card.kind == "bm25":
         if source not in (None, NAME):
             raise InputError(f"--model {source}: the index was built with {NAME}, without a model; remove the option")
+        if (dtype, device, batch_tokens, options) != (None, None, None, FOLDERS_SETTINGS):
+            raise InputError(NOT_FOR_BM25)
         return BM25()
     try:
         loaded = load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens, options=_card_prompts(card))

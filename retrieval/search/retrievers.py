@@ -643,12 +643,13 @@ class OpenIndexes:
         wanted = index.manifest.model.fingerprint
         if wanted not in self._models:
             loaded: BiEncoder | ColBERT | BM25
-            if index.kind == WORDS and (source, self._device) == (None, None):
+            if index.kind == WORDS and source is None:
                 loaded = BM25()  # without an import of PyTorch
             else:
                 from quiver.retrieval.models.loading import load_index_model
 
-                loaded = load_index_model(index.manifest.model, source, device=self._device)
+                device = None if index.kind == WORDS else self._device  # which may be that of another index
+                loaded = load_index_model(index.manifest.model, source, device=device)
             index.check_model(loaded.card)
             self._models[wanted] = SharedModel(loaded)
         return self._models[wanted]

@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,14 @@ class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
             self.transport.abort()
 
 
+class Server(uvicorn.Server):  # type: ignore[misc]
+    """A Uvicorn server without signal handlers: Uvicorn's own stop at once, and end the process by the signal."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:
+        """Leave signals to `handle_signals`."""
+        return nullcontext()
+
+
 def run_service(service: Service, address: Address, *, started: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT.
 
@@ -131,7 +140,7 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
     hosts = own_hosts(address.host, bound, address.hosts)
     app = create_application(service, origins=address.origins, hosts=hosts, poll_seconds=address.poll_seconds)
     protocol = type("Protocol", (TimeoutProtocol,), {"timeout_seconds": service.limits.read_seconds})
-    server = uvicorn.Server(
+    server = Server(
         uvicorn.Config(
             app,
             http=protocol,
@@ -146,12 +155,11 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
             server_header=False,
         )
     )
+    _stop_on_signal(service, server, address.drain_delay)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
-        # Replace the handlers that Uvicorn has just installed, which stop at once.
-        _stop_on_signal(service, server, address.drain_delay)
         started(f"http://{f'[{bound}]' if ':' in bound else bound}:{port}")
     await serving
 

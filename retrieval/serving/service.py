@@ -280,7 +280,8 @@ def open_service(
         first = position == 0
         card = open_index(folder).manifest.model
         if card.fingerprint not in models:
-            models[card.fingerprint] = SharedModel(load_index_model(card, model if first else None, device=device))
+            where = None if card.kind == NAME else device  # it is that of the other indexes
+            models[card.fingerprint] = SharedModel(load_index_model(card, model if first else None, device=where))
         parts[name] = Part(name, _served(folder, models[card.fingerprint], threads, words=words and first, verify=verify))
     if words:
         parts[NAME] = Part(NAME, next(iter(parts.values())).served, words=True)

@@ -328,23 +328,23 @@ def _fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step
     training = recipe.training
     order = batch_order(recipe, rows, processes)
     schedule = Schedule.of(recipe, order.per_epoch)
-    model = first_or_saved_model(run, first_model, step=step or 0)
-    if processes.is_main_process and not any(learning_rate_share(training, number, schedule.steps) for number in range(schedule.steps)):
-        logger.warning(
-            "nothing is trained: the run has one step, and its learning rate is 0, the start of the warm-up; set training.warmup_ratio to "
-            "0, or raise training.max_steps"
-        )
-    collator, loss, state = training_parts(run, model, schedule)
-    progress, random_states = read_checkpoint(run.checkpoints.path(step), state) if step else (Progress(), None)
-    if step is not None:
-        progress.resumed_at.append(step)
-    if progress.step == schedule.steps:  # killed after the last step
-        return progress, schedule
-    start, count = (progress.epoch, progress.epoch_batches), (schedule.steps - progress.step) * training.accumulation
-    loader = DataLoader(order, rows, collator, processes, start=start, count=count)
-    settings = TrainerSettings(training.seed, training.max_grad_norm, COUNTS)
     with ExitStack() as stack:
-        stop = stack.enter_context(stop_requests())
+        stop = stack.enter_context(stop_requests())  # a signal while the model is loaded stops the run after its first step
+        model = first_or_saved_model(run, first_model, step=step or 0)
+        if processes.is_main_process and not any(learning_rate_share(training, number, schedule.steps) for number in range(schedule.steps)):
+            logger.warning(
+                "nothing is trained: the run has one step, and its learning rate is 0, the start of the warm-up; set training.warmup_ratio "
+                "to 0, or raise training.max_steps"
+            )
+        collator, loss, state = training_parts(run, model, schedule)
+        progress, random_states = read_checkpoint(run.checkpoints.path(step), state) if step else (Progress(), None)
+        if step is not None:
+            progress.resumed_at.append(step)
+        if progress.step == schedule.steps:  # killed after the last step
+            return progress, schedule
+        start, count = (progress.epoch, progress.epoch_batches), (schedule.steps - progress.step) * training.accumulation
+        loader = DataLoader(order, rows, collator, processes, start=start, count=count)
+        settings = TrainerSettings(training.seed, training.max_grad_norm, COUNTS)
         bar = training_bar(
             progress.step, schedule.steps, enabled=run.progress and processes.is_main_process, forms={**FORMS, SCORE: "nDCG@10 {:.4f}"}
         )

@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.errors import InputError
 from quiver.eval.evaluation import evaluate
 from quiver.eval.metrics import score
+from quiver.eval.rankers import index_truncated
 from quiver.eval.report.compare import compare_results
-from quiver.eval.report.retrieval import reported_folders, write_report
+from quiver.eval.report.retrieval import reported_folders, results_report, write_report
 from quiver.retrieval.data.corpus import load_collection, read_run
-from quiver.retrieval.index import build_index
-from quiver.retrieval.models.loading import ModelOptions
-from quiver.retrieval.search.retrievers import SharedModel, VectorRetriever
+from quiver.retrieval.index import build_index, delete_documents, open_index
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, ModelOptions
+from quiver.retrieval.search.retrievers import FusedRetriever, OpenIndexes, SharedModel, VectorRetriever
 from quiver.retrieval.search.search import Fusion, fuse_runs
 
 MakeCollection = Callable[..., Path]
@@ -123,6 +127,103 @@ def test_what_was_finished_with_another_combination_is_not_reused(
         run.write_text(run.read_text().splitlines()[0] + "\n")
     with pytest.raises(InputError, match="holds an interrupted evaluation whose system, settings differ"):
         evaluate(None, folder, out=out, **{**settings, **others[change]})
+
+
+def test_an_index_reports_the_documents_that_its_model_truncated(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection(documents={"long": ("", "owl " * 3000), "short": ("", "owls")}, qrels={"q1": {"long": 1}})
+    documents = list(load_collection(folder, "test").documents)
+    index = build_index(documents, model, tmp_path / "index")
+    cut = evaluate(VectorRetriever("index", index, SharedModel(model)), folder).collections[0].truncated
+    assert (cut.documents, cut) == (1, evaluate(model, folder).collections[0].truncated)
+    delete_documents(tmp_path / "index", ["long"])
+    assert index_truncated(open_index(tmp_path / "index")) == 0
+
+
+def test_what_a_run_truncated_is_not_known(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection()
+    evaluate(model, folder, out=tmp_path / "model")
+    run = tmp_path / "model" / "runs"
+    for given in ({"run": run}, {"run": run, "fuse": ["bm25"]}):
+        found = evaluate(None, folder, out=tmp_path / f"out{len(given)}", **given)
+        assert found.collections[0].truncated.documents is None
+    write_report([tmp_path / "out1"], tmp_path / "report.md")
+    assert "the number is not known" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_an_effort_and_candidates_are_refused_where_nothing_uses_them(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection()
+    build_index(load_collection(folder, "test").documents, "bm25", tmp_path / "words")
+    for system in ({"index": tmp_path / "words"}, {"fuse": ["bm25", str(tmp_path / "words")]}):
+        with pytest.raises(InputError, match="BM25 and runs have no search effort"):
+            evaluate(None, folder, effort="fast", **system)
+    with pytest.raises(InputError, match="candidates are those of a fusion or a re-ranking"):
+        evaluate(model, folder, candidates=50)
+
+
+def test_a_fused_retriever_scores_what_the_same_fusion_by_name_scores(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder, fusion = make_collection(), Fusion(weights=(1, 2))
+    documents = list(load_collection(folder, "test").documents)
+    index = build_index(documents, model, tmp_path / "index")
+    build_index(documents, "bm25", tmp_path / "words")
+    opened = OpenIndexes()
+    parts = VectorRetriever("index", index, SharedModel(model)), opened.vectors(tmp_path / "words")
+    found = evaluate(FusedRetriever(parts, fusion, 5), folder)
+    named = evaluate(model, folder, fuse=[tmp_path / "words"], fusion=fusion, candidates=5)
+    assert found.collections[0].measures == named.collections[0].measures
+    assert "recall@10" not in found.collections[0].measures, "5 candidates have no rank 10"
+    assert found.collections[0].index.parameters == {"method": "rrf", "constant": 60.0, "weights": "1, 2", "candidates": 5}
+    assert (found.system.kind, found.system.source) == ("fusion", "index + words")
+    other = evaluate(FusedRetriever(parts, Fusion(weights=(2, 1)), 5), folder)
+    assert other.system.fingerprint != found.system.fingerprint
+    results_report([found, other])  # both may stand in one report
+    lacking = VectorRetriever("lacking", build_index(documents[1:], model), SharedModel(model))
+    with pytest.raises(InputError, match="is not in the index"):
+        evaluate(FusedRetriever([parts[0], lacking]), folder)
+
+
+def test_a_re_ranking_by_an_index_of_other_documents_is_refused(make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection()
+    documents = list(load_collection(folder, "test").documents)
+    tokenizer = Tokenizer.train([document.text for document in documents], vocab_size=300, max_length=64)
+    for prefix in ("[Q] ", "[D] "):
+        tokenizer.add_token(prefix)
+    config = EncoderConfig.modernbert(
+        vocab_size=330, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
+    )
+    settings = ModelFolder("colbert", tmp_path, projections=(Projection(32, 8),), colbert=ColBERTSettings(document_length=60))
+    colbert = ColBERT.from_parts(init_weights(Encoder(config), seed=1), tokenizer, settings)
+    colbert.save_pretrained(tmp_path / "colbert")
+    build_index(documents, str(tmp_path / "colbert"), tmp_path / "whole")
+    build_index(documents[1:], str(tmp_path / "colbert"), tmp_path / "lacking")
+    with pytest.raises(InputError, match=f"document '{documents[0].id}' of tiny.test is not in the index"):
+        evaluate("bm25", folder, rerank=tmp_path / "lacking")
+    found = evaluate("bm25", folder, rerank=tmp_path / "whole", candidates=20)
+    assert found.system.source == "bm25 > whole"
+    settings = found.collections[0].index.parameters
+    assert (settings["candidates"], str(settings["first"]).startswith("bm25 (variant lucene")) == (20, True)
+
+
+def test_parts_that_are_indexes_are_named_by_their_folders(make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection()
+    documents = list(load_collection(folder, "test").documents)
+    build_index(documents, "bm25", tmp_path / "words")
+    build_index(documents, "bm25", tmp_path / "again")
+    assert evaluate(None, folder, index=tmp_path / "words", fuse=["bm25"]).system.source == "words + bm25"
+    assert evaluate(None, folder, index=tmp_path / "words", fuse=[tmp_path / "again"]).system.source == "words + again"
+
+
+def test_a_folder_of_runs_is_fused_and_an_index_is_no_run(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection()
+    evaluate(model, folder, out=tmp_path / "model")
+    runs = tmp_path / "model" / "runs"
+    found = evaluate("bm25", folder, fuse=[runs], baselines=())
+    assert found.collections[0].measures == evaluate("bm25", folder, fuse=[runs / "tiny.test.trec"], baselines=()).collections[0].measures
+    other = make_collection(name="other")
+    with pytest.raises(InputError, match="a run belongs to one collection, but 2 are given"):
+        evaluate("bm25", [folder, other], fuse=[runs / "tiny.test.trec"])
+    build_index(load_collection(folder, "test").documents, "bm25", tmp_path / "words")
+    with pytest.raises(InputError, match="words: an index; pass --index"):
+        evaluate(None, folder, run=tmp_path / "words")
 
 
 @pytest.mark.data

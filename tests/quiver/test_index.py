@@ -297,3 +297,17 @@ def test_an_exact_index_is_described_as_exact(quiver: Callable[..., Any], index:
     shown = quiver("index", "info", index).out
     assert "exhaustive" in shown
     assert "not measured" not in shown
+
+
+def test_options_of_a_model_are_refused_for_an_index_of_words(quiver: Callable[..., Any], data: Path, tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    assert quiver("index", "build", data, "--model", "bm25", "--out", words).code == 0
+    commands = (
+        ("index", "add", words, data, "--replace", "--device", "cpu"),
+        ("index", "refresh", words, data, "--batch-tokens", "8"),
+        ("search", words, "birds", "--device", "cpu"),
+    )
+    for command in commands:
+        done = quiver(*command)
+        assert (done.code, done.err.count("\n"), "remove" in done.err) == (2, 1, True), command
+    assert quiver("search", words, "birds").code == 0

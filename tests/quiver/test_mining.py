@@ -169,6 +169,20 @@ def test_mistakes_of_teacher_scores_are_reported_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_dtype_of_a_cross_encoder_is_refused_before_another_teacher_is_loaded(
+    quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quiver.retrieval.training.mining import teacher_scores
+
+    crossed, loaded = tmp_path / "crossed", list[str]()
+    crossed.mkdir()
+    (crossed / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}))
+    monkeypatch.setattr(teacher_scores, "load_teacher", lambda source, **options: loaded.append(source))
+    done = quiver("teacher-scores", pairs, "--teacher", model, "--teacher", crossed, "--dtype", "bfloat16", "--out", tmp_path / "out")
+    assert (done.code, loaded) == (2, [])
+    assert "leave out dtype bfloat16" in done.err
+
+
 def test_a_folder_with_the_layout_of_bge_m3_is_a_teacher(quiver: Callable[..., Any], bge_m3: Path, pairs: Path, tmp_path: Path) -> None:
     done = quiver(
         "teacher-scores", pairs, "--query-field", "question", "--document-field", "pos", "--teacher", bge_m3, "--out", tmp_path / "out"

@@ -447,13 +447,25 @@ def load_teacher(
     Raises:
         InputError: The folder is not a supported model.
     """
-    check_is_model(source)
-    folder = local_folder(source)
-    if not _is_cross_encoder(folder):
+    check_teacher(source, dtype=dtype)
+    if not _is_cross_encoder(local_folder(source)):
         return VectorTeacher(load_model(source, dtype=dtype, device=device, batch_tokens=batch_tokens), executor)
-    if dtype is not None:
-        raise InputError(f"{source}: sentence-transformers chooses the dtype of a cross-encoder; leave out dtype {dtype}")
     return CrossEncoderTeacher(source, device=check_device(device or default_device()), batch_tokens=batch_tokens, executor=executor)
+
+
+def check_teacher(source: str, *, dtype: Dtype | None = None) -> None:
+    """Check a teacher without loading its weights.
+
+    Args:
+        source: See `load_teacher`.
+        dtype: See `load_teacher`.
+
+    Raises:
+        InputError: The folder is not a supported model, or ``dtype`` is given for a cross-encoder.
+    """
+    check_is_model(source)
+    if dtype is not None and _is_cross_encoder(local_folder(source)):
+        raise InputError(f"{source}: sentence-transformers chooses the dtype of a cross-encoder; leave out dtype {dtype}")
 
 
 def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:

@@ -551,3 +551,15 @@ def test_documents_without_vectors_can_be_added(tmp_path: Path, word_by_word: To
     index = add_documents(tmp_path / "i", [Document("empty", "")], word_by_word)
     assert (len(index), index.manifest.vectors) == (5, 13)
     assert "empty" not in index.search(word_by_word.encode_texts(["sea"], "query").vectors, 10).ids[0]
+
+
+def test_an_index_of_words_grows_by_name_as_it_was_built(tmp_path: Path) -> None:
+    build_index([Document("owl", "owls have wings")], "bm25", tmp_path / "words")
+    grown = add_documents(tmp_path / "words", [Document("trout", "trout have fins")], "bm25")
+    assert [hit.id for hit in grown.search("fins", k=10)] == ["trout"]
+
+
+def test_a_build_without_a_word_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none of the documents has a word"):
+        build_index([Document("a", "!"), Document("b", "? ?")], "bm25", tmp_path / "words")
+    assert not (tmp_path / "words").exists()

@@ -454,7 +454,9 @@ def check_like_plain(model: BiEncoder | ColBERT, role: Role, tolerance: float) -
     for found, alone in zip(whole.vectors, wanted, strict=True):
         np.testing.assert_allclose(found.reshape(alone.shape), alone.numpy(), atol=tolerance)
     chunks = [TEXTS[:5], [], TEXTS[5:6], TEXTS[6:]]
-    parts = list(model.encode_chunks(chunks, role))
+    ticks: list[int] = []
+    parts = list(model.encode_chunks(chunks, role, advance=ticks.append))
+    assert sum(ticks) == len(TEXTS)
     assert [part.counts for part in parts] == [model.encode_texts(chunk, role).counts for chunk in chunks]
     flat = [vectors for part in parts for vectors in part.vectors]
     for found, alone in zip(flat, wanted, strict=True):

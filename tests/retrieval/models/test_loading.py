@@ -308,6 +308,8 @@ def test_settings_are_arguments_of_the_classes(dense: Path, colbert: Path) -> No
     ("kind", "options", "message"),
     [
         ("dense", ModelOptions(query_length=9), "one maximum length for queries and documents; pass document_length"),
+        ("dense", ModelOptions(document_length=1), "must be >= 3, .* got 1"),
+        ("dense", ModelOptions(truncate_dim=1000), "fewer than truncate_dim"),
         ("dense", ModelOptions(document_length=65), "exceeds the encoder's 64 positions"),
         ("colbert", ModelOptions(document_length=65), "exceeds the encoder's 64 positions"),
         ("colbert", ModelOptions(query_length=3), "must be >= 4"),

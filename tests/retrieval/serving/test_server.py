@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -293,6 +295,26 @@ def test_a_full_queue_refuses_and_sigterm_loses_no_request(indexes: Indexes, hel
             assert stopping.result() == 0
         with pytest.raises(httpx.ConnectError):
             query(child)
+
+
+def test_a_signal_as_soon_as_the_service_listens_ends_it_as_later_ones_do(indexes: Indexes) -> None:
+    code = """
+import signal, sys
+import uvicorn
+from quiver.cli.main import app
+
+startup = uvicorn.Server.startup
+
+async def stopped(self, sockets=None):
+    await startup(self, sockets=sockets)
+    signal.raise_signal(signal.SIGTERM)
+
+uvicorn.Server.startup = stopped
+app(sys.argv[1:])
+"""
+    words = [sys.executable, "-c", code, "serve", str(indexes.dense), "--port", "0", "--drain-delay", "0"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "shutting down" in done.stderr) == (0, True), done.stderr
 
 
 def test_a_search_beyond_the_time_limit_is_given_up(indexes: Indexes, held_serving: Serving, tmp_path: Path) -> None:
