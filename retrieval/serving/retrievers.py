@@ -391,6 +391,7 @@ class Retriever:
             parts=[]
             if self.kind in ("dense", "colbert", "bm25")
             else [*rankings, *([] if self.reranker is None else [self.reranker.name])],
+            depth=self.depth,
         )
 
     def _described(self) -> str:

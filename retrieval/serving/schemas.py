@@ -394,6 +394,7 @@ class RetrieverInfo:
         stores_text: Whether hits include texts.
         efforts: Search efforts that a request can choose; empty for bm25.
         parts: Names of the rankings of a fusion, and of what re-ranks; empty for a single ranking.
+        depth: Largest ``offset + k``: the candidates of a re-ranking; null if only the limit of k bounds it.
     """
 
     name: str
@@ -406,6 +407,7 @@ class RetrieverInfo:
     stores_text: bool
     efforts: list[str]
     parts: list[str]
+    depth: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,9 +107,10 @@ function nothing() {
 }
 
 function pages(answer) {
-  const most = Math.min(limits.k ?? Infinity, answer.matching ?? Infinity);
+  const depth = Math.min(limits.k ?? Infinity, named(answer.retriever).depth ?? Infinity);
+  const most = Math.min(depth, answer.matching ?? Infinity);
   const next = state.from + FIRST;
-  const forward = answer.hits.length === FIRST && next < most && next + FIRST <= (limits.k ?? Infinity);
+  const forward = answer.hits.length === FIRST && next < most && next + FIRST <= depth;
   if (!state.from && !forward) return [];
   const go = (from) => () => {
     state.from = Math.max(0, from);

@@ -30,7 +30,7 @@ async function run() {
   const own = running = new AbortController();
   busy(true);
   const asked = shownRetrievers();
-  const most = limits.k ?? Infinity;
+  const most = Math.min(limits.k ?? Infinity, ...asked.map((each) => each.depth ?? Infinity));
   const k = Math.min(state.together ? DEPTH : FIRST, most);
   state.from = Math.min(state.from, Math.max(0, most - k));
   const found = await Promise.allSettled(asked.map((each) => search(each, k, { signal: own.signal, facets: !state.together })));

@@ -50,6 +50,7 @@ def test_each_combination_is_a_retriever(app: Any) -> None:
         ("dense+bm25>colbert", "reranked", ["dense", "bm25", "colbert"]),
         ("dense+colbert+bm25>colbert", "reranked", ["dense", "colbert", "bm25", "colbert"]),
     ]
+    assert [each["depth"] for each in info] == [None] * 5 + [100] * 2
     assert all(each["documents"] == 60 and each["fields"]["year"] == ["integer"] for each in info)
     assert [each["id"] for each in answer(app, "GET", "/v1/models").json()["data"]] == ["dense", "colbert"]
 
