@@ -23,6 +23,6 @@ USER quiver
 WORKDIR /home/quiver
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=90s \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=4)"]
+  CMD ["python", "-c", "import urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:8080/healthz', timeout=4)"]
 ENTRYPOINT ["quiver"]
 CMD ["serve", "/index", "--host", "0.0.0.0", "--port", "8080"]

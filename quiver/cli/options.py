@@ -85,7 +85,7 @@ DocumentPrompt: TypeAlias = Annotated[
 ]
 TruncateDim: TypeAlias = Annotated[
     int | None,
-    typer.Option("--truncate-dim", min=1, help="Width to which the vectors of a bi-encoder are cut (Matryoshka). Default: all of it."),
+    typer.Option("--truncate-dim", min=1, help="Width to which the vectors of a bi-encoder are cut (Matryoshka). Default: the full width."),
 ]
 Revision: TypeAlias = Annotated[
     str | None, typer.Option("--revision", help="Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")
@@ -181,7 +181,8 @@ FusionMethod: TypeAlias = Annotated[
 Weights: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--weights", help="Fusion weights, such as 1,0.5: of what is searched first, then one per --fuse. A weight of 0 skips that ranking."
+        "--weights",
+        help="Fusion weights, such as 1,0.5: that of the index or model, then one per --fuse. A weight of 0 skips that ranking.",
     ),
 ]
 Normalize: TypeAlias = Annotated[

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( \([-+.\d]+\))?")
 
 _MAX_LABELS = 2  # leading text columns that are repeated in each part of a table that is printed in several parts
-_FOLDED = 16  # narrowest width of a text column: only where it does not fit is a table printed in parts
+_FOLDED = 12  # narrowest width of a text column: only where it does not fit is a table printed in parts
 _LEAST_MEMORY = 16 << 20
 
 

@@ -63,7 +63,7 @@ def serve(
         Path | None,
         typer.Option(
             "--read-token-file",
-            help="File with a token that searching, reading documents and using models need; that of --token-file serves too."
+            help="File with the token that searches, reading documents and using models need. The token of --token-file is accepted too."
             " Default: QUIVER_READ_TOKEN, otherwise everybody may read.",
         ),
     ] = None,
@@ -220,7 +220,7 @@ def named_folders(given: Sequence[str]) -> dict[str, Path]:
     """Parse indexes given as FOLDER or NAME=FOLDER. The default name is the last part of the path.
 
     Raises:
-        InputError: Two indexes have the same name, or a name or a folder is missing.
+        InputError: Two indexes have the same name, or a name or a folder is missing, or a name has a + or >.
 
     Example:
         >>> named_folders(["indexes/a", "second=indexes/b"])
@@ -231,6 +231,8 @@ def named_folders(given: Sequence[str]) -> dict[str, Path]:
     short = iter(short_names([path for path, has_name in zip(paths, named, strict=True) if not has_name]))
     names = [each.partition("=")[0] if has_name else next(short) for each, has_name in zip(given, named, strict=True)]
     for name, path in zip(names, paths, strict=True):
+        if "+" in name or ">" in name:
+            raise InputError(f"the name '{name}' has a + or >, as names of fused and re-ranked retrievers have; name it with NAME=FOLDER")
         if not name or not path:
             raise InputError(f"expected an index as FOLDER or NAME=FOLDER, got {'='.join((name, path))!r}")
         if names.count(name) > 1:

@@ -17,6 +17,7 @@ Shapes: P documents of a segment.
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
 import math
@@ -353,9 +354,12 @@ def count_values(field: str, tables: Sequence[tuple[MetadataTable, NDArray[np.bo
     for parts in counted.values():
         values, counts = parts[0] if len(parts) == 1 else _summed(parts)
         distinct += len(counts)
-        # All values as frequent as the last one that fits, so that ties are decided by value; equal counts are rarely many.
         least = np.partition(counts, -most)[-most] if len(counts) > most else 1
-        best = np.flatnonzero(counts >= least)
+        ties = np.flatnonzero(counts == least)
+        if len(ties) > most:  # a field of unique values has a tie per document; strings are in their order already
+            texts = range(most) if isinstance(values, StringColumn) else list(map(str, values[ties].tolist()))
+            ties = ties[heapq.nsmallest(most, range(len(texts)), key=texts.__getitem__)]
+        best = np.concatenate([np.flatnonzero(counts > least), ties])
         names = values.take(best) if isinstance(values, StringColumn) else values[best].tolist()
         found += zip(names, counts[best].tolist(), strict=True)
     found.sort(key=lambda each: (-each[1], str(each[0])))

@@ -533,6 +533,7 @@ class Index:
         self._model: DenseModel | TokenModel | None = None
         self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
         self._parsed_presets: dict[tuple[str, int], Any] = {}
+        self._facets: dict[tuple[str, int], Facet] = {}
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
@@ -1002,9 +1003,13 @@ class Index:
             if field not in self.fields:
                 there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
                 raise InputError(f"{self.path}: no document has the field '{field}' to count; {there}")
-        bitmaps = [segment.alive for segment in self.segments] if chosen is None else self.matching(chosen)
-        tables = [(segment.documents.metadata, rows) for segment, rows in zip(self.segments, bitmaps, strict=True)]
-        return {field: count_values(field, tables, most=most) for field in fields}
+        known = self._facets if chosen is None else {}  # the documents of an open index do not change
+        if wanted := [field for field in fields if (field, most) not in known]:
+            bitmaps = [segment.alive for segment in self.segments] if chosen is None else self.matching(chosen)
+            tables = [(segment.documents.metadata, rows) for segment, rows in zip(self.segments, bitmaps, strict=True)]
+            for field in wanted:
+                known[field, most] = count_values(field, tables, most=most)
+        return {field: replace(known[field, most], values=list(known[field, most].values)) for field in fields}
 
     def check_model(self, card: ModelCard) -> None:
         """Check that a model is the one that built the index.

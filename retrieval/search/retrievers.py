@@ -29,11 +29,14 @@ from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import BM25, NAME
 from quiver.retrieval.records import (
+    DenseEncoding,
     DenseModel,
     Metadata,
     Query,
     Role,
+    TextTokens,
     TokenCounts,
+    TokenEncoding,
     TokenModel,
 )
 from quiver.retrieval.search.bm25 import WordScore, word_index, word_scores
@@ -91,22 +94,75 @@ class Retriever(Protocol):
         """Explain the scores of documents for a query text."""
 
 
+_PIECE = 2048  # tokens of one piece: tenths of a second on one core
+_OVERTAKING = 8  # turns for which a piece lets others go first, so that it gets one in the end
+
+
+class _Turns:
+    """A lock that those who wait to hold it once get before those who encode one piece after another."""
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._held = False
+        self._first = 0  # waiting threads that go first
+        self._last = 0  # waiting threads that go last
+        self._overtaken = 0
+
+    def __enter__(self) -> None:
+        with self._free:
+            self._first += 1
+            self._free.wait_for(lambda: not self._held and not (self._last and self._overtaken >= _OVERTAKING))
+            self._first -= 1
+            self._held = True
+            self._overtaken += bool(self._last)
+
+    def __exit__(self, *error: object) -> None:
+        with self._free:
+            self._held = False
+            self._free.notify_all()
+
+    @contextmanager
+    def last(self) -> Iterator[None]:
+        """Hold the lock once nobody waits who goes first, or many of them have."""
+        with self._free:
+            self._last += 1
+            self._free.wait_for(lambda: not self._held and (not self._first or self._overtaken >= _OVERTAKING))
+            self._last -= 1
+            self._held, self._overtaken = True, 0
+        try:
+            yield
+        finally:
+            self.__exit__()
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """The encoding of all texts of several encodings."""
+    told = [part.tokens for part in parts]
+    tokens = TextTokens(*(np.concatenate([getattr(each, name) for each in told]) for name in ("tokens", "truncated", "empty")))
+    if isinstance(parts[0], DenseEncoding):
+        return DenseEncoding(np.concatenate([part.vectors for part in parts]), tokens)
+    ids = None if parts[0].token_ids is None else [each for part in parts for each in part.token_ids]
+    return TokenEncoding([each for part in parts for each in part.vectors], tokens, ids)
+
+
 class SharedModel:
     """A model shared by several threads. Forward passes run one at a time, because parallel ones would compete for the same cores.
+
+    Many texts are encoded in pieces, and whoever waits for one query goes before the next piece.
 
     Args:
         model: The model.
 
     Attributes:
         model: The model.
-        lock: Held during a forward pass.
+        lock: Held during a forward pass; texts that are encoded in pieces wait for all others.
         card: Card of the model.
         device: Device of the model.
     """
 
     def __init__(self, model: DenseModel | TokenModel) -> None:
         self.model: Any = model
-        self.lock = threading.Lock()
+        self.lock = _Turns()
         self.card = model.card
 
     @property
@@ -118,8 +174,31 @@ class SharedModel:
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         """Encode texts, as the model does."""
-        with self.lock:
-            return self.model.encode_texts(texts, role, progress=progress)
+        limit = self.card.document_length if role == "document" else self.card.query_length
+        # A token has at least one character, and in English about four; the estimate need not be exact.
+        pieces = self.pieces([min(limit or len(text), len(text) // 3 + 2) for text in texts])
+        if len(pieces) == 1 and role == "query":
+            with self.lock:
+                return self.model.encode_texts(texts, role, progress=progress)
+        found = []
+        for piece in pieces:
+            with self.lock.last():
+                found.append(self.model.encode_texts(texts[piece], role, progress=progress))
+        return found[0] if len(found) == 1 else _joined(found)
+
+    def pieces(self, lengths: Sequence[int]) -> list[slice]:
+        """Consecutive pieces of texts, each encoded while the lock is held once: one text, or at most 2,048 tokens.
+
+        Args:
+            lengths: Number of tokens of each text.
+        """
+        found, first, total = [], 0, 0
+        for row, length in enumerate(lengths):
+            if row > first and total + length > _PIECE:
+                found.append(slice(first, row))
+                first, total = row, 0
+            total += length
+        return [*found, slice(first, len(lengths))]
 
     def queries(self, texts: Sequence[str]) -> Sequence[Any]:
         """Encode Q queries for ``Index.search``."""

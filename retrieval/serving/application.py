@@ -6,8 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Annotated, Any
 
@@ -25,16 +24,18 @@ from quiver.retrieval.search.explain import Explanation, Token, text_tokens
 from quiver.retrieval.search.retrievers import Explained, SharedModel
 from quiver.retrieval.serving.indexes import Changes
 from quiver.retrieval.serving.inference import (
+    AnyRerankBody,
+    CohereBody,
+    EmbedBody,
     EmbeddingsAnswer,
-    EmbeddingsRequest,
-    EmbedRequest,
+    EmbeddingsBody,
     ModelList,
     RerankAnswer,
+    RerankBody,
     RerankRequest,
     ServedModel,
     TextModels,
     TextRank,
-    TextsRequest,
 )
 from quiver.retrieval.serving.metrics import CONTENT_TYPE
 from quiver.retrieval.serving.middleware import AllowedHosts, RequestMiddleware
@@ -54,6 +55,7 @@ from quiver.retrieval.serving.schemas import (
     HitExplanation,
     Info,
     Limits,
+    List,
     Meeting,
     Milliseconds,
     NonBlankText,
@@ -63,6 +65,7 @@ from quiver.retrieval.serving.schemas import (
     SearchRequest,
     Status,
     StoredDocument,
+    Text,
     TokenSpan,
     WordPart,
     answer_problems,
@@ -198,6 +201,9 @@ async def search(service: Service, request: SearchRequest | BatchRequest) -> lis
     queries = (request.query,) if isinstance(request, SearchRequest) else tuple(request.queries)
     check_limits(request, queries, service.limits)
     retriever = service.retriever(request.retriever)
+    most, depth = retriever.depth, (request.offset or 0) + request.k
+    if most is not None and depth > most:
+        raise RequestError(422, "beyond_limit", f"offset + k: {retriever.name} re-ranks {most:,} candidates, got {depth:,}")
     try:
         return await asyncio.wait_for(_answers(service, retriever, request, queries, begun), service.limits.seconds)
     except asyncio.TimeoutError:
@@ -228,6 +234,8 @@ def check_limits(request: SearchRequest | BatchRequest, queries: Sequence[str], 
             raise RequestError(422, "beyond_limit", f"{name}: at most {most:,}, got {value if value < 1 << 53 else 'more'}")
     if request.effort is not None and request.target_recall is not None:
         raise RequestError(422, "invalid_request", "target_recall and effort exclude each other")
+    if len(set(facets)) < len(facets):
+        raise RequestError(422, "invalid_request", "facets: a field occurs twice")
 
 
 def _filter(given: str | list[str]) -> Filter | None:
@@ -244,7 +252,8 @@ async def _answers(
     # Parsing a filter can take milliseconds: not in the event loop.
     filter = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
     offset = request.offset or 0
-    batch = QueryBatch(queries, SearchOptions(_depth(request, service.limits), filter, request.effort, request.target_recall))
+    depth = _depth(request, retriever.depth or service.limits.k)
+    batch = QueryBatch(queries, SearchOptions(depth, filter, request.effort, request.target_recall))
     if (request.effort, request.target_recall) != (None, None) and retriever.kind == "bm25":
         raise RequestError(422, "invalid_request", f"{retriever.name} always searches exhaustively; remove effort and target_recall")
     ranked = await retriever.search(batch)
@@ -265,11 +274,11 @@ async def _answers(
 _PAGED = 100  # hits that pages share one ranking of
 
 
-def _depth(request: SearchRequest | BatchRequest, limits: Limits) -> int:
+def _depth(request: SearchRequest | BatchRequest, most: int) -> int:
     """Number of hits to rank. An approximate search for 20 hits need not begin with the hits of one for 10: pages share a depth."""
     if request.offset is None:
         return request.k
-    return min(_PAGED, limits.k) if request.offset + request.k <= _PAGED else limits.k
+    return min(_PAGED, most) if request.offset + request.k <= _PAGED else most
 
 
 def _facets(snapshot: Snapshot, fields: Sequence[str], filter: Filter | None) -> dict[str, FieldFacet]:
@@ -334,22 +343,11 @@ def create_application(
         hosts: Allowed hosts; None for all, if a proxy in front of the application checks them.
         poll_seconds: Interval between checks for newer generations, in seconds.
     """
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        del app
-        watching = [asyncio.create_task(served.watch(poll_seconds)) for served in service.indexes]
-        try:
-            yield
-        finally:
-            for task in watching:
-                task.cancel()
-
     app = FastAPI(
         title="Quiver",
         version=_version(),
         summary="Search indexes by single vectors, by token vectors and by words.",
-        lifespan=lifespan,
+        lifespan=lambda app: service.watched(poll_seconds),
         docs_url=None,  # both pages load scripts from other sites; `Routes.reference` does not
         redoc_url=None,
     )
@@ -428,6 +426,7 @@ class Routes:
         common |= {"methods": ["POST"], "responses": refusals(400, 401, 404, 413, 415, 422, 429, 504)}
         app.add_api_route("/v1/embeddings", self.embeddings, response_model=EmbeddingsAnswer, **common)
         app.add_api_route("/v1/rerank", self.rerank, response_model=RerankAnswer, **common)
+        app.add_api_route("/v2/rerank", self.rerank_cohere, response_model=RerankAnswer, **common)
         app.add_api_route("/embed", self.embed, response_model=list[list[float]], **common)
         app.add_api_route("/rerank", self.rerank_any, response_model=list[TextRank] | RerankAnswer, **common)
 
@@ -447,36 +446,35 @@ class Routes:
         q: Annotated[NonBlankText, Query(description="Text of the query.")],
         k: Annotated[int, Query(ge=1, description="Number of hits.")] = 10,
         offset: Annotated[int | None, Query(ge=0, description="Number of leading hits to skip, for paging.")] = None,
-        retriever: Annotated[str | None, Query(description="Name of the retriever. Default: the first.")] = None,
-        filter: Annotated[list[str] | None, Query(description="Condition such as year>=2015. Repeatable: all must hold.")] = None,
+        retriever: Annotated[Text | None, Query(description="Name of the retriever. Default: the first.")] = None,
+        filter: Annotated[List[Text] | None, Query(description="Condition such as year>=2015. Repeatable: all must hold.")] = None,
         effort: Annotated[Effort | None, Query(description="Search effort. Default: balanced.")] = None,
         target_recall: Annotated[float | None, Query(gt=0, le=1, description="Target recall, instead of an effort.")] = None,
         explain: Annotated[bool, Query(description="Explain every hit by the tokens or words that matched.")] = False,
-        facet: Annotated[list[str] | None, Query(description="Field whose values are counted. Repeatable.")] = None,
+        facet: Annotated[List[Text] | None, Query(description="Field whose values are counted. Repeatable.")] = None,
     ) -> Response:
         """Search with one query that is written in the address."""
         request = SearchRequest(q, k, offset, retriever, filter, effort, target_recall, explain, facet)
         (found,) = await search(self._service, request)
-        return _answer(found)
+        return await self._written(found)
 
     async def search(self, request: SearchRequest) -> Response:
         """Search with one query."""
         (found,) = await search(self._service, request)
-        return _answer(found)
+        return await self._written(found)
 
     async def search_batch(self, request: BatchRequest) -> Response:
         """Search with several queries and the same options."""
         answer = BatchAnswer(await search(self._service, request))
-        # The answer may be megabytes of text: not in the event loop.
-        return await asyncio.get_running_loop().run_in_executor(self._service.threads, _answer, answer)
+        return await self._written(answer)
 
     async def document(
         self,
         key: Annotated[str, Path(description="Id of the document.", min_length=1)],
-        retriever: Annotated[str | None, Query(description="Name of the retriever. Default: the first.")] = None,
+        retriever: Annotated[Text | None, Query(description="Name of the retriever. Default: the first.")] = None,
     ) -> Response:
         """Get a document by its id."""
-        return _answer(self._service.document(key, retriever))
+        return await self._written(self._service.document(key, retriever))
 
     async def may_change(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
         """Check the token of a change."""
@@ -494,27 +492,34 @@ class Routes:
         """Describe a model, as OpenAI's API does."""
         return _answer(self._models.describe(self._models.find(name, dense=False)))
 
-    async def embeddings(self, request: EmbeddingsRequest) -> Response:
+    async def embeddings(self, request: EmbeddingsBody) -> Response:
         """Embed texts, as OpenAI's API does."""
         return await self._encoded(self._models.embeddings(request))
 
-    async def embed(self, request: EmbedRequest) -> Response:
+    async def embed(self, request: EmbedBody) -> Response:
         """Embed texts, as text-embeddings-inference does."""
         return await self._encoded(self._models.embed(request))
 
-    async def rerank(self, request: RerankRequest) -> Response:
+    async def rerank(self, request: RerankBody) -> Response:
         """Re-rank documents, as the APIs of Jina, Cohere and vLLM do."""
         return await self._encoded(self._models.rerank(request))
 
-    async def rerank_any(self, request: TextsRequest | RerankRequest) -> Response:
+    async def rerank_cohere(self, request: CohereBody) -> Response:
+        """Re-rank documents, as version 2 of Cohere's API does; unknown fields are ignored."""
+        return await self._encoded(self._models.rerank(request))
+
+    async def rerank_any(self, request: AnyRerankBody) -> Response:
         """Re-rank texts: `texts` as text-embeddings-inference does, `documents` as vLLM does."""
         if isinstance(request, RerankRequest):
-            return await self.rerank(request)
+            return await self._encoded(self._models.rerank(request))
         return await self._encoded(self._models.rank_texts(request))
 
     async def _encoded(self, work: Awaitable[Any]) -> Response:
         content = await self._within(work, "the texts were not encoded within {} seconds; send fewer or shorter ones")
-        # The answer may be megabytes of numbers: not in the event loop.
+        return await self._written(content)
+
+    async def _written(self, content: Any) -> Response:
+        """The response with an answer that may be megabytes: not made in the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._service.threads, _answer, content)
 
     async def add_documents(self, request: AddRequest) -> Response:

@@ -12,13 +12,13 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -28,9 +28,9 @@ from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Role
 from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.retrievers import Batcher, Retriever
-from quiver.retrieval.serving.schemas import CLOSED, Count, Flag, Limits, NonBlankText, RequestError, Text
+from quiver.retrieval.serving.schemas import CLOSED, Count, Filled, Flag, Limits, NonBlankText, RequestError, Text
 
-TokenIds: TypeAlias = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1)]
+TokenIds: TypeAlias = Filled[Annotated[int, Field(strict=True)]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class EmbeddingsRequest:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
-    input: Text | Annotated[list[Text], Field(min_length=1)] | TokenIds | Annotated[list[TokenIds], Field(min_length=1)]
+    input: Text | Filled[Text] | TokenIds | Filled[TokenIds]
     model: Text
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = None
@@ -91,24 +91,26 @@ class EmbedRequest:
         inputs: A text or texts.
         normalize: Scale vectors to length 1.
         truncate: Truncate long texts; otherwise a request with one is refused.
+        truncation_direction: Which end of a long text is cut; only the right one can be.
         prompt_name: Prompt of the model to put before the texts. Default: document.
         dimensions: Width to which vectors are cut.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
-    inputs: Text | Annotated[list[Text], Field(min_length=1)]
+    inputs: Text | Filled[Text]
     normalize: Flag = True
     truncate: Flag = True
     prompt_name: Literal["document", "query"] = "document"
     dimensions: Count | None = None
+    truncation_direction: Literal["Right", "right"] = "Right"
 
 
 @dataclass(frozen=True)
 class TextDocument:
-    """A document to re-rank, as an object."""
+    """Text of a document to re-rank; other fields are ignored."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "ignore"}
 
     text: Text
 
@@ -128,7 +130,7 @@ class RerankRequest:
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     query: NonBlankText
-    documents: Annotated[list[Text | TextDocument], Field(min_length=1)]
+    documents: Filled[Text | TextDocument]
     model: Text | None = None
     top_n: Count | None = None
     return_documents: Flag = True
@@ -144,22 +146,41 @@ class TextsRequest:
         raw_scores: For a ColBERT model: return the sum over the tokens of the query instead of their mean.
         return_text: Return the texts too.
         truncate: Truncate long texts; otherwise a request with one is refused.
+        truncation_direction: Which end of a long text is cut; only the right one can be.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
     query: NonBlankText
-    texts: Annotated[list[Text], Field(min_length=1)]
+    texts: Filled[Text]
     raw_scores: Flag = False
     return_text: Flag = False
     truncate: Flag = True
+    truncation_direction: Literal["Right", "right"] = "Right"
 
 
-@dataclass(frozen=True, slots=True)
-class RerankedText:
-    """Text of a re-ranked document."""
+def _given(body: Any) -> Any:
+    """A body without its nulls, by which clients say that they leave the choice to the service."""
+    return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
-    text: str
+
+def _known(body: Any) -> Any:
+    """A body without the fields that are not this service's, such as Cohere's ``max_tokens_per_doc``."""
+    known = {each.name for each in fields(RerankRequest)}
+    return {name: value for name, value in _given(body).items() if name in known} if isinstance(body, dict) else body
+
+
+def _form(body: Any) -> str:
+    return "documents" if isinstance(body, RerankRequest) or (isinstance(body, dict) and "texts" not in body) else "texts"
+
+
+EmbeddingsBody: TypeAlias = Annotated[EmbeddingsRequest, BeforeValidator(_given)]
+EmbedBody: TypeAlias = Annotated[EmbedRequest, BeforeValidator(_given)]
+RerankBody: TypeAlias = Annotated[RerankRequest, BeforeValidator(_given)]
+CohereBody: TypeAlias = Annotated[RerankRequest, BeforeValidator(_known)]
+AnyRerankBody: TypeAlias = Annotated[
+    Annotated[TextsRequest, Tag("texts")] | Annotated[RerankRequest, Tag("documents")], Discriminator(_form), BeforeValidator(_given)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +189,7 @@ class RerankResult:
 
     index: int
     relevance_score: float
-    document: RerankedText | None = None
+    document: TextDocument | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +354,11 @@ class TextModel:
             raise ValueError("only a bi-encoder encodes token ids")
         ids = [[int(each) for each in text] for text in work.texts]
         try:
-            with self.shared.lock:
-                return Encoded(model.encode_token_ids(ids), sum(map(len, ids)), 0)
+            found = []
+            for piece in self.shared.pieces([*map(len, ids)]):
+                with self.shared.lock.last():
+                    found.append(model.encode_token_ids(ids[piece]))
+            return Encoded(np.concatenate(found), sum(map(len, ids)), 0)
         except InputError as error:
             return RequestError(422, "invalid_request", str(error))
 
@@ -470,7 +494,7 @@ class TextModels:
         model, encoded, order = await self._ranked(request.query, texts, request.model)
         scores = (encoded.values / encoded.terms).tolist()
         results = [
-            RerankResult(row, scores[row], RerankedText(texts[row]) if request.return_documents else None) for row in order[: request.top_n]
+            RerankResult(row, scores[row], TextDocument(texts[row]) if request.return_documents else None) for row in order[: request.top_n]
         ]
         return RerankAnswer(f"rerank-{uuid.uuid4().hex}", request.model or model.name, results, TotalUsage(encoded.tokens))
 

@@ -7,8 +7,7 @@ generations are those of the HTTP service. Source: https://modelcontextprotocol.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,24 +18,24 @@ from pydantic import Field
 
 from quiver.encoder.environment import installed_version
 from quiver.retrieval.serving.application import search
-from quiver.retrieval.serving.schemas import RequestError, SearchRequest
+from quiver.retrieval.serving.schemas import List, NonBlankText, RequestError, SearchRequest, Text
 from quiver.retrieval.serving.service import Service
 
 _EXCERPT = 1200  # characters of a hit's text: about as many words as an agent can judge ten hits by
 _PAGE = 20_000  # characters of a document that one call reads
 _VALUES = 20  # values that a field is described by
 
-Words = Annotated[str, Field(description="What to search for, in plain words.", min_length=1)]
+Words = Annotated[NonBlankText, Field(description="What to search for, in plain words.")]
 HitCount = Annotated[int, Field(description="Number of hits.", ge=1, le=100)]
 Skip = Annotated[int, Field(description="Number of leading hits to skip, for more of them.", ge=0)]
 Conditions = Annotated[
-    list[str] | None,
+    List[Text] | None,
     Field(
         description="Conditions that must all hold, such as year>=2015, 'lang in en,de' or city=\"New York\"; list_fields names the fields."
     ),
 ]
-RetrieverName = Annotated[str | None, Field(description="Name of a retriever, see list_fields. Default: the first.")]
-DocumentId = Annotated[str, Field(description="Id of a hit.", min_length=1)]
+RetrieverName = Annotated[Text | None, Field(description="Name of a retriever, see list_fields. Default: the first.")]
+DocumentId = Annotated[Text, Field(description="Id of a hit.", min_length=1)]
 Start = Annotated[int, Field(description="Number of leading characters to skip, for the rest of a long document.", ge=0)]
 
 
@@ -101,20 +100,12 @@ def create_server(service: Service, *, poll_seconds: float = 2.0) -> MCPServer:
         service: The indexes.
         poll_seconds: Interval between checks for newer generations, in seconds.
     """
-
-    @asynccontextmanager
-    async def following(server: MCPServer) -> AsyncIterator[None]:
-        del server
-        watching = [asyncio.create_task(served.watch(poll_seconds)) for served in service.indexes]
-        try:
-            yield
-        finally:
-            for task in watching:
-                task.cancel()
-
     tools = _Tools(service)
     server = MCPServer(
-        "quiver", version=installed_version("quiver-retrieval") or "unknown", instructions=_instructions(service), lifespan=following
+        "quiver",
+        version=installed_version("quiver-retrieval") or "unknown",
+        instructions=_instructions(service),
+        lifespan=lambda server: service.watched(poll_seconds),
     )
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     for tool in (tools.search, tools.read_document, tools.list_fields):

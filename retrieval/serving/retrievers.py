@@ -102,12 +102,7 @@ class Batcher(Generic[Work, Result]):
     async def _work(self) -> None:
         while batch := self._take():
             self._observe(sum(len(waiting.work) for waiting in batch))
-            work = [waiting.work for waiting in batch]
-            done = asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
-            # Not `await done`: its error belongs to those who wait for the result, not to this loop.
-            await asyncio.wait([done])
-            error = done.exception()
-            found: Sequence[Result | BaseException] = done.result() if error is None else [error] * len(batch)
+            found = await self._results([waiting.work for waiting in batch])
             for waiting, result in zip(batch, found, strict=True):
                 if waiting.answer.done():  # the client disconnected, or the time limit has passed
                     continue
@@ -115,6 +110,18 @@ class Batcher(Generic[Work, Result]):
                     waiting.answer.set_exception(result)
                 else:
                     waiting.answer.set_result(result)
+
+    async def _results(self, work: list[Work]) -> Sequence[Result | BaseException]:
+        """Run a batch. If it fails, run each piece alone, so that only the piece that made it fail fails."""
+        done = asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+        # Not `await done`: its error belongs to those who wait for the result, not to this loop.
+        await asyncio.wait([done])
+        error = done.exception()
+        if error is None:
+            return done.result()
+        if len(work) == 1 or isinstance(error, RequestError):
+            return [error] * len(work)
+        return [result for piece in work for result in await self._results([piece])]
 
     def _take(self) -> list[_Waiting[Work, Result]]:
         """Take the next batch from the queue, without work that nobody waits for any more."""
@@ -350,6 +357,11 @@ class Retriever:
     def model(self) -> SharedModel | None:
         """The one model that encodes its queries; None for BM25, a fusion and a re-ranking."""
         return self.served.current.model if self.kind in ("dense", "colbert") else None
+
+    @property
+    def depth(self) -> int | None:
+        """Number of hits that it can rank, if that is bounded: by the candidates of a re-ranking."""
+        return None if self.reranker is None else self.reranker.candidates
 
     async def search(self, batch: QueryBatch) -> RankedQueries:
         """Rank documents.

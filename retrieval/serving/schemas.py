@@ -6,11 +6,11 @@ import json
 import logging
 from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -70,9 +70,29 @@ class Limits:
                 raise ValueError(f"{name} must be > 0, got {value}")
 
 
-Text = Annotated[str, Field(strict=True)]
+def _encodable(text: str) -> str:
+    """Refuse a lone surrogate, which JSON can write and tokenizers cannot read."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("a character that is half of a surrogate pair; text must be valid UTF-8") from None
+    return text
+
+
+def _not_too_many(fields: Any) -> Any:
+    if isinstance(fields, dict) and len(fields) > _MOST_FIELDS:
+        raise ValueError(f"at most {_MOST_FIELDS:,} fields, got {len(fields):,}")
+    return fields
+
+
+_MOST_FIELDS = 1000  # fields of a document: every invalid one is an error of its own
+Text = Annotated[str, Field(strict=True), AfterValidator(_encodable)]
 # Text that is not blank.
-NonBlankText = Annotated[str, Field(strict=True, min_length=1, pattern=r"\S")]
+NonBlankText = Annotated[str, Field(strict=True, min_length=1, pattern=r"\S"), AfterValidator(_encodable)]
+Item = TypeVar("Item")
+# A list of which only the first invalid item is reported: with an error per item, a megabyte would block the event loop for seconds.
+List: TypeAlias = Annotated[list[Item], Field(fail_fast=True)]
+Filled: TypeAlias = Annotated[list[Item], Field(min_length=1, fail_fast=True)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Offset = Annotated[int, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -80,7 +100,7 @@ Scalar = (
     Annotated[bool, Field(strict=True)]
     | Annotated[int, Field(strict=True)]
     | Annotated[float, Field(strict=True, allow_inf_nan=False)]
-    | Annotated[str, Field(strict=True)]
+    | Text
 )
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
 Effort = Literal["exact", "balanced", "fast"]
@@ -114,11 +134,11 @@ class SearchRequest:
     k: Count = 10
     offset: Offset | None = None
     retriever: Text | None = None
-    filter: Text | list[Text] | None = None
+    filter: Text | List[Text] | None = None
     effort: Effort | None = None
     target_recall: Fraction | None = None
     explain: Flag = False
-    facets: list[Text] | None = None
+    facets: List[Text] | None = None
 
 
 @dataclass(frozen=True)
@@ -127,11 +147,11 @@ class BatchRequest:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
-    queries: Annotated[list[NonBlankText], Field(min_length=1)]
+    queries: Filled[NonBlankText]
     k: Count = 10
     offset: Offset | None = None
     retriever: Text | None = None
-    filter: Text | list[Text] | None = None
+    filter: Text | List[Text] | None = None
     effort: Effort | None = None
     target_recall: Fraction | None = None
     explain: Flag = False
@@ -153,7 +173,7 @@ class NewDocument:
     id: NonBlankText
     text: Text
     title: Text = ""
-    metadata: dict[Text, Scalar | list[Scalar]] | None = None
+    metadata: Annotated[dict[Text, Scalar | List[Scalar]], BeforeValidator(_not_too_many)] | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +188,7 @@ class AddRequest:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
-    documents: Annotated[list[NewDocument], Field(min_length=1)]
+    documents: Filled[NewDocument]
     replace: Flag = False
     retriever: Text | None = None
 
@@ -179,7 +199,7 @@ class DeleteRequest:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
-    ids: Annotated[list[NonBlankText], Field(min_length=1)]
+    ids: Filled[NonBlankText]
     retriever: Text | None = None
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,12 +45,17 @@ class Access:
         token: Token that allows changes and reading; None to allow no changes.
         read_token: Token that allows reading; None to let everybody read.
 
+    Raises:
+        InputError: Both tokens are equal.
+
     Attributes:
         writable: Whether there is a token for changes.
         private: Whether reading needs a token.
     """
 
     def __init__(self, token: str | None, read_token: str | None = None) -> None:
+        if token is not None and token == read_token:
+            raise InputError("the tokens for changes and for reading are equal, so that readers could change documents; make another one")
         self._digest = None if token is None else _digest(token)
         self._reading = None if read_token is None else _digest(read_token)
         self.writable = token is not None
@@ -91,12 +98,12 @@ def read_token(file: Path | None, variable: str = VARIABLE) -> str | None:
     """Read a token from a file, or from an environment variable; None if there is neither.
 
     Raises:
-        InputError: The file cannot be read, or the token is too short.
+        InputError: The file cannot be read, or the token is empty or too short.
     """
     if file is None:
-        token, origin = os.environ.get(variable, ""), variable
-        if not token:
+        if (token := os.environ.get(variable)) is None:
             return None
+        origin = variable
     else:
         origin = str(file)
         try:
@@ -105,6 +112,9 @@ def read_token(file: Path | None, variable: str = VARIABLE) -> str | None:
             reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
             raise InputError(f"{file}: the token cannot be read ({reason})") from error
     token = token.strip()
+    if not token:
+        # An empty token is a mistake, such as a secret that was not filled in: to go on without one would open the service.
+        raise InputError(f"{origin}: the token is empty; make one with: openssl rand -hex 32, or remove {origin}")
     if len(token) < _SHORTEST:
         raise InputError(f"{origin}: the token must have at least {_SHORTEST} characters; make one with: openssl rand -hex 32")
     return token
@@ -168,6 +178,16 @@ class Service:
             warning = None if difference is None else f"{names} rank different documents; do not compare their rankings: {difference}"
             self._warnings[retriever.name] = states, warning
         return warning
+
+    @asynccontextmanager
+    async def watched(self, seconds: float) -> AsyncIterator[None]:
+        """Look for newer generations of the indexes at an interval, until the block ends."""
+        watching = [asyncio.create_task(served.watch(seconds)) for served in self.indexes]
+        try:
+            yield
+        finally:
+            for task in watching:
+                task.cancel()
 
     def retriever(self, name: str | None) -> Retriever:
         """Return a retriever by its name, or the first one for None.

@@ -135,6 +135,7 @@ def test_facets_count_the_documents_that_match_the_filter(app: Any) -> None:
         assert found["facets"][field]["distinct"] == len(counts)
     assert search(app, query="granite").json()["facets"] is None
     assert search(app, query="granite").json()["matching"] == 60
+    assert refused(search(app, query="granite", facets=["year", "year"])) == (422, "invalid_request")
     unknown = search(app, query="granite", facets=["colour"])
     assert refused(unknown) == (422, "invalid_request")
     assert unknown.json()["error"]["message"].startswith("no document has the field 'colour' to count; there are even, lang, year")
@@ -194,6 +195,7 @@ def test_reading_needs_a_token_if_there_is_one(indexes: Indexes) -> None:
         ("GET", "/v1/models/dense", {}),
         ("POST", "/v1/embeddings", {"json": {"model": "dense", "input": "bird"}}),
         ("POST", "/v1/rerank", {"json": {"query": "bird", "documents": ["a"]}}),
+        ("POST", "/v2/rerank", {"json": {"query": "bird", "documents": ["a"]}}),
         ("POST", "/rerank", {"json": {"query": "bird", "texts": ["a"]}}),
         ("POST", "/embed", {"json": {"inputs": "bird"}}),
         ("GET", "/metrics", {}),
@@ -569,7 +571,7 @@ def test_the_schema_contains_the_limits(app: Any) -> None:
     search_request = schema["components"]["schemas"]["SearchRequest"]["properties"]
     assert search_request["k"]["maximum"] == 50
     assert search_request["query"]["maxLength"] == 200
-    assert len(schema["paths"]) == 14
+    assert len(schema["paths"]) == 15
     for path in schema["paths"].values():
         for operation in path.values():
             assert {"200", "408", "413", "500"} <= set(operation["responses"])

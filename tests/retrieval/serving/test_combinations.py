@@ -15,7 +15,7 @@ from quiver.retrieval.index import Filter, add_documents, build_index, delete_do
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
 from quiver.retrieval.search.bm25 import word_index
-from quiver.retrieval.search.retrievers import open_retriever
+from quiver.retrieval.search.retrievers import RerankedRetriever, open_retriever
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.service import Access, Combinations, Service, open_service
 from tests.retrieval.serving.conftest import TOKEN, Indexes, answer, documents, httpx
@@ -71,6 +71,23 @@ def test_a_combination_ranks_as_the_librarys(
     assert all(hit["text"] and hit["metadata"] for hit in found["hits"])
     by_address = answer(app, "GET", f"/v1/search?q={QUERY.replace(' ', '+')}&retriever={name}")  # whose + is a space
     assert by_address.json()["retriever"] == name
+
+
+def test_pages_of_a_re_ranking_end_with_its_candidates(app: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a page far down re-ranks 100 candidates, not the 1,000 of the largest k."""
+    depths: list[int] = []
+    searched = RerankedRetriever.search
+    monkeypatch.setattr(
+        RerankedRetriever, "search", lambda self, queries, k, **rest: depths.append(k) or searched(self, queries, k, **rest)
+    )
+    name = "dense+bm25>colbert"
+    assert len(search(app, k=10, offset=90, retriever=name)["hits"]) == 0  # there are 60 documents
+    assert len(search(app, k=10, offset=45, retriever=name)["hits"]) == 10
+    assert depths == [100, 100]
+    for asked in ({"k": 10, "offset": 91}, {"k": 101}):
+        refused = search(app, retriever=name, **asked)["error"]
+        assert (refused["code"], refused["message"]) == ("beyond_limit", f"offset + k: {name} re-ranks 100 candidates, got 101")
+    assert len(search(app, k=10, offset=91, retriever="dense+bm25")["hits"]) == 0
 
 
 def test_an_explanation_has_the_ranks_in_the_parts(app: Any) -> None:

@@ -22,7 +22,7 @@ def test_names_of_indexes_are_checked(tmp_path: Path) -> None:
     assert list(named_folders(["a/dense", "b/dense"])) == ["a/dense", "b/dense"]
     (tmp_path / "x=y").mkdir()
     assert list(named_folders([str(tmp_path / "x=y")])) == ["x=y"]
-    for wrong in (["=a"], ["a="], ["n=a", "n=b"]):
+    for wrong in (["=a"], ["a="], ["n=a", "n=b"], ["a+b=c"], ["a>b=c"]):
         with pytest.raises(InputError):
             named_folders(wrong)
 
@@ -43,6 +43,19 @@ def test_mistakes_are_reported_in_one_line(quiver: Quiver, indexes: Indexes, tmp
     assert "not an address" in refused(quiver("serve", indexes.dense, "--host", "no such host"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "choose another --port" in refused(quiver("serve", indexes.dense, "--port", taken.getsockname()[1]))
+
+
+def test_an_empty_token_or_one_token_for_both_does_not_open_the_service(
+    quiver: Quiver, indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIVER_READ_TOKEN", "")
+    assert "QUIVER_READ_TOKEN: the token is empty" in refused(quiver("serve", indexes.dense))
+    monkeypatch.delenv("QUIVER_READ_TOKEN")
+    (tmp_path / "empty").write_text("\n")
+    assert "the token is empty" in refused(quiver("serve", indexes.dense, "--read-token-file", tmp_path / "empty"))
+    (tmp_path / "token").write_text("one token of enough characters")
+    both = ("--token-file", tmp_path / "token", "--read-token-file", tmp_path / "token")
+    assert "are equal" in refused(quiver("serve", indexes.dense, *both))
 
 
 @pytest.mark.parametrize(

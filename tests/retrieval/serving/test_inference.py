@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,7 @@ from quiver.retrieval.index import open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.schemas import Limits
 from quiver.retrieval.serving.service import Combinations, open_service
@@ -140,6 +145,64 @@ def test_rerank_and_embed_have_the_shapes_of_text_embeddings_inference(app: Any,
         assert (refusal.status_code, refusal.json()["error"]["code"]) == (422, "too_long")
 
 
+def test_cohere_and_clients_that_send_nulls_are_answered(app: Any) -> None:
+    documents = [{"text": TEXTS[0], "id": 7}, TEXTS[1]]
+    request = {"model": "colbert", "query": "bird", "documents": documents, "top_n": 1}
+    expected = answer(app, "POST", "/v1/rerank", json=request).json()["results"]
+    found = answer(app, "POST", "/v2/rerank", json=request | {"max_tokens_per_doc": 4096, "priority": 1})
+    assert (found.status_code, found.json()["results"]) == (200, expected)
+    assert answer(app, "POST", "/v1/rerank", json=request | {"max_tokens_per_doc": 4096}).status_code == 422
+    for path, plain, nulls in (
+        ("/embed", {"inputs": TEXTS}, {"normalize": None, "truncate": None, "prompt_name": None, "dimensions": None}),
+        ("/rerank", {"query": "bird", "texts": TEXTS}, {"raw_scores": None, "return_text": None, "truncate": None}),
+        ("/v1/embeddings", {"model": "dense", "input": "a"}, {"encoding_format": None, "dimensions": None, "user": None}),
+    ):
+        asked = plain | nulls | ({} if path.startswith("/v1") else {"truncation_direction": "Right"})
+        response = answer(app, "POST", path, json=asked)
+        assert (response.status_code, response.json()) == (200, answer(app, "POST", path, json=plain).json()), path
+
+
+def test_text_that_is_not_utf8_is_refused_in_one_line(app: Any) -> None:
+    for path, body in (
+        ("/v1/embeddings", {"model": "dense", "input": ["a", "\ud800"]}),
+        ("/embed", {"inputs": "\ud800"}),
+        ("/rerank", {"query": "a", "texts": ["\ud800"]}),
+        ("/v1/rerank", {"query": "a", "documents": [{"text": "\ud800"}]}),
+        ("/v1/search", {"query": "a", "filter": "lang=\ud800"}),
+    ):
+        response = answer(app, "POST", path, content=json.dumps(body), headers={"content-type": "application/json"})
+        assert response.status_code == 422, path
+        message = response.json()["error"]["message"]
+        assert "valid UTF-8" in message
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/rerank", {"query": "cat", "documents": [1] * 330_000}),
+        ("/rerank", {"query": "cat", "texts": [1] * 330_000}),
+        ("/v1/embeddings", {"model": "dense", "input": [None] * 200_000}),
+        ("/v1/search/batch", {"queries": [1] * 330_000}),
+        ("/v1/search", {"query": "cat", "filter": [1] * 330_000}),
+    ],
+)
+def test_a_large_invalid_list_does_not_stop_the_service(app: Any, path: str, body: Any) -> None:
+    async def ask() -> tuple[Any, Any, float]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            content = json.dumps(body, separators=(",", ":"))
+            begun = time.perf_counter()
+            invalid = client.post(path, content=content, headers={"content-type": "application/json"})
+            found = await asyncio.gather(invalid, client.get("/healthz"))
+            return (*found, time.perf_counter() - begun)
+
+    refusal, healthy, seconds = asyncio.run(ask())
+    assert (refusal.status_code, healthy.status_code) == (422, 200)
+    assert len(refusal.json()["error"]["message"]) <= 500
+    assert seconds < 1
+
+
 def test_models_are_listed_as_openai_does(app: Any, indexes: Indexes) -> None:
     listed = answer(app, "GET", "/v1/models").json()
     assert listed["object"] == "list"
@@ -176,6 +239,71 @@ def test_concurrent_requests_are_encoded_together_and_get_their_own_answers(inde
     assert np.array(found) == pytest.approx(unit(dense.encode_document(texts)), abs=1e-6)
     assert sum(calls) == 20
     assert len(calls) < 20
+
+
+def test_a_search_goes_before_the_next_piece_of_many_texts(indexes: Indexes, dense: BiEncoder) -> None:
+    """256 long texts, of which a slow model encodes one piece per turn: a search waits for the piece that runs, and no other."""
+    service = open_service({"dense": indexes.dense}, limits=Limits(seconds=60))
+    app = create_application(service)
+    shared = service.indexes[0].current.model
+    turns: list[tuple[str, int]] = []
+    begun = threading.Event()
+    encode = shared.model.encode_texts
+
+    def slow(texts: Any, role: Any, **options: Any) -> Any:
+        turns.append((role, len(texts)))
+        begun.set()
+        time.sleep(0.05)
+        return encode(texts, role, **options)
+
+    shared.model = SimpleNamespace(encode_texts=slow)
+    texts = [f"{number} " + "deep sea " * 100 for number in range(256)]
+
+    async def ask() -> tuple[Any, list[tuple[str, int]], Any]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", timeout=60) as client:
+            embedding = asyncio.ensure_future(client.post("/embed", json={"inputs": texts, "normalize": False}))
+            while not begun.is_set():
+                await asyncio.sleep(0.001)
+            found = await client.post("/v1/search", json={"query": "bird"})
+            before = list(turns)
+            assert not embedding.done()
+            return found, before, await embedding
+
+    found, before, embedded = asyncio.run(ask())
+    assert found.status_code == embedded.status_code == 200
+    # The piece that ran when the search came, the query, and the piece that began while the answer was on its way.
+    assert [role for role, _ in before].index("query") <= 2
+    pieces = [size for role, size in turns if role == "document"]
+    assert (sum(pieces), max(pieces)) == (256, 32)  # the model reads 64 tokens of a text
+    assert np.array(embedded.json()) == pytest.approx(dense.encode_document(texts), abs=1e-5)
+
+
+def test_pieces_get_their_turn_beside_searches_without_end(dense: BiEncoder) -> None:
+    shared = SharedModel(SimpleNamespace(card=dense.card))  # type: ignore[arg-type]
+    stop = threading.Event()
+
+    def always() -> None:
+        while not stop.is_set():
+            with shared.lock:
+                time.sleep(0.001)
+
+    searches = [threading.Thread(target=always) for _ in range(3)]
+    try:
+        for each in searches:
+            each.start()
+        for _ in range(3):
+            held = threading.Event()
+
+            def piece(held: threading.Event = held) -> None:
+                with shared.lock.last():
+                    held.set()
+
+            threading.Thread(target=piece, daemon=True).start()
+            assert held.wait(10)
+    finally:
+        stop.set()
+        for each in searches:
+            each.join()
 
 
 @pytest.mark.slow

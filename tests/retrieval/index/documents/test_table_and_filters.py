@@ -7,6 +7,7 @@ import operator
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from quiver.retrieval.index.documents import (
     typed,
 )
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Files
+from quiver.retrieval.index.strings import StringColumn
 from quiver.retrieval.records import Document, TextTokens, TokenCounts
 
 VALUES: list[Any] = [
@@ -250,6 +252,26 @@ def test_texts_that_were_changed_are_damage(tmp_path: Path) -> None:
     path.write_bytes(b"x")
     with pytest.raises(DamagedIndexError, match="does not match 1 bytes of strings"):
         DocumentTable.open(Files(tmp_path / "s"), len(table), texts=True).texts  # noqa: B018 - reading it is the test
+
+
+@pytest.mark.parametrize("kind", [str, int, float])
+def test_of_many_values_that_are_equally_frequent_the_first_are_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Any]
+) -> None:
+    """Two values occur thrice, 3,000 once each: the ties are decided by value as text, and only as many texts are read as are returned."""
+    numbers = [*range(3000), 7, 7, 1200, 1200]
+    documents = [Document(f"d/{row}", "", metadata={"f": kind(number)}) for row, number in enumerate(numbers)]
+    table = write(tmp_path / "s", documents)
+    counts = Counter(kind(number) for number in numbers)
+    expected = sorted(counts.items(), key=lambda each: (-each[1], str(each[0])))
+    read: list[int] = []
+    take = StringColumn.take
+    monkeypatch.setattr(StringColumn, "take", lambda self, rows: read.append(len(rows)) or take(self, rows))
+    for most in (1, 2, 5, 20, 5000):
+        read.clear()
+        found = count_values("f", [(table.metadata, None)], most=most)
+        assert (found.values, found.distinct) == (expected[:most], 3000)
+        assert sum(read) <= most + 2 if kind is str else not read
 
 
 @pytest.mark.parametrize("seed", range(8))
