@@ -30,6 +30,7 @@ _NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( \([-+.\d]+\))?")
 
 _MAX_LABELS = 2  # leading text columns that are repeated in each part of a table that is printed in several parts
 _FOLDED = 12  # narrowest width of a text column: only where it does not fit is a table printed in parts
+_WHOLE = 24  # narrowest width of a text column in a table that is printed in parts
 _LEAST_MEMORY = 16 << 20
 
 
@@ -162,35 +163,42 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     columns = [(name, [row[column] for row in rows]) for column, name in enumerate(header)]
     numbers = [all(_NUMBER.fullmatch(cell) for cell in column) for _, column in columns]
     console = Console()
-    for part_number, part in enumerate(_parts(columns, numbers, console.width)):
+    folded, whole = (_least_widths(columns, numbers, narrowest) for narrowest in (_FOLDED, _WHOLE))
+    # Names are folded hard only where that keeps the table in one piece.
+    widths = folded if len(_parts(folded, numbers, console.width)) == 1 else whole
+    for part_number, part in enumerate(_parts(widths, numbers, console.width)):
         table = Table(title=Text(title, style="table.title") if part_number == 0 else None, title_justify="left")
         for number in part:
             justify: Literal["right", "left"] = "right" if numbers[number] else "left"
-            table.add_column(columns[number][0], justify=justify, no_wrap=numbers[number], overflow="fold")
+            table.add_column(columns[number][0], justify=justify, no_wrap=numbers[number], overflow="fold", min_width=widths[number])
         for row in rows:
             table.add_row(*(Text(row[number]) for number in part))
         console.print(table)
 
 
-def _parts(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool], width: int) -> list[list[int]]:
+def _least_widths(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool], narrowest: int) -> list[int]:
+    """Least width of each column: all of a number, and of a text the header and ``narrowest`` characters."""
+    longest = [max(map(len, (name, *cells))) for name, cells in columns]
+    return [
+        whole if number else max(len(name), min(whole, narrowest))
+        for (name, _), whole, number in zip(columns, longest, numbers, strict=True)
+    ]
+
+
+def _parts(widths: Sequence[int], numbers: Sequence[bool], room: int) -> list[list[int]]:
     """Split a table that is too wide for the terminal: column numbers of each part."""
     labels = 0
-    while labels < len(columns) - 1 and labels < _MAX_LABELS and not numbers[labels]:
+    while labels < len(widths) - 1 and labels < _MAX_LABELS and not numbers[labels]:
         labels += 1
-
-    def wide(number: int) -> int:
-        longest = max(map(len, (columns[number][0], *columns[number][1])))
-        return 3 + (longest if numbers[number] else min(longest, _FOLDED))
-
-    head = list(range(labels))
-    room = width - 1 - sum(map(wide, head))
+    head, wide = list(range(labels)), [width + 3 for width in widths]
+    room -= 1 + sum(wide[:labels])
     parts, left = [list(head)], room
-    for number in range(labels, len(columns)):
-        if wide(number) > left and len(parts[-1]) > labels:
+    for number in range(labels, len(widths)):
+        if wide[number] > left and len(parts[-1]) > labels:
             parts.append(list(head))
             left = room
         parts[-1].append(number)
-        left -= wide(number)
+        left -= wide[number]
     return parts
 
 

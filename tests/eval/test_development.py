@@ -138,10 +138,10 @@ def test_each_text_is_encoded_once_a_score_and_the_files_are_read_once(
     model, encoded = _dense(tmp_path), list[tuple[str, str]]()
     encode = BiEncoder.encode_chunks
 
-    def counting(self: BiEncoder, chunks: Iterable[Sequence[str]], role: Any) -> Any:
+    def counting(self: BiEncoder, chunks: Iterable[Sequence[str]], role: Any, *, advance: Any = None) -> Any:
         read = [list(texts) for texts in chunks]
         encoded.extend((role, text) for texts in read for text in texts)
-        return encode(self, read, role)
+        return encode(self, read, role, advance=advance)
 
     monkeypatch.setattr(BiEncoder, "encode_chunks", counting)
     scorer(model)
