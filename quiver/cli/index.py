@@ -434,7 +434,7 @@ def export(
 ) -> None:
     """Export documents and vectors to files (JSON lines and arrays), or to Qdrant or LanceDB.
 
-    An index without stored texts exports ids only.
+    An index without stored texts exports ids only, an index of BM25 documents only.
 
     Examples: quiver index export indexes/scifact --out exported --vectors safetensors
 
@@ -460,8 +460,8 @@ def export(
     if as_json:
         print_json({"folder": str(out), **described})
         return
-    count = described["arrays"]["vectors"][0]
-    say(f"{out}: {described['documents']:,} documents, {count:,} vectors in {', '.join(described['files'])}")
+    vectors_there = f", {described['arrays']['vectors'][0]:,} vectors" if described["arrays"] else ""
+    say(f"{out}: {described['documents']:,} documents{vectors_there} in {', '.join(described['files'])}")
 
 
 def _names(paths: tuple[Path, ...]) -> list[str]:

@@ -472,6 +472,17 @@ def test_a_wide_table_is_printed_in_parts(capsys: pytest.CaptureFixture[str], mo
         assert shown.count("theirs") == shown.count("System") == (3 if width == 80 else 1), shown
 
 
+def test_a_path_is_not_broken_where_the_text_beside_it_can_be_narrower(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = "urllib3/notes/connection-lifecycle.md:120-130"
+    print_table("hits", ("document", "score", "text"), [(path, "0.9123", "a text of many words " * 8), ("short", "0.1", "text")])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(path in line for line in lines)
+
+
 def test_markup_in_texts_is_not_interpreted(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("runs/[bold]a[/] :smile:", ("", "value"), [("[/red] :bird:", "[1]"), ("x", "2")])
     shown = capsys.readouterr().out
