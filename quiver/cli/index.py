@@ -129,20 +129,16 @@ def add(
 
     Example: quiver index add indexes/scifact more.jsonl
     """
-    from quiver.retrieval.data.source import open_corpus, tokens_of
+    from quiver.retrieval.data.source import DEFAULTS, open_corpus, tokens_of
     from quiver.retrieval.index import add_documents, open_index
-    from quiver.retrieval.index.sources import options_like
     from quiver.retrieval.models.loading import load_index_model
 
     given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
     opened = open_index(folder)
-    if given == type(given)():
-        given = options_like(folder, source)
     loaded = load_index_model(opened.manifest.model, model, device=device, batch_tokens=batch_tokens)
-    corpus = open_corpus(source, given, tokens_of(loaded))
     index = add_documents(
         folder,
-        corpus,
+        source if given == DEFAULTS else open_corpus(source, given, tokens_of(loaded)),
         loaded,
         replace_existing=replace,
         memory=parse_memory(memory),
