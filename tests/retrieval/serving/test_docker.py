@@ -99,5 +99,5 @@ def test_the_image_serves_a_mounted_index(container: str) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/search?q=bird&k=3&retriever={retriever}", timeout=10) as found:
             assert len(json.load(found)["hits"]) == 3
     assert docker("exec", container, "id", "-u") == "10001"
-    docker("stop", "--time", "60", container)
+    docker("stop", "-t", "60", container)
     assert docker("inspect", "--format", "{{.State.ExitCode}}", container) == "0"
