@@ -17,6 +17,7 @@ from quiver.cli import doctor
 from quiver.cli.main import OneLineFormatter
 from quiver.cli.output import print_table
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.encoder.attention import flash
 from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import SchemaError
@@ -150,11 +151,13 @@ def test_doctor_tells_what_commands_use_on_a_gpu(
     trained: tuple[str, str],
     without_flash: str | None,
 ) -> None:
-    """The properties of a GPU that decide the dtype and the attention backend are simulated; nothing runs on it."""
+    """What decides the dtype and the attention backend, of a GPU and of torch's build for it, is simulated; nothing runs on it."""
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "is_available", lambda: True)
         patched.setattr(torch.cuda, "device_count", lambda: 0)
         patched.setattr(torch.cuda, "get_device_capability", lambda *device: capability)
+        patched.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)  # a build for CPUs has no such kernel
+        patched.setattr(flash, "installed", flash.installed.__wrapped__)  # not cached
         facts = doctor.gather(with_check=False)
     told = facts["evaluate, index build, serve"]
     assert (told["device"], told["dtype"], told["attention"]) == ("cuda", *used)
