@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.engines import check_k
+from quiver.retrieval.index.index import OpenSegment
 from quiver.retrieval.search.search import SearchResult
 
 _PASSAGES = 4  # passages a group that are searched for at first
@@ -93,10 +98,30 @@ def field_of(index: Index, field: str) -> Callable[[str], str]:
     if field not in index.fields:
         raise InputError(f"{index.path}: no document has the field '{field}'; the fields are {', '.join(index.fields) or 'none'}")
 
+    values = [_values(segment, field) for segment in index.segments]
+
+    @cache  # a deep search asks for the same passages for every query
     def value(key: str) -> str:
-        if index.locate([key])[0] is None:  # of another index that is fused with this one
+        place = index.locate([key])[0]
+        if place is None:  # of another index that is fused with this one
             return key
-        found = (index.document(key).metadata or {}).get(field, key)
+        known: str | None = values[place.segment][place.row]
+        if known is not None:
+            return known
+        found = (index.documents.at(place).metadata or {}).get(field, key)
         return ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
 
     return value
+
+
+def _values(segment: OpenSegment, field: str) -> NDArray[np.object_]:
+    """The value of each row that has one, short value of a field, else None, (n,); columns are read faster than documents."""
+    values = np.full(len(segment.vectors), None, object)
+    entries = np.zeros(len(values), np.int64)
+    for column in segment.documents.metadata.columns:
+        if column.field == field:
+            distinct = np.array([str(value) for value in column.values], object)
+            values[column.rows] = np.repeat(distinct, np.diff(column.ends, prepend=0))
+            entries += np.bincount(column.rows, minlength=len(values))
+    values[entries != 1] = None
+    return values

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import build_index, open_index
+from quiver.retrieval.index import add_documents, build_index, open_index
 from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.records import Document
 from quiver.retrieval.search.groups import field_of, group_hits, search_groups
 from quiver.retrieval.search.search import SearchResult
 
@@ -105,3 +106,14 @@ def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
     assert group_hits({}, str) == []
     with pytest.raises(InputError, match="no document has the field 'x'"):
         field_of(open_index(index), "x")
+
+
+def test_the_group_of_a_passage_is_its_stored_value(tmp_path: Path) -> None:
+    long = "x" * 600  # is no value of a filter's column
+    fields: list[dict[str, Any]] = [{"f": "a"}, {"f": 7}, {"f": 0.5}, {"f": True}, {"f": ["b", "c"]}, {"f": long}, {"g": 1}, {}]
+    documents = [Document(str(number), "words", metadata=each) for number, each in enumerate(fields)]
+    build_index(documents[:5], "bm25", tmp_path / "index")
+    add_documents(tmp_path / "index", documents[5:], "bm25")
+    key_of = field_of(open_index(tmp_path / "index"), "f")
+    assert [key_of(each.id) for each in documents] == ["a", "7", "0.5", "True", "b, c", long, "6", "7"]
+    assert key_of("of another index") == "of another index"
