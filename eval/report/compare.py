@@ -23,11 +23,11 @@ from quiver.eval.metrics import (
     PERMUTATIONS,
     Change,
     PairedComparison,
-    compare_parts,
+    compare_pairs,
     grouped,
     holm,
     is_whole,
-    paired_test,
+    paired_tests,
 )
 from quiver.eval.report.formats import Block, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
 from quiver.eval.report.retrieval import (
@@ -297,13 +297,15 @@ def _compare(
 ) -> dict[str, PairedComparison]:
     """Compare the means over data sets, each the mean of its parts, by every measure that all parts have."""
     shares = _shares(data_sets)
-    compared = {}
-    for measure in DEFAULT:
-        if not all(measure in shared[key] for key in shares):
-            continue
-        one, other = ({key: {query: values[measure] for query, values in scores[key][side].items()} for key in shares} for side in (0, 1))
-        compared[measure] = compare_parts(one, other, weights=list(shares.values()), changed=changed)
-    return compared
+    measures = [name for name in DEFAULT if all(name in shared[key] for key in shares)]
+    if not measures:
+        return {}
+    one, other = (
+        [{key: {query: values[name] for query, values in scores[key][side].items()} for key in shares} for name in measures]
+        for side in (0, 1)
+    )
+    pairs = list(zip(one, other, strict=True))
+    return dict(zip(measures, compare_pairs(pairs, weights=list(shares.values()), changed=changed), strict=True))
 
 
 def _shares(data_sets: _DataSets) -> dict[str, float]:
@@ -345,11 +347,10 @@ def significance(folders: Sequence[str | Path], results: Sequence[Results]) -> S
     families = [{name: {name: whole[name]} for name in whole}, {key: {key: [key]} for key in parts}]
     averaged = {AVERAGE: whole} if len(whole) == len(sets) > 1 else {}
     better: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for measure in DEFAULT:
-        # No report shows averages of the other measures, and these tests take the most time.
-        for family in [*families, averaged] if measure == HEADLINE else families:
-            for name, winner, loser in _significant(family, measure, scores, shared):
-                better[name, measure, winner].append(loser)
+    # No report shows averages of the other measures, and these tests take the most time.
+    for family, measures in [*((each, DEFAULT) for each in families), (averaged, [HEADLINE])]:
+        for name, measure, winner, loser in _significant(family, measures, scores, shared):
+            better[name, measure, winner].append(loser)
     if len(whole) == len(sets) == 1:  # the average of one data set
         better |= {(AVERAGE, measure, label): others for (name, measure, label), others in better.items() if name in whole}
     return Significance(dict(better), _superscript_rule(math.comb(len(homes), 2), len(whole), parts=len(parts), averaged=bool(averaged)))
@@ -386,20 +387,31 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _significant(
-    family: Mapping[str, _DataSets], measure: str, scores: Mapping[str, Mapping[str, QueryScores]], shared: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield a name, the better system and the worse one, for every significant difference of a family."""
-    tests = []
+    family: Mapping[str, _DataSets],
+    measures: Sequence[str],
+    scores: Mapping[str, Mapping[str, QueryScores]],
+    shared: Mapping[str, Sequence[str]],
+) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a data set, a measure, the better system and the worse one, for every significant difference of a family."""
+    tests: dict[str, list[tuple[str, str, str, float, float]]] = {measure: [] for measure in measures}
     for name, data_sets in family.items():
         shares = _shares(data_sets)
-        if not all(measure in shared[key] for key in shares):
-            continue
-        values = {label: {key: {query: each[measure] for query, each in of[key].items()} for key in shares} for label, of in scores.items()}
-        for first, second in combinations(values, 2):
-            tests.append((name, first, second, *paired_test(values[first], values[second], weights=list(shares.values()))))
-    for (name, first, second, difference, _), p in zip(tests, holm([p for *_, p in tests]), strict=True):
-        if p < ALPHA:
-            yield (name, second, first) if difference > 0 else (name, first, second)
+        known = [measure for measure in measures if all(measure in shared[key] for key in shares)]
+        order = next(iter(scores.values()))
+        values = {
+            (label, measure): [[of[key][query][measure] for query in order[key]] for key in shares]
+            for label, of in scores.items()
+            for measure in known
+        }
+        # All pairs and measures at once, since they share the random signs of the test.
+        pairs = [(measure, *both) for measure in known for both in combinations(scores, 2)]
+        results = paired_tests([(values[one, of], values[two, of]) for of, one, two in pairs], weights=list(shares.values()))
+        for (measure, *both), result in zip(pairs, results, strict=True):
+            tests[measure].append((name, *both, *result))
+    for measure, found in tests.items():
+        for (name, first, second, difference, _), p in zip(found, holm([p for *_, p in found]), strict=True):
+            if p < ALPHA:
+                yield (name, measure, second, first) if difference > 0 else (name, measure, first, second)
 
 
 def _corrected(compared: Sequence[_Compared]) -> tuple[Pairing, ...]:
