@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import TypeAlias
@@ -29,7 +29,7 @@ from quiver.eval.metrics import (
     is_whole,
     paired_tests,
 )
-from quiver.eval.report.formats import Block, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
+from quiver.eval.report.formats import Block, Column, Paragraph, Report, Section, Span, Table, check_format, shorten, table, write
 from quiver.eval.report.retrieval import (
     AVERAGE,
     LABELS,
@@ -467,35 +467,49 @@ def write_comparison(comparison: Comparison, out: str | Path) -> None:
     Raises:
         InputError: The suffix is not supported, or the file cannot be written.
     """
-    write(comparison_report(comparison), Path(out))
+    path = Path(out)
+    write(comparison_report(comparison, latex=check_format(path) == ".tex"), path)
 
 
-def comparison_report(comparison: Comparison) -> Report:
-    """Make the report of a comparison; measures are in points, hundredths of a fraction."""
+def comparison_report(comparison: Comparison, *, latex: bool = False) -> Report:
+    """Make the report of a comparison; measures are in points, hundredths of a fraction. Every row has a verdict.
+
+    Args:
+        comparison: Return value of `compare_results`.
+        latex: For LaTeX, tables for a paper: only nDCG@10, with the method in the caption.
+    """
     pairings = (*comparison.pairings, *comparison.averages)
-    names = (Column("System", numeric=False, wide=True), Column("Collection", numeric=False))
-    headline = [
-        [*_names(each), f"{each.queries:,}", *_cells(each.measures[HEADLINE]), each.measures[HEADLINE].verdict] for each in pairings
-    ]
-    verdict = Column("Verdict", numeric=False)
+    method = _method(comparison)
+    headline, measured = [], []
+    for number, system in enumerate(comparison.systems, start=1):
+        own = [each for each in pairings if each.system == system]
+        title = f"of {system}, compared with {comparison.baseline}, in points"
+        rows = [[each.data_set, f"{each.queries:,}", *_cells(each.measures[HEADLINE])] for each in own]
+        made = table((_COLLECTION, Column("Queries"), *_COLUMNS), rows, name=f"{LABELS[HEADLINE]} {title}", caption=method if latex else "")
+        headline.append((system, replace(made, label=f"comparison-{number}")))
+        rows = [[each.data_set, LABELS[name], *_cells(measure)] for each in own for name, measure in each.measures.items()]
+        measured.append((system, table((_COLLECTION, Column("Measure", numeric=False), *_COLUMNS), rows, name=f"All measures {title}")))
     blocks: list[Block] = [
-        Paragraph(_method(comparison)),
-        Section(
-            LABELS[HEADLINE],
-            (table((*names, Column("Queries"), *_COLUMNS, verdict), headline, name=LABELS[HEADLINE]), *_cautions(pairings)),
-            "headline",
-        ),
+        *([] if latex else [Paragraph(method)]),
+        Section(LABELS[HEADLINE], (*_by_system(headline), *_cautions(pairings)), "headline"),
     ]
-    others = [[*_names(each), LABELS[name], *_cells(each.measures[name])] for each in pairings for name in each.measures]
-    measured = table((*names, Column("Measure", numeric=False), *_COLUMNS), others, name="All measures")
-    blocks.append(Section("All measures", (measured,), "measures"))
-    blocks += [section for pairing in comparison.pairings for section in _changes(pairing, comparison.query_texts)]
+    if not latex:
+        blocks.append(Section("All measures", tuple(_by_system(measured)), "measures"))
+        blocks += [section for pairing in comparison.pairings for section in _changes(pairing, comparison.query_texts)]
     if comparison.unpaired:
         columns = [Column(title, numeric=False) for title in ("Collection", "Scored for", "Not scored for")]
         missing = table(columns, [[each.collection, each.has, each.lacks] for each in comparison.unpaired], name="Not compared")
         blocks.append(Section("Not compared", (missing,), "unpaired"))
     return Report(f"Compared with {comparison.baseline}", tuple(blocks))
 
+
+def _by_system(tables: Sequence[tuple[str, Table]]) -> Iterator[Block]:
+    """The tables of the systems, with headings if there are several."""
+    for system, made in tables:
+        yield made if len(tables) == 1 else Section(system, (made,))
+
+
+_COLLECTION = Column("Collection", numeric=False)
 
 _COLUMNS = (
     Column("Baseline"),
@@ -505,6 +519,7 @@ _COLUMNS = (
     Column("p", numeric=False),
     Column("p corrected", numeric=False),
     Column("Better / equal / worse", numeric=False),
+    Column("Verdict", numeric=False),
 )
 
 
@@ -521,14 +536,11 @@ def _method(comparison: Comparison) -> str:
             f"Holm's correction covers {family} {'comparison' if family == 1 else 'comparisons'} of each measure"
             f"{', fewer if some systems lack the measure' if some_lack else ''}, but not the number of"
             f" measures: {LABELS[HEADLINE]} is the test, the others explain it.",
+            f"A system is called better or worse if the corrected p is below {ALPHA:g}.",
             "A group of collections is the mean of its parts, and an average is the mean of the data sets above it: queries are drawn and"
             " signs are flipped within each collection.",
         ]
     )
-
-
-def _names(pairing: Pairing) -> list[str]:
-    return [pairing.system, pairing.data_set]
 
 
 def _cells(measured: Measured) -> list[str]:
@@ -541,6 +553,7 @@ def _cells(measured: Measured) -> list[str]:
         _probability(paired.p),
         _probability(measured.corrected),
         f"{paired.wins:,} / {paired.ties:,} / {paired.losses:,}",
+        measured.verdict,
     ]
 
 
