@@ -615,10 +615,10 @@ def _random_sums(tests: Sequence[NDArray[np.float64]], permutations: int, rng: n
 
     Eight sizes at a time: a random byte looks up one of their 256 sums, for all tests at once.
     """
-    eights = np.zeros((math.ceil(max(map(len, tests)) / 8) * 8, len(tests)))
+    padded = np.zeros((math.ceil(max(map(len, tests)) / 8) * 8, len(tests)))
     for column, sizes in enumerate(tests):
-        eights[: len(sizes), column] = sizes
-    eights = eights.reshape(-1, 8, len(tests))
+        padded[: len(sizes), column] = sizes
+    eights = padded.reshape(-1, 8, len(tests))
     size = _CHUNK // min(4, len(tests))
     sums, looked_up = np.zeros((permutations, len(tests))), np.empty((size, len(tests)))
     draws = np.empty((_BLOCK, permutations), np.uint8)
@@ -814,7 +814,7 @@ def _most_changed(
     places = np.flatnonzero(gains > 0)
     if 0 < count < len(places):
         places = places[gains[places] >= np.partition(gains[places], -count)[-count] - 2 * TIE]
-    changes = [Change(*ids[place], first[place].item(), second[place].item()) for place in places.tolist()]
+    changes = [Change(ids[place][0], ids[place][1], first[place].item(), second[place].item()) for place in places.tolist()]
     # Round, so that mathematically equal gains are ordered by id.
     return tuple(sorted(changes, key=lambda change: (-round(abs(change.difference), 12), change.part, change.query))[:count])
 

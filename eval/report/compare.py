@@ -29,7 +29,7 @@ from quiver.eval.metrics import (
     is_whole,
     paired_tests,
 )
-from quiver.eval.report.formats import Block, Column, Paragraph, Report, Section, Span, Table, check_format, shorten, table, write
+from quiver.eval.report.formats import Block, Cell, Column, Paragraph, Report, Section, Span, Table, check_format, shorten, table, write
 from quiver.eval.report.retrieval import (
     AVERAGE,
     LABELS,
@@ -406,8 +406,8 @@ def _significant(
         # All pairs and measures at once, since they share the random signs of the test.
         pairs = [(measure, *both) for measure in known for both in combinations(scores, 2)]
         results = paired_tests([(values[one, of], values[two, of]) for of, one, two in pairs], weights=list(shares.values()))
-        for (measure, *both), result in zip(pairs, results, strict=True):
-            tests[measure].append((name, *both, *result))
+        for (measure, one, two), (difference, p) in zip(pairs, results, strict=True):
+            tests[measure].append((name, one, two, difference, p))
     for measure, found in tests.items():
         for (name, first, second, difference, _), p in zip(found, holm([p for *_, p in found]), strict=True):
             if p < ALPHA:
@@ -484,7 +484,7 @@ def comparison_report(comparison: Comparison, *, latex: bool = False) -> Report:
     for number, system in enumerate(comparison.systems, start=1):
         own = [each for each in pairings if each.system == system]
         title = f"of {system}, compared with {comparison.baseline}, in points"
-        rows = [[each.data_set, f"{each.queries:,}", *_cells(each.measures[HEADLINE])] for each in own]
+        rows: list[list[str | Cell]] = [[each.data_set, f"{each.queries:,}", *_cells(each.measures[HEADLINE])] for each in own]
         made = table((_COLLECTION, Column("Queries"), *_COLUMNS), rows, name=f"{LABELS[HEADLINE]} {title}", caption=method if latex else "")
         headline.append((system, replace(made, label=f"comparison-{number}")))
         rows = [[each.data_set, LABELS[name], *_cells(measure)] for each in own for name, measure in each.measures.items()]
@@ -515,10 +515,10 @@ _COLUMNS = (
     Column("Baseline"),
     Column("System"),
     Column("Difference"),
-    Column("Interval", numeric=False),
-    Column("p", numeric=False),
-    Column("p corrected", numeric=False),
-    Column("Better / equal / worse", numeric=False),
+    Column("Interval"),
+    Column("p"),
+    Column("p corrected"),
+    Column("Better / equal / worse"),
     Column("Verdict", numeric=False),
 )
 
@@ -543,16 +543,16 @@ def _method(comparison: Comparison) -> str:
     )
 
 
-def _cells(measured: Measured) -> list[str]:
+def _cells(measured: Measured) -> list[str | Cell]:
     paired = measured.paired
     return [
         points(paired.first),
         points(paired.second),
         _signed(paired.difference),
-        f"{_signed(paired.interval.low)} to {_signed(paired.interval.high)}",
-        _probability(paired.p),
-        _probability(measured.corrected),
-        f"{paired.wins:,} / {paired.ties:,} / {paired.losses:,}",
+        Cell(f"{_signed(paired.interval.low)} to {_signed(paired.interval.high)}", paired.interval.low),
+        Cell(_probability(paired.p), paired.p),
+        Cell(_probability(measured.corrected), measured.corrected),
+        Cell(f"{paired.wins:,} / {paired.ties:,} / {paired.losses:,}", float(paired.wins)),
         measured.verdict,
     ]
 

@@ -651,8 +651,8 @@ split into parts that repeat the first column, so that all keep their font size.
 LABEL, PROSE = 24, 36
 """Characters of a name and of another text from which on its lines are broken."""
 
-UPRIGHT = 6
-"""Largest number of columns of figures with upright headings; in a wider table, headings that are longer than their figures are turned."""
+UPRIGHT, SHORT = 6, 6
+"""Largest number of columns of short figures with upright headings, and characters of a short figure."""
 
 PAGE, CAPTION_WIDTH = 42, 75
 """Lines of a page, and characters of a line of a caption. Parts that do not fit on one page become floats of the same number."""
@@ -730,9 +730,10 @@ def _latex_table(table: Table) -> Iterator[str]:
 
 
 def _turned(table: Table, position: int) -> bool:
-    """Whether a heading is turned: that of figures that are shorter, in a table with many of them."""
-    many = sum(column.numeric for column in table.columns) > UPRIGHT
-    return many and table.columns[position].numeric and len(table.columns[position].label) > max(4, _longest(table, position))
+    """Whether a heading is turned: that of short figures under a longer heading, in a table with many columns of short figures."""
+    many = sum(column.numeric and _longest(table, place) <= SHORT for place, column in enumerate(table.columns)) > UPRIGHT
+    longest = _longest(table, position)
+    return many and table.columns[position].numeric and longest <= SHORT and _printed(table.columns[position].label) > max(4, longest)
 
 
 def _longest(table: Table, position: int) -> int:
