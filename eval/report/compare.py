@@ -313,7 +313,9 @@ def _shares(data_sets: _DataSets) -> dict[str, float]:
     return {key: 1 / len(data_sets) / len(parts) for parts in data_sets.values() for key in parts}
 
 
-def significance(folders: Sequence[str | Path], results: Sequence[Results]) -> Significance:
+def significance(
+    folders: Sequence[str | Path], results: Sequence[Results], *, averages: Mapping[str, Sequence[str]] | None = None
+) -> Significance:
     """Test every pair of rows of a report on every data set: which systems is a score significantly better than?
 
     The tests and Holm's correction are those of `compare_results`. A family is one measure over all pairs of rows and all data sets; the
@@ -323,6 +325,7 @@ def significance(folders: Sequence[str | Path], results: Sequence[Results]) -> S
     Args:
         folders: Folders of results.
         results: What they hold, with equal data and scoring of each collection, see `quiver.eval.report.retrieval.check_data`.
+        averages: Name -> data sets of the averages; None for `AVERAGE`, of all data sets.
 
     Raises:
         InputError: A file with scores per query does not fit to the results, or two of them have different queries.
@@ -345,13 +348,17 @@ def significance(folders: Sequence[str | Path], results: Sequence[Results]) -> S
     whole = {name: keys[name] for name, parts in sets.items() if is_whole(parts) and all(key in tested for key in keys[name])}
     parts = [key for name in sets if name not in collections for key in keys[name] if key in tested]
     families = [{name: {name: whole[name]} for name in whole}, {key: {key: [key]} for key in parts}]
-    averaged = {AVERAGE: whole} if len(whole) == len(sets) > 1 else {}
+    averaged = {
+        name: {each: whole[each] for each in members}
+        for name, members in ({AVERAGE: list(sets)} if averages is None else averages).items()
+        if len(members) > 1 and all(each in whole for each in members)
+    }
     better: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     # No report shows averages of the other measures, and these tests take the most time.
     for family, measures in [*((each, DEFAULT) for each in families), (averaged, [HEADLINE])]:
         for name, measure, winner, loser in _significant(family, measures, scores, shared):
             better[name, measure, winner].append(loser)
-    if len(whole) == len(sets) == 1:  # the average of one data set
+    if averages is None and len(whole) == len(sets) == 1:  # the average of one data set
         better |= {(AVERAGE, measure, label): others for (name, measure, label), others in better.items() if name in whole}
     return Significance(dict(better), _superscript_rule(math.comb(len(homes), 2), len(whole), parts=len(parts), averaged=bool(averaged)))
 

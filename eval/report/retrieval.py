@@ -489,10 +489,10 @@ def _content(results: Sequence[Results], significance: Significance) -> _Content
     named = label_systems(results)
     scored = rows(named)
     collections = collections_by_key([result for _, result in named])
-    return _Content(named, scored, collections, members(collections.values()), _keys(scored, named), _links(named), significance)
+    return _Content(named, scored, collections, members(collections.values()), system_keys(scored, named), _links(named), significance)
 
 
-def _keys(scored: Sequence[ScoredRow], named: Named) -> dict[str, Key]:
+def system_keys(scored: Sequence[ScoredRow], named: Named) -> dict[str, Key]:
     """Letters in the order of the rows. BM25 and nothing else is grey."""
     grey = {label for label, result in named if result.system.kind == "bm25"}
     grey |= {baseline.name for _, result in named for collection in result.collections for baseline in collection.baselines}
