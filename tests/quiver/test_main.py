@@ -25,6 +25,7 @@ from quiver.retrieval.models import loading
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.records import Hit, QueryHits
 
 DOCUMENTS = {
     "d1": ("Birds", "a bird has wings and feathers"),
@@ -484,6 +485,12 @@ def test_a_path_is_not_broken_where_the_text_beside_it_can_be_narrower(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert any(path in line for line in lines)
+
+
+def test_a_long_title_of_a_hit_leaves_room_for_its_text() -> None:
+    lines = repr(QueryHits([Hit("a", 0.5, "the text of the hit", "a long title " * 20, {"field": "value " * 20})])).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "the text of the hit" in lines[1]
 
 
 def test_markup_in_texts_is_not_interpreted(capsys: pytest.CaptureFixture[str]) -> None:
