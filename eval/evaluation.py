@@ -8,7 +8,6 @@ errors in the arguments are reported before the first text is encoded, and an in
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, write_json
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, resolve
 from quiver.eval.metrics import MEASURES, Interval, Scores, bootstrap_interval, judged_at, score
-from quiver.eval.rankers import BASELINES, MODULES, Contenders, Ranker, Ranking, is_run
+from quiver.eval.rankers import BASELINES, Contenders, Ranker, Ranking, is_run
 from quiver.eval.results import (
     HEADLINE,
     SCHEMA,
@@ -218,14 +217,10 @@ def require_baselines(names: Sequence[str]) -> None:
     """Check before anything is encoded that all baselines can be scored.
 
     Raises:
-        InputError: A baseline is unknown, or the module it needs is not installed.
+        InputError: A baseline is unknown.
     """
     if unknown := [name for name in names if name not in BASELINES]:
         raise InputError(f"unknown baseline {unknown[0]!r}; known: {', '.join(BASELINES)}")
-    if missing := [name for name in names if importlib.util.find_spec(MODULES[name]) is None]:
-        raise InputError(
-            f"baseline {missing[0]} needs {MODULES[missing[0]]}: run pip install 'quiver-retrieval[eval]', or omit the baseline"
-        )
 
 
 def _check_model(model: object, index: object, run: object, fuse: Sequence[object], library: Library, engine: str, *, chosen: bool) -> None:

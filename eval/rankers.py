@@ -73,10 +73,6 @@ _BATCH = 10_000  # document ids that are looked up in an index at a time
 _STAGES = {"encode": "encode_queries"}  # stage of a search -> step of an evaluation, where the names differ
 
 
-MODULES: Mapping[str, str] = {"bm25": "bm25s"}
-"""Baseline name -> module that it imports, from the extra ``eval``."""
-
-
 @dataclass(frozen=True)
 class Ranking:
     """Run of one collection, cut by its policy, with its index, truncation and timing; see the fields of ``CollectionResult``.

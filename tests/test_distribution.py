@@ -175,6 +175,7 @@ def test_wheel_and_sdist_work_in_an_environment_without_extras(tmp_path: Path) -
     environment = {**os.environ, "QUIVER_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
 
     lines = ["--version", "--help", "validate quickstart", "index build data --model model --out index", "search index wings"]
+    lines += ["index build data --model bm25 --out words", "search words wings"]
     command = [python, "-c", RUN, *lines, *WITHOUT_EXTRAS]
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True, timeout=300)
     said = {line: (status, error) for line, status, error in map(json.loads, done.stdout.splitlines())}

@@ -258,9 +258,6 @@ class WordTable:
 
         Args:
             texts: Document number -> text.
-
-        Raises:
-            InputError: bm25s is not installed.
         """
         keep, rows = np.ones(len(self), bool), np.array(sorted(texts), np.intp)
         keep[rows] = False

@@ -12,7 +12,6 @@ arXiv:2306.07471.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quiver.encoder.errors import InputError
 from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
 
 NAME = "bm25"
@@ -55,23 +53,17 @@ class Words(NamedTuple):
 
 
 def split_words(texts: Iterable[str]) -> Words:
-    """Split texts into words as bm25s does: lower case, runs of two or more letters, digits and underscores.
-
-    Raises:
-        InputError: bm25s is not installed.
-    """
+    """Split texts into words as bm25s does: lower case, runs of two or more letters, digits and underscores."""
     found = _bm25s().tokenize(texts, stopwords=STOP_WORDS, stemmer=None, show_progress=False)
     return Words(found.ids, found.vocab)
 
 
 def _bm25s() -> Any:
-    try:
-        library = importlib.import_module("bm25s")
-    except ModuleNotFoundError as error:
-        raise InputError("BM25 needs bm25s: pip install bm25s, or pip install 'quiver-retrieval[eval]'") from error
+    import bm25s
+
     # On import, bm25s sets its logger to DEBUG.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
-    return library
+    return bm25s
 
 
 class BM25:
@@ -101,9 +93,6 @@ class BM25:
 
         Returns:
             The words as ``token_ids``, B object arrays (n_i,). Each has the vector [1]: one occurrence.
-
-        Raises:
-            InputError: bm25s is not installed.
         """
         del role, progress
         if not texts:
@@ -120,11 +109,7 @@ class BM25:
 
 
 def query_words(text: str) -> list[str]:
-    """The words of one text, in order.
-
-    Raises:
-        InputError: bm25s is not installed.
-    """
+    """The words of one text, in order."""
     words = split_words([text])
     names = {number: word for word, number in words.vocabulary.items()}
     return [names[number] for number in words.texts[0]]

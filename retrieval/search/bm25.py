@@ -158,9 +158,6 @@ def rank_streamed(
         k: Maximum documents per query. Only documents that share a word with the query are found; bm25s would pad the top k with documents
             of score 0 in the order of the file.
         limits: Size of a block.
-
-    Raises:
-        InputError: bm25s is not installed.
         ValueError: k < 1.
     """
     k = check_k(k)
@@ -213,7 +210,7 @@ def word_tables(
         limits: Size of a block.
 
     Raises:
-        InputError: bm25s is not installed, or the folder cannot be written.
+        InputError: The folder cannot be written.
     """
     if cache is None:
         return [WordTable.of(words) for words in _split_blocks(texts, limits)]
@@ -317,7 +314,7 @@ def word_index(
         limits: Size of a block of documents.
 
     Raises:
-        InputError: The index was built without texts, bm25s is not installed, or the folder cannot be written.
+        InputError: The index was built without texts, or the folder cannot be written.
     """
     manifest, policy, codec = index.manifest, index.manifest.policy, WordCodec()
     if index.kind == codec.name:

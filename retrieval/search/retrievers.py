@@ -549,7 +549,7 @@ class OpenIndexes:
         """Make a BM25 retriever of the documents of an index.
 
         Raises:
-            InputError: The index stores no texts, or bm25s is not installed.
+            InputError: The index stores no texts.
         """
         return WordRetriever(word_index(self.index(folder), cache=cache_folder("words"), verify=self._verify, progress=self._progress))
 

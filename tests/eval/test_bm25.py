@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quiver.encoder.errors import InputError
 from quiver.eval.metrics import score
 from quiver.eval.rankers import bm25_run
 from quiver.retrieval.data.corpus import Collection, load_collection
@@ -80,12 +78,6 @@ def test_a_collection_without_words_finds_nothing(texts: list[str]) -> None:
 def test_k_must_be_positive() -> None:
     with pytest.raises(ValueError, match="k must be >= 1"):
         bm25_run(ANIMALS, k=0)
-
-
-def test_a_missing_bm25s_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(InputError, match=r"quiver-retrieval\[eval\]"):
-        bm25_run(ANIMALS)
 
 
 @pytest.mark.parity

@@ -249,28 +249,6 @@ def test_bad_options_stop_early(model: Any, make_collection: MakeCollection, tmp
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("system", "baselines"), [("nowhere/model", ("bm25",)), ("bm25", ())])
-def test_a_missing_baseline_is_found_before_the_model_is_loaded(
-    make_collection: MakeCollection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, baselines: tuple[str, ...]
-) -> None:
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(InputError, match=r"baseline bm25 needs bm25s: run pip install 'quiver-retrieval\[eval\]'"):
-        evaluate(system, make_collection(), baselines=baselines, out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_baselines_their_library_is_not_needed(
-    model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    assert evaluate(model, make_collection(), baselines=()).collections[0].queries == 3
-
-
-def test_every_baseline_names_the_module_it_needs() -> None:
-    module = importlib.import_module("quiver.eval.evaluation")
-    assert module.MODULES.keys() == module.BASELINES.keys()
-
-
 def test_two_collections_of_one_name_are_refused(model: Any, make_collection: MakeCollection) -> None:
     folder = make_collection()
     with pytest.raises(InputError, match=r"two collections are called tiny\.test"):

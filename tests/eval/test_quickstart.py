@@ -24,7 +24,6 @@ from quiver.retrieval.index import open_index
 from quiver.retrieval.models.loading import load_model
 
 pytest.importorskip("sentence_transformers")
-pytest.importorskip("bm25s")
 
 SMALL = (
     "model.architecture.hidden_size=32",
@@ -147,7 +146,6 @@ def test_a_folder_that_is_no_quickstarts_is_never_replaced(earlier: Path, tmp_pa
         ([], (*SMALL, "training.batch_size=100000"), None, "rows do not fill one batch of 100000"),
         ([], (*SMALL, "model.architecture.vocab_size=512", "model.tokenizer=nowhere/at/all"), None, "nowhere/at/all"),
         ([], SMALL, "datasets", "training needs datasets: pip install 'quiver-retrieval.train.'"),
-        ([], SMALL, "bm25s", "bm25 needs bm25s: run pip install 'quiver-retrieval.eval.'"),
     ],
 )
 def test_mistakes_are_found_before_the_folder_is_touched(

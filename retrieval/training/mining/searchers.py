@@ -183,7 +183,7 @@ class BM25Searcher:
         searchable: Number of documents, from the first, that are searched; the others are only scored.
 
     Raises:
-        InputError: bm25s is not installed, or no document contains a word.
+        InputError: No document contains a word.
     """
 
     def __init__(self, queries: Iterable[str], documents: Iterable[str], ids: Iterable[str], *, searchable: int) -> None:
