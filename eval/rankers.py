@@ -21,20 +21,21 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth
 from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated, index_name
-from quiver.retrieval.data.corpus import Collection, read_run
+from quiver.retrieval.data.corpus import Collection, DocumentSource, NamedDocuments, read_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
 from quiver.retrieval.display import short_names
 from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine, check_k
-from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, load_model
-from quiver.retrieval.records import DenseModel, Dtype, Hits, ModelCard, Query, Run, TokenModel
+from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, ModelCard, Query, Run, TokenModel
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
+from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.retrievers import (
     CANDIDATES,
     CandidateScorer,
@@ -139,7 +140,8 @@ class ModelRanker:
     progress: bool = False
 
     def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`; any collection can be encoded."""
+        """See `Ranker`; any collection with texts can be encoded."""
+        _check_texts(self.model.card.source, benchmark, collection)
 
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`.
@@ -267,7 +269,8 @@ class WordRanker:
     """Ranks documents by BM25."""
 
     def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`; any collection has words."""
+        """See `Ranker`; any collection with texts has words."""
+        _check_texts("BM25", benchmark, collection)
 
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`."""
@@ -292,22 +295,28 @@ class RunRanker:
         Raises:
             InputError: The run cannot be read, has no judged query, or has a document that the collection lacks.
         """
-        path, run = self._file(benchmark), self._read(benchmark)
+        path, run = self._file(benchmark), self.read(benchmark)
         if run.keys().isdisjoint(collection.qrels):
             raise InputError(f"{path}: none of its {len(run):,} queries is judged in {benchmark.key}; pass its own run")
         found = {document for query in run.keys() & collection.qrels.keys() for document in run[query]}
         for document in collection.documents:
             found.discard(document.id)
         if found:
-            raise InputError(f"{path}: document {min(found)!r} is not in {benchmark.key}; pass the run of this collection")
+            several = f", and {len(found) - 1:,} others are not" if len(found) > 1 else ""
+            raise InputError(f"{path}: document {min(found)!r} is not in {benchmark.key}{several}; pass the run of this collection")
 
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`."""
-        run = self._read(benchmark)
+        run = self.read(benchmark)
         judged = {query.id: run.get(query.id, {}) for query in collection.queries}
         return Ranking(cut(judged, k, benchmark.policy), IndexUsed("run", {}), Truncated(None, None), {})
 
-    def _read(self, benchmark: Benchmark) -> Run:
+    def read(self, benchmark: Benchmark) -> Run:
+        """The run of a collection.
+
+        Raises:
+            InputError: There is no such file, or it is malformed.
+        """
         return read_run(self._file(benchmark))
 
     def _file(self, benchmark: Benchmark) -> Path:
@@ -403,10 +412,15 @@ def _scored_by(scorer: CandidateScorer | None) -> list[Index]:
 
 def _check_index(index: Index, benchmark: Benchmark, collection: Collection) -> None:
     key = benchmark.key
-    documents = iter(collection.documents)
+    documents, missing = iter(collection.documents), 0
+    first = ""
     while batch := [document.id for document in islice(documents, _BATCH)]:
-        if missing := [each for each, row in zip(batch, index.locate(batch), strict=True) if row is None]:
-            raise InputError(f"{index.path}: document {missing[0]!r} of {key} is not in the index; build it from this collection")
+        absent = [each for each, row in zip(batch, index.locate(batch), strict=True) if row is None]
+        first = first or next(iter(absent), "")
+        missing += len(absent)
+    if missing:
+        several = f"; {missing:,} of {len(collection.documents):,} documents are missing" if missing > 1 else ""
+        raise InputError(f"{index.path}: document {first!r} of {key} is not in the index{several}; build it from this collection")
     if len(index) != len(collection.documents):
         raise InputError(
             f"{index.path}: the index has {len(index):,} documents and {key} has {len(collection.documents):,}; build it from this"
@@ -416,6 +430,126 @@ def _check_index(index: Index, benchmark: Benchmark, collection: Collection) -> 
     if with_titles != benchmark.policy.use_title:
         has, takes = ("with", "without") if with_titles else ("without", "with")
         raise InputError(f"{index.path}: the index was built {has} titles, and {key} is evaluated {takes} them; build it again")
+
+
+def _check_texts(ranker: str, benchmark: Benchmark, collection: Collection) -> None:
+    if isinstance(collection.documents, NamedDocuments):
+        raise InputError(
+            f"{benchmark.key}: {ranker} ranks texts, and only the ids of the documents are known; pass a folder with corpus.jsonl (--data),"
+            " or an index that stores texts (--index)"
+        )
+
+
+class GroupedDocuments:
+    """The values of a field of an index as documents; each has the text of the first passage with this value.
+
+    Args:
+        index: The index.
+        field: The field, such as ``file``.
+
+    Attributes:
+        index: The index, whose documents are the passages.
+        field: The field.
+
+    Raises:
+        InputError: No document of the index has the field, or it stores no texts.
+    """
+
+    def __init__(self, index: Index, field: str) -> None:
+        value_of = field_of(index, field)
+        self.index = index
+        self.field = field
+        self._values = {passage: value_of(passage) for passage in index.ids}
+        self._count = len(set(self._values.values()))
+
+    def __iter__(self) -> Iterator[Document]:
+        """Iterate over the values, in the order of their first passages."""
+        seen: set[str] = set()
+        for passage in self.index.documents:
+            value = self._values[passage.id]
+            if value not in seen:
+                seen.add(value)
+                yield passage._replace(id=value, metadata=None)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def value_of(self, passage: str) -> str:
+        """Value of a passage."""
+        return self._values[passage]
+
+
+@dataclass(frozen=True)
+class SystemDocuments:
+    """Documents that the evaluated system names: those of its index, the values of a field of this index, or those of its run.
+
+    Attributes:
+        index: The first index of the system; None if it has none.
+        run: Its run; None if it has none, or an index.
+        groups: The values of the field that it is grouped by.
+    """
+
+    index: Index | None
+    run: RunRanker | None = None
+    groups: GroupedDocuments | None = None
+
+    @classmethod
+    def of(cls, given: Sequence[object], group_by: str | None) -> SystemDocuments | None:
+        """The documents of systems, each as `Contenders.of` takes it; None if none of them names documents.
+
+        Args:
+            given: The systems.
+            group_by: Field that the rankings are grouped by.
+
+        Raises:
+            InputError: An index cannot be opened, or there is none with the field.
+        """
+        index = next((index for each in given for index in _indexes_of(each)), None)
+        if group_by is not None and index is None:
+            raise InputError(
+                f"group_by (--group-by) {group_by}: needs an index (--index), whose documents have the field; the fields of a run's or a"
+                " model's documents are not known"
+            )
+        if index is not None:
+            return cls(index, groups=None if group_by is None else GroupedDocuments(index, group_by))
+        run = next((each for each in given if is_run(each)), None)
+        return None if run is None else cls(None, RunRanker(Path(str(run))))
+
+    def of_collection(self, benchmark: Benchmark, collection: Collection) -> tuple[Benchmark, Collection]:
+        """A collection with these documents instead of its own; the index also decides whether titles are part of the texts.
+
+        Raises:
+            InputError: Judged documents are not among them, or the run cannot be read.
+        """
+        judged = NamedDocuments(document for grades in collection.qrels.values() for document in grades)
+        if self.index is None:
+            found = [] if self.run is None else list(self.run.read(benchmark).values())
+            named = NamedDocuments(document for documents in (*found, [each.id for each in judged]) for document in documents)
+            return benchmark, replace(collection, documents=named)
+        benchmark = replace(benchmark, policy=replace(benchmark.policy, use_title=self.index.manifest.policy.use_title))
+        if self.groups is not None:
+            values = {value.id for value in self.groups}
+            example = min(values)
+            missing = [each.id for each in judged if each.id not in values]
+            where = f"values of the field {self.groups.field!r}; one of its values is {example!r}"
+            documents: DocumentSource = self.groups
+        else:
+            ids = [each.id for each in judged]
+            missing = [each for each, place in zip(ids, self.index.locate(ids), strict=True) if place is None]
+            where = "in the index" + ("; if they are files, add --group-by file (group_by)" if "file" in self.index.fields else "")
+            documents = self.index.documents if self.index.manifest.policy.store_text else NamedDocuments(self.index.ids)
+        if missing:
+            counted = f"{len(missing):,} of the {len(judged):,} judged documents of {benchmark.key}"
+            raise InputError(f"{self.index.path}: {counted}, such as {missing[0]!r}, are not {where}")
+        return benchmark, replace(collection, documents=documents)
+
+
+def _indexes_of(given: object) -> list[Index]:
+    """The indexes of a system, opened without their models."""
+    if isinstance(given, (str, Path)):
+        known = str(given) != BM25.source and format_version(Path(given)) is not None
+        return [open_index(given)] if known else []
+    return _indexes(given) if isinstance(given, (VectorRetriever, WordRetriever, FusedRetriever, RerankedRetriever)) else []
 
 
 def _documents_truncated(retriever: Retriever) -> int | None:
@@ -505,6 +639,8 @@ class RerankedRanker:
     def check(self, benchmark: Benchmark, collection: Collection) -> None:
         """See `Ranker`; an index that scores the candidates must have the documents too."""
         self.first.ranker.check(benchmark, collection)
+        if isinstance(self.scorer, TextScorer):
+            _check_texts(self.name, benchmark, collection)
         for index in _scored_by(self.scorer):
             _check_index(index, benchmark, collection)
 
@@ -538,6 +674,40 @@ class _CollectionScorer:
     def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
         del query, documents
         return {}
+
+
+@dataclass(frozen=True)
+class GroupedRanker:
+    """Ranks the values of a field, each by its best passage.
+
+    Attributes:
+        ranker: Ranks the passages.
+        groups: The values.
+    """
+
+    ranker: Ranker
+    groups: GroupedDocuments
+
+    def check(self, benchmark: Benchmark, collection: Collection) -> None:
+        """See `Ranker`."""
+        self.ranker.check(benchmark, self._passages(collection))
+
+    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
+        """See `Ranker`."""
+        rankings: list[Ranking] = []
+
+        def search(passages: int) -> SearchResult:
+            rankings.append(self.ranker(benchmark, self._passages(collection), passages))
+            return SearchResult(rankings[-1].run)
+
+        _, groups = search_groups(search, depth(k, benchmark.policy), self.groups.value_of)
+        run = {query: {each.key: each.score for each in found} for query, found in groups.items()}
+        steps = {step for each in rankings for step in each.seconds}
+        seconds = {step: sum(each.seconds.get(step, 0.0) for each in rankings) for step in steps}
+        return replace(rankings[-1], run=cut(run, k, benchmark.policy), seconds=seconds)
+
+    def _passages(self, collection: Collection) -> Collection:
+        return replace(collection, documents=self.groups.index.documents)
 
 
 def _combined(
@@ -717,6 +887,17 @@ class Contenders:
         made_of = {"first": _description(first), "second": _scorer_made_of(scorer), "candidates": candidates}
         system = System(source=f"{first.shown} > {name}", kind="re-ranking", fingerprint=_sha256(made_of))
         return Contender(system, RerankedRanker(first, name, scorer, candidates), made_of=made_of)
+
+    def grouped(self, first: Contender, groups: GroupedDocuments) -> Contender:
+        """The values of a field, ranked by the passages that a system finds."""
+        made_of = {"first": _description(first), "field": groups.field, **_identity(groups.index)}
+        return replace(
+            first,
+            system=replace(first.system, group_by=groups.field),
+            ranker=GroupedRanker(first.ranker, groups),
+            model=None,
+            made_of=made_of,
+        )
 
     def check_options(self) -> None:
         """Refuse options of models and searches where no model encodes the collection and no vectors are searched.

@@ -160,10 +160,20 @@ def _print_quickstart(result: QuickstartResult) -> None:
 
 
 def evaluate(
-    data: Annotated[
-        list[str], typer.Option("--data", "-d", help="Collection: a BEIR folder, or a name such as beir/scifact or beir. Repeatable.")
-    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Results folder to write: results.json, reports, runs and scores per query.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", "-d", help="Collection: a BEIR folder, or a name such as beir/scifact or beir. Repeatable."),
+    ] = None,
+    queries: options.QueryFile = None,
+    qrels: Annotated[
+        Path | None,
+        typer.Option(
+            "--qrels",
+            help="File of relevance judgements: BEIR's TSV, TREC's four columns, or a table such as .csv with the fields query_id,"
+            " document_id and grade (without one, all are relevant). With --queries instead of --data for --index and --run.",
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Folder or hub id of the model, or bm25.")] = None,
     index: options.SearchedIndex = None,
     run: Annotated[
@@ -178,6 +188,7 @@ def evaluate(
     normalize: options.Normalize = None,
     rerank: options.Rerank = None,
     candidates: options.Candidates = None,
+    group_by: options.GroupBy = None,
     name: Annotated[str, typer.Option("--name", help="Name of the system in reports. Default: made from its parts.")] = "",
     add_to: Annotated[
         Path | None,
@@ -226,6 +237,8 @@ def evaluate(
     quiver evaluate --run bm25.trec --data beir/scifact --out results/run
 
     quiver evaluate --index indexes/scifact --rerank COLBERT --data beir/scifact --out results/reranked
+
+    quiver evaluate --index indexes/manual --queries questions.csv --qrels answers.csv --group-by file --out results/manual
     """
     given = [*(str(each) for each in (model, index, run) if each is not None), *(fuse or [])]
     check_fusion(given, fusion, weights, normalize, rerank, candidates)
@@ -243,13 +256,16 @@ def evaluate(
             read_results(each)  # a folder that is gone is found before hours of scoring
     results = run_evaluation(
         model,
-        data,
+        data or (),
+        queries=queries,
+        qrels=qrels,
         index=index,
         run=run,
         fuse=fuse or (),
         fusion=make_fusion(len(given), fusion, weights, normalize) if len(given) > 1 else None,
         rerank=rerank,
         candidates=candidates,
+        group_by=group_by,
         name=name,
         split=split,
         out=out,
@@ -316,7 +332,7 @@ def _print_collection(results: Results, collection: CollectionResult) -> None:
     cut, interval = collection.truncated, collection.interval
     confidence = f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence"
     say(f"{confidence}; {collection.judged:.0%} of the top 10 documents are judged")
-    counts = {"documents": cut.documents, "queries": cut.queries}
+    counts = {} if results.system.kind == "bm25" else {"documents": cut.documents, "queries": cut.queries}  # words are not truncated
     if known := [f"{count:,} {texts}" for texts, count in counts.items() if count is not None]:
         say(f"truncated: {', '.join(known)}")
     if (

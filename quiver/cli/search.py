@@ -48,9 +48,7 @@ def search(
     folder: options.IndexFolder,
     text: Annotated[str | None, typer.Argument(help="Query text.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
-    queries: Annotated[
-        Path | None, typer.Option("--queries", help="File of queries, .jsonl[.gz] or .tsv, instead of a query text.")
-    ] = None,
+    queries: options.QueryFile = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="TREC run file to write, with --queries.")] = None,
     conditions: Annotated[
         list[str] | None,
@@ -72,13 +70,7 @@ def search(
     normalize: options.Normalize = None,
     rerank: options.Rerank = None,
     candidates: options.Candidates = None,
-    group_by: Annotated[
-        str | None,
-        typer.Option(
-            "--group-by",
-            help="Group passages by this field, such as file: each value is shown once, with its best passage, and -k counts values.",
-        ),
-    ] = None,
+    group_by: options.GroupBy = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words of each document matched the query.")] = False,
     model: options.IndexModel = None,
     device: options.Device = None,
