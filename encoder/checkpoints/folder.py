@@ -147,7 +147,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             missing = f"{SAFETENSORS} is missing, and so is {PICKLED}" if path == folder / PICKLED else f"{path.name} is missing"
             raise InputError(f"{folder}: {missing}")
         try:
-            state |= read(path)
+            with path.open("rb"):  # safetensors calls every failure to open a file "No such file or directory"
+                state |= read(path)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     return state
