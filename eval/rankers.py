@@ -450,33 +450,28 @@ class GroupedDocuments:
     Attributes:
         index: The index, whose documents are the passages.
         field: The field.
+        values_of: Function from ids of passages to their values.
 
     Raises:
         InputError: No document of the index has the field, or it stores no texts.
     """
 
     def __init__(self, index: Index, field: str) -> None:
-        value_of = field_of(index, field)
         self.index = index
         self.field = field
-        self._values = {passage: value_of(passage) for passage in index.ids}
-        self._count = len(set(self._values.values()))
+        self.values_of = field_of(index, field)
+        self._count = len(set(self.values_of(index.ids)))
 
     def __iter__(self) -> Iterator[Document]:
         """Iterate over the values, in the order of their first passages."""
         seen: set[str] = set()
-        for passage in self.index.documents:
-            value = self._values[passage.id]
+        for passage, value in zip(self.index.documents, self.values_of(self.index.ids), strict=True):
             if value not in seen:
                 seen.add(value)
                 yield passage._replace(id=value, metadata=None)
 
     def __len__(self) -> int:
         return self._count
-
-    def value_of(self, passage: str) -> str:
-        """Value of a passage."""
-        return self._values[passage]
 
 
 @dataclass(frozen=True)
@@ -700,7 +695,7 @@ class GroupedRanker:
             rankings.append(self.ranker(benchmark, self._passages(collection), passages))
             return SearchResult(rankings[-1].run)
 
-        _, groups = search_groups(search, depth(k, benchmark.policy), self.groups.value_of)
+        _, groups = search_groups(search, depth(k, benchmark.policy), self.groups.values_of)
         run = {query: {each.key: each.score for each in found} for query, found in groups.items()}
         steps = {step for each in rankings for step in each.seconds}
         seconds = {step: sum(each.seconds.get(step, 0.0) for each in rankings) for step in steps}
