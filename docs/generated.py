@@ -52,14 +52,18 @@ def _keep_first_line(sphinx: Sphinx, kind: str, name: str, found: Any, options: 
 
 
 def _shorten_factories(sphinx: Sphinx, kind: str, name: str, found: Any, options: Any, signature: str, returned: str) -> tuple[str, str]:
-    """Write ``...`` for the default of a dataclass's field that a function makes: ``<factory>`` is no Python, so Sphinx would not parse it."""
+    """Write ``...`` for a default that a function makes: Sphinx cannot parse ``<factory>``."""
     del sphinx, kind, name, found, options
     return signature and signature.replace("<factory>", "..."), returned
 
 
 def _polish(sphinx: Sphinx, doctree: nodes.document) -> None:
-    """Use a dash between an argument and its meaning, and call the attributes of a class so."""
+    """Mark code with words that may have to be broken, use a dash between an argument and its meaning, and call attributes so."""
     del sphinx
+    for literal in doctree.findall(nodes.literal):
+        in_table = isinstance(literal.parent, nodes.entry) or isinstance(literal.parent.parent, nodes.entry)
+        if max(map(len, literal.astext().split()), default=0) > (16 if in_table else 36):
+            literal["classes"].append("long")
     for text in list(doctree.findall(nodes.Text)):
         if text == " -- ":
             text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
