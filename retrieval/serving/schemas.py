@@ -80,7 +80,7 @@ def _encodable(text: str) -> str:
 
 
 def not_too_many(fields: Any) -> Any:
-    """Refuse an object with very many fields: every invalid one is an error of its own, and a megabyte of them would block the event loop."""
+    """Refuse an object with very many fields, each of which can be an error of its own: they would block the event loop."""
     if isinstance(fields, dict) and len(fields) > _MOST_FIELDS:
         raise ValueError(f"at most {_MOST_FIELDS:,} fields, got {len(fields):,}")
     return fields
