@@ -22,7 +22,9 @@ function drawRetrievers() {
   if (retrievers.length > 1) options.push(option("together", "together", "Side by side", "c"));
   box.replaceChildren(box.querySelector("legend"), ...options);
   box.hidden = retrievers.length < 2;
-  if (focused) box.querySelector("input:checked")?.focus();
+  const checked = box.querySelector("input:checked");
+  if (focused) checked?.focus();
+  if (checked) box.scrollLeft += Math.max(0, checked.getBoundingClientRect().right - box.getBoundingClientRect().right + 8);
 }
 
 function chooseRetriever(value) {
