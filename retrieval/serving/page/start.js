@@ -24,7 +24,12 @@ function drawRetrievers() {
   box.hidden = retrievers.length < 2;
   const checked = box.querySelector("input:checked");
   if (focused) checked?.focus();
-  if (checked) box.scrollLeft += Math.max(0, checked.getBoundingClientRect().right - box.getBoundingClientRect().right + 8);
+  if (checked) bringIntoView(checked, box);
+}
+
+// Across only: the page itself does not move.
+function bringIntoView(part, row) {
+  row.scrollLeft += Math.max(0, part.getBoundingClientRect().right - row.getBoundingClientRect().right + 8);
 }
 
 function chooseRetriever(value) {
