@@ -157,7 +157,7 @@ def quickstart(
     """
     recipe = load_recipe("quickstart", overrides)
     _refuse_existing(out, overwrite=overwrite)
-    require_extra()
+    require_extra(recipe.kind)
     require_baselines(BASELINES)
     clock = _Clock(say)
 
@@ -187,8 +187,7 @@ def quickstart(
                 )
                 for name in ("untrained", "trained")
             }
-            for report in REPORTS:
-                write_report([out / "results" / name for name in results], out / report)
+            write_report([out / "results" / name for name in results], *(out / report for report in REPORTS))
 
             clock.start("search", f"indexing all functions and asking {len(QUESTIONS)} questions")
             trained = load_model(out / "trained" / "model")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import build_index, open_index
+from quiver.retrieval.index import add_documents, build_index, open_index
+from quiver.retrieval.index.index import LiveDocuments, Place
 from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.records import Document
 from quiver.retrieval.search.groups import field_of, group_hits, search_groups
 from quiver.retrieval.search.search import SearchResult
 
@@ -87,6 +89,22 @@ def test_hits_are_summed_up_by_file(quiver: Callable[..., Any], index: Path, tmp
     assert "no document has the field 'fil'" in done.err
 
 
+def test_the_group_of_a_passage_is_its_stored_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "x" * 600  # is no value of a filter's column
+    fields: list[dict[str, Any]] = [{"f": "a"}, {"f": 7}, {"f": 0.5}, {"f": True}, {"f": ["b", "c"]}, {"f": long}, {"g": 1}, {}]
+    documents = [Document(str(number), "words", metadata=each) for number, each in enumerate(fields)]
+    build_index(documents[:5], "bm25", tmp_path / "index")
+    add_documents(tmp_path / "index", documents[5:], "bm25")
+    reads: list[Place] = []
+    at = LiveDocuments.at
+    monkeypatch.setattr(LiveDocuments, "at", lambda self, place: (reads.append(place), at(self, place))[1])
+    keys_of = field_of(open_index(tmp_path / "index"), "f")
+    for _ in range(2):
+        assert keys_of([each.id for each in documents]) == ["a", "7", "0.5", "True", "b, c", long, "6", "7"]
+    assert len(reads) == 4  # single short values need no document, and no document is read twice
+    assert keys_of(["of another index"]) == ["of another index"]
+
+
 def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
     ranking = {f"{'a' if number < 90 else number}#{number}": 1.0 - number / 100 for number in range(100)}
     depths: list[int] = []
@@ -95,13 +113,16 @@ def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
         depths.append(depth)
         return SearchResult({"q": dict(list(ranking.items())[:depth])})
 
-    found, by_query = search_groups(search, 3, lambda key: key.partition("#")[0])
+    def files_of(ids: Sequence[str]) -> list[str]:
+        return [key.partition("#")[0] for key in ids]
+
+    found, by_query = search_groups(search, 3, files_of)
     groups = by_query["q"]
     assert found.run == {"q": {"a#0": 1.0, "90#90": ranking["90#90"], "91#91": ranking["91#91"]}}
     assert [group.key for group in groups] == ["a", "90", "91"]
     assert (groups[0].best, groups[0].score, len(groups[0].passages)) == ("a#0", 1.0, 90)
     assert depths == [12, 48, 192]
-    assert len(search_groups(search, 50, lambda key: key.partition("#")[0])[1]["q"]) == 11
-    assert group_hits({}, str) == []
+    assert len(search_groups(search, 50, files_of)[1]["q"]) == 11
+    assert group_hits({}, list) == []
     with pytest.raises(InputError, match="no document has the field 'x'"):
         field_of(open_index(index), "x")
