@@ -64,7 +64,10 @@ def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> P
     except HFValidationError as error:
         raise InputError(f"{source}: neither an existing folder nor a hub id such as OWNER/NAME") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise InputError(f"{source}: no such folder, and downloading it from the Hugging Face Hub failed: {first_line(error)}") from error
+        raise InputError(
+            f"{source}: no such folder, and downloading it from the Hugging Face Hub failed: {first_line(error)}; without a network, pass"
+            " the folder of a model"
+        ) from error
 
 
 def _pickled_weights(snapshot: Path) -> list[str]:

@@ -287,8 +287,7 @@ def evaluate(
         overwrite=overwrite,
     )
     reports = [out / name for name in REPORTS]
-    for file in reports:
-        write_report([out], file)
+    write_report([out], *reports)
     if add_to is not None:
         write_report([*(each for each in before if each.resolve() != out.resolve()), out], add_to)
         reports.append(add_to)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -95,11 +96,12 @@ def build(
     first = where[0] if where else device
     loaded = load_index_model(model, dtype=dtype, device=first, batch_tokens=batch_tokens, options=settings)
     corpus = open_corpus(source, given, tokens_of(loaded))
-    shown = show_progress(progress)
+    shown, begun = show_progress(progress), time.monotonic()
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
     _describe(index, as_json)
     if not as_json:
         folder = shlex.quote(str(out))
+        say(f"{len(index):,} documents in {time.monotonic() - begun:,.1f} s")
         say(f"search it: quiver search {folder} 'your question'\nserve it:  quiver serve {folder}")
 
 
@@ -129,20 +131,16 @@ def add(
 
     Example: quiver index add indexes/scifact more.jsonl
     """
-    from quiver.retrieval.data.source import open_corpus, tokens_of
+    from quiver.retrieval.data.source import DEFAULTS, open_corpus, tokens_of
     from quiver.retrieval.index import add_documents, open_index
-    from quiver.retrieval.index.sources import options_like
     from quiver.retrieval.models.loading import load_index_model
 
     given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
     opened = open_index(folder)
-    if given == type(given)():
-        given = options_like(folder, source)
     loaded = load_index_model(opened.manifest.model, model, device=device, batch_tokens=batch_tokens)
-    corpus = open_corpus(source, given, tokens_of(loaded))
     index = add_documents(
         folder,
-        corpus,
+        source if given == DEFAULTS else open_corpus(source, given, tokens_of(loaded)),
         loaded,
         replace_existing=replace,
         memory=parse_memory(memory),

@@ -81,7 +81,7 @@ def train(
 
     For several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
 
-    Examples: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
+    Examples: quiver train quickstart --out runs/mine training.batch_size=128
 
     quiver train quickstart --dry-run training.batch_size=128
     """
@@ -124,6 +124,8 @@ def _dry_run(recipe: Recipe, out: Path | None, *, overwrite: bool, device: str |
         refuse_existing(out, overwrite=overwrite)
     if recipe.development is not None:
         development_scorer(recipe.development, progress=progress)  # reads the collection
+    if not as_json:
+        typer.echo("checking data, model and settings, and training a few batches to measure time and memory", err=True)
     found = dry_run(recipe, device=device, progress=progress)
     memory = found.memory
     if as_json:
@@ -324,7 +326,9 @@ def validate(
 ) -> None:
     """Check recipes of any kind without training, and list all their problems.
 
-    Example: quiver validate recipes/*.yaml
+    Examples: quiver validate quickstart docstrings-dense
+
+    quiver validate recipes/*.yaml
     """
     problems = {}
     for name in recipes:

@@ -7,6 +7,7 @@ resumes its encoding.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,11 +22,13 @@ from quiver.retrieval.data.files import FolderFiles
 from quiver.retrieval.data.source import DEFAULTS, STANDARD_INPUT, Corpus, SourceOptions, open_corpus, tokens_of
 from quiver.retrieval.index.build import add_documents, delete_documents
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, LostTextError
-from quiver.retrieval.index.index import Index, open_index
+from quiver.retrieval.index.index import Index, Place, open_index
 from quiver.retrieval.index.pieces import DEFAULTS as BUILD
 from quiver.retrieval.index.pieces import Model
 from quiver.retrieval.index.sources import IndexSource, describe_source, read_sources, write_sources
 from quiver.retrieval.records import Document
+
+logger = logging.getLogger(__name__)
 
 _CHUNK = 1024  # documents that are compared at a time
 _FILE = "file"  # field that the passages of files have
@@ -103,6 +106,10 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         for _ in changes:
             pass
         deleted, changed = work.gone(files_only=files_only, limit=None), index
+        try:
+            gone()
+        except InputError as error:
+            logger.warning("without --dry-run this would be refused: %s", error)
     else:
         first = next(changes, None)
         if first is not None:
@@ -186,13 +193,13 @@ class _Comparison:
                 yield document
                 continue
             self._seen[place.segment][place.row] = True
-            if not self._is_stored(document):
+            if not self._is_stored(document, place):
                 self.changed += 1
                 yield document
 
-    def _is_stored(self, document: Document) -> bool:
+    def _is_stored(self, document: Document, place: Place) -> bool:
         try:
-            stored = self.index.document(document.id)
+            stored = self.index.documents.at(place)  # located with its chunk; one by one takes several times as long
         except (DamagedIndexError, LostTextError):
             return False
         return stored[:3] == document[:3] and _listed(stored) == _listed(document)

@@ -8,11 +8,13 @@ import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from inspect import signature
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query, Security
 from fastapi.security import HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.responses import Response
 
 from quiver.encoder.environment import installed_version
@@ -45,6 +47,7 @@ from quiver.retrieval.serving.schemas import (
     AddRequest,
     BatchAnswer,
     BatchRequest,
+    Bounded,
     ChangeAnswer,
     DeleteRequest,
     Effort,
@@ -443,6 +446,7 @@ class Routes:
 
     async def search_by_address(  # noqa: PLR0913 - the parameters of the address
         self,
+        address: Request,
         q: Annotated[NonBlankText, Query(description="Text of the query.")],
         k: Annotated[int, Query(ge=1, description="Number of hits.")] = 10,
         offset: Annotated[int | None, Query(ge=0, description="Number of leading hits to skip, for paging.")] = None,
@@ -454,16 +458,20 @@ class Routes:
         facet: Annotated[List[Text] | None, Query(description="Field whose values are counted. Repeatable.")] = None,
     ) -> Response:
         """Search with one query that is written in the address."""
+        known = signature(self.search_by_address).parameters.keys() - {"address"}
+        if unknown := [name for name in address.query_params if name not in known]:
+            message = f"unknown parameter '{unknown[0]}'; the parameters are {', '.join(sorted(known))}"
+            raise RequestError(422, "invalid_request", message)
         request = SearchRequest(q, k, offset, retriever, filter, effort, target_recall, explain, facet)
         (found,) = await search(self._service, request)
         return await self._written(found)
 
-    async def search(self, request: SearchRequest) -> Response:
+    async def search(self, request: Annotated[SearchRequest, Bounded]) -> Response:
         """Search with one query."""
         (found,) = await search(self._service, request)
         return await self._written(found)
 
-    async def search_batch(self, request: BatchRequest) -> Response:
+    async def search_batch(self, request: Annotated[BatchRequest, Bounded]) -> Response:
         """Search with several queries and the same options."""
         answer = BatchAnswer(await search(self._service, request))
         return await self._written(answer)
@@ -522,7 +530,7 @@ class Routes:
         """The response with an answer that may be megabytes: not made in the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._service.threads, _answer, content)
 
-    async def add_documents(self, request: AddRequest) -> Response:
+    async def add_documents(self, request: Annotated[AddRequest, Bounded]) -> Response:
         """Add documents; searches find them when the response is sent."""
         self._check_count(len(request.documents))
         documents = [Document(each.id, each.text, each.title, each.metadata) for each in request.documents]
@@ -530,7 +538,7 @@ class Routes:
         changed = await self._within(self._changes.add(found.served, documents, replace=request.replace), _UNFINISHED)
         return _answer(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
-    async def delete_documents(self, request: DeleteRequest) -> Response:
+    async def delete_documents(self, request: Annotated[DeleteRequest, Bounded]) -> Response:
         """Delete documents; searches no longer find them when the response is sent."""
         self._check_count(len(request.ids))
         found = self._changed(request.retriever)

@@ -145,8 +145,8 @@ MUTATIONS = [
     (
         "a sampled p does not count the observed assignment",
         "eval/metrics.py",
-        ">= reached)) + 1) / (permutations + 1)",
-        ">= reached))) / permutations",
+        "(count + 1) / (permutations + 1)",
+        "count / permutations",
         [f"{SIGNIFICANCE}::test_a_sampled_p_is_never_zero"],
     ),
     (
@@ -159,22 +159,22 @@ MUTATIONS = [
     (
         "deviations of a part are divided by the queries of the first",
         "eval/metrics.py",
-        "deviations += share / len(values) * _resampled_sums",
-        "deviations += share / len(checked[0]) * _resampled_sums",
+        "deviations += share / len(ordered[0]) * _resampled_sums",
+        "deviations += share / len(tests[0][0]) * _resampled_sums",
         [f"{SIGNIFICANCE}::test_parts_are_drawn_apart_and_weigh_alike"],
     ),
     (
         "a superscript stands at the worse system",
         "eval/report/compare.py",
-        "(name, second, first) if difference > 0 else (name, first, second)",
-        "(name, first, second) if difference > 0 else (name, second, first)",
+        "(name, measure, second, first) if difference > 0 else (name, measure, first, second)",
+        "(name, measure, first, second) if difference > 0 else (name, measure, second, first)",
         ["tests/eval/report/test_significance.py::test_superscripts_by_hand"],
     ),
     (
         "superscripts are not corrected for the number of tests",
         "eval/report/compare.py",
-        "holm([p for *_, p in tests])",
-        "[p for *_, p in tests]",
+        "holm([p for *_, p in found])",
+        "[p for *_, p in found]",
         ["tests/eval/report/test_significance.py::test_superscripts_by_hand"],
     ),
     (
@@ -194,8 +194,8 @@ MUTATIONS = [
     (
         "rounding errors are evidence of a difference",
         "eval/metrics.py",
-        "0.0 if abs(c.difference) <= TIE else c.difference",
-        "c.difference",
+        "np.where(np.abs(each) <= TIE, 0.0, each)",
+        "each",
         [f"{SIGNIFICANCE}::test_differences_that_are_rounding_errors_are_ties"],
     ),
     (

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.cells import cell_len
 
 from quiver.cli import doctor
 from quiver.cli.main import OneLineFormatter
@@ -25,6 +26,7 @@ from quiver.retrieval.models import loading
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.records import Hit, QueryHits
 
 DOCUMENTS = {
     "d1": ("Birds", "a bird has wings and feathers"),
@@ -478,12 +480,23 @@ def test_a_wide_table_is_printed_in_parts(capsys: pytest.CaptureFixture[str], mo
 def test_a_path_is_not_broken_where_the_text_beside_it_can_be_narrower(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
     path = "urllib3/notes/connection-lifecycle.md:120-130"
-    print_table("hits", ("document", "score", "text"), [(path, "0.9123", "a text of many words " * 8), ("short", "0.1", "text")])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any(path in line for line in lines)
+    text = "a text of many words, `resource.runInScope(function[, argument, ...args])` and 漢字 " * 3
+    rows = [(path, "0.9123", text), ("short", "0.1", "text")]
+    for width in (80, 100, 400):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_table("hits", ("document", "score", "text"), rows)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(cell_len, lines)) <= width
+        assert all(line.strip()[-1] in "hits┓┃┩│┘" for line in lines)  # the right border is there
+        assert any(path in line for line in lines)
+    assert any(text.strip() in line for line in lines)
+
+
+def test_a_long_title_of_a_hit_leaves_room_for_its_text() -> None:
+    lines = repr(QueryHits([Hit("a", 0.5, "the text of the hit", "a long title " * 20, {"field": "value " * 20})])).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "the text of the hit" in lines[1]
 
 
 def test_markup_in_texts_is_not_interpreted(capsys: pytest.CaptureFixture[str]) -> None:
