@@ -50,6 +50,7 @@ from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Run, TokenModel
 from quiver.retrieval.search.explain import token_matches
 from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Retriever
@@ -148,7 +149,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         cache: Folder that keeps vectors by model and text; None keeps them during this call only.
         executor: Executor that encodes the documents; remote workers can run Quiver's own models only.
         offline: Never download a collection; a missing one raises an error that names the download command.
-        progress: Show a progress bar while encoding.
+        progress: Show progress bars.
         command: Command line to record in the results.
         overwrite: Replace existing results in ``out``.
 
@@ -186,7 +187,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         refuse_existing(Path(out), overwrite=overwrite)
     benchmarks = _benchmarks(data, split, in_domain, offline=offline, progress=progress)
     _check_runs((run, *fuse), len(benchmarks))
-    checked = [_check(benchmark, written=out is not None) for benchmark in benchmarks]
+    checked = [_check(benchmark, written=out is not None, progress=progress) for benchmark in benchmarks]
     check_preset(effort)
     with open_embedding_store(None if cache is None else Path(cache), executor) as store:
         contenders = Contenders(store, engine, effort, library, dtype, device, batch_tokens, model_options, progress)
@@ -206,7 +207,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         others = tuple(base for base in baselines if base != system.kind)
         settings = _Settings(k, engine, effort, others, tuple(in_domain), contender.made_of)
         with _stage(out, system, settings, overwrite=overwrite) as stage:
-            evaluation = _Evaluation(system, contender.ranker, _explanation(contender.model), settings, stage)
+            rankers = {base: BASELINES[base](progress) for base in others}
+            evaluation = _Evaluation(system, contender.ranker, rankers, _explanation(contender.model), settings, stage)
             scored = tuple(map(evaluation.score, checked))
             results = Results(system, scored, provenance(command))
             if stage is not None:
@@ -298,7 +300,7 @@ class _Checked:
     seconds: float
 
 
-def _check(benchmark: Benchmark, *, written: bool) -> _Checked:
+def _check(benchmark: Benchmark, *, written: bool, progress: bool) -> _Checked:
     """Read a collection completely, so that errors in its files are reported before hours of encoding."""
     started = time.perf_counter()
     collection = benchmark.load()
@@ -306,11 +308,13 @@ def _check(benchmark: Benchmark, *, written: bool) -> _Checked:
     if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
         raise _spaced(benchmark, spaced)
     checksum = DataChecksum()
-    for document in collection.documents:
-        if written and document.id.split() != [document.id]:
-            raise _spaced(benchmark, document.id)
-        shared += document.id in queries
-        checksum.add_document(document)
+    with progress_bar("reading", len(collection.documents), enabled=progress) as advance:
+        for document in collection.documents:
+            if written and document.id.split() != [document.id]:
+                raise _spaced(benchmark, document.id)
+            shared += document.id in queries
+            checksum.add_document(document)
+            advance(1)
     if shared and not benchmark.policy.exclude_self:
         logger.warning("%s: %d query ids are document ids too; a query may retrieve itself (exclude_self is off)", benchmark.name, shared)
     sha256 = checksum.hexdigest(collection.queries, collection.qrels)
@@ -338,6 +342,7 @@ class _Evaluation:
 
     system: System
     rank: Ranker
+    baselines: Mapping[str, Ranker]
     explain: Explain | None
     settings: _Settings
     stage: Stage | None
@@ -404,7 +409,7 @@ class _Evaluation:
     def _baseline(self, name: str, benchmark: Benchmark, collection: Collection) -> tuple[Baseline, float]:
         """Scores of a baseline, and the seconds it took."""
         started = time.perf_counter()
-        ranking: Ranking = BASELINES[name](benchmark, collection, self.settings.k)
+        ranking: Ranking = self.baselines[name](benchmark, collection, self.settings.k)
         scores = self._scores(collection, ranking)
         key = f"{benchmark.key}.{name}"
         baseline = Baseline(

@@ -13,6 +13,7 @@ import typer
 from quiver.cli import options
 from quiver.cli.output import help_alone, open_executor, parse_devices, parse_memory, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.units import parse_duration
 
 if TYPE_CHECKING:
@@ -246,6 +247,7 @@ def compact(
     folder: options.IndexFolder,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
+    progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
     """Merge segments and remove deleted documents, without encoding anything again.
@@ -254,7 +256,8 @@ def compact(
     """
     from quiver.retrieval.index import compact_index
 
-    _describe(compact_index(folder, memory=parse_memory(memory), wait=parse_duration(wait)), as_json)
+    shown = show_progress(progress)
+    _describe(compact_index(folder, memory=parse_memory(memory), wait=parse_duration(wait), progress=shown), as_json)
 
 
 @app.command("calibrate")
@@ -301,14 +304,15 @@ def calibrate(
 
 
 @app.command("check")
-def check(folder: options.IndexFolder, as_json: options.Json = False) -> None:
+def check(folder: options.IndexFolder, progress: options.Progress = None, as_json: options.Json = False) -> None:
     """Read every file and verify its checksum. Exit status 1 if the index is damaged.
 
     Example: quiver index check indexes/scifact
     """
     from quiver.retrieval.index import check_index
 
-    report = check_index(folder)
+    with progress_bar("checking", 1, enabled=show_progress(progress)):
+        report = check_index(folder)
     if as_json:
         generations = [{"generation": each.generation, "problems": each.problems} for each in report.generations]
         whole = {"folder": str(folder), "whole": not report.problems, "head": report.head_problems}
@@ -333,6 +337,7 @@ def repair(
     folder: options.IndexFolder,
     dry_run: options.DryRun = False,
     wait: options.Wait = "0s",
+    progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
     """Repair a damaged index: keep everything that is intact, and list what is lost.
@@ -343,7 +348,8 @@ def repair(
     """
     from quiver.retrieval.index import repair_index
 
-    report = repair_index(folder, dry_run=dry_run, wait=parse_duration(wait))
+    with progress_bar("repairing", 1, enabled=show_progress(progress)):
+        report = repair_index(folder, dry_run=dry_run, wait=parse_duration(wait))
     if as_json:
         print_json({**dataclasses.asdict(report), "quarantined": _names(report.quarantined)})
         return
