@@ -16,8 +16,7 @@ from quiver.cli.output import (
     check_fusion,
     command_line,
     help_alone,
-    open_executor,
-    parse_devices,
+    place_encoding,
     print_json,
     print_table,
     say,
@@ -236,7 +235,7 @@ def evaluate(
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.models.loading import ModelOptions
 
-    where = parse_devices(devices)
+    encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
     before = [] if add_to is None else reported_folders(add_to)
     for each in before:
         if each.resolve() != out.resolve():
@@ -260,11 +259,11 @@ def evaluate(
         in_domain=in_domain or (),
         library=library,
         dtype=dtype,
-        device=where[0] if where else device,
+        device=here,
         batch_tokens=batch_tokens,
         model_options=ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim),
         cache=vector_cache(cache, no_cache),
-        executor=open_executor(executor, workers=workers, address=address, device=device, devices=where),
+        executor=encoding,
         offline=offline,
         progress=show_progress(progress),
         command=command_line(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import help_alone, open_executor, parse_devices, parse_memory, print_json, print_table, read_ids, say, show_progress
+from quiver.cli.output import help_alone, parse_memory, place_encoding, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.units import parse_duration
@@ -87,14 +87,13 @@ def build(
 
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
-    waiting, where = parse_duration(wait), parse_devices(devices)
-    encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
+    waiting = parse_duration(wait)
+    encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
     given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
     if source != STANDARD_INPUT:
         next(iter(open_corpus(source, given)), None)  # a wrong name of a field is found before the model is loaded
     settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
-    first = where[0] if where else device
-    loaded = load_index_model(model, dtype=dtype, device=first, batch_tokens=batch_tokens, options=settings)
+    loaded = load_index_model(model, dtype=dtype, device=here, batch_tokens=batch_tokens, options=settings)
     corpus = open_corpus(source, given, tokens_of(loaded))
     shown = show_progress(progress)
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)

@@ -89,6 +89,19 @@ def open_executor(
     return LocalProcesses(workers or 0)
 
 
+def place_encoding(
+    executor: str, *, workers: int | None, address: str | None, device: str | None, devices: str | None
+) -> tuple[Executor, str | None]:
+    """The executor that the options ask for, and the device of the model in this process, which encodes the queries.
+
+    Raises:
+        InputError: See `open_executor` and `parse_devices`.
+    """
+    where = parse_devices(devices)
+    found = open_executor(executor, workers=workers, address=address, device=device, devices=where)
+    return found, where[0] if where else device
+
+
 def _on_devices(name: str, devices: Sequence[str], workers: int | None, address: str | None, device: str | None) -> Executor:
     others = {"--executor ray": name == "ray", "--workers": workers, "--address": address, "--device": device}
     if given := [option for option, value in others.items() if value]:

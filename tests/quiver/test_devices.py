@@ -73,6 +73,9 @@ def test_commands_that_encode_many_texts_have_devices_and_a_batch_size() -> None
     }
     for name in ("index build", "index add", "evaluate", "mine", "teacher-scores"):
         assert "--batch-tokens" in found[name]
+    lengths_and_prompts = {"--query-length", "--document-length", "--query-prompt", "--document-prompt", "--truncate-dim"}
+    for name in ("index build", "evaluate", "mine", "teacher-scores"):
+        assert lengths_and_prompts <= found[name]
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ from quiver.encoder.errors import InputError, first_line, import_for
 from quiver.encoder.files import atomic_file, file_sha256, read_json
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, copies_for
-from quiver.retrieval.models.loading import check_device, check_is_model, default_device, load_model
+from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, check_device, check_is_model, default_device, load_model
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
 from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
@@ -436,6 +436,7 @@ def load_teacher(
     dtype: Dtype | None = None,
     device: str | None = None,
     batch_tokens: int | None = None,
+    options: ModelOptions = FOLDERS_SETTINGS,
     executor: Executor = IN_PROCESS,
 ) -> Teacher:
     """Load a teacher from a folder or the Hub; its configuration decides the kind.
@@ -446,30 +447,35 @@ def load_teacher(
             chooses that of a cross-encoder.
         device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available.
         batch_tokens: Tokens per batch, padding of a cross-encoder's pairs included; None to choose.
+        options: Lengths, prompts and width of a bi-encoder or ColBERT model.
         executor: Where documents are encoded, or a cross-encoder's pairs are scored.
 
     Raises:
         InputError: The folder is not a supported model.
     """
-    check_teacher(source, dtype=dtype)
+    check_teacher(source, dtype=dtype, options=options)
     if not _is_cross_encoder(local_folder(source)):
-        return VectorTeacher(load_model(source, dtype=dtype, device=device, batch_tokens=batch_tokens), executor)
+        return VectorTeacher(load_model(source, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options), executor)
     return CrossEncoderTeacher(source, device=check_device(device or default_device()), batch_tokens=batch_tokens, executor=executor)
 
 
-def check_teacher(source: str, *, dtype: Dtype | None = None) -> None:
+def check_teacher(source: str, *, dtype: Dtype | None = None, options: ModelOptions = FOLDERS_SETTINGS) -> None:
     """Check a teacher without loading its weights.
 
     Args:
         source: See `load_teacher`.
         dtype: See `load_teacher`.
+        options: See `load_teacher`.
 
     Raises:
-        InputError: The folder is not a supported model, or ``dtype`` is given for a cross-encoder.
+        InputError: The folder is not a supported model, or ``dtype`` or ``options`` are given for a cross-encoder.
     """
     check_is_model(source)
-    if dtype is not None and _is_cross_encoder(local_folder(source)):
+    if (dtype, options) == (None, FOLDERS_SETTINGS) or not _is_cross_encoder(local_folder(source)):
+        return
+    if dtype is not None:
         raise InputError(f"{source}: sentence-transformers chooses the dtype of a cross-encoder; leave out dtype {dtype}")
+    raise InputError(f"{source}: a cross-encoder has no prompts and one length, that of its folder; leave out lengths, prompts and width")
 
 
 def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:
