@@ -94,9 +94,7 @@ def test_pretrain_writes_a_model_and_a_report(quiver: Callable[..., Any], folder
 LONGER = {"name": "longer", "tokens": 600, "context": 24, "batch_size": 4, "micro_batch": 2, "batch_warmup_tokens": 200}
 
 
-def test_a_dry_run_predicts_what_the_run_records_and_writes_nothing(
-    quiver: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_predicts_what_the_run_records_and_writes_nothing(quiver: Callable[..., Any], folder: Path) -> None:
     phases = [RECIPE["phases"][0], {**RECIPE["phases"][0], **LONGER}]
     (folder / "recipe.json").write_text(json.dumps({**RECIPE, "phases": phases}))
     before = sorted(folder.rglob("*"))
