@@ -13,7 +13,6 @@ from typer.core import TyperGroup
 
 from quiver.cli import options
 from quiver.cli.output import (
-    check_fusion,
     command_line,
     help_alone,
     place_encoding,
@@ -227,7 +226,6 @@ def evaluate(
     quiver evaluate --index indexes/scifact --rerank COLBERT --data beir/scifact --out results/reranked
     """
     given = [*(str(each) for each in (model, index, run) if each is not None), *(fuse or [])]
-    check_fusion(given, fusion, weights, normalize, rerank, candidates)
     from quiver.cli.hits import make_fusion
     from quiver.eval.evaluation import evaluate as run_evaluation
     from quiver.eval.report.retrieval import reported_folders, write_report
@@ -235,6 +233,7 @@ def evaluate(
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.models.loading import ModelOptions
 
+    how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
     encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
     before = [] if add_to is None else reported_folders(add_to)
     for each in before:
@@ -246,7 +245,7 @@ def evaluate(
         index=index,
         run=run,
         fuse=fuse or (),
-        fusion=make_fusion(len(given), fusion, weights, normalize) if len(given) > 1 else None,
+        fusion=how if len(given) > 1 else None,
         rerank=rerank,
         candidates=candidates,
         name=name,

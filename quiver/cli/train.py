@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from quiver.encoder.pretraining.recipe import PretrainingRecipe
     from quiver.retrieval.index import Index
     from quiver.retrieval.models.loading import ModelOptions
-    from quiver.retrieval.records import Dtype
+    from quiver.retrieval.records import Dtype, Executor
     from quiver.retrieval.training.dry_run import DryRun, PretrainingDryRun
     from quiver.retrieval.training.mining.negatives import MiningSystem
     from quiver.retrieval.training.mining.teacher_scores import Ensemble, Teacher
@@ -527,10 +526,9 @@ def mine(
         )
     encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
     settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
-    searched = _searched(model, opened, LoadOptions(dtype, here, batch_tokens, settings), cache=vector_cache(cache, no_cache))
     record = mine_negatives(
         source,
-        replace(searched, executor=encoding),
+        _searched(model, opened, dtype, here, batch_tokens, settings, vector_cache(cache, no_cache), encoding),
         out,
         rules=rules,
         output=Output(ids=form == "ids", suspects=suspects, limit=limit),
@@ -558,33 +556,30 @@ def _pairs(
     return BeirSource(folder, split, use_title)
 
 
-class LoadOptions(NamedTuple):
-    """Options of a model on the command line, as `quiver.retrieval.models.loading.load_model` takes them."""
-
-    dtype: Dtype | None
-    device: str | None
-    batch_tokens: int | None
-    options: ModelOptions
-
-
-def _searched(model: str | None, index: Index | None, load: LoadOptions, *, cache: Path | None) -> MiningSystem:
+def _searched(
+    model: str | None,
+    index: Index | None,
+    dtype: Dtype | None,
+    device: str | None,
+    batch_tokens: int | None,
+    options: ModelOptions,
+    cache: Path | None,
+    executor: Executor,
+) -> MiningSystem:
     from quiver.retrieval.models import bm25
-    from quiver.retrieval.models.loading import FOLDERS_SETTINGS, NOT_FOR_BM25, load_index_model, load_model
+    from quiver.retrieval.models.loading import FOLDERS_SETTINGS, load_index_model
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
-    if model == bm25.NAME or (model is None and index is not None and index.kind == bm25.NAME):
-        if load != (None, None, None, FOLDERS_SETTINGS):
-            raise InputError(NOT_FOR_BM25)
-        return MiningSystem(None, index, cache)
     if model is None and index is None:
         raise InputError(f"pass --model (a folder, a hub id or {bm25.NAME}) or --index")
-    if index is None:
-        return MiningSystem(load_model(str(model), **load._asdict()), None, cache)
-    if load.dtype is not None:
-        raise InputError("--dtype: the model of an index runs in the dtype of the index; remove the option")
-    if load.options != FOLDERS_SETTINGS:
-        raise InputError("lengths, prompts and --truncate-dim: the model of an index has those of the index; remove the options")
-    return MiningSystem(load_index_model(index.manifest.model, model, device=load.device, batch_tokens=load.batch_tokens), index, cache)
+    built, source = (str(model), None) if index is None or model == bm25.NAME else (index.manifest.model, model)
+    if not isinstance(built, str) and built.kind != bm25.NAME:
+        if dtype is not None:
+            raise InputError("--dtype: the model of an index runs in the dtype of the index; remove the option")
+        if options != FOLDERS_SETTINGS:
+            raise InputError("lengths, prompts and --truncate-dim: the model of an index has those of the index; remove the options")
+    loaded = load_index_model(built, source, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
+    return MiningSystem(None if isinstance(loaded, bm25.BM25) else loaded, index, cache, executor)
 
 
 def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool) -> None:

@@ -13,7 +13,7 @@ from quiver.retrieval.progress import timed_slices
         (0.0, 0.001, None, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}),  # until a slice takes a second
         (0.0, 0.001, 100, {1, 2, 4, 8, 16, 32, 64, 100}),
         (0.0, 20.0, None, {1, 2}),  # an item takes longer than a second
-        (30.0, 1.0, None, {1, 2, 4, 8, 16, 32}),  # every slice reads the corpus from disk, which longer slices do less often
+        (30.0, 1.0, None, {1, 2, 4, 8, 16, 32, 64}),  # every slice reads the corpus from disk, which longer slices do less often
     ],
 )
 def test_slices_take_about_a_second_and_grow_where_that_saves_time(scan: float, item: float, most: int | None, sizes: set[int]) -> None:
