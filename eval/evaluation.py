@@ -302,13 +302,12 @@ class _Checked:
 
 def _check(benchmark: Benchmark, *, written: bool, progress: bool) -> _Checked:
     """Read a collection completely, so that errors in its files are reported before hours of encoding."""
-    started = time.perf_counter()
-    collection = benchmark.load()
-    queries, shared = collection.qrels.keys(), 0
-    if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
-        raise _spaced(benchmark, spaced)
-    checksum = DataChecksum()
-    with progress_bar("reading", len(collection.documents), enabled=progress) as advance:
+    started, checksum = time.perf_counter(), DataChecksum()
+    with progress_bar("reading", None, enabled=progress) as advance:
+        collection = benchmark.load()
+        queries, shared = collection.qrels.keys(), 0
+        if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
+            raise _spaced(benchmark, spaced)
         for document in collection.documents:
             if written and document.id.split() != [document.id]:
                 raise _spaced(benchmark, document.id)

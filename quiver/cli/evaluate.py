@@ -23,6 +23,7 @@ from quiver.cli.output import (
     vector_cache,
 )
 from quiver.encoder.errors import InputError
+from quiver.retrieval.progress import progress_bar
 
 if TYPE_CHECKING:
     from quiver.eval.datasets.cache import Cache
@@ -268,12 +269,13 @@ def evaluate(
         command=command_line(),
         overwrite=overwrite,
     )
-    reports = [out / name for name in REPORTS]
-    for file in reports:
-        write_report([out], file)
+    reports = {out / name: [out] for name in REPORTS}
     if add_to is not None:
-        write_report([*(each for each in before if each.resolve() != out.resolve()), out], add_to)
-        reports.append(add_to)
+        reports[add_to] = [*(each for each in before if each.resolve() != out.resolve()), out]
+    with progress_bar("reports", len(reports), enabled=show_progress(progress)) as advance:
+        for file, folders in reports.items():
+            write_report(folders, file)
+            advance(1)
     if as_json:
         say((out / "results.json").read_text(encoding="utf-8").rstrip())
         return
@@ -337,6 +339,7 @@ def report_write(
         str | None,
         typer.Option("--against", help="Row of the paper to show differences from, such as ModernBERT-base, with --layout paper."),
     ] = None,
+    progress: options.Progress = None,
 ) -> None:
     """Write a report on the results of one or more systems.
 
@@ -350,7 +353,8 @@ def report_write(
     elif against is not None:
         raise InputError("--against names a row of the paper and needs --layout paper")
     else:
-        write_report(folders, out)
+        with progress_bar("comparing", 1, enabled=show_progress(progress)):
+            write_report(folders, out)
     say(f"report: {out}")
 
 
@@ -364,6 +368,7 @@ def report_compare(
             "--out", "-o", help="Report file (.md, .html or .tex), with all measures, p values and the queries that changed most."
         ),
     ] = None,
+    progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
     """Test which differences are significant, by paired tests over the queries with correction for multiple tests.
@@ -374,7 +379,8 @@ def report_compare(
 
     if out is not None:
         check_comparison_target(out)
-    comparison = compare_results(baseline, *systems)
+    with progress_bar("comparing", 1, enabled=show_progress(progress)):
+        comparison = compare_results(baseline, *systems)
     if out is not None:
         write_comparison(comparison, out)
     if as_json:
