@@ -157,7 +157,7 @@ def quickstart(
     """
     recipe = load_recipe("quickstart", overrides)
     _refuse_existing(out, overwrite=overwrite)
-    require_extra()
+    require_extra(recipe.kind)
     require_baselines(BASELINES)
     clock = _Clock(say)
 

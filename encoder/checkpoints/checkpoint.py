@@ -22,7 +22,7 @@ from quiver.encoder.checkpoints.families import FORMATS
 from quiver.encoder.checkpoints.folder import local_folder, read_weights
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
-from quiver.encoder.model import Encoder
+from quiver.encoder.model import Encoder, Uninitialized
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +79,8 @@ def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torc
         if str(error).startswith(str(folder)):
             raise
         raise InputError(f"{folder}: {error}") from error
-    # Not on the meta device: initialising there makes torch import its compiler, which takes a second and a half.
-    encoder = Encoder(config)
+    with Uninitialized():
+        encoder = Encoder(config)
     # Assigned: the stacked tensors are copies already, and copying them once more takes a third of a second for 90 MB.
     encoder.load_state_dict(from_hf_state(encoder, read_weights(folder), where=str(folder)), strict=True, assign=True)
     return encoder.to(device=device, dtype=dtype).eval()

@@ -45,7 +45,7 @@ from quiver.encoder.heads import (
     init_head,
     masked_lm_transform,
 )
-from quiver.encoder.model import Encoder
+from quiver.encoder.model import Encoder, Uninitialized
 
 logger = logging.getLogger(__name__)
 
@@ -307,8 +307,9 @@ def _open(source: str | Path, revision: str | None, task: Task) -> _Opened:
             raise InputError(f"config.json: {_no_head(config.family, task)}")
     layout = FORMATS[config.family].heads[task]
     tensors, rest = _split(read_weights(folder), FORMATS[config.family].tensors, layout)
-    encoder = Encoder(config)
-    encoder.load_state_dict(from_hf_state(encoder, rest, where=str(folder)))
+    with Uninitialized():
+        encoder = Encoder(config)
+    encoder.load_state_dict(from_hf_state(encoder, rest, where=str(folder)), assign=True)
     if _is_of_other_task(hf, layout):
         _drop_out(tensors)
     keys = ConfigReader({}) if config.family == "quiver" and inner is None else inner or settings

@@ -31,7 +31,7 @@ from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
-from quiver.encoder.model import Encoder
+from quiver.encoder.model import Encoder, Uninitialized
 
 TABLE = "embeddings.positions"
 
@@ -108,7 +108,8 @@ def extend_positions(encoder: Encoder, factor: int) -> Encoder:
     state = dict(encoder.state_dict())
     key = f"{TABLE}.weight"
     state[key] = interpolate_positions(state[key], factor, offset=config.position_offset)
-    longer = Encoder(config).to(device=encoder.device, dtype=state[key].dtype)
+    with Uninitialized():
+        longer = Encoder(config).to(device=encoder.device, dtype=state[key].dtype)
     longer.load_state_dict(state)
     return longer.train(encoder.training)
 

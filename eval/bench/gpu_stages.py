@@ -71,6 +71,7 @@ from quiver.retrieval.index import index_vectors
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import default_dtype, load_model
 from quiver.retrieval.records import ModelCard
+from quiver.retrieval.training.model import missing_library
 
 ONLY_MODEL = "quiver-model"
 """Backend of the texts stage: Quiver's model alone, on batches that are tokenized, packed and on the device."""
@@ -542,7 +543,7 @@ def training_steps(context: Context, measured: Measured) -> None:
     kinds = list(scale.training)
     for number, kind in enumerate(kinds):
         workload = scale.training[kind]
-        if reason := training.unsupported_reason(kind):
+        if reason := missing_library(kind):
             measured.not_run.append(NotRun(f"training, {workload.name}", f"training needs {reason}"))
             continue
         if context.is_over():

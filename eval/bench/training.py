@@ -10,7 +10,6 @@ on them.
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -70,6 +69,7 @@ from quiver.eval.report.formats import Report, Section
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.progress import Advance, progress_bar
+from quiver.retrieval.training.model import require_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -261,18 +261,7 @@ def _check_settings(settings: Settings) -> None:
             raise InputError(f"kind must be one of {', '.join(LOSSES)}, got {kind!r}")
         if loss not in LOSSES[kind]:
             raise InputError(f"the loss of a {kind} model must be one of {', '.join(LOSSES[kind])}, got {loss!r}")
-        if reason := unsupported_reason(kind):
-            raise InputError(f"training needs {reason}")
-
-
-def unsupported_reason(kind: str) -> str | None:
-    """Why a kind of model cannot be trained here: the missing library and how to install it; None if it can.
-
-    The losses of retrievers come from these libraries, so Quiver needs them too; a masked language model needs none.
-    """
-    needed = {"dense": ("sentence_transformers",), "colbert": ("sentence_transformers", "pylate")}.get(kind, ())
-    missing = next((name for name in needed if importlib.util.find_spec(name) is None), None)
-    return None if missing is None else f"{missing}: pip install 'quiver-retrieval[train]'"
+        require_extra(kind)
 
 
 def _plan(kind: str, workload: Workload, tokenizer: Tokenizer, settings: Settings, source: Source, compared: bool) -> _Plan:

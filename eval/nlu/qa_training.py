@@ -25,7 +25,7 @@ from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
 from quiver.encoder.heads import SpanQA
-from quiver.encoder.model import Encoder
+from quiver.encoder.model import Encoder, Uninitialized
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.position_extension import extend_positions
 from quiver.encoder.tokenizer import Tokenizer
@@ -64,7 +64,8 @@ def open_span_qa(
     if attention_dropout is not None:
         weights, config = encoder.state_dict(), replace(encoder.config, attention_dropout=attention_dropout)
         _refuse_what_cannot_be_written(config)
-        encoder = Encoder(config)
+        with Uninitialized():
+            encoder = Encoder(config)
         encoder.load_state_dict(weights)
     changed = SpanQA(encoder, dropout=model.dropout.p, transform=None if model.transform is None else model.transform.config)
     head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}

@@ -151,7 +151,7 @@ def dry_run(recipe: Recipe, *, device: str | None = None, seconds: float = 30.0,
         InputError: As `quiver.retrieval.training.run.train`; or a batch does not fit into the memory of the GPU, or the process is one of
             several of torchrun.
     """
-    require_extra()
+    require_extra(recipe.kind)
     require_optimizer(recipe.training.optimizer)
     device = check_device(device or default_device())
     with TemporaryDirectory(prefix="quiver-dry-run-") as folder, environment(Path(folder), device) as processes:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import global_every
+from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
@@ -32,21 +33,32 @@ from quiver.retrieval.training.recipe import ArchitectureSection, ColBERTSection
 
 logger = logging.getLogger(__name__)
 
-EXTRA = ("sentence_transformers", "transformers", "datasets", "pylate")
-"""Modules of the extra ``train`` that training imports."""
+_TRAIN = ("sentence_transformers", "transformers", "datasets")
+LIBRARIES = {"dense": ("train", _TRAIN), "colbert": ("colbert", (*_TRAIN, "pylate"))}
+"""Kind of retriever -> the extra that training it needs, and the modules that it imports. PyLate limits torch's version, so it is apart."""
 
 SKIPLISTS = {"punctuation": tuple(string.punctuation), "none": ()}
 """Value of ``model.colbert.skiplist`` -> tokens whose document vectors are dropped."""
 
 
-def require_extra() -> None:
-    """Check that the extra ``train`` is installed.
+def missing_library(kind: str) -> str | None:
+    """The first library that training a kind of model lacks, and how to install it; None if nothing is missing.
+
+    The losses of retrievers come from these libraries; a masked language model needs none of them.
+    """
+    extra, modules = LIBRARIES.get(kind, ("", ()))
+    missing = next((name for name in modules if importlib.util.find_spec(name) is None), None)
+    return None if missing is None else f"{missing}: pip install 'quiver-retrieval[{extra}]'"
+
+
+def require_extra(kind: str) -> None:
+    """Check that the extra is installed that training a kind of model needs.
 
     Raises:
         InputError: A module of the extra is missing.
     """
-    if missing := [name for name in EXTRA if importlib.util.find_spec(name) is None]:
-        raise InputError(f"training needs {missing[0]}: pip install 'quiver-retrieval[train]'")
+    if reason := missing_library(kind):
+        raise InputError(f"training needs {reason}")
 
 
 def build_model(recipe: Recipe, texts: Iterable[str], *, device: str | None = None) -> BiEncoder | ColBERT:
@@ -201,7 +213,9 @@ def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[st
         cls_token_id=tokenizer.special_id("cls"),
         sep_token_id=tokenizer.special_id("sep"),
     )
-    encoder = init_weights(Encoder(config), seed=seed).eval()  # on the CPU, so that equal seeds give equal weights on every device
+    with Uninitialized():
+        encoder = Encoder(config)
+    init_weights(encoder, seed=seed).eval()  # on the CPU, so that equal seeds give equal weights on every device
     return ModelParts(ModelFolder(kind="dense", encoder_folder=Path()), encoder.to(device), tokenizer)
 
 

@@ -123,7 +123,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
         raise InputError("--resume continues a run and --overwrite replaces it; use one of them")
     if (recipe.development is None) is not (scorer is None):
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
-    require_extra()
+    require_extra(recipe.kind)
     require_optimizer(recipe.training.optimizer)
     device = check_device(device or default_device())
     with environment(out, device) as processes:

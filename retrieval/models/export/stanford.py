@@ -21,6 +21,7 @@ from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
 from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, write_json
+from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.encoding import IDENTITY, Projection
 from quiver.retrieval.models.export.pylate import unsupported_by_pylate
 from quiver.retrieval.models.export.sentence_transformers import required, typed, with_strip
@@ -71,9 +72,11 @@ def load_stanford_encoder(folder: Path, *, dtype: torch.dtype = torch.float32, d
     Raises:
         InputError: The architecture is not supported, or the tensors do not match it.
     """
-    encoder = Encoder(config_from_hf(read_json(folder / "config.json")))
+    config = config_from_hf(read_json(folder / "config.json"))
+    with Uninitialized():
+        encoder = Encoder(config)
     state = {key: tensor for key, tensor in read_weights(folder).items() if key != LINEAR}
-    encoder.load_state_dict(from_hf_state(encoder, state, where=str(folder)), strict=True)
+    encoder.load_state_dict(from_hf_state(encoder, state, where=str(folder)), assign=True)
     return encoder.to(device=device, dtype=dtype).eval()
 
 

@@ -355,7 +355,7 @@ def test_a_missing_library_is_one_line(work: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "pylate" else find(name, *rest))
     found = measure("training", work)
     assert [case.name for case in found.cases] == ["training MNRL", "training MLM"]
-    assert found.not_run == [NotRun("training, distillation", "training needs pylate: pip install 'quiver-retrieval[train]'")]
+    assert found.not_run == [NotRun("training, distillation", "training needs pylate: pip install 'quiver-retrieval[colbert]'")]
 
 
 @needs_extra

@@ -197,7 +197,7 @@ def test_invalid_settings_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatc
         bench_training(str(tiny), [TINY], settings({"sparse": "mnrl"}))
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pylate" else find(name))
-    with pytest.raises(InputError, match=r"training needs pylate: pip install 'quiver-retrieval\[train\]'"):
+    with pytest.raises(InputError, match=r"training needs pylate: pip install 'quiver-retrieval\[colbert\]'"):
         bench_training(str(tiny), [TINY], settings(BOTH))
 
 

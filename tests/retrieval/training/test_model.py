@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -277,8 +276,14 @@ def test_a_model_is_built_on_the_default_device(monkeypatch: pytest.MonkeyPatch)
     assert {weight.device.type for module in (model.encoder, model.projections) for weight in module.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("name", module.EXTRA)
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=rf"training needs {name}: pip install 'quiver-retrieval\[train\]'"):
-        require_extra()
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, (_, names) in module.LIBRARIES.items() for name in names])
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, kind: str, name: str) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda asked: None if asked == name else object())
+    extra = {"dense": "train", "colbert": "colbert"}[kind]
+    with pytest.raises(InputError, match=rf"training needs {name}: pip install 'quiver-retrieval\[{extra}\]'"):
+        require_extra(kind)
+
+
+def test_bi_encoders_are_trained_without_pylate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda asked: None if asked == "pylate" else object())
+    require_extra("dense")

@@ -396,7 +396,7 @@ def test_invalid_runs_are_refused_before_anything_is_written(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("name", ["sentence_transformers", "transformers", "datasets", "pylate"])
+@pytest.mark.parametrize("name", ["sentence_transformers", "transformers", "datasets"])
 def test_a_missing_extra_is_named_before_anything_is_read(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
