@@ -55,7 +55,7 @@ def test_long_steps_have_a_bar(quiver: Callable[..., Any], index: Path, bars: di
     more = tmp_path / "more.jsonl"
     more.write_text('{"_id": "d4", "text": "more of the sea"}\n')
     for arguments, shown in (
-        (("add", index, more, "--progress"), {"reading", "documents", "merging"}),
+        (("add", index, more, "--progress"), {"reading", "documents"}),
         (("delete", index, "d4"), set()),
         (("compact", index, "--progress"), {"merging"}),
         (("check", index, "--progress"), {"checking"}),

@@ -79,19 +79,18 @@ def test_mined_rows_are_scored_by_a_teacher(quiver: Callable[..., Any], model: P
 def test_models_mine_and_score_with_the_lengths_prompts_and_width_of_the_options(
     quiver: Callable[..., Any], model: Path, data: Path, pairs: Path, tmp_path: Path
 ) -> None:
-    options = ("--document-length", 7, "--query-prompt", "about: ", "--document-prompt", "text: ", "--truncate-dim", 8)
-    settings = ModelOptions(document_length=7, query_prompt="about: ", document_prompt="text: ", truncate_dim=8)
+    options = ("--document-length", 14, "--query-prompt", "about: ", "--document-prompt", "text: ", "--truncate-dim", 8)
+    settings = ModelOptions(document_length=14, query_prompt="about: ", document_prompt="text: ", truncate_dim=8)
     changed = load_model(model, options=settings)
     assert quiver("mine", data, "--model", model, "--out", tmp_path / "mined", "--margin", "none", *options).code == 0
     fields = ("--query-field", "question", "--document-field", "pos")
     assert quiver("teacher-scores", pairs, *fields, "--teacher", model, "--out", tmp_path / "scored", *options).code == 0
     for row in rows_of(tmp_path / "mined"):
-        query = changed.encode_query([row["query"]])[0]
-        documents = changed.encode_document([row["positive"], *row["negatives"]])
-        assert row["scores"] == pytest.approx([float(query @ document) for document in documents], abs=1e-5)
+        query, documents = changed.encode_query(row["query"]), changed.encode_document([row["positive"], *row["negatives"]])
+        assert row["scores"] == pytest.approx(changed.similarity(query, documents)[0].tolist(), abs=1e-5)
     for row in rows_of(tmp_path / "scored"):
-        query, document = changed.encode_query([row["question"]])[0], changed.encode_document([row["pos"]])[0]
-        assert row["scores"] == pytest.approx([float(query @ document)], abs=1e-5)
+        query, document = changed.encode_query(row["question"]), changed.encode_document(row["pos"])
+        assert row["scores"] == pytest.approx([float(changed.similarity(query, document))], abs=1e-5)
     assert json.loads((tmp_path / "scored" / "scoring.json").read_text())["teacher"]["fingerprint"] == changed.card.fingerprint
     assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index", *options).code == 0
     for arguments, message in (
