@@ -131,7 +131,11 @@ Passages: TypeAlias = Annotated[
     ),
 ]
 Include: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--include", help="Files of a folder to read, such as '*.md' or 'docs/**'. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--include",
+        help="Files of a folder to read, such as '*.md' or 'docs/**'; hidden ones and node_modules must be named. Repeatable.",
+    ),
 ]
 Exclude: TypeAlias = Annotated[
     list[str] | None, typer.Option("--exclude", help="Files or folders to leave out, such as tests or '*.min.js'. Repeatable.")

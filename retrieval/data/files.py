@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import warnings
 from bisect import bisect_right
 from collections import Counter
@@ -63,12 +64,13 @@ _KINDS: Mapping[str, Kind] = {
     "python": "python",
     "code": "code",
 }
-# Folders of installed packages and of caches; hidden folders are left out too.
+# Folders of installed packages and of caches. They and what is hidden are read only if a pattern names them.
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "bower_components"})
 
 
 # No terminal prints the first, no index stores the others: bytes that are not UTF-8 come as lone surrogates.
 _NO_NAME = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+_SHOWN_NAMES = 3  # names of skipped folders in a message
 _OTHER_TYPES = "files of other types left out"
 
 
@@ -280,7 +282,8 @@ class FileChoice:
 
     Attributes:
         include: Patterns, at least one of which a path must match; empty for every file of a known type. A file of unknown type that is
-            included is read as text.
+            included is read as text, unless the pattern is one of wildcards alone, such as ``*``. Hidden files and folders, and folders
+            of packages, are read if a pattern names them, such as ``.github`` or ``node_modules/**``.
         exclude: Patterns of paths that are left out.
     """
 
@@ -291,9 +294,22 @@ class FileChoice:
         """Whether a file is read, whatever its type."""
         return not self.leaves_out(path) and (not self.include or any(matches(path, pattern) for pattern in self.include))
 
+    def has_unknown(self, path: str) -> bool:
+        """Whether a file of unknown type is read as text."""
+        return any(matches(path, pattern) for pattern in self.include if pattern.strip("*/"))
+
+    def names(self, name: str) -> bool:
+        """Whether a pattern names a file or folder that is otherwise skipped; ``*`` does not name one that is hidden."""
+        parts = (part for pattern in self.include for part in pattern.split("/"))
+        return any(part == name or (part.startswith(".") and matches(name, part)) for part in parts)
+
     def leaves_out(self, path: str) -> bool:
         """Whether a file or folder is left out."""
         return any(matches(path, pattern) for pattern in self.exclude)
+
+
+def _is_skipped(name: str, *, folder: bool) -> bool:
+    return name.startswith(".") or (folder and name in _SKIPPED_FOLDERS)
 
 
 def matches(path: str, pattern: str) -> bool:
@@ -369,11 +385,18 @@ class FolderFiles:
         self.digests = digests
         if not self._logged:
             self._logged = True
-            skipped.log(self.root, read)
+            skipped.log(self.root, read, self._hidden(skipped))
 
     def is_empty(self) -> bool:
         """Whether there is no file to read."""
         return next(self._files(_Skipped()), None) is None
+
+    def skipped(self) -> str:
+        """Describe the hidden files and the files of package folders that are left out; empty if there are none."""
+        skipped = _Skipped()
+        for _ in self._files(skipped):
+            pass
+        return self._hidden(skipped)
 
     def _files(self, skipped: _Skipped) -> Iterator[tuple[str, Path]]:
         """The files to read, by path, in order."""
@@ -387,9 +410,11 @@ class FolderFiles:
             for name in sorted(inner):
                 if (Path(folder) / name).is_symlink():
                     skipped.add("links to folders that were left out", prefix + name)
-                elif name in _SKIPPED_FOLDERS or name.startswith("."):
-                    skipped.add("folders left out", prefix + name)
-                elif not self._choice.leaves_out(prefix + name):
+                elif self._choice.leaves_out(prefix + name):
+                    continue
+                elif _is_skipped(name, folder=True) and not self._choice.names(name):
+                    skipped.hidden.append(prefix + name)
+                else:
                     kept.append(name)
             inner[:] = kept
             for name in sorted(names):
@@ -398,7 +423,10 @@ class FolderFiles:
 
     def _is_chosen(self, path: str, skipped: _Skipped) -> bool:
         name = path.rpartition("/")[2]
-        if name.startswith(".") or not self._choice.has(path):
+        if _is_skipped(name, folder=False) and not self._choice.names(name):
+            skipped.hidden.append(path)
+            return False
+        if not self._choice.has(path):
             return False
         if _NO_NAME.search(path):
             skipped.add("names with control characters or without an encoding left out", ascii(path))
@@ -406,10 +434,33 @@ class FolderFiles:
         if is_table(Path(name)):
             skipped.add("tables left out", path)
             return False
-        if not self._choice.include and type_of(Path(name)) is None:
+        if type_of(Path(name)) is None and not self._choice.has_unknown(path):
             skipped.add(_OTHER_TYPES, path, kind=Path(name).suffix or name)
             return False
         return True
+
+    def _hidden(self, skipped: _Skipped) -> str:
+        """How many files were skipped under which names, and the patterns that include them."""
+        counts = Counter[str]()
+        for path in skipped.hidden:
+            counts[path.rpartition("/")[2]] += sum(map(self._choice.has, _readable(self.root, path)))
+        found = [(name, count) for name, count in counts.most_common() if count]
+        if not found:
+            return ""
+        shown = ", ".join(f"{name}: {count:,}" for name, count in found[:_SHOWN_NAMES]) + (", ..." if len(found) > _SHOWN_NAMES else "")
+        rest = [] if self._choice.include else ["*"]
+        patterns = " ".join(f"--include {shlex.quote(name)}" for name in [*rest, *(name for name, _ in found[:_SHOWN_NAMES])])
+        return f"hidden files and files of package folders left out: {sum(counts.values()):,} ({shown}); {patterns} reads them too"
+
+
+def _readable(root: Path, path: str) -> Iterator[str]:
+    """Files of a known type in a skipped folder, or the skipped file itself; what cannot be opened does not count."""
+    inside = (
+        [path]
+        if not (root / path).is_dir()
+        else (f"{Path(folder).relative_to(root).as_posix()}/{name}" for folder, _, names in os.walk(root / path) for name in names)
+    )
+    return (each for each in inside if type_of(Path(each)) is not None)
 
 
 def _raise_unreadable(error: OSError) -> None:
@@ -424,6 +475,7 @@ class _Skipped:
         self._counts: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
         self._first: dict[str, str] = {}
+        self.hidden: list[str] = []  # paths of files and folders that are hidden or hold packages
 
     def add(self, what: str, name: str, *, kind: str = "") -> None:
         self._counts[what] += 1
@@ -435,9 +487,9 @@ class _Skipped:
         if encoding != "utf-8":
             self.add(f"read as {encoding}", name)
 
-    def log(self, root: Path, read: int) -> None:
+    def log(self, root: Path, read: int, hidden: str) -> None:
         """Log one line."""
-        parts = [f"{root}: files read: {read:,}"]
+        parts = [f"{root}: files read: {read:,}", *([hidden] if hidden else [])]
         for what, count in self._counts.items():
             kinds = [kind for kind, _ in self._kinds.most_common(5)]
             parts.append(f"{what}: {count:,} ({', '.join(kinds) if what == _OTHER_TYPES else f'such as {self._first[what]}'})")

@@ -54,7 +54,7 @@ class SourceOptions:
         columns: Names of the columns of a CSV or TSV file without a header.
         passages: Where texts are cut, see `quiver.retrieval.data.passages.parse_passages`; empty for files by headings and functions, and
             for tables not at all.
-        include: Patterns of files to read in a folder; empty for all of a known type.
+        include: Patterns of files to read in a folder; empty for all of a known type that are neither hidden nor in a folder of packages.
         exclude: Patterns of files and folders to leave out.
     """
 
@@ -219,7 +219,11 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
         if not found and not files.is_empty():
             raise InputError(f"{path}: {_NOT_TABLES}")
         if not found:
-            raise InputError(f"{path}: no corpus.jsonl[.gz], no tables ({_SUFFIXES}) and no files of text or code to read in this folder")
+            hidden = files.skipped()
+            raise InputError(
+                f"{path}: no corpus.jsonl[.gz], no tables ({_SUFFIXES}) and no files of text or code to read in this folder"
+                + (f"; {hidden}" if hidden else "")
+            )
         return found
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")

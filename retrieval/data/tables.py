@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from decimal import Decimal
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -54,12 +55,14 @@ class Columns(NamedTuple):
         title: Field of the title; None for ``title``, if there is one.
         text: Fields of the text, joined by line feeds; empty for the first of `TEXT_FIELDS`.
         names: Names of the columns of a CSV or TSV file without a header; empty if the first line is the header.
+        by_options: Whether options choose these fields, which messages then name; otherwise the caller renames its fields.
     """
 
     id: str | None = None
     title: str | None = None
     text: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    by_options: bool = True
 
 
 BY_NAME = Columns()
@@ -124,7 +127,9 @@ def _documents(
         chosen = None
         for position, row in rows:
             number += 1
-            chosen = chosen or _choose(position, row, columns)._replace(cells=cells)
+            if chosen is None:
+                chosen = _choose(position, row, columns)._replace(cells=cells)
+                _tell_guess(position, row, columns, chosen)
             has_title = has_title or columns.title in row
             yield position, _document(position, row, chosen, number)
     if position is not None and not has_title:
@@ -169,7 +174,7 @@ def documents_among(items: Iterable[Any]) -> Iterator[Document]:
         return checked
     if kind is str:
         return (Document(str(number), text) for number, text in enumerate(checked, start=1))
-    return (document for _, document in table_of(checked, "documents"))
+    return (document for _, document in table_of(checked, "documents", Columns(by_options=False)))
 
 
 def _of_one_kind(items: Iterable[Any], kind: type) -> Iterator[Any]:
@@ -205,7 +210,8 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
             raise InputError(f"{position}: no field '{name}' ({option}); {_known(name, row)}")
     texts = columns.text or tuple(name for name in TEXT_FIELDS if name in row)[:1]
     if not texts:
-        raise InputError(f"{position}: no field 'text'; {_known('text', row)}; name the field of the text with --text")
+        advice = "name the field of the text with --text" if columns.by_options else "rename the field of the text to 'text'"
+        raise InputError(f"{position}: no field 'text'; {_known('text', row)}; {advice}")
     if columns.id is not None:
         ids: tuple[str, ...] = (columns.id,)
     else:
@@ -213,6 +219,24 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
         ids = BEIR_FIELDS.id if found and found[0] in BEIR_FIELDS.id else found
     title = columns.title or TITLE_FIELD
     return _Chosen(ids, texts, "" if title in texts else title)
+
+
+def _tell_guess(position: EntryPosition, row: Row, columns: Columns, chosen: _Chosen) -> None:
+    """Say which fields make a document, where the first row has others that could have been meant."""
+    title = chosen.title if chosen.title in row else ""
+    others = [name for name in row if name not in (*chosen.ids, *chosen.texts, title)]
+    standard = bool(chosen.ids or columns.id) and bool(title or chosen.texts[0] == "text")
+    if standard or not others or (columns.id and columns.title and columns.text):
+        return
+    made = f"id: {chosen.ids[0] if chosen.ids else 'number of the row'}, title: {title or 'none'}, text: {', '.join(chosen.texts)}"
+    how = "choose with --id, --title and --text" if columns.by_options else "rename fields to id, title and text to choose"
+    _log_once(f"{position.file}: {made}; other fields: {', '.join(others)} ({how})")
+
+
+@cache
+def _log_once(message: str) -> None:
+    """Log a warning at the first of several passes over a table."""
+    logger.warning("%s", message)
 
 
 def _known(name: str, row: Row) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quiver.encoder.errors import InputError
@@ -36,33 +36,33 @@ class Group:
         return next(iter(self.passages.values()))
 
 
-def group_hits(ranking: Mapping[str, float], key_of: Callable[[str], str]) -> list[Group]:
+def group_hits(ranking: Mapping[str, float], keys_of: Callable[[Sequence[str]], Sequence[str]]) -> list[Group]:
     """Group the hits of one query.
 
     Args:
         ranking: Passage id -> score, best first.
-        key_of: Function from a passage's id to its group.
+        keys_of: Function from ids of passages to the group of each.
 
     Example:
-        >>> groups = group_hits({"a#2": 0.9, "b#1": 0.8, "a#1": 0.5}, lambda key: key.partition("#")[0])
+        >>> groups = group_hits({"a#2": 0.9, "b#1": 0.8, "a#1": 0.5}, lambda ids: [key.partition("#")[0] for key in ids])
         >>> [(group.key, group.score, list(group.passages)) for group in groups]
         [('a', 0.9, ['a#2', 'a#1']), ('b', 0.8, ['b#1'])]
     """
     found: dict[str, dict[str, float]] = {}
-    for passage, score in ranking.items():
-        found.setdefault(key_of(passage), {})[passage] = score
+    for key, (passage, score) in zip(keys_of(list(ranking)), ranking.items(), strict=True):
+        found.setdefault(key, {})[passage] = score
     return [Group(key, passages) for key, passages in found.items()]
 
 
 def search_groups(
-    search: Callable[[int], SearchResult], k: int, key_of: Callable[[str], str]
+    search: Callable[[int], SearchResult], k: int, keys_of: Callable[[Sequence[str]], Sequence[str]]
 ) -> tuple[SearchResult, dict[str, list[Group]]]:
     """Search for the k best groups of each query: passages are searched ever deeper, until there are as many groups or no more passages.
 
     Args:
         search: Function from a number of passages to the result of their search.
         k: Groups per query.
-        key_of: Function from a passage's id to its group.
+        keys_of: Function from ids of passages to the group of each, see `field_of`.
 
     Returns:
         The result, with the best passage of each group alone in its run; and query id -> groups, the one with the best passage first.
@@ -74,7 +74,7 @@ def search_groups(
     while True:
         result = search(depth)
         run = result.run
-        groups = {query: group_hits(ranking, key_of)[:k] for query, ranking in run.items()}
+        groups = {query: group_hits(ranking, keys_of)[:k] for query, ranking in run.items()}
         found = sum(map(len, run.values()))
         if found == before or all(len(groups[query]) >= k or len(ranking) < depth for query, ranking in run.items()):
             best = {query: {each.best: each.score for each in those} for query, those in groups.items()}
@@ -82,8 +82,8 @@ def search_groups(
         before, depth = found, 4 * depth
 
 
-def field_of(index: Index, field: str) -> Callable[[str], str]:
-    """Function from a document's id to its value of a field; a document without the field is a group of its own.
+def field_of(index: Index, field: str) -> Callable[[Sequence[str]], list[str]]:
+    """Function from ids of documents to their values of a field; a document without the field is a group of its own.
 
     Raises:
         InputError: No document has the field, or the index stores no texts.
@@ -92,11 +92,14 @@ def field_of(index: Index, field: str) -> Callable[[str], str]:
         raise InputError(f"{index.path}: was built with --no-text, so the field of a hit is unknown; build it again to group hits")
     if field not in index.fields:
         raise InputError(f"{index.path}: no document has the field '{field}'; the fields are {', '.join(index.fields) or 'none'}")
+    documents, known = index.documents, dict[str, str]()  # queries have hits in common, and each is read once
 
-    def value(key: str) -> str:
-        if index.locate([key])[0] is None:  # of another index that is fused with this one
-            return key
-        found = (index.document(key).metadata or {}).get(field, key)
-        return ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+    def values(ids: Sequence[str]) -> list[str]:
+        new = [key for key in ids if key not in known]
+        for key, place in zip(new, index.locate(new), strict=True):
+            # A document without a place is one of another index that is fused with this one.
+            found = key if place is None else (documents.at(place).metadata or {}).get(field, key)
+            known[key] = ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+        return [known[key] for key in ids]
 
-    return value
+    return values

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import build_index, open_index
+from quiver.retrieval.index.index import LiveDocuments, Place
 from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.records import Document
 from quiver.retrieval.search.groups import field_of, group_hits, search_groups
 from quiver.retrieval.search.search import SearchResult
 
@@ -87,6 +90,24 @@ def test_hits_are_summed_up_by_file(quiver: Callable[..., Any], index: Path, tmp
     assert "no document has the field 'fil'" in done.err
 
 
+def test_each_document_is_read_once_to_group_the_hits_of_many_queries(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, reads = open_index(index), Counter[str]()
+    ids = [*opened.ids]
+    expected = [(opened.document(key).metadata or {})["file"] for key in ids]
+    at = LiveDocuments.at
+
+    def count(self: LiveDocuments, place: Place) -> Document:
+        document = at(self, place)
+        reads[document.id] += 1
+        return document
+
+    monkeypatch.setattr(LiveDocuments, "at", count)
+    file_of = field_of(opened, "file")
+    for _ in range(3):
+        assert file_of([*ids, "of another index"]) == [*expected, "of another index"]
+    assert reads == dict.fromkeys(ids, 1)
+
+
 def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
     ranking = {f"{'a' if number < 90 else number}#{number}": 1.0 - number / 100 for number in range(100)}
     depths: list[int] = []
@@ -95,13 +116,16 @@ def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
         depths.append(depth)
         return SearchResult({"q": dict(list(ranking.items())[:depth])})
 
-    found, by_query = search_groups(search, 3, lambda key: key.partition("#")[0])
+    def files_of(ids: Sequence[str]) -> list[str]:
+        return [key.partition("#")[0] for key in ids]
+
+    found, by_query = search_groups(search, 3, files_of)
     groups = by_query["q"]
     assert found.run == {"q": {"a#0": 1.0, "90#90": ranking["90#90"], "91#91": ranking["91#91"]}}
     assert [group.key for group in groups] == ["a", "90", "91"]
     assert (groups[0].best, groups[0].score, len(groups[0].passages)) == ("a#0", 1.0, 90)
     assert depths == [12, 48, 192]
-    assert len(search_groups(search, 50, lambda key: key.partition("#")[0])[1]["q"]) == 11
+    assert len(search_groups(search, 50, files_of)[1]["q"]) == 11
     assert group_hits({}, str) == []
     with pytest.raises(InputError, match="no document has the field 'x'"):
         field_of(open_index(index), "x")

@@ -149,7 +149,8 @@ def test_the_encoding_is_found_and_told(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_what_is_left_out_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in (".git/a.txt", "node_modules/b.js", "src/.venv/c.py", "src/d.py", ".hidden.md", "e.png", "f.csv", "g.txt", "empty.md"):
+    hidden = (".git/a.txt", "node_modules/b.js", "node_modules/x/b.js", "src/.venv/c.py", ".hidden.md")
+    for name in (*hidden, "src/d.py", "e.png", "f.csv", "g.txt", "empty.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("" if name == "empty.md" else "x = 1")
     (tmp_path / "h.txt").write_bytes(b"\0\1\2")
@@ -159,9 +160,41 @@ def test_what_is_left_out_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureF
     assert list(corpus)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert line == (
-        f"{tmp_path}: files read: 3; folders left out: 3 (such as .git); files of other types left out: 1 (.png);"
+        f"{tmp_path}: files read: 3; hidden files and files of package folders left out: 5 (node_modules: 2, .git: 1, .hidden.md: 1, ...);"
+        " --include '*' --include node_modules --include .git --include .hidden.md reads them too; files of other types left out: 1 (.png);"
         " tables left out: 1 (such as f.csv); unreadable: 2 (such as h.txt)"
     )
+
+
+def test_hidden_files_and_package_folders_are_read_if_a_pattern_names_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = [".git/a.txt", ".github/b.yml", ".github/c.png", "node_modules/d.js", "src/node_modules/e.js", "src/f.py", ".g.md", "h.weird"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1")
+
+    def read(*include: str, exclude: tuple[str, ...] = ()) -> list[str]:
+        found = documents(tmp_path, SourceOptions(include=include, exclude=exclude))
+        return sorted(str(where(document, "file")[0]) for document in found)
+
+    assert read() == read("*") == read("**") == ["src/f.py"]
+    assert read("node_modules/**") == ["node_modules/d.js"]
+    assert read("node_modules") == ["node_modules/d.js", "src/node_modules/e.js"]
+    assert read(".github/**") == [".github/b.yml", ".github/c.png"]
+    assert read(".github/*.yml", ".g.md") == [".g.md", ".github/b.yml"]
+    assert read("*", ".*", "node_modules", exclude=("*.png", ".git")) == sorted({*names} - {".git/a.txt", ".github/c.png", "h.weird"})
+    caplog.clear()
+    assert read(exclude=(".git", ".g.md", "node_modules")) == ["src/f.py"]
+    assert "left out: 1 (.github: 1); --include '*' --include .github reads them too" in caplog.text
+    caplog.clear()
+    assert read("src/**") == ["src/f.py"]
+    assert "left out: 1 (node_modules: 1); --include node_modules reads them too" in caplog.text
+
+
+def test_a_folder_of_hidden_files_alone_says_how_to_read_them(tmp_path: Path) -> None:
+    (tmp_path / ".github").mkdir()
+    (tmp_path / ".github" / "a.md").write_text("text")
+    with pytest.raises(InputError, match=r"left out: 1 \(.github: 1\); --include '\*' --include .github reads them too"):
+        open_corpus(tmp_path)
 
 
 def test_links_to_folders_are_not_followed_and_links_to_files_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

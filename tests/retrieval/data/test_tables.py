@@ -136,6 +136,25 @@ def test_an_object_with_one_array_is_read_as_that_array(tmp_path: Path) -> None:
     assert list(open_corpus(tmp_path / "a.json")) == [Document("1", "x")]
 
 
+def test_guessed_fields_are_told_once_where_others_could_be_meant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("number,heading,body,year\n7,Owls,Owls have wings.,2012\n")
+
+    def told(**fields: Any) -> list[str]:
+        caplog.clear()
+        list(open_corpus(path, SourceOptions(**fields)))
+        return [record.getMessage() for record in caplog.records]
+
+    guess = "id: number of the row, title: none, text: body; other fields: number, heading, year"
+    assert told() == [f"{path}: {guess} (choose with --id, --title and --text)"]
+    assert told() == []
+    assert told(id="number", title="heading", text=("body",)) == []
+    (line,) = told(id="number")
+    assert "id: number, title: none, text: body; other fields: heading, year" in line
+    path.write_text("id,text,year\n7,Owls have wings.,2012\n")
+    assert told() == []
+
+
 def test_beir_files_are_read_as_before(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"_id": "a", "text": "x", "title": "t", "metadata": {"y": 1}}\n{"id": 7, "text": "", "z": [1, 2]}\n')

@@ -134,7 +134,7 @@ def test_an_index_is_built_of_a_data_set(folder: Path) -> None:
     [
         (["a", 3], "documents:2: must be a string, got int"),
         ([3], "documents:1: must be a string, a mapping or a Document, got int"),
-        ([{"id": "a"}], "no field 'text'"),
+        ([{"id": "a", "body_of": "x"}], "no field 'text'; the fields are id, body_of; rename the field of the text to 'text'"),
         ([], "there are no documents to index"),
     ],
 )
