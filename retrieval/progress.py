@@ -16,7 +16,7 @@ def progress_bar(description: str, total: int | None, *, enabled: bool) -> Itera
 
     Args:
         description: Label of the bar.
-        total: Number of steps; None if it is unknown: the bar then shows the steps and the time so far.
+        total: Number of steps; None if it is unknown: the bar then shows the steps and the time so far. A single step ends with the block.
         enabled: Show the bar; nothing is shown otherwise, or if there are no steps.
 
     Yields:
@@ -41,6 +41,8 @@ def progress_bar(description: str, total: int | None, *, enabled: bool) -> Itera
     with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
         task = bar.add_task(description, total=total)
         yield lambda steps: bar.advance(task, steps)
+        if total == 1:
+            bar.update(task, completed=1)
 
 
 def timed_slices(count: int, *, most: int | None = None, clock: Callable[[], float] = time.perf_counter) -> Iterator[slice]:
