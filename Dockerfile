@@ -1,11 +1,15 @@
 # The HTTP service and its search page, on CPUs, for a mounted index:
 #   docker build . -t quiver
 #   docker run --rm -p 8080:8080 -v "$PWD/indexes/notes:/index:ro" quiver
-# docs/serving.md says how to add a model that lies in a folder.
-FROM python:3.12-slim AS build
-RUN python -m venv /opt/quiver
+# docs/serving.md says how to add a model that lies in a folder, and which build arguments name mirrors.
+ARG BASE_IMAGE=python:3.12-slim
+
+FROM ${BASE_IMAGE} AS build
 # The CPU build of torch: the default one brings gigabytes of CUDA libraries.
-RUN /opt/quiver/bin/pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG PIP_INDEX_URL
+RUN python -m venv /opt/quiver
+RUN /opt/quiver/bin/pip install --no-cache-dir --index-url "${TORCH_INDEX}" torch
 WORKDIR /source
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY encoder encoder
@@ -15,7 +19,7 @@ COPY recipes recipes
 COPY quiver quiver
 RUN /opt/quiver/bin/pip install --no-cache-dir '.[serve]' && /opt/quiver/bin/pip uninstall --yes pip
 
-FROM python:3.12-slim
+FROM ${BASE_IMAGE}
 RUN useradd --create-home --uid 10001 quiver
 COPY --from=build /opt/quiver /opt/quiver
 ENV PATH=/opt/quiver/bin:$PATH

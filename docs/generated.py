@@ -73,15 +73,12 @@ def _section(command: Any, context: Any) -> str:
     path = context.command_path
     parts = [f"## {path}"] if path.count(" ") < 2 else [f"### {path}"]
     parts.append(f"```text\n{path} {' '.join(command.collect_usage_pieces(context))}\n```")
-    examples = []
+    examples: list[str] = []
     for paragraph in (command.help or "").split("\n\n"):
-        line = " ".join(paragraph.split())
-        before, found, example = line.partition("Examples: ") if "Examples: " in line else line.partition("Example: ")
-        if found or line.startswith("quiver "):
-            parts.extend([escape(before.strip())] if found and before else [])
-            examples.append(example if found else line)
+        if paragraph.startswith("\b\n"):  # which Click does not wrap
+            examples = [line.strip() for line in paragraph.splitlines()[2:]]
         else:
-            parts.append(escape(line))
+            parts.append(escape(" ".join(paragraph.split())))
     if examples:
         parts.append("```sh\n" + "\n".join(examples) + "\n```")
     for parameter in command.get_params(context):

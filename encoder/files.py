@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -155,8 +156,12 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """
     from safetensors.torch import save_file  # imports PyTorch, which those who only read JSON need not wait for
 
+    path.touch()
+    mode = path.stat().st_mode
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
+        # safetensors 0.8 renames a temporary file that only its owner may read: a service of another user could not load the model.
+        path.chmod(stat.S_IMODE(mode))
     except SafetensorError as error:
         found = _OS_ERROR.search(str(error))
         if found is None:

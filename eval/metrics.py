@@ -21,9 +21,9 @@ A collection may have parts (the forums of CQADupStack), and an average is over 
 parts' means: queries are resampled, and signs flipped, within their part, and all parts have the same weight whatever their number of
 queries. Parts and weights are fixed, not sampled.
 
-Every interval and every p value is a function of the scores and the seed. It depends neither on the order of the queries nor on which
-system comes first. Memory is a few times the number of resamples or permutations (2 MB at the defaults), independent of the number of
-queries.
+Every interval and every p value is a function of the scores and the seed. It depends neither on the order of the queries, nor on which
+system comes first, nor on the tests that are made with it. Memory is a few times the number of resamples or permutations (at the defaults
+3 MB for one test, 16 MB for many), independent of the number of queries.
 
 Sources: trec_eval 9 (m_ndcg_cut, m_map, m_recip_rank, m_recall, m_P and its -c flag); linear gain is that of Järvelin and Kekäläinen
 2002, doi 10.1145/582415.582418; BEIR, arXiv:2104.08663, where CQADupStack is one data set, scored by the unweighted mean of its twelve
@@ -41,6 +41,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -486,31 +487,44 @@ def stratified_interval(
         >>> stratified_interval([[0.0, 0.0, 0.0], [1.0]], weights=[0.25, 0.75])
         Interval(low=0.75, high=0.75, level=0.95, resamples=10000)
     """
+    checked = [_finite(values) for values in parts]
+    (interval,) = _intervals([checked], _weights(weights, len(checked)), level=level, resamples=resamples, seed=seed)
+    return interval
+
+
+def _intervals(
+    tests: Sequence[Sequence[NDArray[np.float64]]], shares: Sequence[float], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int
+) -> list[Interval]:
+    """The intervals of several tests with the same number of values in each part. The seed gives all of them the same draws, made once."""
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level}")
     if resamples < 1:
         raise ValueError(f"resamples must be >= 1, got {resamples}")
-    checked = [_finite(values) for values in parts]
-    shares = _weights(weights, len(checked))
-    centre = math.fsum(share * (math.fsum(values) / len(values)) for share, values in zip(shares, checked, strict=True))
+    means = [[math.fsum(values.tolist()) / len(values) for values in parts] for parts in tests]
+    centres = [math.fsum(share * mean for share, mean in zip(shares, each, strict=True)) for each in means]
     # Sort, and make the mean >= 0: the draws then select the same values for any order of the queries, and exchanging the two systems
     # gives the mirrored interval.
-    side = -1.0 if centre < 0 else 1.0
+    sides = [-1.0 if centre < 0 else 1.0 for centre in centres]
     rng = np.random.default_rng(seed)
-    deviations = np.zeros(resamples)
-    for share, values in zip(shares, checked, strict=True):
+    deviations = np.zeros((resamples, len(tests)))
+    for place, share in enumerate(shares):
         # Resample deviations from the mean: equal scores then give an interval of width 0, free of rounding errors.
-        ordered = np.sort(side * (values - math.fsum(values) / len(values)))
-        deviations += share / len(values) * _resampled_sums(ordered, resamples, rng)
-    low, high = sorted((side * np.quantile(deviations, [(1 - level) / 2, (1 + level) / 2])).tolist())
-    return Interval(centre + low, centre + high, level, resamples)
+        ordered = [np.sort(side * (parts[place] - mean[place])) for side, parts, mean in zip(sides, tests, means, strict=True)]
+        deviations += share / len(ordered[0]) * _resampled_sums(np.stack(ordered, axis=1), resamples, rng)
+    intervals = []
+    for side, centre, sums in zip(sides, centres, deviations.T, strict=True):
+        low, high = sorted((side * np.quantile(sums, [(1 - level) / 2, (1 + level) / 2])).tolist())
+        intervals.append(Interval(centre + low, centre + high, level, resamples))
+    return intervals
 
 
 def _resampled_sums(values: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Sums of ``len(values)`` values drawn with replacement, without ever holding a matrix of all draws."""
-    sums = np.zeros(resamples)
+    """Sums of ``len(values)`` rows drawn with replacement, without ever holding a matrix of all draws."""
+    sums = np.zeros((resamples, values.shape[1]))
+    drawn = np.empty_like(sums)
     for _ in range(len(values)):
-        sums += values[rng.integers(len(values), size=resamples)]
+        # As in `_random_sums`, "clip" spares a copy.
+        sums += np.take(values, rng.integers(len(values), size=resamples), axis=0, out=drawn, mode="clip")
     return sums
 
 
@@ -539,36 +553,84 @@ def sign_flip(differences: ArrayLike, *, permutations: int = PERMUTATIONS, seed:
         >>> sign_flip([1.0, 2.0, 3.0]), sign_flip([0.0, 0.0])
         (0.25, 1.0)
     """
+    (p,) = sign_flips([differences], permutations=permutations, seed=seed)
+    return p
+
+
+def sign_flips(tests: Sequence[ArrayLike], *, permutations: int = PERMUTATIONS, seed: int = 0) -> list[float]:
+    """The p values of `sign_flip` for several tests. The seed gives all of them the same random signs, so these are drawn once for many.
+
+    Args:
+        tests: Differences of each test; their numbers may differ.
+        permutations: Maximum number of sign assignments.
+        seed: Random seed of the draws.
+
+    Raises:
+        ValueError: As `sign_flip`.
+
+    Example:
+        >>> sign_flips([[1.0, 2.0, 3.0], [0.0, 0.0], [1.0, 1.0]])
+        [0.25, 1.0, 0.5]
+    """
     if permutations < 1:
         raise ValueError(f"permutations must be >= 1, got {permutations}")
-    given = _finite(differences)
-    # The random signs make the sign of a difference irrelevant. With sorted absolute values, p depends neither on the order of the
-    # queries nor on which system comes first.
-    sizes = np.sort(np.abs(given[given != 0]))
-    # Sums that are mathematically equal differ by rounding, and must count as equal.
-    reached = abs(math.fsum(given)) - 1e-12 * math.fsum(sizes)
-    if len(sizes) < permutations.bit_length():  # 2**len(sizes) <= permutations
-        return float(np.mean(np.abs(_enumerated_sums(sizes)) >= reached))
-    sums = _random_sums(sizes, permutations, np.random.default_rng(seed))
-    return (int(np.count_nonzero(np.abs(sums) >= reached)) + 1) / (permutations + 1)
+    p_values, sampled = [1.0] * len(tests), []
+    for position, differences in enumerate(tests):
+        given = _finite(differences)
+        # The random signs make the sign of a difference irrelevant. With sorted absolute values, p depends neither on the order of the
+        # queries nor on which system comes first.
+        sizes = np.sort(np.abs(given[given != 0]))
+        # Sums that are mathematically equal differ by rounding, and must count as equal.
+        reached = abs(math.fsum(given.tolist())) - 1e-12 * math.fsum(sizes.tolist())
+        if len(sizes) < permutations.bit_length():  # 2**len(sizes) <= permutations
+            p_values[position] = float(np.mean(np.abs(_enumerated_sums(sizes)) >= reached))
+        else:
+            sampled.append((position, sizes, reached))
+    sampled.sort(key=lambda test: len(test[1]))  # tests of a batch cost as much as the longest of them
+    for first in range(0, len(sampled), BATCH):
+        positions, batch, thresholds = zip(*sampled[first : first + BATCH], strict=True)
+        sums = _random_sums(batch, permutations, np.random.default_rng(seed))
+        for position, count in zip(positions, np.count_nonzero(np.abs(sums, out=sums) >= thresholds, axis=0).tolist(), strict=True):
+            p_values[position] = (count + 1) / (permutations + 1)
+    return p_values
+
+
+BATCH = 16
+"""Number of tests that share random signs."""
+
+_BLOCK, _CHUNK = 8, 8192
+"""Bytes per assignment that are drawn at a time, and number of assignments whose sums stay in the processor's cache meanwhile."""
 
 
 def _enumerated_sums(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """All 2**n sums of the sizes with either sign."""
-    sums = np.zeros(1)
+    """All 2**n sums of n rows with either sign."""
+    sums = np.zeros((1, *sizes.shape[1:]))
     for size in sizes:
         sums = np.concatenate([sums + size, sums - size])
     return sums
 
 
-def _random_sums(sizes: NDArray[np.float64], permutations: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Sums of the sizes with random signs, eight sizes at a time: a random byte looks up one of their 256 sums."""
-    eights = np.zeros((math.ceil(len(sizes) / 8), 8))
-    eights.ravel()[: len(sizes)] = sizes
-    signs = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)  # (256, 8)
-    sums = np.zeros(permutations)
-    for eight in eights:
-        sums += (signs @ eight)[rng.integers(256, size=permutations, dtype=np.uint8)]
+def _random_sums(tests: Sequence[NDArray[np.float64]], permutations: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Sums of the sizes of each test with random signs, (permutations, tests); a test with fewer sizes than others gets zeros.
+
+    Eight sizes at a time: a random byte looks up one of their 256 sums, for all tests at once.
+    """
+    padded = np.zeros((math.ceil(max(map(len, tests)) / 8) * 8, len(tests)))
+    for column, sizes in enumerate(tests):
+        padded[: len(sizes), column] = sizes
+    eights = padded.reshape(-1, 8, len(tests))
+    size = _CHUNK // min(4, len(tests))
+    sums, looked_up = np.zeros((permutations, len(tests))), np.empty((size, len(tests)))
+    draws = np.empty((_BLOCK, permutations), np.uint8)
+    for start in range(0, len(eights), _BLOCK):
+        tables = [_enumerated_sums(eight[::-1]) for eight in eights[start : start + _BLOCK]]  # (256, tests)
+        for place in range(len(tables)):
+            draws[place] = rng.integers(256, size=permutations, dtype=np.uint8)
+        for first in range(0, permutations, size):
+            chunk = sums[first : first + size]
+            for table, rows in zip(tables, draws[: len(tables), first : first + size].astype(np.intp), strict=True):
+                # No row is out of range; "clip" spares NumPy a copy.
+                chunk += np.take(table, rows, axis=0, out=looked_up[: len(chunk)], mode="clip")
     return sums
 
 
@@ -688,63 +750,106 @@ def compare_parts(
     Raises:
         ValueError: The systems have different parts or queries, there are none, or a score is not finite.
     """
-    shares, changes, differences = _paired(first, second, weights)
-    means = [_mean_of_means([scores[part].values() for part in first], shares) for scores in (first, second)]
-    # Round, so that mathematically equal gains are ordered by id.
-    ordered = sorted(
-        (c for part in changes for c in part if abs(c.difference) > TIE), key=lambda c: (-round(abs(c.difference), 12), c.part, c.query)
-    )
-    gained, lost = [c for c in ordered if c.difference > 0], [c for c in ordered if c.difference < 0]
-    return PairedComparison(
-        first=means[0],
-        second=means[1],
-        difference=means[1] - means[0],
-        interval=stratified_interval(differences, weights=shares, seed=seed),
-        p=sign_flip(_scaled(shares, differences), seed=seed),
-        wins=len(gained),
-        ties=sum(map(len, differences)) - len(ordered),
-        losses=len(lost),
-        gained=tuple(gained[:changed]),
-        lost=tuple(lost[:changed]),
-    )
+    (compared,) = compare_pairs([(first, second)], weights=weights, changed=changed, seed=seed)
+    return compared
 
 
-def paired_test(
-    first: Mapping[str, Mapping[str, float]],
-    second: Mapping[str, Mapping[str, float]],
-    *,
-    weights: Sequence[float] | None = None,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """The difference and p of `compare_parts` with the same arguments, without the interval, which takes most of its time.
+Scored: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Part -> query id -> score."""
 
-    Returns:
-        Second mean minus first mean, and the p value of the two-sided sign-flip test of difference 0.
+
+def compare_pairs(
+    pairs: Sequence[tuple[Scored, Scored]], *, weights: Sequence[float] | None = None, changed: int = CHANGED, seed: int = 0
+) -> list[PairedComparison]:
+    """The results of `compare_parts` for several pairs, such as those of one measure each, in little more time than one of them takes.
+
+    Args:
+        pairs: Scores of the first and of the second system, all of them on the same parts and queries.
+        weights: As for `compare_parts`.
+        changed: As for `compare_parts`.
+        seed: As for `compare_parts`.
 
     Raises:
-        ValueError: As `compare_parts`.
+        ValueError: As `compare_parts`, there are no pairs, or two pairs have different parts or queries.
+    """
+    if not pairs:
+        raise ValueError("there is nothing to compare: pairs is empty")
+    queries = {part: list(scores) for part, scores in pairs[0][0].items()}
+    if any(scores.keys() != queries.keys() for pair in pairs for scores in pair) or any(
+        scores[part].keys() != pairs[0][0][part].keys() for pair in pairs for scores in pair for part in queries
+    ):
+        raise ValueError("two systems can only be compared on the same queries")
+    if not all(queries.values()):
+        raise ValueError("there is nothing to compare: a part has no queries")
+    shares = _weights(weights, len(queries))
+    ids = [(part, query) for part, each in queries.items() for query in each]
+    sides = [[[_finite([scores[part][query] for query in each]) for part, each in queries.items()] for scores in pair] for pair in pairs]
+    differences = [_differences(first, second) for first, second in sides]
+    p_values = sign_flips([_scaled(shares, each) for each in differences], seed=seed)
+    compared = []
+    for (first, second), each, interval, p in zip(sides, differences, _intervals(differences, shares, seed=seed), p_values, strict=True):
+        means, changes = [_mean_of_means(side, shares) for side in (first, second)], np.concatenate(each)
+        one, other = np.concatenate(first), np.concatenate(second)
+        compared.append(
+            PairedComparison(
+                first=means[0],
+                second=means[1],
+                difference=means[1] - means[0],
+                interval=interval,
+                p=p,
+                wins=int(np.count_nonzero(changes > 0)),
+                ties=int(np.count_nonzero(changes == 0)),
+                losses=int(np.count_nonzero(changes < 0)),
+                gained=_most_changed(ids, one, other, changes, changed),
+                lost=_most_changed(ids, one, other, -changes, changed),
+            )
+        )
+    return compared
+
+
+def _most_changed(
+    ids: Sequence[tuple[str, str]], first: NDArray[np.float64], second: NDArray[np.float64], gains: NDArray[np.float64], count: int
+) -> tuple[Change, ...]:
+    """The ``count`` queries with the largest gains above 0; ties are ordered by part and id."""
+    places = np.flatnonzero(gains > 0)
+    if 0 < count < len(places):
+        places = places[gains[places] >= np.partition(gains[places], -count)[-count] - 2 * TIE]
+    changes = [Change(ids[place][0], ids[place][1], first[place].item(), second[place].item()) for place in places.tolist()]
+    # Round, so that mathematically equal gains are ordered by id.
+    return tuple(sorted(changes, key=lambda change: (-round(abs(change.difference), 12), change.part, change.query))[:count])
+
+
+def paired_tests(
+    pairs: Sequence[tuple[Sequence[ArrayLike], Sequence[ArrayLike]]], *, weights: Sequence[float] | None = None, seed: int = 0
+) -> list[tuple[float, float]]:
+    """The difference and p of `compare_pairs`, without the intervals, which take most of its time.
+
+    Args:
+        pairs: Scores of the first and of the second system, one array per part, each with the same queries in the same order.
+        weights: Weights of the parts, with sum 1; None gives all parts the same weight.
+        seed: Random seed of the tests.
+
+    Returns:
+        For each pair the second mean minus the first, and the p value of the two-sided sign-flip test of difference 0.
+
+    Raises:
+        ValueError: The systems have different numbers of parts or queries, there are none, or a score is not finite.
 
     Example:
-        >>> paired_test({"": {"q1": 0.5, "q2": 0.5}}, {"": {"q1": 0.75, "q2": 1.0}})
-        (0.375, 0.5)
+        >>> paired_tests([([[0.5, 0.5]], [[0.75, 1.0]])])
+        [(0.375, 0.5)]
     """
-    shares, _, differences = _paired(first, second, weights)
-    scaled = _scaled(shares, differences)
-    return math.fsum(scaled), sign_flip(scaled, seed=seed)
+    scaled = [
+        _scaled(_weights(weights, len(first)), _differences(list(map(_finite, first)), list(map(_finite, second))))
+        for first, second in pairs
+    ]
+    return [(math.fsum(each.tolist()), p) for each, p in zip(scaled, sign_flips(scaled, seed=seed), strict=True)]
 
 
-def _paired(
-    first: Mapping[str, Mapping[str, float]], second: Mapping[str, Mapping[str, float]], weights: Sequence[float] | None
-) -> tuple[list[float], list[list[Change]], list[NDArray[np.float64]]]:
-    """Weights of the parts, their queries, and the differences of these."""
-    if first.keys() != second.keys() or any(first[part].keys() != second[part].keys() for part in first):
-        raise ValueError("two systems can only be compared on the same queries")
-    if not all(first.values()):
-        raise ValueError("there is nothing to compare: a part has no queries")
-    changes = [[Change(part, query, score, second[part][query]) for query, score in first[part].items()] for part in first]
-    # Ties count as zero everywhere: a rounding error is not evidence.
-    differences = [np.array([0.0 if abs(c.difference) <= TIE else c.difference for c in part]) for part in changes]
-    return _weights(weights, len(first)), changes, differences
+def _differences(first: Sequence[NDArray[np.float64]], second: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """Second scores minus first, part by part. Ties count as zero everywhere: a rounding error is not evidence."""
+    differences = [theirs - ours for ours, theirs in zip(first, second, strict=True)]
+    return [np.where(np.abs(each) <= TIE, 0.0, each) for each in differences]
 
 
 def _scaled(shares: Sequence[float], differences: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -752,9 +857,8 @@ def _scaled(shares: Sequence[float], differences: Sequence[NDArray[np.float64]])
     return np.concatenate([share / len(values) * values for share, values in zip(shares, differences, strict=True)])
 
 
-def _mean_of_means(parts: Iterable[Iterable[float]], weights: Sequence[float]) -> float:
-    scores = [list(part) for part in parts]
-    return math.fsum(weight * (math.fsum(part) / len(part)) for weight, part in zip(weights, scores, strict=True))
+def _mean_of_means(parts: Sequence[NDArray[np.float64]], weights: Sequence[float]) -> float:
+    return math.fsum(weight * (math.fsum(part.tolist()) / len(part)) for weight, part in zip(weights, parts, strict=True))
 
 
 def _weights(weights: Sequence[float] | None, parts: int) -> list[float]:

@@ -187,8 +187,7 @@ def quickstart(
                 )
                 for name in ("untrained", "trained")
             }
-            for report in REPORTS:
-                write_report([out / "results" / name for name in results], out / report)
+            write_report([out / "results" / name for name in results], *(out / report for report in REPORTS))
 
             clock.start("search", f"indexing all functions and asking {len(QUESTIONS)} questions")
             trained = load_model(out / "trained" / "model")

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 100) -> str:
+def text_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 100, limits: Mapping[str, int] = MappingProxyType({})
+) -> str:
     """Align cells in columns; the last column is cut so that no line is longer than ``width`` characters.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells.
+        width: Characters of a line.
+        limits: Name of a column -> characters to which its cells are cut.
 
     Example:
         >>> print(text_table(("id", "text"), [("owl", "Owls have wings."), ("trout", "Trout have fins.")], width=16))
@@ -16,14 +25,19 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: i
         owl    Owls hav…
         trout  Trout ha…
     """
-    shown = [[" ".join(cell.split()) for cell in row] for row in (header, *rows)]
+    wanted = [limits.get(name, width) for name in header]
+    shown = [[_cut(" ".join(cell.split()), most) for cell, most in zip(row, wanted, strict=False)] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header) - 1)]
     left = max(8, width - sum(widths) - 2 * len(widths))
     lines = []
     for row in shown:
-        last = row[-1] if len(row[-1]) <= left else row[-1][: left - 1] + "…"
+        last = _cut(row[-1], left)
         lines.append("  ".join([*(cell.ljust(size) for cell, size in zip(row, widths, strict=False)), last]).rstrip())
     return "\n".join(lines)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

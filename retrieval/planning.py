@@ -217,7 +217,11 @@ def measure(
     if not sample:
         raise InputError("the sample has no documents; rates cannot be measured")
     list(encode(model, [sample[:_WARM]], use_title=use_title))
-    repeated = (sample[first : first + CHUNK] for _ in count() for first in range(0, len(sample), CHUNK))
+    started = time.perf_counter()
+    list(encode(model, [sample[:_WARM]], use_title=use_title))
+    # The clock is read between chunks: on a slow machine a chunk is a quarter of the time.
+    size = min(max(int(_WARM * seconds / 4 / (time.perf_counter() - started)), _WARM), CHUNK)
+    repeated = (sample[first : first + size] for _ in count() for first in range(0, len(sample), size))
     parts: list[tuple[Sequence[Document], Encoded]] = []
     spent, tokens, started = 0.0, 0, time.perf_counter()
     with (
@@ -228,7 +232,7 @@ def measure(
             chunk, encoded = next(done)
             taken = time.perf_counter() - started - spent
             spent, tokens = spent + taken, tokens + int(encoded.tokens.tokens.sum())
-            if len(parts) * CHUNK < len(sample):
+            if len(parts) * size < len(sample):
                 parts.append((chunk, encoded))
             advance(round(taken))
     rates = _indexing(model, parts, name, settings)

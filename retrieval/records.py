@@ -112,6 +112,9 @@ class Hit(NamedTuple):
     fields: Metadata = MappingProxyType({})
 
 
+_NARROW = 24  # characters of a hit's title and fields in a table, which leave room for its text
+
+
 class QueryHits(Sequence[Hit]):
     """Documents found for one query, best first; shown as a table.
 
@@ -136,7 +139,7 @@ class QueryHits(Sequence[Hit]):
         return QueryHits(self._hits[number]) if isinstance(number, slice) else self._hits[number]
 
     def __repr__(self) -> str:
-        return text_table(*self._table()) if self._hits else "no hits"
+        return text_table(*self._table(), limits={"title": _NARROW, "fields": _NARROW}) if self._hits else "no hits"
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""

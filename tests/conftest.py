@@ -74,6 +74,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             raise ModuleNotFoundError(f"tests of {', '.join(missing)} would be skipped")
 
 
+@pytest.hookimpl(trylast=True)  # after -m has left tests out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first in each half, of which pytest-xdist gives one to each process: what is left at the end is short."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    # The last ones have the longest tests.
+    slow = [path for path in reversed(files) if any(item.get_closest_marker("slow") for item in files[path])]
+    first, second = ([item for path in slow[start::2] for item in files[path]] for start in (0, 1))
+    rest = [item for item in items if item.path not in slow]
+    cut = max(0, len(items) // 2 - len(first))
+    items[:] = [*first, *rest[:cut], *second, *rest[cut:]]
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Exempt the imported libraries and the collected tests from garbage collection: each full collection would visit all of them."""
     del session

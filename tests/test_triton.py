@@ -29,7 +29,7 @@ def test_kernels_do_what_torchs_code_does(file: str, count: int) -> None:
     """In a process of its own: the interpreter must be switched on before Triton is imported."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent / file)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert f"{count} passed" in done.stdout
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,11 +29,13 @@ POINTERS = {
 
 
 def mend_interpreter() -> None:
-    """Work around two defects of the interpreter of Triton 3.6.
+    """Work around defects of the interpreter of Triton 3.6. Call before the first kernel runs.
 
     It multiplies the bits of bfloat16 numbers instead of the numbers, and with numpy 2.4 it cannot count to a number that is known only at
-    run time. Call before the first kernel runs.
+    run time. Two thirds of its time go to what is done once here: it replaces the functions of the language at each launch and at each call
+    of a function within a kernel, and makes a table of numpy's types at each operation.
     """
+    from triton import language
     from triton.language import bfloat16, float32
     from triton.runtime import interpreter
 
@@ -47,6 +51,11 @@ def mend_interpreter() -> None:
 
     interpreter._patch_lang_tensor = patch
     interpreter.InterpreterBuilder.create_dot = dot
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+    interpreter._patch_lang = lambda function: interpreter._LangPatchScope()
+    numpy_type = interpreter._get_np_dtype
+    of_numbers = functools.cache(numpy_type)
+    interpreter._get_np_dtype = lambda kind: numpy_type(kind) if kind.scalar.is_ptr() else of_numbers(kind.scalar)
 
 
 def sample_programs(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

@@ -64,7 +64,10 @@ def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> P
     except HFValidationError as error:
         raise InputError(f"{source}: neither an existing folder nor a hub id such as OWNER/NAME") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise InputError(f"{source}: no such folder, and downloading it from the Hugging Face Hub failed: {first_line(error)}") from error
+        raise InputError(
+            f"{source}: no such folder, and downloading it from the Hugging Face Hub failed: {first_line(error)}; without a network, pass"
+            " the folder of a model"
+        ) from error
 
 
 def _pickled_weights(snapshot: Path) -> list[str]:
@@ -147,7 +150,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             missing = f"{SAFETENSORS} is missing, and so is {PICKLED}" if path == folder / PICKLED else f"{path.name} is missing"
             raise InputError(f"{folder}: {missing}")
         try:
-            state |= read(path)
+            with path.open("rb"):  # safetensors calls every failure to open a file "No such file or directory"
+                state |= read(path)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     return state

@@ -250,6 +250,7 @@ class StepMemory:
             self._begun, self.before = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
         elif profile:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read at the first profile; below, torch 2.13 prints when it starts and stops
             self._profiler = torch.autograd.profiler.profile(profile_memory=True)  # type: ignore[no-untyped-call]
             self._profiler.__enter__()
 

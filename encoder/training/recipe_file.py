@@ -159,7 +159,8 @@ def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) 
         raise InputError(f"{path}: is a folder; name the recipes in it, such as {path / '*.yaml'}")
     if is_path:
         if not path.is_file():
-            raise InputError(f"{path}: there is no such file")
+            shipped = f"; {path.stem} alone names the shipped recipe" if path.stem in names else ""
+            raise InputError(f"{path}: there is no such file{shipped}")
         return path
     if close := difflib.get_close_matches(str(path), names):
         raise InputError(f"no shipped recipe {str(path)!r}; did you mean {' or '.join(map(repr, close))}?")

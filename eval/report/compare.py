@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import TypeAlias
@@ -23,13 +23,13 @@ from quiver.eval.metrics import (
     PERMUTATIONS,
     Change,
     PairedComparison,
-    compare_parts,
+    compare_pairs,
     grouped,
     holm,
     is_whole,
-    paired_test,
+    paired_tests,
 )
-from quiver.eval.report.formats import Block, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
+from quiver.eval.report.formats import Block, Cell, Column, Paragraph, Report, Section, Span, Table, check_format, shorten, table, write
 from quiver.eval.report.retrieval import (
     AVERAGE,
     LABELS,
@@ -297,13 +297,15 @@ def _compare(
 ) -> dict[str, PairedComparison]:
     """Compare the means over data sets, each the mean of its parts, by every measure that all parts have."""
     shares = _shares(data_sets)
-    compared = {}
-    for measure in DEFAULT:
-        if not all(measure in shared[key] for key in shares):
-            continue
-        one, other = ({key: {query: values[measure] for query, values in scores[key][side].items()} for key in shares} for side in (0, 1))
-        compared[measure] = compare_parts(one, other, weights=list(shares.values()), changed=changed)
-    return compared
+    measures = [name for name in DEFAULT if all(name in shared[key] for key in shares)]
+    if not measures:
+        return {}
+    one, other = (
+        [{key: {query: values[name] for query, values in scores[key][side].items()} for key in shares} for name in measures]
+        for side in (0, 1)
+    )
+    pairs = list(zip(one, other, strict=True))
+    return dict(zip(measures, compare_pairs(pairs, weights=list(shares.values()), changed=changed), strict=True))
 
 
 def _shares(data_sets: _DataSets) -> dict[str, float]:
@@ -311,7 +313,9 @@ def _shares(data_sets: _DataSets) -> dict[str, float]:
     return {key: 1 / len(data_sets) / len(parts) for parts in data_sets.values() for key in parts}
 
 
-def significance(folders: Sequence[str | Path], results: Sequence[Results]) -> Significance:
+def significance(
+    folders: Sequence[str | Path], results: Sequence[Results], *, averages: Mapping[str, Sequence[str]] | None = None
+) -> Significance:
     """Test every pair of rows of a report on every data set: which systems is a score significantly better than?
 
     The tests and Holm's correction are those of `compare_results`. A family is one measure over all pairs of rows and all data sets; the
@@ -321,6 +325,7 @@ def significance(folders: Sequence[str | Path], results: Sequence[Results]) -> S
     Args:
         folders: Folders of results.
         results: What they hold, with equal data and scoring of each collection, see `quiver.eval.report.retrieval.check_data`.
+        averages: Name -> data sets of the averages; None for `AVERAGE`, of all data sets.
 
     Raises:
         InputError: A file with scores per query does not fit to the results, or two of them have different queries.
@@ -343,14 +348,17 @@ def significance(folders: Sequence[str | Path], results: Sequence[Results]) -> S
     whole = {name: keys[name] for name, parts in sets.items() if is_whole(parts) and all(key in tested for key in keys[name])}
     parts = [key for name in sets if name not in collections for key in keys[name] if key in tested]
     families = [{name: {name: whole[name]} for name in whole}, {key: {key: [key]} for key in parts}]
-    averaged = {AVERAGE: whole} if len(whole) == len(sets) > 1 else {}
+    averaged = {
+        name: {each: whole[each] for each in members}
+        for name, members in ({AVERAGE: list(sets)} if averages is None else averages).items()
+        if len(members) > 1 and all(each in whole for each in members)
+    }
     better: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for measure in DEFAULT:
-        # No report shows averages of the other measures, and these tests take the most time.
-        for family in [*families, averaged] if measure == HEADLINE else families:
-            for name, winner, loser in _significant(family, measure, scores, shared):
-                better[name, measure, winner].append(loser)
-    if len(whole) == len(sets) == 1:  # the average of one data set
+    # No report shows averages of the other measures, and these tests take the most time.
+    for family, measures in [*((each, DEFAULT) for each in families), (averaged, [HEADLINE])]:
+        for name, measure, winner, loser in _significant(family, measures, scores, shared):
+            better[name, measure, winner].append(loser)
+    if averages is None and len(whole) == len(sets) == 1:  # the average of one data set
         better |= {(AVERAGE, measure, label): others for (name, measure, label), others in better.items() if name in whole}
     return Significance(dict(better), _superscript_rule(math.comb(len(homes), 2), len(whole), parts=len(parts), averaged=bool(averaged)))
 
@@ -386,20 +394,31 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _significant(
-    family: Mapping[str, _DataSets], measure: str, scores: Mapping[str, Mapping[str, QueryScores]], shared: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield a name, the better system and the worse one, for every significant difference of a family."""
-    tests = []
+    family: Mapping[str, _DataSets],
+    measures: Sequence[str],
+    scores: Mapping[str, Mapping[str, QueryScores]],
+    shared: Mapping[str, Sequence[str]],
+) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a data set, a measure, the better system and the worse one, for every significant difference of a family."""
+    tests: dict[str, list[tuple[str, str, str, float, float]]] = {measure: [] for measure in measures}
     for name, data_sets in family.items():
         shares = _shares(data_sets)
-        if not all(measure in shared[key] for key in shares):
-            continue
-        values = {label: {key: {query: each[measure] for query, each in of[key].items()} for key in shares} for label, of in scores.items()}
-        for first, second in combinations(values, 2):
-            tests.append((name, first, second, *paired_test(values[first], values[second], weights=list(shares.values()))))
-    for (name, first, second, difference, _), p in zip(tests, holm([p for *_, p in tests]), strict=True):
-        if p < ALPHA:
-            yield (name, second, first) if difference > 0 else (name, first, second)
+        known = [measure for measure in measures if all(measure in shared[key] for key in shares)]
+        order = next(iter(scores.values()))
+        values = {
+            (label, measure): [[of[key][query][measure] for query in order[key]] for key in shares]
+            for label, of in scores.items()
+            for measure in known
+        }
+        # All pairs and measures at once, since they share the random signs of the test.
+        pairs = [(measure, *both) for measure in known for both in combinations(scores, 2)]
+        results = paired_tests([(values[one, of], values[two, of]) for of, one, two in pairs], weights=list(shares.values()))
+        for (measure, one, two), (difference, p) in zip(pairs, results, strict=True):
+            tests[measure].append((name, one, two, difference, p))
+    for measure, found in tests.items():
+        for (name, first, second, difference, _), p in zip(found, holm([p for *_, p in found]), strict=True):
+            if p < ALPHA:
+                yield (name, measure, second, first) if difference > 0 else (name, measure, first, second)
 
 
 def _corrected(compared: Sequence[_Compared]) -> tuple[Pairing, ...]:
@@ -455,29 +474,35 @@ def write_comparison(comparison: Comparison, out: str | Path) -> None:
     Raises:
         InputError: The suffix is not supported, or the file cannot be written.
     """
-    write(comparison_report(comparison), Path(out))
+    path = Path(out)
+    write(comparison_report(comparison, latex=check_format(path) == ".tex"), path)
 
 
-def comparison_report(comparison: Comparison) -> Report:
-    """Make the report of a comparison; measures are in points, hundredths of a fraction."""
+def comparison_report(comparison: Comparison, *, latex: bool = False) -> Report:
+    """Make the report of a comparison; measures are in points, hundredths of a fraction. Every row has a verdict.
+
+    Args:
+        comparison: Return value of `compare_results`.
+        latex: For LaTeX, tables for a paper: only nDCG@10, with the method in the caption.
+    """
     pairings = (*comparison.pairings, *comparison.averages)
-    names = (Column("System", numeric=False, wide=True), Column("Collection", numeric=False))
-    headline = [
-        [*_names(each), f"{each.queries:,}", *_cells(each.measures[HEADLINE]), each.measures[HEADLINE].verdict] for each in pairings
-    ]
-    verdict = Column("Verdict", numeric=False)
+    method = _method(comparison)
+    headline, measured = [], []
+    for number, system in enumerate(comparison.systems, start=1):
+        own = [each for each in pairings if each.system == system]
+        title = f"of {system}, compared with {comparison.baseline}, in points"
+        rows: list[list[str | Cell]] = [[each.data_set, f"{each.queries:,}", *_cells(each.measures[HEADLINE])] for each in own]
+        made = table((_COLLECTION, Column("Queries"), *_COLUMNS), rows, name=f"{LABELS[HEADLINE]} {title}", caption=method if latex else "")
+        headline.append((system, replace(made, label=f"comparison-{number}")))
+        rows = [[each.data_set, LABELS[name], *_cells(measure)] for each in own for name, measure in each.measures.items()]
+        measured.append((system, table((_COLLECTION, Column("Measure", numeric=False), *_COLUMNS), rows, name=f"All measures {title}")))
     blocks: list[Block] = [
-        Paragraph(_method(comparison)),
-        Section(
-            LABELS[HEADLINE],
-            (table((*names, Column("Queries"), *_COLUMNS, verdict), headline, name=LABELS[HEADLINE]), *_cautions(pairings)),
-            "headline",
-        ),
+        *([] if latex else [Paragraph(method)]),
+        Section(LABELS[HEADLINE], (*_by_system(headline), *_cautions(pairings)), "headline"),
     ]
-    others = [[*_names(each), LABELS[name], *_cells(each.measures[name])] for each in pairings for name in each.measures]
-    measured = table((*names, Column("Measure", numeric=False), *_COLUMNS), others, name="All measures")
-    blocks.append(Section("All measures", (measured,), "measures"))
-    blocks += [section for pairing in comparison.pairings for section in _changes(pairing, comparison.query_texts)]
+    if not latex:
+        blocks.append(Section("All measures", tuple(_by_system(measured)), "measures"))
+        blocks += [section for pairing in comparison.pairings for section in _changes(pairing, comparison.query_texts)]
     if comparison.unpaired:
         columns = [Column(title, numeric=False) for title in ("Collection", "Scored for", "Not scored for")]
         missing = table(columns, [[each.collection, each.has, each.lacks] for each in comparison.unpaired], name="Not compared")
@@ -485,14 +510,23 @@ def comparison_report(comparison: Comparison) -> Report:
     return Report(f"Compared with {comparison.baseline}", tuple(blocks))
 
 
+def _by_system(tables: Sequence[tuple[str, Table]]) -> Iterator[Block]:
+    """The tables of the systems, with headings if there are several."""
+    for system, made in tables:
+        yield made if len(tables) == 1 else Section(system, (made,))
+
+
+_COLLECTION = Column("Collection", numeric=False)
+
 _COLUMNS = (
     Column("Baseline"),
     Column("System"),
     Column("Difference"),
-    Column("Interval", numeric=False),
-    Column("p", numeric=False),
-    Column("p corrected", numeric=False),
-    Column("Better / equal / worse", numeric=False),
+    Column("Interval"),
+    Column("p"),
+    Column("p corrected"),
+    Column("Better / equal / worse"),
+    Column("Verdict", numeric=False),
 )
 
 
@@ -509,26 +543,24 @@ def _method(comparison: Comparison) -> str:
             f"Holm's correction covers {family} {'comparison' if family == 1 else 'comparisons'} of each measure"
             f"{', fewer if some systems lack the measure' if some_lack else ''}, but not the number of"
             f" measures: {LABELS[HEADLINE]} is the test, the others explain it.",
+            f"A system is called better or worse if the corrected p is below {ALPHA:g}.",
             "A group of collections is the mean of its parts, and an average is the mean of the data sets above it: queries are drawn and"
             " signs are flipped within each collection.",
         ]
     )
 
 
-def _names(pairing: Pairing) -> list[str]:
-    return [pairing.system, pairing.data_set]
-
-
-def _cells(measured: Measured) -> list[str]:
+def _cells(measured: Measured) -> list[str | Cell]:
     paired = measured.paired
     return [
         points(paired.first),
         points(paired.second),
         _signed(paired.difference),
-        f"{_signed(paired.interval.low)} to {_signed(paired.interval.high)}",
-        _probability(paired.p),
-        _probability(measured.corrected),
-        f"{paired.wins:,} / {paired.ties:,} / {paired.losses:,}",
+        Cell(f"{_signed(paired.interval.low)} to {_signed(paired.interval.high)}", paired.interval.low),
+        Cell(_probability(paired.p), paired.p),
+        Cell(_probability(measured.corrected), measured.corrected),
+        Cell(f"{paired.wins:,} / {paired.ties:,} / {paired.losses:,}", float(paired.wins)),
+        measured.verdict,
     ]
 
 

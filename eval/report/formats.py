@@ -6,8 +6,9 @@ An HTML page is self-contained: it makes no requests and loads no fonts or libra
 lines, so everything is escaped, nothing but the page's own script may run (its checksum is in the content security policy), and characters
 that cannot be seen or that change the direction of writing are made visible.
 
-LaTeX contains only the tables. They compile with booktabs and graphicx and are ASCII: letters with one accent and the signs of `SPECIAL`
-are commands, any other non-ASCII character is printed as its code point, such as ``[U+4E2D]``, and invisible characters are omitted.
+LaTeX contains only the tables. They compile with the packages that the first line names and are ASCII: letters with one accent and the
+signs of `SPECIAL` are commands, any other non-ASCII character is printed as its code point, such as ``[U+4E2D]``, and invisible characters
+are omitted.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import base64
 import hashlib
 import importlib.util
 import logging
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -168,7 +170,7 @@ class Table:
         columns: Columns.
         rows: Rows.
         caption: Sentences below the table.
-        label: Label in LaTeX, without ``tab:``.
+        label: Label in LaTeX, without ``tab:``; empty for none.
     """
 
     name: str
@@ -644,13 +646,16 @@ INVISIBLE = ("Cc", "Cf", "Cs")
 
 NARROW, WIDE = 44, 65
 """Characters of a row, two more per column included: from the first on a table spans both columns of a page, and from the second on it is
-split into tables below each other that repeat its first column, so that all keep their font size."""
+split into parts that repeat the first column, so that all keep their font size."""
 
-LABEL = 24
-"""Characters of the first column from which on its lines are broken."""
+LABEL, PROSE = 24, 36
+"""Characters of a name and of another text from which on its lines are broken."""
 
-UPRIGHT = 8
-"""Largest number of columns with upright headings; the headings of a wider table are turned."""
+UPRIGHT, SHORT = 6, 6
+"""Largest number of columns of short figures with upright headings, and characters of a short figure."""
+
+PAGE, CAPTION_WIDTH = 42, 75
+"""Lines of a page, and characters of a line of a caption. Parts that do not fit on one page become floats of the same number."""
 
 
 def render_latex(report: Report, *, comments: Sequence[str] = ()) -> str:
@@ -660,9 +665,17 @@ def render_latex(report: Report, *, comments: Sequence[str] = ()) -> str:
         report: Only its tables are printed.
         comments: Lines that stand before the tables as comments.
     """
-    lines = ["% Needs \\usepackage{booktabs} and \\usepackage{graphicx}.", *(f"% {_line(comment)}" for comment in comments)]
-    tables = ["\n".join(_latex_table(table)) for table in _tables(report.blocks)]
-    return "\n".join(lines) + "\n" + "\n\n".join(tables) + "\n"
+    tables = "\n\n".join("\n".join(_latex_table(table)) for table in _tables(report.blocks))
+    packages = " and ".join(rf"\usepackage{{{name}}}" for name, command in PACKAGES.items() if command in tables)
+    lines = [f"% Needs {packages}."]
+    if f"{SPECIAL['[']}U+" in tables:
+        lines.append("% pdflatex lacks some characters: [U+D55C] is the character with that code point. Rename systems by --name.")
+    lines += [f"% {_line(comment)}" for comment in comments]
+    return "\n".join(lines) + "\n" + tables + "\n"
+
+
+PACKAGES: Mapping[str, str] = {"booktabs": r"\toprule", "graphicx": r"\rotatebox"}
+"""Package -> a command of it."""
 
 
 def _tables(blocks: Iterable[Block]) -> Iterator[Table]:
@@ -674,41 +687,95 @@ def _tables(blocks: Iterable[Block]) -> Iterator[Table]:
 
 
 def _latex_table(table: Table) -> Iterator[str]:
-    turned = len(table.columns) - 1 > UPRIGHT
-    widths = []
+    limits = [PROSE if position else LABEL for position in range(len(table.columns))]
+    turned = [_turned(table, position) for position in range(len(table.columns))]
+    widths, paragraphs = [], []
     for position, column in enumerate(table.columns):
-        superscripts = table.superscripts(position)
-        texts = [len(row.cells[position].text) + superscripts for row in table.rows]
-        widths.append(max([2 if turned and position else len(column.label), *texts]) + 2)
-    broken = widths[0] - 2 > LABEL
-    widths[0] = min(widths[0], LABEL + 2)
-    parts = list(_latex_parts(widths))
-    star = "*" if max(sum(widths[position] for position in part) for part in parts) > NARROW else ""
-    yield rf"\begin{{table{star}}}[t]"
-    yield r"\centering"
-    if star:
-        yield r"\setlength{\tabcolsep}{3pt}"
-    headings = list(_latex_headings(table.columns))
-    for number, part in enumerate(parts):
-        if number:
-            yield r"\par\medskip"
-        kinds = ["r" if table.columns[position].numeric else "l" for position in part]
-        kinds[0] = f"p{{{LABEL // 2}em}}" if broken else kinds[0]
-        yield rf"\begin{{tabular}}{{{''.join(kinds)}}}"
-        yield r"\toprule"
-        yield _latex_row([headings[position] for position in part])
-        yield r"\midrule"
-        for before, row, marks in zip([None, *table.rows], table.rows, table.marks(), strict=False):
-            if before is not None and before.group != row.group:
-                yield r"\midrule"
-            cells = [_latex_cell(row.cells[place], marks[place], table.superscripts(place), lettered=table.lettered) for place in part]
-            yield _latex_row([rf"\raggedright {cells[0]}" if broken else cells[0], *cells[1:]])
-        yield r"\bottomrule"
-        yield r"\end{tabular}"
+        longest = _longest(table, position) + table.superscripts(position)
+        paragraphs.append(not column.numeric and longest > limits[position])
+        label = 2 if turned[position] else min(_printed(column.label), LABEL)
+        widths.append(2 + (limits[position] if paragraphs[-1] else max(label, longest)))
+    columns = list(_latex_parts(widths))
+    star = "*" if max(sum(widths[position] for position in part) for part in columns) > NARROW else ""
     ranked = "The best of a column is bold, the second underlined." if any(column.ranked for column in table.columns) else ""
-    yield rf"\caption{{{' '.join(filter(None, (escape_latex(f'{table.name}. {table.caption}'), ranked)))}}}"
-    yield rf"\label{{tab:{table.label}}}"
-    yield rf"\end{{table{star}}}"
+    caption = _breakable(" ".join(filter(None, (escape_latex(f"{table.name}. {table.caption}".rstrip()), ranked))))
+    head = 2 + max(
+        min(_printed(column.label), LABEL) // 2 if is_turned else math.ceil(_printed(column.label) / LABEL)
+        for column, is_turned in zip(table.columns, turned, strict=True)
+    )
+    heights = [
+        max(
+            math.ceil(_printed(cell.text) / limit) if broken else 1
+            for cell, limit, broken in zip(row.cells, limits, paragraphs, strict=True)
+        )
+        for row in table.rows
+    ]
+    for number, parts in enumerate(_latex_floats(columns, heights, head, max(2 * head, PAGE - len(caption) // CAPTION_WIDTH))):
+        if number:
+            yield ""
+        yield rf"\begin{{table{star}}}[t]"
+        yield r"\centering"
+        if star:
+            yield r"\setlength{\tabcolsep}{3pt}"
+        for place, (part, rows) in enumerate(parts):
+            if place:
+                yield r"\par\medskip"
+            yield from _latex_part(table, part, rows, turned=turned, paragraphs=paragraphs)
+        if number:
+            yield r"\addtocounter{table}{-1}"
+        yield rf"\caption{{{_breakable(escape_latex(table.name))} (continued).}}" if number else rf"\caption{{{caption}}}"
+        if table.label and not number:
+            yield rf"\label{{tab:{table.label}}}"
+        yield rf"\end{{table{star}}}"
+
+
+def _turned(table: Table, position: int) -> bool:
+    """Whether a heading is turned: that of short figures under a longer heading, in a table with many columns of short figures."""
+    many = sum(column.numeric and _longest(table, place) <= SHORT for place, column in enumerate(table.columns)) > UPRIGHT
+    longest = _longest(table, position)
+    return many and table.columns[position].numeric and longest <= SHORT and _printed(table.columns[position].label) > max(4, longest)
+
+
+def _longest(table: Table, position: int) -> int:
+    return max((_printed(row.cells[position].text) for row in table.rows), default=0)
+
+
+def _printed(text: str) -> int:
+    """Width of a printed text in average characters: a capital is wider than they are, and a code point has eight characters."""
+    line = _line(text)
+    points = sum(_latex_character(character).startswith(f"{SPECIAL['[']}U+") for character in line)
+    return len(line) + 7 * points + sum(map(str.isupper, line)) // 3
+
+
+def _latex_part(
+    table: Table, part: Sequence[int], rows: Sequence[int], *, turned: Sequence[bool], paragraphs: Sequence[bool]
+) -> Iterator[str]:
+    """One tabular: some columns and rows of a table."""
+    kinds = ["r" if table.columns[position].numeric else "l" for position in part]
+    for place, position in enumerate(part):
+        if paragraphs[position]:
+            kinds[place] = f"p{{{(PROSE if position else LABEL) // 2}em}}"
+    headings = list(_latex_headings(table.columns, turned))
+    marks = table.marks()
+    yield rf"\begin{{tabular}}{{{''.join(kinds)}}}"
+    yield r"\toprule"
+    yield _latex_row([headings[position] for position in part])
+    yield r"\midrule"
+    for before, place in zip([None, *rows], rows, strict=False):
+        row = table.rows[place]
+        if before is not None and table.rows[before].group != row.group:
+            yield r"\midrule"
+        cells = []
+        for position in part:
+            cell = _latex_cell(row.cells[position], marks[place][position], table.superscripts(position), lettered=table.lettered)
+            if paragraphs[position]:
+                # In a last column, \raggedright would take away the end of the row.
+                end = r"\let\\\tabularnewline" if position == part[-1] else ""
+                cell = rf"\raggedright{end} {_breakable(cell)}"
+            cells.append(cell)
+        yield _latex_row(cells)
+    yield r"\bottomrule"
+    yield r"\end{tabular}"
 
 
 def _latex_parts(widths: Sequence[int]) -> Iterator[list[int]]:
@@ -723,17 +790,47 @@ def _latex_parts(widths: Sequence[int]) -> Iterator[list[int]]:
     yield part
 
 
-def _latex_headings(columns: Sequence[Column]) -> Iterator[str]:
+def _latex_floats(
+    columns: Sequence[Sequence[int]], heights: Sequence[int], head: int, first: int
+) -> Iterator[list[tuple[Sequence[int], Sequence[int]]]]:
+    """Parts of a table, columns and rows, for one page after the other; ``first`` is the number of lines of the first page."""
+    page: list[tuple[Sequence[int], Sequence[int]]] = []
+    room = first
+    for part in columns:
+        if page and head + sum(heights) > room:
+            yield page
+            page, room = [], PAGE
+        rows: list[int] = []
+        used = head
+        for row, height in enumerate(heights):
+            if rows and used + height > room:
+                yield [*page, (part, rows)]
+                page, rows, room, used = [], [], PAGE, head
+            rows.append(row)
+            used += height
+        page.append((part, rows))
+        room -= used
+    yield page
+
+
+def _latex_headings(columns: Sequence[Column], turned: Sequence[bool]) -> Iterator[str]:
     labels = [column.label for column in columns]
-    for position, column in enumerate(columns):
-        title = escape_latex(column.label if labels.count(column.label) == 1 else f"{column.label} ({column.note})")
-        yield title if position == 0 or len(columns) - 1 <= UPRIGHT else rf"\rotatebox{{90}}{{{title}}}"
+    for column, is_turned in zip(columns, turned, strict=True):
+        title = escape_latex(f"{column.label} ({column.note})" if column.note and labels.count(column.label) > 1 else column.label)
+        if _printed(column.label) > LABEL:
+            side = r"\raggedleft" if column.numeric and not is_turned else r"\raggedright"
+            title = rf"\parbox[b]{{{LABEL // 2}em}}{{{side} {_breakable(title)}}}"
+        yield rf"\rotatebox{{90}}{{{title}}}" if is_turned else title
+
+
+def _breakable(latex: str) -> str:
+    """Allow line breaks in words that TeX cannot hyphenate: after separators, after code points, and within very long words."""
+    latex = re.sub(r"(/|\\_|\{\[\}U\+[0-9A-F]+\]|[.:=](?=[^\s\d]))(?=[^\s.}])", r"\1\\allowbreak{}", latex)
+    return re.sub(r"(?<![\\A-Za-z0-9])([A-Za-z0-9]{18})(?=[A-Za-z0-9]{2})", r"\1\\allowbreak{}", latex)
 
 
 def _latex_cell(cell: Cell, mark: str, superscripts: int, *, lettered: bool) -> str:
-    escaped = escape_latex(cell.text)
-    if re.fullmatch(r"[-+]\d.*", cell.text):
-        escaped = f"${cell.text}$"  # a minus sign instead of a hyphen
+    escaped = re.sub(r"(?<!\S)[-+]\d[\d.]*(?!\S)", r"$\g<0>$", escape_latex(cell.text))  # a minus sign instead of a hyphen
     command = {"best": r"\textbf", "second": r"\underline"}.get(mark)
     escaped = escaped if command is None else f"{command}{{{escaped}}}"
     if lettered and cell.key:

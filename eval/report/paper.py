@@ -28,9 +28,21 @@ from quiver.eval.published import (
     Column,
     PublishedRow,
 )
+from quiver.eval.report.charts import Key
+from quiver.eval.report.compare import significance as test_significance
 from quiver.eval.report.formats import Cell, Report, Row, RowKind, Section, Table, check_format, write
 from quiver.eval.report.formats import Column as TableColumn
-from quiver.eval.report.retrieval import ScoredRow, check_data, collections_by_key, label_systems, rows
+from quiver.eval.report.retrieval import (
+    NOT_TESTED,
+    ScoredRow,
+    Significance,
+    check_data,
+    collections_by_key,
+    label_systems,
+    members,
+    rows,
+    system_keys,
+)
 from quiver.eval.results import HEADLINE, CollectionResult, Results, read_results
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
@@ -52,12 +64,18 @@ class Line:
         cells: Points, column by column; None is blank.
         measured: How many of the collections were measured; empty for a published row.
         origin: ``paper``, ``floor`` (published, of another source), ``measured`` or ``difference`` (measured minus paper).
+        key: Letter of a measured system in superscripts; None if the table has none.
+        data_sets: Column by column, the data set or average of a measured row by which its figure was tested.
+        better_than: Column by column, the letters of the measured systems that a figure is significantly better than.
     """
 
     label: str
     cells: tuple[float | None, ...]
     measured: str
     origin: Literal["paper", "floor", "measured", "difference"]
+    key: Key | None = None
+    data_sets: tuple[str, ...] = ()
+    better_than: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +105,8 @@ class _Measured:
     kinds: Mapping[str, Kind]
     collections: Mapping[str, CollectionResult]
     against: str | None
+    significance: Significance
+    letters: Mapping[str, Key]
 
     def of(self, *kinds: Kind) -> list[ScoredRow]:
         return [row for row in self.rows if self.kinds[row.label] in kinds]
@@ -110,22 +130,90 @@ class _Measured:
             parts.append(replace(collection.part(value), group=None, group_size=1) if alone else collection.part(value))
         return next(iter(data_sets(parts).values()), None)
 
+    def data_set(self, row: ScoredRow, column: Column) -> str:
+        """The data set of a row in a column; empty if the row lacks a part of it."""
+        keys = self.keys(row, column)
+        whole = (name for name, parts in members(self.collections.values()).items() if set(parts) == set(keys))
+        return next(whole, keys[0] if len(keys) == 1 else "")
+
+    def average(self, row: ScoredRow, paper: BeirTable) -> str:
+        """The average of a row over a table, if its data sets are those that were averaged in the test."""
+        tested = averages(self.collections).get(_average_name(paper), [])
+        return _average_name(paper) if tested == [self.data_set(row, column) for column in paper.columns] else ""
+
+    def marked(self, lines: Sequence[Line]) -> tuple[Line, ...]:
+        """The lines of a table with superscripts: a figure is compared with those of the same data set in its column."""
+        own = [line for line in lines if line.origin == "measured" and line.key]
+        found: dict[int, tuple[tuple[str, ...], ...]] = {}
+        for line in own:
+            found[id(line)] = tuple(
+                tuple(
+                    other.key.letter
+                    for other in own
+                    if other.key
+                    and line.key
+                    and other.cells[place] is not None
+                    and other.data_sets[place] == name
+                    and other.key.label in self.significance.better.get((name, HEADLINE, line.key.label), ())
+                )
+                for place, name in enumerate(line.data_sets)
+            )
+        if not any(letters for better in found.values() for letters in better):
+            return tuple(replace(line, key=None) for line in lines)
+        return tuple(replace(line, better_than=found.get(id(line), ())) for line in lines)
+
+    def rule(self, lines: Sequence[Line]) -> Iterator[str]:
+        """What superscripts say, for a table in which several rows were tested."""
+        if self.significance.method and sum(line.origin == "measured" for line in lines) > 1:
+            yield f"{self.significance.method} Published rows have no scores per query: nothing is tested against them."
+
     def in_domain(self, row: ScoredRow, column: Column) -> bool:
         return any(row.scores[key].in_domain for key in self.keys(row, column))
 
 
-def paper_report(results: Sequence[Results], *, against: str | None = None) -> Report:
+def _average_name(paper: BeirTable) -> str:
+    return f"average of Table {paper.number}"
+
+
+def averages(collections: Mapping[str, CollectionResult]) -> dict[str, list[str]]:
+    """Averages of the paper's tables over data sets of the results; those that lack a data set are left out.
+
+    Args:
+        collections: Return value of `quiver.eval.report.retrieval.collections_by_key`.
+    """
+    sets = {name: collections[keys[0]] for name, keys in members(collections.values()).items()}
+    found = {}
+    for paper in BEIR_TABLES.values():
+        names = [
+            next(
+                (
+                    name
+                    for split in column.splits
+                    for name, each in sets.items()
+                    if each.split == split and column.data_set in (each.name, each.group)
+                ),
+                "",
+            )
+            for column in paper.columns
+        ]
+        if all(names):
+            found[_average_name(paper)] = names
+    return found
+
+
+def paper_report(results: Sequence[Results], *, against: str | None = None, significance: Significance = NOT_TESTED) -> Report:
     """Make the report in the layouts of the paper.
 
     Args:
         results: Results of one or more systems. A table leaves out the systems that were measured on none of its collections, and
             names them.
         against: A row of the paper, such as ``ModernBERT-base``, to subtract from the measured rows.
+        significance: What superscripts say, with the averages of `averages`.
 
     Raises:
         InputError: As `paper_layouts`.
     """
-    sections = tuple(layout_section(layout) for layout in paper_layouts(results, against=against))
+    sections = tuple(layout_section(layout) for layout in paper_layouts(results, against=against, significance=significance))
     return Report("Retrieval results beside the ModernBERT paper", sections, "Grey rows are published, the others are measured.")
 
 
@@ -134,7 +222,14 @@ def layout_section(layout: Layout) -> Section:
     columns = (TableColumn("System", numeric=False, wide=True), *(TableColumn(title, ranked=True) for title in layout.columns))
     rows = tuple(
         Row(
-            (Cell(line.label), *(Cell(shown(line, cell), cell) for cell in line.cells), Cell(line.measured)),
+            (
+                Cell(line.label, key=line.key and replace(line.key, label=line.label)),
+                *(
+                    Cell(shown(line, cell), cell, better_than=better)
+                    for cell, better in zip(line.cells, line.better_than or [()] * len(line.cells), strict=True)
+                ),
+                Cell(line.measured),
+            ),
             KINDS[line.origin],
             _group(line),
         )
@@ -163,7 +258,7 @@ def shown(line: Line, cell: float | None) -> str:
     return f"{rounded:+.1f}" if line.origin == "difference" else f"{rounded:.1f}"
 
 
-def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> list[Layout]:
+def paper_layouts(results: Sequence[Results], *, against: str | None = None, significance: Significance = NOT_TESTED) -> list[Layout]:
     """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always.
 
     A further table has collections that stand in for those of the paper, such as cosqa for CodeSearchNet.
@@ -171,6 +266,7 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> 
     Args:
         results: Results of one or more systems.
         against: A row of the paper, such as ``ModernBERT-base``, to subtract from the measured rows.
+        significance: What superscripts say, with the averages of `averages`.
 
     Raises:
         InputError: There are no results, they do not fit into one table, the paper has no such row, or no table has a column for the
@@ -188,7 +284,14 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> 
             raise InputError(f"{label}: the paper's tables have rows of models and of BM25; leave out this {kind}")
         kinds[label] = kind
     lines = rows(named)
-    measured = _Measured(tuple(lines), {row.label: kinds.get(row.label, "bm25") for row in lines}, collections_by_key(results), against)
+    measured = _Measured(
+        tuple(lines),
+        {row.label: kinds.get(row.label, "bm25") for row in lines},
+        collections_by_key(results),
+        against,
+        significance,
+        system_keys(lines, named),
+    )
     _check_placed(measured, [label for label, _ in named])
     layouts = [
         _beir(measured, paper, kind)
@@ -223,17 +326,19 @@ def _beir(measured: _Measured, paper: BeirTable, kind: Kind) -> Layout:
             absent.append(row.label)
             continue
         used += [key for column in paper.columns for key in measured.keys(row, column)]
-        lines.append(Line(row.label, (*scores.values(), mean.value), f"{mean.known} of {mean.members}", "measured"))
+        tested = (*(measured.data_set(row, column) for column in paper.columns), measured.average(row, paper))
+        count = f"{mean.known} of {mean.members}"
+        lines.append(Line(row.label, (*scores.values(), mean.value), count, "measured", measured.letters[row.label], tested))
         lines += _difference(lines[-1], measured, paper.rows)
     notes = [
         f"nDCG@10 in points. Published rows: {RETRIEVAL_SOURCE}; {BM25_SOURCE}. The average is over all {len(titles)} data sets and blank"
         " if one is missing; CQADupstack is the mean of its forums and counts once.",
         MSMARCO_NOTE,
+        *measured.rule(lines),
         *_about(measured, used, absent),
     ]
-    return Layout(
-        f"table{paper.number}", f"BEIR, {paper.what} (Table {paper.number} of the paper)", (*titles, "Average"), tuple(lines), tuple(notes)
-    )
+    title = f"BEIR, {paper.what} (Table {paper.number} of the paper)"
+    return Layout(f"table{paper.number}", title, (*titles, "Average"), measured.marked(lines), tuple(notes))
 
 
 def _overview(measured: _Measured) -> Layout:
@@ -246,16 +351,29 @@ def _overview(measured: _Measured) -> Layout:
             continue
         columns = (*TABLE_7.columns, *TABLE_8.columns, LONG_TEXT, *CODE)
         used += [key for column in columns for key in measured.keys(row, column)]
-        lines.append(Line(row.label, tuple(cells.get(title) for title in OVERVIEW_COLUMNS), ", ".join(counts), "measured"))
+        tested = {f"{kind} BEIR": measured.average(row, paper) for kind, paper in (("DPR", TABLE_7), ("ColBERT", TABLE_8))}
+        tested |= {title: measured.data_set(row, LONG_TEXT) for title in OVERVIEW_COLUMNS if LONG_TEXT.title in title}
+        tested |= {column.title: measured.data_set(row, column) for column in CODE}
+        lines.append(
+            Line(
+                row.label,
+                tuple(cells.get(title) for title in OVERVIEW_COLUMNS),
+                ", ".join(counts),
+                "measured",
+                measured.letters[row.label],
+                tuple(tested.get(title, "") for title in OVERVIEW_COLUMNS),
+            )
+        )
         lines += _difference(lines[-1], measured, TABLE_1)
     notes = [
         f"nDCG@10 in points; the GLUE scores are published only. Published rows: {RETRIEVAL_SOURCE}. BEIR is the average of"
         " Table 7 or 8, blank unless it is whole. MLDR is English and searched in all of its documents; ID models were trained on its"
         " training data and OOD models were not, for measured rows as stated by the caller of the evaluation. CSN is the mean of CoIR's six"
         " languages, code to text, and SQA is CoIR's StackOverflow-QA; the published ones are of single-vector models.",
+        *measured.rule(lines),
         *_about(measured, used, absent),
     ]
-    return Layout("table1", "All tasks (Table 1 of the paper)", OVERVIEW_COLUMNS, tuple(lines), tuple(notes))
+    return Layout("table1", "All tasks (Table 1 of the paper)", OVERVIEW_COLUMNS, measured.marked(lines), tuple(notes))
 
 
 def _overview_cells(measured: _Measured, row: ScoredRow) -> tuple[dict[str, float | None], list[str]]:
@@ -290,16 +408,18 @@ def _stand_ins(measured: _Measured) -> Layout:
         if cells:
             used += [key for column in STAND_INS for key in measured.keys(row, column)]
             label = row.label if measured.kinds[row.label] == "bm25" else f"{row.label} ({measured.kinds[row.label]})"
-            lines.append(Line(label, tuple(map(cells.get, titles)), f"{len(cells)} of {len(STAND_INS)}", "measured"))
+            tested = tuple(measured.data_set(row, column) for column in STAND_INS for _ in ("OOD", "ID"))
+            count = f"{len(cells)} of {len(STAND_INS)}"
+            lines.append(Line(label, tuple(map(cells.get, titles)), count, "measured", measured.letters[row.label], tested))
     notes = [
         "nDCG@10 in points. These are not the paper's collections: designdocs_long stands in for MLDR, pycodesearch and cosqa for"
         " CodeSearchNet and StackOverflow-QA. Scores here cannot be compared with those of the tables above. ID models were trained on the"
         " collection's training data and OOD models were not, as stated by the caller of the evaluation.",
+        *measured.rule(lines),
         *_about(measured, used, []),
     ]
-    return Layout(
-        "stand-ins", "Long text and code: stand-ins for MLDR, CodeSearchNet and StackOverflow-QA", titles, tuple(lines), tuple(notes)
-    )
+    title = "Long text and code: stand-ins for MLDR, CodeSearchNet and StackOverflow-QA"
+    return Layout("stand-ins", title, titles, measured.marked(lines), tuple(notes))
 
 
 def _difference(line: Line, measured: _Measured, published: Sequence[PublishedRow]) -> Iterator[Line]:
@@ -310,7 +430,7 @@ def _difference(line: Line, measured: _Measured, published: Sequence[PublishedRo
         if row.name == measured.against:
             theirs = [*row.scores.values(), *([] if row.average is None else [row.average])]
             cells = tuple(None if cell is None else cell - their for cell, their in zip(line.cells, theirs, strict=True))
-            yield replace(line, label=f"{line.label} minus {row.name}", cells=cells, measured="", origin="difference")
+            yield replace(line, label=f"{line.label} minus {row.name}", cells=cells, measured="", origin="difference", key=None)
 
 
 def _domain(measured: _Measured, row: ScoredRow, column: Column) -> str:
@@ -342,4 +462,7 @@ def write_paper(folders: Sequence[str | Path], out: str | Path, *, against: str 
             such row, or the file cannot be written.
     """
     check_format(Path(out))
-    write(paper_report([read_results(folder) for folder in folders], against=against), Path(out))
+    results = [read_results(folder) for folder in folders]
+    check_data(results)
+    tested = test_significance(folders, results, averages=averages(collections_by_key(results)))
+    write(paper_report(results, against=against, significance=tested), Path(out))

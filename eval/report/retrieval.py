@@ -405,31 +405,31 @@ def _counted(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
-def write_report(results: Sequence[str | Path | Results], out: str | Path) -> None:
-    """Write one report of several results, replacing an existing one.
+def write_report(results: Sequence[str | Path | Results], *files: str | Path) -> None:
+    """Write a report of several results in one or more formats, replacing existing ones.
 
     Args:
         results: Results, or folders that ``quiver evaluate`` wrote.
-        out: File; its suffix (.md, .html or .tex) selects the format.
+        files: Files to write; the suffix (.md, .html or .tex) selects the format. The significance tests are made once for all.
 
     Raises:
-        InputError: The suffix is unknown, a folder holds no complete results, two results do not fit into one table, or the file cannot
-            be written.
+        InputError: A suffix is unknown, a folder holds no complete results, two results do not fit into one table, or a file cannot be
+            written.
     """
-    path = Path(out)
-    suffix = check_format(path)
+    suffixes = {Path(file): check_format(Path(file)) for file in files}
     read = [each if isinstance(each, Results) else read_results(each) for each in results]
     tested = _significance(results, read)
-    folders = [os.path.relpath(each, path.parent) for each in results if not isinstance(each, Results)]
-    if suffix == ".tex":
-        report, comments = latex_report(read, significance=tested)
-        write_text(path, render_latex(report, comments=comments))
-    else:
-        write(results_report(read, significance=tested), path)
-    if len(folders) == len(results):
-        begin, end = _COMMENTS[suffix]
-        note = json.dumps(folders).replace(">", "\\u003e")  # an arrow would end the comment
-        write_text(path, f"{path.read_text(encoding='utf-8')}{begin}{_FOLDERS}{note}{end}\n")
+    for path, suffix in suffixes.items():
+        if suffix == ".tex":
+            report, comments = latex_report(read, significance=tested)
+            write_text(path, render_latex(report, comments=comments))
+        else:
+            write(results_report(read, significance=tested), path)
+        folders = [os.path.relpath(each, path.parent) for each in results if not isinstance(each, Results)]
+        if len(folders) == len(results):
+            begin, end = _COMMENTS[suffix]
+            note = json.dumps(folders).replace(">", "\\u003e")  # an arrow would end the comment
+            write_text(path, f"{path.read_text(encoding='utf-8')}{begin}{_FOLDERS}{note}{end}\n")
 
 
 def _significance(given: Sequence[str | Path | Results], read: Sequence[Results]) -> Significance:
@@ -489,10 +489,10 @@ def _content(results: Sequence[Results], significance: Significance) -> _Content
     named = label_systems(results)
     scored = rows(named)
     collections = collections_by_key([result for _, result in named])
-    return _Content(named, scored, collections, members(collections.values()), _keys(scored, named), _links(named), significance)
+    return _Content(named, scored, collections, members(collections.values()), system_keys(scored, named), _links(named), significance)
 
 
-def _keys(scored: Sequence[ScoredRow], named: Named) -> dict[str, Key]:
+def system_keys(scored: Sequence[ScoredRow], named: Named) -> dict[str, Key]:
     """Letters in the order of the rows. BM25 and nothing else is grey."""
     grey = {label for label, result in named if result.system.kind == "bm25"}
     grey |= {baseline.name for _, result in named for collection in result.collections for baseline in collection.baselines}

@@ -58,13 +58,19 @@ def doctor(as_json: options.Json = False) -> None:
 
     Example: quiver doctor --json
     """
+    if not as_json:
+        typer.echo("running a small encoder; the first time, CPU kernels are compiled, which takes up to a minute", err=True)
     report = gather()
     if as_json:
         print_json(report)
         return
+    rows = []
     for section, values in report.items():
-        title = f"packages of {section}" if section in PACKAGES else section
-        print_table(title, ("", "value"), [(name, str(value)) for name, value in values.items()])
+        name = f"packages of {section}" if section in PACKAGES else section
+        for key, value in values.items():
+            rows.append((name, key, str(value)))
+            name = ""  # once for each section
+    print_table("quiver doctor", ("used for", "", "value"), rows)
     say("the encoder works" if report["check"]["finite"] else "the encoder returns values that are not finite")
 
 

@@ -269,13 +269,12 @@ def evaluate(
         command=command_line(),
         overwrite=overwrite,
     )
-    reports = {out / name: [out] for name in REPORTS}
-    if add_to is not None:
-        reports[add_to] = [*(each for each in before if each.resolve() != out.resolve()), out]
-    with progress_bar("reports", len(reports), enabled=show_progress(progress)) as advance:
-        for file, folders in reports.items():
-            write_report(folders, file)
-            advance(1)
+    reports = [out / name for name in REPORTS]
+    with progress_bar("reports", 1, enabled=show_progress(progress)):
+        write_report([out], *reports)
+        if add_to is not None:
+            write_report([*(each for each in before if each.resolve() != out.resolve()), out], add_to)
+            reports.append(add_to)
     if as_json:
         say((out / "results.json").read_text(encoding="utf-8").rstrip())
         return

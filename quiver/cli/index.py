@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -95,11 +96,12 @@ def build(
     settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
     loaded = load_index_model(model, dtype=dtype, device=here, batch_tokens=batch_tokens, options=settings)
     corpus = open_corpus(source, given, tokens_of(loaded))
-    shown = show_progress(progress)
+    shown, begun = show_progress(progress), time.monotonic()
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
     _describe(index, as_json)
     if not as_json:
         folder = shlex.quote(str(out))
+        say(f"{len(index):,} documents in {time.monotonic() - begun:,.1f} s")
         say(f"search it: quiver search {folder} 'your question'\nserve it:  quiver serve {folder}")
 
 
@@ -125,25 +127,35 @@ def add(
 ) -> None:
     """Add documents to an index. Repeat the command to resume an interrupted addition.
 
+    Without options of the source, those are used that the index was built with from a source of the same kind.
+
     Example: quiver index add indexes/scifact more.jsonl
     """
-    from quiver.retrieval.data.source import open_corpus, tokens_of
+    from quiver.retrieval.data.source import DEFAULTS, open_corpus, tokens_of
     from quiver.retrieval.index import add_documents, open_index
     from quiver.retrieval.models.loading import load_index_model
 
     given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
-    loaded = load_index_model(open_index(folder).manifest.model, model, device=device, batch_tokens=batch_tokens)
-    corpus = open_corpus(source, given, tokens_of(loaded))
+    opened = open_index(folder)
+    loaded = load_index_model(opened.manifest.model, model, device=device, batch_tokens=batch_tokens)
     index = add_documents(
         folder,
-        corpus,
+        source if given == DEFAULTS else open_corpus(source, given, tokens_of(loaded)),
         loaded,
         replace_existing=replace,
         memory=parse_memory(memory),
         wait=parse_duration(wait),
         progress=show_progress(progress),
     )
-    _describe(index, as_json)
+    _describe_change(index, opened, as_json)
+
+
+def _describe_change(index: Index, before: Index, as_json: bool) -> None:
+    if as_json:
+        _describe(index, as_json)
+        return
+    change = len(index) - len(before)
+    say(f"{index.path}: {len(index):,} documents, {abs(change):,} {'fewer' if change < 0 else 'more'} than before")
 
 
 def _source_options(
@@ -233,12 +245,13 @@ def delete(
 
     Example: quiver index delete indexes/scifact 4983 31715818
     """
-    from quiver.retrieval.index import delete_documents
+    from quiver.retrieval.index import delete_documents, open_index
 
     wanted = [*(ids or []), *([] if file is None else read_ids(file))]
     if not wanted:
         raise InputError("pass the ids of the documents to delete, or --ids FILE")
-    _describe(delete_documents(folder, wanted, wait=parse_duration(wait)), as_json)
+    before = open_index(folder)
+    _describe_change(delete_documents(folder, wanted, wait=parse_duration(wait)), before, as_json)
 
 
 @app.command("compact")
@@ -424,7 +437,7 @@ def export(
 ) -> None:
     """Export documents and vectors to files (JSON lines and arrays), or to Qdrant or LanceDB.
 
-    An index without stored texts exports ids only.
+    An index without stored texts exports ids only, an index of BM25 documents only.
 
     Examples: quiver index export indexes/scifact --out exported --vectors safetensors
 
@@ -450,8 +463,8 @@ def export(
     if as_json:
         print_json({"folder": str(out), **described})
         return
-    count = described["arrays"]["vectors"][0]
-    say(f"{out}: {described['documents']:,} documents, {count:,} vectors in {', '.join(described['files'])}")
+    vectors_there = f", {described['arrays']['vectors'][0]:,} vectors" if described["arrays"] else ""
+    say(f"{out}: {described['documents']:,} documents{vectors_there} in {', '.join(described['files'])}")
 
 
 def _names(paths: tuple[Path, ...]) -> list[str]:

@@ -98,7 +98,35 @@ def _command(name: str, found: Any) -> Any:
         alone.command(name)(found)
         command = get_command(alone)
     command.name = name
+    _format_plainly(command)
     return command
+
+
+def _format_plainly(command: Any) -> None:
+    """Let Click write the help: rich's tables cut names of options at 80 columns, and wrap examples."""
+    command.rich_markup_mode = None
+    command.short_help = re.split(r"(?<=\.)\s|\n\n", command.help or "", maxsplit=1)[0]  # Click would cut the sentence
+    command.help = with_examples(command.help or "")
+    for inner in getattr(command, "commands", {}).values():
+        _format_plainly(inner)
+
+
+def with_examples(text: str) -> str:
+    r"""Move the examples of a help text to a paragraph that Click does not wrap, which begins with ``\b``.
+
+    Example:
+        >>> with_examples("Build an index.\n\nExamples: quiver index build a\n\nquiver index build b")
+        'Build an index.\n\n\x08\nExamples:\n  quiver index build a\n  quiver index build b'
+    """
+    prose, examples = list[str](), list[str]()
+    for paragraph in text.split("\n\n"):
+        before, found, example = re.sub("Examples?: ", "\0", paragraph, count=1).partition("\0")
+        if found or paragraph.startswith("quiver "):
+            prose += [before.strip()] * bool(found and before.strip())
+            examples.append(" ".join((example if found else paragraph).split()))
+        else:
+            prose.append(paragraph)
+    return "\n\n".join([*prose, *(["\n  ".join(["\b\nExamples:", *examples])] if examples else [])])
 
 
 class _LazyGroup(TyperGroup):
@@ -113,7 +141,7 @@ class _LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help with the lines of ``COMMANDS``."""
-        lines: dict[str, Any] = {name: TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()}
+        lines: dict[str, Any] = {name: TyperCommand(name, short_help=line) for name, (_, line) in COMMANDS.items()}
         outline = TyperGroup(name=self.name, commands=lines, params=self.params, help=self.help, rich_markup_mode=self.rich_markup_mode)
         outline.format_help(ctx, formatter)
 
@@ -124,7 +152,8 @@ app = typer.Typer(
     help="Train, index, search and evaluate text retrievers on a native, unpadded ModernBERT encoder.",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 

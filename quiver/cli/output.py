@@ -178,7 +178,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     console = Console()
     folded, whole = (_least_widths(columns, numbers, narrowest) for narrowest in (_FOLDED, _WHOLE))
     # Names are folded hard only where that keeps the table in one piece.
-    widths = folded if len(_parts(folded, numbers, console.width)) == 1 else whole
+    widths = _unbroken(columns, numbers, folded, console.width) if len(_parts(folded, numbers, console.width)) == 1 else whole
     for part_number, part in enumerate(_parts(widths, numbers, console.width)):
         table = Table(title=Text(title, style="table.title") if part_number == 0 else None, title_justify="left")
         for number in part:
@@ -196,6 +196,16 @@ def _least_widths(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequenc
         whole if number else max(len(name), min(whole, narrowest))
         for (name, _), whole, number in zip(columns, longest, numbers, strict=True)
     ]
+
+
+def _unbroken(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool], widths: Sequence[int], room: int) -> list[int]:
+    """Widen text columns to their longest word, such as a path, from the left as far as the terminal is wide."""
+    left, found = room - 1 - sum(width + 3 for width in widths), list(widths)
+    for number, (_, cells) in enumerate(columns):
+        wanted = max((len(word) for cell in cells for word in cell.split()), default=0) - found[number]
+        if not numbers[number] and 0 < wanted <= left:
+            found[number], left = found[number] + wanted, left - wanted
+    return found
 
 
 def _parts(widths: Sequence[int], numbers: Sequence[bool], room: int) -> list[list[int]]:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 _SHADES = ((0.8, "bold green"), (0.6, "green"), (0.4, "yellow"), (-1.0, "dim"))  # least similarity, style
 _WIDE = 100  # columns of a terminal from which on a ranking shows scores beside ranks
 _PASSAGE = 480  # characters of a text that an explanation shows
+_VALUES = 5  # most frequent values of a field that a message names
 _CONTEXT = 24  # characters of them before the first matched token
 # Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid.
 _NOT_SHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
@@ -155,7 +156,7 @@ def search(
     if as_json:
         print_json(hits)
     elif not hits:
-        say(f"nothing found in {len(index):,} documents")
+        say(_nothing_found(index, condition))
     elif explain:
         _print_explained(text or "", hits, explained)
     else:
@@ -166,6 +167,17 @@ def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
     from quiver.retrieval.index import Filter
 
     return Filter.parse(conditions, ids=None if ids is None else read_ids(ids)) if conditions or ids else None
+
+
+def _nothing_found(index: Index, condition: Filter | None) -> str:
+    if condition is None or not len(index) or index.count(condition):
+        return f"nothing found in {len(index):,} documents"
+    fields = list(dict.fromkeys(each.field for each in condition.conditions))
+    parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
+    for field, facet in index.facets(fields, most=_VALUES).items():
+        values = ", ".join(f"{value} ({count:,})" for value, count in facet.values)
+        parts.append(f"values of {field}: {values}{', ...' if facet.distinct > len(facet.values) else ''}")
+    return "; ".join(parts)
 
 
 def _check_options(text: str | None, queries: Path | None, run: Path | None, *, explain: bool) -> None:
@@ -263,8 +275,9 @@ def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, document
         counts = [] if group_by is None else [str(hit["group"]), str(len(hit["passages"]))][-len(grouped) :]
         ranks = _ranks(hit) if Console().width >= _WIDE else [text.partition(" ")[0] for text in _ranks(hit)]
         rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *ranks, _shown_text(hit)))
-    each = "" if group_by is None else f", one for each {group_by}"
-    print_table(f"{len(hits)} of {documents:,} documents{each}", ("document", "score", *grouped, *origins, "text"), rows)
+    each = "" if group_by is None else f", one for each {group_by}; passages: how many of it were found"
+    places = f"; {', '.join(origins)}: rank there" if origins else ""
+    print_table(f"{len(hits)} of {documents:,} documents{each}{places}", ("document", "score", *grouped, *origins, "text"), rows)
 
 
 def _where(hit: Mapping[str, Any]) -> str:
@@ -291,13 +304,13 @@ def _print_explained(text: str, hits: Sequence[Mapping[str, Any]], explained: Ma
         names = [*hit.get("lists", {}), *(["candidate"] if "candidate" in hit else [])]
         origin = ", ".join(f"{name} {rank}" for name, rank in zip(names, _ranks(hit), strict=True))
         console.print(Text.assemble((heading, "bold"), f"  {origin}" if origin else ""))
-        for view in explanation_view(text, explained.get(hit["id"], {})):
+        for view in explanation_view(text, explained.get(hit["id"], {}), hit.get("text")):
             console.print(view)
         console.print()
 
 
-def explanation_view(query: str, explained: Mapping[str, Explained]) -> list[RenderableType]:
-    """Render the explanations of one document: matched tokens and words as tables, and the text with matches in colour.
+def explanation_view(query: str, explained: Mapping[str, Explained], text: str | None = None) -> list[RenderableType]:
+    """Render the explanations of one document: matched tokens as tables, words in a line, and the text with matches in colour.
 
     Colour shows the similarity of two tokens, and so do the numbers in the tables. rich omits colours where the output is not a
     terminal, or ``NO_COLOR`` is set.
@@ -305,29 +318,42 @@ def explanation_view(query: str, explained: Mapping[str, Explained]) -> list[Ren
     Args:
         query: Text of the query.
         explained: Ranking -> explanation of the document's score.
+        text: Text of the document as it was encoded, shown where no token matched; None if it is not stored.
     """
     from quiver.retrieval.search.explain import Explanation
 
     shown: list[RenderableType] = []
+    words = list[str]()
+    tokens = [why for why in explained.values() if isinstance(why, Explanation) and why.matches]
     for source, why in explained.items():
         if not isinstance(why, Explanation):
-            shown.append(_words_table(source, why))
+            shown.append(_words_line(source, why))
+            words += [word.word for word in why if word.score]
         elif not why.matches:
             shown.append(Text(f"{source}: similarity {why.score:.4f}"))
-            if why.text is not None:
-                shown.append(Padding(_passage(why.text, ()), (0, 2)))
+            text = text or why.text
         else:
-            shown += [Padding(_passage(why.text or "", why.matches), (0, 2)), _matches_table(source, query, why)]
-    return shown
+            shown += [Padding(_passage(why.text or "", _met_tokens(why.matches)), (0, 2)), _matches_table(source, query, why)]
+    return shown if tokens or text is None else [Padding(_passage(text, _met_words(text, words)), (0, 2)), *shown]
 
 
-def _passage(text: str, matches: Sequence[QueryTokenMatch]) -> Text:
-    """The part of a text with the most matches, with matched tokens in colour."""
+def _met_tokens(matches: Sequence[QueryTokenMatch]) -> dict[tuple[int, int], list[float]]:
+    """Span in the text -> similarities of the query tokens that matched it."""
     # Matches of special and expansion tokens are in the table only; in the text they would colour nearly everything.
     met: dict[tuple[int, int], list[float]] = {}
     for match in matches:
         if match.query.span is not None and match.document.span is not None:
             met.setdefault(match.document.span, []).append(match.similarity)
+    return met
+
+
+def _met_words(text: str, words: Sequence[str]) -> dict[tuple[int, int], list[float]]:
+    """Span in the text of each of the words."""
+    return {found.span(): [1.0] for found in re.finditer(r"\w+", text) if found.group().lower() in words}
+
+
+def _passage(text: str, met: Mapping[tuple[int, int], Sequence[float]]) -> Text:
+    """The part of a text with the most matches, with matched spans in colour."""
     first = _window(met, len(text))
     last = min(first + _PASSAGE, len(text))
     shown = Text(_NOT_SHOWN.sub(" ", text[first:last]))
@@ -374,12 +400,16 @@ def _met(match: QueryTokenMatch, text: str) -> str:
     return match.document.name if span is None else _NOT_SHOWN.sub(" ", text[slice(*span)]).strip() or match.document.name
 
 
-def _words_table(source: str, words: Sequence[WordScore]) -> Table:
-    table = _table(source, ("query word", "score"))
-    for word in words:
-        table.add_row(_clean(word.word), Text(f"{word.score:.4f}", "green" if word.score else "dim"))
-    table.add_row("sum", f"{sum(word.score for word in words):.4f}", style="bold")
-    return table
+def _words_line(source: str, words: Sequence[WordScore]) -> Text:
+    """The words of the query with their scores, those that the text lacks last."""
+    scored = [(f"{_NOT_SHOWN.sub(' ', word.word)} {word.score:.4f}", "green") for word in words if word.score]
+    line = Text(f"{source}: ")
+    line.append_text(Text(" + ").join(Text(*each) for each in scored) if scored else Text("no word of the query"))
+    if len(scored) > 1:
+        line.append(f" = {sum(word.score for word in words):.4f}")
+    if lacking := [_NOT_SHOWN.sub(" ", word.word) for word in words if not word.score]:
+        line.append(f" (not in the text: {', '.join(lacking)})", "dim")
+    return line
 
 
 def _table(source: str, header: Sequence[str]) -> Table:

@@ -84,7 +84,7 @@ def train(
 
     For several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
 
-    Examples: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
+    Examples: quiver train quickstart --out runs/mine training.batch_size=128
 
     quiver train quickstart --dry-run training.batch_size=128
     """
@@ -123,6 +123,8 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
 
     if recipe.development is not None:
         development_scorer(recipe.development, progress=progress)  # reads the collection
+    if not as_json:
+        typer.echo("checking data, model and settings, and training a few batches to measure time and memory", err=True)
     found = dry_run(recipe, device=device, progress=progress)
     if as_json:
         print_json(_dry_run_json(found))
@@ -391,7 +393,9 @@ def validate(
 ) -> None:
     """Check recipes of any kind without training, and list all their problems.
 
-    Example: quiver validate recipes/*.yaml
+    Examples: quiver validate quickstart docstrings-dense
+
+    quiver validate recipes/*.yaml
     """
     problems = {}
     for name in recipes:

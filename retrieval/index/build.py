@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import RECORD, Field, with_config
+from quiver.retrieval.data.source import DEFAULTS as DEFAULT_SOURCE
 from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of
 from quiver.retrieval.data.tables import GivenDocuments, documents_among
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate
@@ -85,7 +86,7 @@ from quiver.retrieval.index.pieces import (
     plan_pieces,
     survey,
 )
-from quiver.retrieval.index.sources import describe_source, forget_sources, is_rereadable, remember_source, write_sources
+from quiver.retrieval.index.sources import describe_source, forget_sources, is_rereadable, options_like, remember_source, write_sources
 from quiver.retrieval.index.store.reading import (
     NOTHING_COMMITTED,
     CodecEntry,
@@ -481,10 +482,14 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     return built
 
 
-def _opened_corpus(corpus: Any, model: Model) -> Iterable[Document]:
-    """Open a source with the model's tokens as the measure of passages; make documents of texts, mappings and data frames."""
+def _opened_corpus(corpus: Any, model: Model, extended: Path | None = None) -> Iterable[Document]:
+    """Open a source with the model's tokens as the measure of passages; make documents of texts, mappings and data frames.
+
+    A source to add to an index is read as its others.
+    """
     if isinstance(corpus, str | Path):
-        return open_corpus(corpus, tokens=tokens_of(model))
+        options = DEFAULT_SOURCE if extended is None else options_like(extended, str(corpus))
+        return open_corpus(corpus, options, tokens_of(model))
     if isinstance(corpus, Iterator):  # it can be read only once
         return documents_among(corpus)
     return corpus if isinstance(corpus, Corpus) else GivenDocuments(corpus)
@@ -526,7 +531,8 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
 
     Args:
         path: Folder of the index.
-        corpus: Documents to add; see `build_index`.
+        corpus: Documents to add; see `build_index`. The name of a source is read with the options of the index's latest source of the same
+            kind.
         model: The model that built the index, or its folder, hub id or ``"bm25"``.
         replace_existing: Replace documents whose ids are already in the index.
         delete: Gives the ids of documents to delete in the same commit; called once, after all documents have been read. Unknown ids are
@@ -546,7 +552,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
     path, begun = Path(path), time.monotonic()
     if isinstance(model, str | Path):
         model = load_index_model(open_index(path).manifest.model, str(model))
-    corpus = _opened_corpus(corpus, model)
+    corpus = _opened_corpus(corpus, model, path)
     with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)
         check_model(path, before, model.card)

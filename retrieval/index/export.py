@@ -1,7 +1,7 @@
 """Export of an index to common file formats: documents as JSON lines, vectors as NumPy or safetensors arrays.
 
     OUT/documents.jsonl    one document per line, in the order of addition: _id, and if texts are stored title, text and metadata
-    OUT/vectors.npy        vectors in the same order: (P, d) float32, or (T, d) for token vectors, document after document
+    OUT/vectors.npy        vectors in the same order: (P, d) float32, or (T, d) for token vectors, document after document; none of BM25
     OUT/lengths.npy        only for token vectors: number of vectors of each document, (P,) int64
     OUT/export.json        the model, the index and its generation, and a description of the files; written last
 
@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, write_json
+from quiver.retrieval.index.engines import WORDS
 from quiver.retrieval.index.files import little_endian
-from quiver.retrieval.index.index import Index, OpenSegment, check_has_vectors
+from quiver.retrieval.index.index import Index, OpenSegment
 from quiver.retrieval.progress import Advance, progress_bar
 
 FORMATS = ("npy", "safetensors")
@@ -47,11 +48,10 @@ def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: boo
         The content of ``export.json``.
 
     Raises:
-        InputError: The format is unknown, the index is one of BM25, or the folder is not empty or cannot be written.
+        InputError: The format is unknown, or the folder is not empty or cannot be written.
     """
     if vectors not in FORMATS:
         raise InputError(f"vectors must be written as one of {', '.join(FORMATS)}, got {vectors!r}")
-    check_has_vectors(index, "export")
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
@@ -59,13 +59,15 @@ def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: boo
     except OSError as error:
         raise InputError(f"{out}: cannot be written ({error.strerror})") from error
     manifest = index.manifest
-    lengths = np.concatenate([np.zeros(0, np.int64), *(segment.vectors.lengths[segment.kept] for segment in index.segments)])
-    arrays: dict[str, tuple[int, ...]] = {"lengths": (len(lengths),)} if manifest.model.kind == "colbert" else {}
-    arrays["vectors"] = (int(lengths.sum()), manifest.model.dim)
+    lengths, arrays = np.zeros(0, np.int64), dict[str, tuple[int, ...]]()
+    if index.kind != WORDS:
+        lengths = np.concatenate([lengths, *(segment.vectors.lengths[segment.kept] for segment in index.segments)])
+        arrays = {"lengths": (len(lengths),)} if manifest.model.kind == "colbert" else {}
+        arrays["vectors"] = (int(lengths.sum()), manifest.model.dim)
     with progress_bar("documents", len(index), enabled=progress) as advance:
         _write_documents(index, out / "documents.jsonl")
         write = _write_safetensors if vectors == "safetensors" else _write_npy
-        files = write(index, out, arrays, lengths, numbers, advance)
+        files = write(index, out, arrays, lengths, numbers, advance) if arrays else []
     described = {
         "index": str(index.path),
         "kind": index.kind,

@@ -465,6 +465,9 @@ class LiveDocuments:
     def __len__(self) -> int:
         return len(self._places)
 
+    def __repr__(self) -> str:
+        return f"<{len(self):,} documents>"
+
     def __iter__(self) -> Iterator[Document]:
         return map(self.at, self._places)
 

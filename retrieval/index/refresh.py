@@ -7,6 +7,7 @@ resumes its encoding.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +27,8 @@ from quiver.retrieval.index.pieces import DEFAULTS as BUILD
 from quiver.retrieval.index.pieces import Model
 from quiver.retrieval.index.sources import IndexSource, describe_source, read_sources, write_sources
 from quiver.retrieval.records import Document
+
+logger = logging.getLogger(__name__)
 
 _CHUNK = 1024  # documents that are compared at a time
 _FILE = "file"  # field that the passages of files have
@@ -103,6 +106,10 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         for _ in changes:
             pass
         deleted, changed = work.gone(files_only=files_only, limit=None), index
+        try:
+            gone()
+        except InputError as error:
+            logger.warning("without --dry-run this would be refused: %s", error)
     else:
         first = next(changes, None)
         if first is not None:

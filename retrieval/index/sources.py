@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.schema import RECORD, parse_record, with_config
 from quiver.retrieval.data.files import FolderFiles
+from quiver.retrieval.data.hub import HUB, IR
 from quiver.retrieval.data.source import STANDARD_INPUT, Corpus, SourceOptions
+from quiver.retrieval.data.tables import is_delimited, is_table
 from quiver.retrieval.index.files import Disk, put_file
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,27 @@ def read_sources(root: Path) -> IndexSources:
         except InputError as error:
             logger.warning("%s; the sources of this index are not known", error)
     return IndexSources(-1, ())
+
+
+def options_like(root: Path, source: str) -> SourceOptions:
+    """Options for another source of an index: those of its latest source of the same kind, without patterns of files.
+
+    Args:
+        root: Folder of the index.
+        source: The other source, as `open_corpus` takes it.
+    """
+    for known in reversed(read_sources(root).sources):
+        if known.source == (source if "://" in source else str(Path(source).absolute())):
+            return known.options
+        if (_is_rows(known.source) or known.options.names_fields) == _is_rows(source):
+            columns = known.options.columns if is_delimited(Path(source)) else ()
+            return replace(known.options, columns=columns, include=(), exclude=())
+    return SourceOptions()
+
+
+def _is_rows(source: str) -> bool:
+    """Whether a source is known by its name to be a table; folders hold files or tables."""
+    return source == STANDARD_INPUT or source.startswith((HUB, IR)) or is_table(Path(source))
 
 
 def describe_source(corpus: Corpus) -> IndexSource:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.engines import check_k
+from quiver.retrieval.index.index import OpenSegment, Place
 from quiver.retrieval.search.search import SearchResult
 
 _PASSAGES = 4  # passages a group that are searched for at first
@@ -92,14 +96,34 @@ def field_of(index: Index, field: str) -> Callable[[Sequence[str]], list[str]]:
         raise InputError(f"{index.path}: was built with --no-text, so the field of a hit is unknown; build it again to group hits")
     if field not in index.fields:
         raise InputError(f"{index.path}: no document has the field '{field}'; the fields are {', '.join(index.fields) or 'none'}")
-    documents, known = index.documents, dict[str, str]()  # queries have hits in common, and each is read once
+    known = dict[str, str]()  # queries have hits in common
+    columns = [_column(segment, field) for segment in index.segments]
+
+    def value(key: str, place: Place | None) -> str:
+        if place is None:  # of another index that is fused with this one
+            return key
+        single: str | None = columns[place.segment][place.row]
+        if single is not None:
+            return single
+        found = (index.documents.at(place).metadata or {}).get(field, key)
+        return ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
 
     def values(ids: Sequence[str]) -> list[str]:
         new = [key for key in ids if key not in known]
-        for key, place in zip(new, index.locate(new), strict=True):
-            # A document without a place is one of another index that is fused with this one.
-            found = key if place is None else (documents.at(place).metadata or {}).get(field, key)
-            known[key] = ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+        known.update((key, value(key, place)) for key, place in zip(new, index.locate(new), strict=True))
         return [known[key] for key in ids]
 
+    return values
+
+
+def _column(segment: OpenSegment, field: str) -> NDArray[np.object_]:
+    """The value of each row that has one, short value of a field, else None, (n,); columns are read faster than documents."""
+    values = np.full(len(segment.vectors), None, object)
+    entries = np.zeros(len(values), np.int64)
+    for column in segment.documents.metadata.columns:
+        if column.field == field:
+            distinct = np.array([str(value) for value in column.values], object)
+            values[column.rows] = np.repeat(distinct, np.diff(column.ends, prepend=0))
+            entries += np.bincount(column.rows, minlength=len(values))
+    values[entries != 1] = None
     return values

@@ -8,11 +8,13 @@ import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from inspect import signature
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query, Security
 from fastapi.security import HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.responses import Response
 
 from quiver.encoder.environment import installed_version
@@ -443,6 +445,7 @@ class Routes:
 
     async def search_by_address(  # noqa: PLR0913 - the parameters of the address
         self,
+        address: Request,
         q: Annotated[NonBlankText, Query(description="Text of the query.")],
         k: Annotated[int, Query(ge=1, description="Number of hits.")] = 10,
         offset: Annotated[int | None, Query(ge=0, description="Number of leading hits to skip, for paging.")] = None,
@@ -454,6 +457,10 @@ class Routes:
         facet: Annotated[List[Text] | None, Query(description="Field whose values are counted. Repeatable.")] = None,
     ) -> Response:
         """Search with one query that is written in the address."""
+        known = signature(self.search_by_address).parameters.keys() - {"address"}
+        if unknown := [name for name in address.query_params if name not in known]:
+            message = f"unknown parameter '{unknown[0]}'; the parameters are {', '.join(sorted(known))}"
+            raise RequestError(422, "invalid_request", message)
         request = SearchRequest(q, k, offset, retriever, filter, effort, target_recall, explain, facet)
         (found,) = await search(self._service, request)
         return await self._written(found)

@@ -17,6 +17,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from quiver.encoder.environment import installed_version
+from quiver.retrieval.index import Index
 from quiver.retrieval.serving.application import search
 from quiver.retrieval.serving.schemas import List, NonBlankText, RequestError, SearchRequest, Text
 from quiver.retrieval.serving.service import Service
@@ -29,9 +30,10 @@ Words = Annotated[NonBlankText, Field(description="What to search for, in plain 
 HitCount = Annotated[int, Field(description="Number of hits.", ge=1, le=100)]
 Skip = Annotated[int, Field(description="Number of leading hits to skip, for more of them.", ge=0)]
 Conditions = Annotated[
-    List[Text] | None,
+    Text | List[Text] | None,
     Field(
-        description="Conditions that must all hold, such as year>=2015, 'lang in en,de' or city=\"New York\"; list_fields names the fields."
+        description="Condition, or list of conditions that must all hold, such as year>=2015, 'lang in en,de' or city=\"New York\";"
+        " list_fields names the fields."
     ),
 ]
 RetrieverName = Annotated[Text | None, Field(description="Name of a retriever, see list_fields. Default: the first.")]
@@ -75,12 +77,16 @@ class ReadDocument:
 
 @dataclass(frozen=True)
 class FieldDescription:
-    """A field to filter by: the types of its values, the most frequent ones with their numbers of documents, and how many there are."""
+    """A field to filter by: the types of its values, the most frequent ones with their numbers of documents, and how many there are.
+
+    A field of many numbers has its least and greatest value instead.
+    """
 
     name: str
     types: list[str]
     values: list[tuple[bool | int | float | str, int]]
     distinct: int
+    range: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -153,13 +159,25 @@ class _Tools:
         found = []
         for name, retriever in self._service.retrievers.items():
             index = retriever.served.current.index
-            facets = index.facets(list(index.fields), most=_VALUES)
-            fields = [
-                FieldDescription(field, list(types), _shown(facets[field].values), facets[field].distinct)
-                for field, types in index.fields.items()
-            ]
-            found.append(RetrieverDescription(name, retriever.info().kind, len(index), fields))
+            found.append(RetrieverDescription(name, retriever.info().kind, len(index), describe_fields(index)))
         return found
+
+
+def describe_fields(index: Index) -> list[FieldDescription]:
+    """Describe the fields of an index to an agent."""
+    found = []
+    for field, facet in index.facets(list(index.fields), most=_VALUES).items():
+        types = list(index.fields[field])
+        limits = _limits(index, field) if facet.distinct > _VALUES and "string" not in types else None
+        found.append(FieldDescription(field, types, [] if limits else _shown(facet.values), facet.distinct, limits))
+    return found
+
+
+def _limits(index: Index, field: str) -> tuple[float, float] | None:
+    """Least and greatest number of a field; None if there is none."""
+    columns = [column for segment in index.segments for column in segment.documents.metadata.columns if column.field == field]
+    ends = [float(value) for column in columns if column.type in ("integer", "number") for value in (column.values[0], column.values[-1])]
+    return (min(ends), max(ends)) if ends else None
 
 
 def _excerpt(text: str | None) -> tuple[str | None, bool]:

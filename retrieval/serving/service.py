@@ -297,9 +297,10 @@ def open_service(
             name = f"{'+'.join(part.name for part in each)}>{reranker.name}"
             retrievers[name] = make(name, each, reranker=reranker)
     service = Service(retrievers, limits, access or Access(None), metrics, threads)
-    for retriever in retrievers.values():
-        if (warning := service.warning_for(retriever)) is not None:
-            logger.warning("%s", warning)
+    warned = {name: warning for name, retriever in retrievers.items() if (warning := service.warning_for(retriever)) is not None}
+    if warned:
+        others = ", ".join(repr(name) for name in list(warned)[1:])
+        logger.warning("%s%s", next(iter(warned.values())), f" (and neither {others})" if others else "")
     return service
 
 

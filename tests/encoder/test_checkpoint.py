@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state
+from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.config import RopeScaling
 from quiver.encoder.presets import preset
 
@@ -358,6 +361,31 @@ def test_a_folder_without_weights_names_what_is_missing(encoder: Encoder, tmp_pa
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"model.safetensors is missing, and so is pytorch_model.bin"):
         load_encoder(tmp_path)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_who_may_read_the_weights_is_decided_by_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    """As for every other file: a service may run as another user."""
+    old = os.umask(umask)
+    try:
+        save_encoder(init_weights(Encoder(MODERNBERT), seed=0), tmp_path)
+    finally:
+        os.umask(old)
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {"config.json": mode, "model.safetensors": mode}
+
+
+def test_weights_that_cannot_be_opened_give_the_reason(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    save_encoder(init_weights(Encoder(MODERNBERT), seed=0), tmp_path)
+    load_encoder(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # the reason that exists for root too, whom no permission stops
+    try:
+        with pytest.raises(InputError) as caught:
+            read_weights(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert str(caught.value) == f"{tmp_path / 'model.safetensors'}: cannot be read (Too many open files)"
 
 
 def test_no_folder_and_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

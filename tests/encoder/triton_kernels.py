@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -223,6 +224,11 @@ def test_dropout_keeps_the_mean_and_depends_on_the_seed_alone(
             assert abs(both - (1 - probability) ** 2) < 6 * deviation
 
 
+@functools.cache
+def mask_of_ones(tokens: int, width: int) -> Tensor:
+    return dropped(torch.ones(tokens, width, device=DEVICE), 0.3, seed=7)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["layernorm", "biased", "rmsnorm"])
 @pytest.mark.parametrize(("tokens", "width"), [(1, 5), (33, 48), (3, 1792)])
@@ -233,7 +239,7 @@ def test_dropout_sum_and_norm_with_gradients(
     monkeypatch.setenv("QUIVER_OPS", "triton")
     parameters = [1 + normal(width, dtype=dtype, seed=seed) for seed in range(2 if kind == "biased" else 1)]
     hidden, update = 1 + 2 * normal(tokens, width, dtype=dtype, seed=4), normal(tokens, width, dtype=dtype, seed=5)
-    mask = dropped(torch.ones(tokens, width, device=DEVICE), 0.3, seed=7)
+    mask = mask_of_ones(tokens, width)
 
     def function(h: Tensor, u: Tensor, *p: Tensor) -> tuple[Tensor, ...]:
         torch.manual_seed(7)

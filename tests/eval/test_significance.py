@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 import random
 import tracemalloc
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Sequence
+from itertools import combinations, product
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from quiver.eval.metrics import (
+    BATCH,
+    RESAMPLES,
     Interval,
     bootstrap_interval,
+    compare_pairs,
     compare_parts,
     compare_queries,
     holm,
     sign_flip,
+    sign_flips,
     stratified_interval,
 )
 
@@ -100,6 +105,23 @@ def test_under_the_null_p_is_uniform() -> None:
         assert abs(np.mean(p_values <= level) - level) < 4 * math.sqrt(level * (1 - level) / 1000)
 
 
+def test_tests_made_together_are_those_of_a_plain_loop() -> None:
+    def plain(differences: NDArray[np.float64], permutations: int) -> float:
+        sizes = np.sort(np.abs(differences[differences != 0]))
+        rng = np.random.default_rng(0)
+        bits = [np.unpackbits(rng.integers(256, size=permutations, dtype=np.uint8)[:, None], axis=1) for _ in range(0, len(sizes), 8)]
+        sums = (1.0 - 2.0 * np.hstack(bits)[:, : len(sizes)]) @ sizes
+        return (np.count_nonzero(np.abs(sums) >= abs(differences.sum()) - 1e-9) + 1) / (permutations + 1)
+
+    rng = np.random.default_rng(4)
+    # Of different lengths, some with ties and zeros; more tests than share one draw, and more sums than are made at a time.
+    tests = [np.round(rng.normal(0.02, 0.3, rng.integers(20, 400)), rng.integers(1, 9)) for _ in range(2 * BATCH + 3)]
+    together = sign_flips(tests, permutations=2999)
+    assert together == [plain(differences, 2999) for differences in tests]
+    assert together == [sign_flip(differences, permutations=2999) for differences in tests]
+    assert len(set(together)) > BATCH
+
+
 # ---- the interval ----
 
 
@@ -154,6 +176,26 @@ def test_parts_are_drawn_apart_and_weigh_alike() -> None:
     assert (interval.low + interval.high) / 2 == pytest.approx(centre, abs=half / 10)
     assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=0.1)
     assert stratified_interval([small]) == bootstrap_interval(small)
+
+
+def test_intervals_made_together_are_those_of_a_plain_loop() -> None:
+    def plain(parts: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
+        centre = sum(weight * np.mean(part) for weight, part in zip(weights, parts, strict=True))
+        side, rng, total = math.copysign(1, centre), np.random.default_rng(0), np.zeros(RESAMPLES)
+        for weight, part in zip(weights, parts, strict=True):
+            values = np.sort(side * np.array(part))
+            total += weight * np.mean([values[rng.integers(len(part), size=RESAMPLES)] for _ in part], axis=0)
+        return sorted(side * np.quantile(total, [0.025, 0.975]))
+
+    rng, weights = np.random.default_rng(6), [0.25, 0.75]
+    queries = {"a": [f"q{number}" for number in range(30)], "b": [f"q{number}" for number in range(50)]}
+    systems = [{part: {query: rng.random() for query in each} for part, each in queries.items()} for _ in range(4)]
+    pairs = list(combinations(systems, 2))
+    together = compare_pairs(pairs, weights=weights)
+    for (first, second), found in zip(pairs, together, strict=True):
+        differences = [[second[part][query] - first[part][query] for query in each] for part, each in queries.items()]
+        assert [found.interval.low, found.interval.high] == pytest.approx(plain(differences, weights), abs=1e-12)
+        assert found == compare_parts(first, second, weights=weights)
 
 
 def test_memory_does_not_grow_with_the_queries() -> None:

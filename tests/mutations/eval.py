@@ -145,8 +145,8 @@ MUTATIONS = [
     (
         "a sampled p does not count the observed assignment",
         "eval/metrics.py",
-        ">= reached)) + 1) / (permutations + 1)",
-        ">= reached))) / permutations",
+        "(count + 1) / (permutations + 1)",
+        "count / permutations",
         [f"{SIGNIFICANCE}::test_a_sampled_p_is_never_zero"],
     ),
     (
@@ -159,8 +159,8 @@ MUTATIONS = [
     (
         "deviations of a part are divided by the queries of the first",
         "eval/metrics.py",
-        "deviations += share / len(values) * _resampled_sums",
-        "deviations += share / len(checked[0]) * _resampled_sums",
+        "deviations += share / len(ordered[0]) * _resampled_sums",
+        "deviations += share / len(tests[0][0]) * _resampled_sums",
         [f"{SIGNIFICANCE}::test_parts_are_drawn_apart_and_weigh_alike"],
     ),
     (

@@ -29,7 +29,15 @@ def test_a_csv_with_fields_of_any_name_is_indexed_added_to_and_searched(quiver: 
     assert done.code == 0, done.err
     assert list(json.loads(done.out)["fields"]) == ["price"]
     (tmp_path / "more.tsv").write_text("sku\tname\tabout\tmore\tprice\nA3\tSeas\ta text about seas\t\t9\n")
-    assert quiver("index", "add", index, tmp_path / "more.tsv", *fields).code == 0
+    done = quiver("index", "add", index, tmp_path / "more.tsv")  # read with the fields of the build
+    assert (done.code, done.out) == (0, f"{index}: 3 documents, 1 more than before\n")
+    done = quiver("index", "add", index, tmp_path / "more.tsv", "--id", "name", "--text", "about")
+    assert (done.code, done.out) == (0, f"{index}: 4 documents, 1 more than before\n")
+    assert quiver("index", "delete", index, "Seas").out == f"{index}: 3 documents, 1 fewer than before\n"
+    (tmp_path / "other.jsonl").write_text('{"id": "A4", "text": "a text about seas"}\n')
+    done = quiver("index", "add", index, tmp_path / "other.jsonl")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "no field 'name' (--id)" in done.err  # of the latest addition
     hits = json.loads(quiver("search", index, "birds", "-k", "3", "--filter", "price<8", "--json").out)
     assert {hit["id"]: hit["text"] for hit in hits} == {"A1": "Bird a text about birds and wings", "A2": "Salt a text about salt"}
     done = quiver("search", index, "birds", "--group-by", "price")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import build_index, open_index
+from quiver.retrieval.index import add_documents, build_index, open_index
 from quiver.retrieval.index.index import LiveDocuments, Place
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document
@@ -90,22 +89,20 @@ def test_hits_are_summed_up_by_file(quiver: Callable[..., Any], index: Path, tmp
     assert "no document has the field 'fil'" in done.err
 
 
-def test_each_document_is_read_once_to_group_the_hits_of_many_queries(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, reads = open_index(index), Counter[str]()
-    ids = [*opened.ids]
-    expected = [(opened.document(key).metadata or {})["file"] for key in ids]
+def test_the_group_of_a_passage_is_its_stored_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "x" * 600  # is no value of a filter's column
+    fields: list[dict[str, Any]] = [{"f": "a"}, {"f": 7}, {"f": 0.5}, {"f": True}, {"f": ["b", "c"]}, {"f": long}, {"g": 1}, {}]
+    documents = [Document(str(number), "words", metadata=each) for number, each in enumerate(fields)]
+    build_index(documents[:5], "bm25", tmp_path / "index")
+    add_documents(tmp_path / "index", documents[5:], "bm25")
+    reads: list[Place] = []
     at = LiveDocuments.at
-
-    def count(self: LiveDocuments, place: Place) -> Document:
-        document = at(self, place)
-        reads[document.id] += 1
-        return document
-
-    monkeypatch.setattr(LiveDocuments, "at", count)
-    file_of = field_of(opened, "file")
-    for _ in range(3):
-        assert file_of([*ids, "of another index"]) == [*expected, "of another index"]
-    assert reads == dict.fromkeys(ids, 1)
+    monkeypatch.setattr(LiveDocuments, "at", lambda self, place: (reads.append(place), at(self, place))[1])
+    keys_of = field_of(open_index(tmp_path / "index"), "f")
+    for _ in range(2):
+        assert keys_of([each.id for each in documents]) == ["a", "7", "0.5", "True", "b, c", long, "6", "7"]
+    assert len(reads) == 4  # single short values need no document, and no document is read twice
+    assert keys_of(["of another index"]) == ["of another index"]
 
 
 def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
@@ -126,6 +123,6 @@ def test_groups_are_searched_for_until_there_are_enough(index: Path) -> None:
     assert (groups[0].best, groups[0].score, len(groups[0].passages)) == ("a#0", 1.0, 90)
     assert depths == [12, 48, 192]
     assert len(search_groups(search, 50, files_of)[1]["q"]) == 11
-    assert group_hits({}, str) == []
+    assert group_hits({}, list) == []
     with pytest.raises(InputError, match="no document has the field 'x'"):
         field_of(open_index(index), "x")

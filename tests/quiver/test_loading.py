@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,19 +63,38 @@ def test_completion_offers_commands_options_and_values(typed: str, expected: set
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_the_help_of_every_command_has_an_example(name: str) -> None:
-    runner = CliRunner(env={"COLUMNS": "200"})
+def test_help_at_80_columns_has_examples_and_options_in_one_piece(name: str) -> None:
+    runner = CliRunner(env={"COLUMNS": "80"})
 
-    def check(words: list[str]) -> None:
+    def check(words: list[str], command: Any) -> None:
         shown = runner.invoke(app, [*words, "--help"])
         assert shown.exit_code == 0
-        family = "Commands" in shown.output
-        assert family or "Example" in shown.output, words
-        if family:
-            for command in commands(shown.output):
-                check([*words, command])
+        lines = shown.output.splitlines()
+        examples = [line for line in lines if line.startswith("    quiver ")]
+        assert all(len(line) <= 80 or line in examples for line in lines)
+        names = {word.strip(",") for line in lines for word in line.split() if re.match(r" {2,3}[-/]", line)}
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert {name.strip() for name in (*parameter.opts, *parameter.secondary_opts)} <= names, words
+        inner = getattr(command, "commands", {})
+        assert inner or examples, words
+        written = " ".join((command.callback.__doc__ or "").split())
+        assert all(line.strip() in written for line in examples), words  # in one piece
+        for each, found in inner.items():
+            assert re.search(rf"^  {each}  +\S", shown.output, re.MULTILINE), words
+            check([*words, each], found)
 
-    check([name])
+    check([name], get_command(app).commands[name])
+
+
+def test_help_names_each_command_with_a_whole_sentence() -> None:
+    runner = CliRunner(env={"COLUMNS": "80"})
+    for words in ([], ["index"]):
+        text = " ".join(runner.invoke(app, [*words, "--help"]).output.split())
+        assert "..." not in text.partition("Commands:")[2]
+    assert "extend-positions Extend the absolute positions of a model to longer texts." in " ".join(
+        runner.invoke(app, ["--help"]).output.split()
+    )
 
 
 def test_a_switch_has_one_help_text_in_every_command() -> None:
@@ -91,10 +111,3 @@ def options_of(command: Any) -> Iterator[Any]:
         yield from options_of(each)
     if not hasattr(command, "commands"):
         yield from (parameter for parameter in command.params if parameter.param_type_name == "option")
-
-
-def commands(text: str) -> list[str]:
-    """Return the command names in a help text."""
-    lines = text[text.index(" Commands ") :].splitlines()[1:]
-    names = [line.strip("│ ").split(" ")[0] for line in lines if line.startswith("│") and line[2:3] != " "]
-    return [name for name in names if name]

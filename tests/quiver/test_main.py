@@ -17,6 +17,7 @@ from quiver.cli import doctor
 from quiver.cli.main import OneLineFormatter
 from quiver.cli.output import print_table
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.encoder.attention import flash
 from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.errors import InputError
 from quiver.encoder.schema import SchemaError
@@ -24,6 +25,7 @@ from quiver.retrieval.models import loading
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.records import Hit, QueryHits
 
 DOCUMENTS = {
     "d1": ("Birds", "a bird has wings and feathers"),
@@ -149,11 +151,13 @@ def test_doctor_tells_what_commands_use_on_a_gpu(
     trained: tuple[str, str],
     without_flash: str | None,
 ) -> None:
-    """The properties of a GPU that decide the dtype and the attention backend are simulated; nothing runs on it."""
+    """What decides the dtype and the attention backend, of a GPU and of torch's build for it, is simulated; nothing runs on it."""
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "is_available", lambda: True)
         patched.setattr(torch.cuda, "device_count", lambda: 0)
         patched.setattr(torch.cuda, "get_device_capability", lambda *device: capability)
+        patched.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)  # a build for CPUs has no such kernel
+        patched.setattr(flash, "installed", flash.installed.__wrapped__)  # not cached
         facts = doctor.gather(with_check=False)
     told = facts["evaluate, index build, serve"]
     assert (told["device"], told["dtype"], told["attention"]) == ("cuda", *used)
@@ -470,6 +474,23 @@ def test_a_wide_table_is_printed_in_parts(capsys: pytest.CaptureFixture[str], mo
         assert all(shown.count(name) == 1 for name in header[2:])
         assert all(f"{number}.123 " in shown for number in range(12))
         assert shown.count("theirs") == shown.count("System") == (3 if width == 80 else 1), shown
+
+
+def test_a_path_is_not_broken_where_the_text_beside_it_can_be_narrower(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = "urllib3/notes/connection-lifecycle.md:120-130"
+    print_table("hits", ("document", "score", "text"), [(path, "0.9123", "a text of many words " * 8), ("short", "0.1", "text")])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(path in line for line in lines)
+
+
+def test_a_long_title_of_a_hit_leaves_room_for_its_text() -> None:
+    lines = repr(QueryHits([Hit("a", 0.5, "the text of the hit", "a long title " * 20, {"field": "value " * 20})])).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "the text of the hit" in lines[1]
 
 
 def test_markup_in_texts_is_not_interpreted(capsys: pytest.CaptureFixture[str]) -> None:

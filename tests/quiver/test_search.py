@@ -170,6 +170,18 @@ def drawn(explained: dict[str, Explained], *, colour: bool) -> str:
     return file.getvalue()
 
 
+def test_an_explanation_by_words_shows_the_text() -> None:
+    text = "much filler " * 100 + "a big Bird flies " + "and more " * 100
+    found: dict[str, Explained] = {"bm25": [WordScore("bird", 1.25), WordScore("flies", 1.0), WordScore("wings", 0.0)]}
+    file = io.StringIO()
+    for view in explanation_view("bird flies wings", found, text):
+        Console(file=file, width=600).print(view)
+    passage, line = (each.strip() for each in file.getvalue().splitlines())
+    assert passage.startswith("…")
+    assert "a big Bird flies and more" in passage
+    assert line == "bm25: bird 1.2500 + flies 1.0000 = 2.2500 (not in the text: wings)"
+
+
 def test_an_explanation_is_printed_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     text = "much\x07 filler " * 100 + "a big\nBird \x1b[31m flies " + "and more " * 100
@@ -198,10 +210,8 @@ def test_an_explanation_is_printed_as_text(monkeypatch: pytest.MonkeyPatch) -> N
         ["wings", "flies", "0.4500"],
         ["[CLS], 2 [MASK]", "", "1.0000"],
         ["sum", "", "2.3600"],
-        ["bird", "1.2500"],
-        ["wings", "0.0000"],
-        ["sum", "1.2500"],
     ]
+    assert "bm25: bird 1.2500 (not in the text: wings)" in plain
     assert "dense: similarity 0.5000" in plain
     coloured = drawn(explained, colour=True)
     assert "\x1b[1;32mBird\x1b[0m" in coloured
@@ -292,14 +302,22 @@ def emptied(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
     return built._replace(dense=folder / "dense", colbert=folder / "colbert")
 
 
-def check_nothing(quiver: Quiver, indexes: Built, folder: Path, options: Sequence[object], *, documents: int) -> None:
+def check_nothing(
+    quiver: Quiver, indexes: Built, folder: Path, options: Sequence[object], *, documents: int, filtered: bool = False
+) -> None:
     """Check that every output format reports that nothing was found."""
     (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "xylophone"}\n')
     asked = [str(option).format(**indexes._asdict()) for option in options]
     for index in (indexes.dense, indexes.colbert):
         for shown in ((), ("--explain",)):
             done = quiver("search", index, "xylophone", *asked, *shown)
-            assert (done.code, done.out) == (0, f"nothing found in {documents} documents\n"), done.err
+            nothing = (
+                f"nothing found: none of {documents} documents matches the filter"
+                if filtered
+                else f"nothing found in {documents} documents"
+            )
+            assert (done.code, done.out.partition(";")[0].strip()) == (0, nothing), done.err
+            assert ("values of year: " in done.out) == ("--filter" in asked)
             done = quiver("search", index, "xylophone", *asked, *shown, "--json")
             assert (done.code, json.loads(done.out)) == (0, []), done.err
         done = quiver("search", index, "--queries", folder / "queries.jsonl", "--out", folder / "run", *asked)
@@ -318,7 +336,7 @@ def test_search_reports_that_nothing_was_found(
     (tmp_path / "ids").write_text("unknown\n")
     options = {"filter": ["--filter", "year<1900"], "ids": ["--ids", tmp_path / "ids"], "deleted": []}[nothing]
     indexes, documents = (emptied, 0) if nothing == "deleted" else (built, 4)
-    check_nothing(quiver, indexes, tmp_path, [*options, *second], documents=documents)
+    check_nothing(quiver, indexes, tmp_path, [*options, *second], documents=documents, filtered=bool(options))
 
 
 @pytest.mark.parametrize("second", [(), *SECOND[3:]], ids=" ".join)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from quiver.cli.main import main
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import DEFAULT, compare_parts, compare_queries, holm
-from quiver.eval.report.compare import Comparison, Pairing, compare_results, comparison_report
-from quiver.eval.report.formats import render_markdown
+from quiver.eval.report.compare import Comparison, Pairing, compare_results, comparison_report, write_comparison
+from quiver.eval.report.formats import render_latex, render_markdown
 from quiver.eval.results import CollectionResult, IndexUsed, Results
 
 MakeScored = Callable[..., CollectionResult]
@@ -233,14 +235,14 @@ def _clear_and_unclear(make_folder: MakeFolder) -> Comparison:
 
 def test_a_difference_that_is_not_significant_gives_a_caution(make_folder: MakeFolder) -> None:
     report = render_markdown(comparison_report(_clear_and_unclear(make_folder)))
-    rows = {row[1]: row for row in _rows(report, "## nDCG@10")}
+    rows = {row[0]: row for row in _rows(report, "## nDCG@10")}
     assert {name: row[-1] for name, row in rows.items()} == {
         "up.test": "better",
         "barely.test": "not significant",
         "down.test": "worse",
         "average of 3 data sets": "not significant",
     }
-    assert rows["up.test"][5:10] == ["+10.00", "+10.00 to +10.00", r"\< 0.0001", r"\< 0.0001", "40 / 0 / 0"]
+    assert rows["up.test"][4:9] == ["+10.00", "+10.00 to +10.00", r"\< 0.0001", r"\< 0.0001", "40 / 0 / 0"]
     cautions = [line for line in report.splitlines() if line.startswith("**Caution:**")]
     assert len(cautions) == 2
     assert (
@@ -249,6 +251,39 @@ def test_a_difference_that_is_not_significant_gives_a_caution(make_folder: MakeF
     )
     assert "average of 3" in cautions[1]
     assert "Holm's correction covers 3 comparisons of each measure" in report
+
+
+def test_every_format_and_the_terminal_give_the_verdict(
+    make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = _clear_and_unclear(make_folder)
+    verdicts = [each.measures["ndcg@10"].verdict for each in (*comparison.pairings, *comparison.averages)]
+    assert sorted(verdicts) == ["better", "not significant", "not significant", "worse"]
+    for suffix in (".md", ".html", ".tex"):
+        file = tmp_path / f"comparison{suffix}"
+        write_comparison(comparison, file)
+        text = file.read_text(encoding="utf-8")
+        # Cells with nothing but a verdict: at the end of a row, or between tags.
+        shown = re.findall(r"(?:\| |>|& )(better|worse|not significant)(?: \|$|<| \\\\$)", text, flags=re.MULTILINE)
+        assert shown[:4] == verdicts, suffix
+    monkeypatch.setattr(sys, "argv", ["quiver", "report", "compare", str(tmp_path / "alpha"), str(tmp_path / "be*ta")])
+    main()
+    assert re.findall("better|worse|unclear", capsys.readouterr().out) == [each.replace("not significant", "unclear") for each in verdicts]
+
+
+def test_several_systems_have_a_table_each(make_folder: MakeFolder) -> None:
+    folders = [make_folder(name, {"scifact": _scores(seed)}) for seed, name in enumerate(("alpha", "beta", "gamma"))]
+    report = comparison_report(compare_results(*folders))
+    text = render_markdown(report)
+    assert re.findall("^### .*", text, re.M)[:2] == ["### beta", "### gamma"]
+    assert _rows(text, "### beta")[0][0] == _rows(text, "### gamma")[0][0] == "scifact.test"
+    latex = render_latex(comparison_report(compare_results(*folders), latex=True))
+    assert re.findall(r"\\label\{tab:(.*)\}", latex) == ["comparison-1", "comparison-2"]
+    assert "paired sign-flip test" in latex
+    assert "that gain most" in text
+    assert "that gain most" not in latex
+    assert "not significant" in latex
+    assert re.search(r"\$-\d+\.\d+\$ to \$\+\d+\.\d+\$", latex)
 
 
 def test_a_report_has_every_measure_and_no_trailing_space(make_folder: MakeFolder) -> None:

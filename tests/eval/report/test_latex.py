@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from quiver.eval.report.compare import compare_results, comparison_report, significance
 from quiver.eval.report.formats import escape_latex, render_latex
 from quiver.eval.report.paper import paper_report
 from quiver.eval.report.retrieval import latex_report
-from quiver.eval.results import CollectionResult, Results
+from quiver.eval.results import CollectionResult, Results, read_results
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]
@@ -32,6 +33,7 @@ COMMANDS = {
         "textless",
     ),
     *("textgreater", "textbar", "symbol", "c", "u", "r", "ss", "ldots", "times"),
+    *("textsuperscript", "phantom", "allowbreak", "let", "tabularnewline", "addtocounter", "parbox", "raggedleft"),
 }
 
 
@@ -56,7 +58,7 @@ def results(make_scored: MakeScored, make_results: MakeResults) -> list[Results]
 
 def body(latex: str) -> list[list[str]]:
     """Cells of all rows of all tables; checks that each row has the number of columns of its table."""
-    tables = re.findall(r"\\begin\{tabular\}\{((?:p\{12em\})?[lr]*)\}\n(.*?)\\end\{tabular\}", latex, flags=re.DOTALL)
+    tables = re.findall(r"\\begin\{tabular\}\{((?:[lr]|p\{\d+em\})*)\}\n(.*?)\\end\{tabular\}", latex, flags=re.DOTALL)
     assert tables
     found = []
     for columns, content in tables:
@@ -65,7 +67,7 @@ def body(latex: str) -> list[list[str]]:
         cells = [
             [cell.strip().removeprefix("\\raggedright ") for cell in re.split(r"(?<!\\)&", line.removesuffix(r" \\"))] for line in lines
         ]
-        assert {len(row) for row in cells} == {len(columns.replace("{12em}", ""))}
+        assert {len(row) for row in cells} == {len(re.sub(r"\{\d+em\}", "", columns))}
         found += cells
     return found
 
@@ -100,7 +102,7 @@ def test_the_headline_table_has_the_expected_rows(results: list[Results]) -> Non
     assert header == ["System", "Average", "scifact", "cosqa", "forums"]
     assert rows[0] == ["bm25", "", r"\textbf{65.70}", "", ""]
     # Equal figures look equal: 65.698 and 65.704 are both shown as 65.70. A column of one figure has no best.
-    assert rows[1] == [r"models/alpha\_1", "45.23", r"\textbf{65.70}", r"\underline{40.00}", "30.00"]
+    assert rows[1] == [r"models/\allowbreak{}alpha\_\allowbreak{}1", "45.23", r"\textbf{65.70}", r"\underline{40.00}", "30.00"]
     assert rows[2][1:] == ["", r"\textbf{65.70}", r"\textbf{50.00}", ""]
     assert rows[3] == ["gamma", "", r"\underline{60.00}", "30.00", ""]
     assert latex.count(r"\midrule") == 2  # under the header, and between the baseline and the systems
@@ -116,11 +118,14 @@ def test_comments_name_the_source_of_the_numbers(results: list[Results]) -> None
 def test_the_layout_of_the_paper_is_followed(results: list[Results]) -> None:
     latex = render_latex(paper_report(results, against="ModernBERT-base"))
     check_structure(latex)
-    assert (latex.count(r"\begin{table*}"), latex.count(r"\begin{table}")) == (4, 0)
+    assert re.findall(r"\\label\{tab:(.*)\}", latex) == ["table7", "table8", "table1", "stand-ins"]
     assert body(latex)[0][2] == r"\rotatebox{90}{SciFact}"
     rows: dict[str, list[str]] = {}
-    for row in body(latex[: latex.index(r"\end{table*}")]):  # the table is split, and the rows of each part begin with the label
-        rows[row[0]] = [*rows.get(row[0], []), *row[1:]]
+    floats = [each for each in latex.split(r"\begin{table*}") if r"\caption{BEIR, single-vector" in each]
+    assert [each.count("(continued)") for each in floats] == [0, *[1] * (len(floats) - 1)]
+    for row in body("".join(floats)):  # the table is split, and the rows of each part begin with the label
+        label = row[0].replace(r"\allowbreak{}", "")
+        rows[label] = [*rows.get(label, []), *row[1:]]
     assert rows["ModernBERT-base"][:3] == ["23.7", "57.0", r"\underline{72.1}"]
     assert rows["ModernBERT-large"][2] == r"\textbf{74.1}"
     assert rows[r"models/alpha\_1"][1] == r"\underline{65.7}"
@@ -157,17 +162,32 @@ def test_a_line_break_in_a_text_does_not_end_a_comment(make_scored: MakeScored, 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 @pytest.mark.parametrize("encoding", ["", "\\usepackage[T1]{fontenc}\n"])
 def test_the_document_compiles(
-    encoding: str, results: list[Results], make_scored: MakeScored, make_results: MakeResults, tmp_path: Path
+    encoding: str,
+    results: list[Results],
+    make_scored: MakeScored,
+    make_results: MakeResults,
+    make_folder: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
+    scores = {"low": 0.1, "high_50%": 0.5, "longest-name/" + "x" * 40: 0.9}
+    sets = ["scifact", "a_b&c", *(f"forum-{number}" for number in range(12))]
+    folders = [
+        make_folder(name, {each: {f"q{number}": score for number in range(9)} for each in sets}, folder=str(place))
+        for place, (name, score) in enumerate(scores.items())
+    ]
+    comparison = comparison_report(compare_results(*folders), latex=True)
+    tested, _ = latex_report([read_results(each) for each in folders], significance=significance(folders, list(map(read_results, folders))))
     results = [*results, make_results(STRANGE, make_scored("scifact", 0.5), make_scored(STRANGE, 0.5))]
     document = (
         f"\\documentclass{{article}}\n{encoding}\\usepackage{{booktabs}}\n\\usepackage{{graphicx}}\n\\begin{{document}}\n"
-        f"{headline(results)}\n{render_latex(paper_report(results, against='ModernBERT-base'))}\n\\end{{document}}\n"
+        f"{headline(results)}\n{render_latex(paper_report(results, against='ModernBERT-base'))}\n"
+        # A name of another label, because this table stands twice in one document.
+        f"{render_latex(tested).replace('tab:retrieval', 'tab:tested')}\n{render_latex(comparison)}\n\\end{{document}}\n"
     )
     (tmp_path / "report.tex").write_text(document, encoding="utf-8")
     done = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:]
-    assert "Overfull" not in done.stdout
+    assert not re.findall("Overfull.*|Float too large.*|multiply.*", (tmp_path / "report.log").read_text(encoding="latin-1"))
     assert (tmp_path / "report.pdf").stat().st_size > 0

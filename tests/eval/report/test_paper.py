@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
 from quiver.encoder.errors import InputError
+from quiver.eval.metrics import DEFAULT
 from quiver.eval.published import OVERVIEW_COLUMNS, TABLE_7, TABLE_8
 from quiver.eval.report.formats import render_markdown
-from quiver.eval.report.paper import Layout, paper_layouts, paper_report
+from quiver.eval.report.paper import Layout, averages, paper_layouts, paper_report, write_paper
+from quiver.eval.report.retrieval import Significance, collections_by_key
 from quiver.eval.results import CollectionResult, Results
 
 MakeScored = Callable[..., CollectionResult]
@@ -185,3 +188,65 @@ def test_the_layout_renders_as_markdown(make_scored: MakeScored, make_results: M
     assert r"| out/my\_model |  | 57.0 |  |" in report
     assert r"| out/my\_model minus ModernBERT-base |  | +0.0 |  |" in report  # 56.964 is not "-0.0" away
     assert "minus" not in render_markdown(paper_report(results))
+
+
+def test_superscripts_compare_measured_rows_only(make_folder: Callable[..., Path], tmp_path: Path) -> None:
+    low = {f"q{number}": number / 20 for number in range(9)}
+    high = {query: score + 0.3 for query, score in low.items()}
+    # The scores of the tables are those of results.json.
+    measures = {name: {"measures": dict.fromkeys(DEFAULT, score)} for name, score in (("low", 0.2), ("high", 0.5))}
+    folders = [
+        make_folder(
+            name,
+            dict.fromkeys(("scifact", "cosqa"), scores),
+            bm25={"scifact": low},
+            changed=dict.fromkeys(("scifact", "cosqa"), measures[level]),
+            kind=kind,
+        )
+        for name, scores, level, kind in (
+            ("alpha", low, "low", "dense"),
+            ("beta", high, "high", "dense"),
+            ("gamma", high, "high", "colbert"),
+        )
+    ]
+    texts = {}
+    for suffix in (".md", ".html", ".tex"):
+        write_paper(folders, tmp_path / f"paper{suffix}", against="ModernBERT-base")
+        texts[suffix] = (tmp_path / f"paper{suffix}").read_text(encoding="utf-8")
+        assert "nothing is tested against them" in texts[suffix]
+    rows = {line.split("|")[1].strip(): line for line in texts[".md"].splitlines() if line.startswith("| ")}
+    tables = texts[".md"].split("\n## ")
+    seven = {line.split("|")[1].strip(): line for line in tables[1].splitlines() if line.startswith("| ")}
+    # bm25 is A, alpha B, beta C; gamma, a ColBERT, is not in Table 7, and cosqa, which bm25 lacks, is not tested.
+    assert "**50.0**" not in rows["ModernBERT-base"]
+    assert {label: line.count("<sup>") for label, line in seven.items() if "<sup>" in line} == {"C beta": 1}
+    assert "50.0<sup>AB</sup>" in seven["C beta"]
+    assert "A bm25" in seven
+    assert "beta minus ModernBERT-base" in seven
+    eight = next(each for each in tables if each.startswith("BEIR, multi-vector"))
+    assert "50.0<sup>A</sup>" in eight
+    assert "<sup>" not in next(each for each in tables if each.startswith("Long text"))
+    assert ">AB</sup>" in texts[".html"]
+    assert "C beta &" in texts[".tex"]
+    assert r"50.0\textsuperscript{AB}" in texts[".tex"]
+
+
+def test_an_average_of_the_paper_has_superscripts_where_all_its_data_sets_were_tested(
+    beir: Callable[..., list[CollectionResult]], make_results: MakeResults
+) -> None:
+    results = [make_results(name, *beir(score, msmarco="test")) for name, score in (("alpha", 0.4), ("beta", 0.5))]
+    (name,) = {*averages(collections_by_key(results))} - {"average of Table 8"}
+    assert name == "average of Table 7"
+    assert len(averages(collections_by_key(results))[name]) == 15
+    found = Significance({(name, "ndcg@10", "beta"): ["alpha"]}, "A rule.")
+    layouts = paper_layouts(results, significance=found)
+    seven = layout(layouts, "table7")
+    (beta,) = [each for each in seven.lines if each.label == "beta"]
+    average = seven.columns.index("Average")
+    alpha = next(each.key for each in seven.lines if each.label == "alpha")
+    assert alpha is not None
+    assert [place for place, letters in enumerate(beta.better_than) if letters] == [average]
+    assert beta.better_than[average] == (alpha.letter,)
+    assert any(note.startswith("A rule. Published rows") for note in seven.notes)
+    (overview,) = [each for each in layout(layouts, "table1").lines if each.label == "beta"]
+    assert overview.better_than[OVERVIEW_COLUMNS.index("DPR BEIR")] == (alpha.letter,)

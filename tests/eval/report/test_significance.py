@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.eval.metrics import compare_parts, holm, paired_test
+from quiver.eval.metrics import compare_parts, holm, paired_tests
 from quiver.eval.report.compare import compare_results, significance
 from quiver.eval.report.formats import Cell, Column, Report, Row, Table, render_latex
 from quiver.eval.report.retrieval import AVERAGE, write_report
@@ -71,14 +71,16 @@ def test_scipy_finds_the_same_p() -> None:
     for first, second in combinations(systems.values(), 2):
         differences = [second[query] - first[query] for query in first]
         other = stats.permutation_test((differences,), sum, permutation_type="samples", n_resamples=float("inf")).pvalue
-        assert paired_test({"": first}, {"": second})[1] == pytest.approx(other)
+        ((_, p),) = paired_tests([([list(first.values())], [list(second.values())])])
+        assert p == pytest.approx(other)
 
 
 def test_the_test_is_that_of_compare(make_folder: MakeFolder) -> None:
     systems = three(8)
     one, other = ({"a": systems[name], "b": of(LOW[:5])} for name in ("alpha", "gamma"))
     compared = compare_parts(one, other, weights=[0.25, 0.75])
-    assert paired_test(one, other, weights=[0.25, 0.75]) == (pytest.approx(compared.difference), compared.p)
+    sides = [[list(part.values()) for part in parts.values()] for parts in (one, other)]
+    assert paired_tests([(sides[0], sides[1])], weights=[0.25, 0.75]) == [(pytest.approx(compared.difference), compared.p)]
     folders = [make_folder(name, {"scifact": systems[name]}) for name in ("alpha", "gamma")]
     (pairing,) = compare_results(*folders).pairings
     assert pairing.measures["ndcg@10"].verdict == "better"

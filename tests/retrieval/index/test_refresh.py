@@ -224,7 +224,7 @@ def test_every_source_of_an_index_is_refreshed(root: Path, index: Path, tmp_path
         refresh_index(index, Counting(), tmp_path)
 
 
-def test_a_source_that_lost_most_of_its_files_is_refused(root: Path, index: Path) -> None:
+def test_a_source_that_lost_most_of_its_files_is_refused(root: Path, index: Path, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(15):
         (root / "d" / f"{number}.md").unlink()
     with pytest.raises(InputError, match="30 of 41 documents are no longer in the source and would be deleted"):
@@ -234,6 +234,7 @@ def test_a_source_that_lost_most_of_its_files_is_refused(root: Path, index: Path
         refresh_index(index, Counting())
     assert len(open_index(index)) == 41
     assert refresh_index(index, Counting(), dry_run=True).deleted == 30
+    assert "without --dry-run this would be refused: " in caplog.text
     assert refresh_index(index, Counting(), force=True).deleted == 30
 
 

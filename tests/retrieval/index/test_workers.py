@@ -250,7 +250,10 @@ def ray_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # of the nodes' workers
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
+    # A killed node refuses connections and is missed after five checks, by default after 20 s. A slow one has 10 s for each answer.
+    checks = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}
+    head = {"num_cpus": 1, "object_store_memory": 100 << 20, "_system_config": checks}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1, object_store_memory=100 << 20)

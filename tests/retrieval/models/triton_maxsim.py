@@ -67,7 +67,10 @@ def test_ragged_scores_of_many_documents(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_ragged_scores_of_a_million_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes as long for a large tile as for a small one, and the smaller are in the other tests."""
     monkeypatch.setenv("QUIVER_OPS", "triton")
+    if DEVICE == "cpu":
+        monkeypatch.setattr("quiver.retrieval.models.triton_maxsim.TOKENS", 1024)
     lengths = [2**19 - 3, 0, 2**19 + 3]
     inputs = (*packed([2], 16, torch.bfloat16, seed=1), *packed(lengths, 16, torch.bfloat16, seed=2))
     torch.testing.assert_close(maxsim_ragged(*inputs).cpu().double(), by_hand(*inputs), rtol=1e-5, atol=1e-3)

@@ -17,6 +17,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.shard import PackedRequest, PlannedShard, Shard, ShardSpec
+from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.index.export import export_index
 from quiver.retrieval.index.index import SearchOptions, merged
@@ -241,9 +242,13 @@ def test_what_bm25_cannot_do_is_refused_in_one_line(built: tuple[Index, list[Doc
         build_index(DOCUMENTS, "bm25", tmp_path / "x", options=BuildOptions(engine="pq-dense"))
     with pytest.raises(InputError, match="none of the documents has a word"):
         build_index([Document("a", "the of"), Document("b", "?")], "bm25", tmp_path / "x")
-    with pytest.raises(InputError, match="BM25 has no vectors"):
-        export_index(index, tmp_path / "exported")
-    assert not (tmp_path / "exported").exists()
+
+
+def test_an_index_of_words_exports_its_documents(built: tuple[Index, list[Document]], tmp_path: Path) -> None:
+    index, _ = built
+    described = export_index(index, tmp_path / "exported")
+    assert (described["documents"], described["arrays"], described["files"]) == (len(index), {}, ["documents.jsonl"])
+    assert list(read_documents(tmp_path / "exported" / "documents.jsonl")) == list(index.documents)
 
 
 def test_searching_words_imports_no_torch(built: tuple[Index, list[Document]]) -> None:

@@ -168,6 +168,9 @@ def test_a_search_by_address_answers_as_one_by_post(app: Any) -> None:
     for query in ("", "?q=", "?q=a&k=0", "?q=a&k=x", "?q=a&effort=none", "?q=a&target_recall=2"):
         assert refused(answer(app, "GET", f"/v1/search{query}")) == (422, "invalid_request")
     assert refused(answer(app, "GET", "/v1/search?q=a&k=51")) == (422, "beyond_limit")
+    unknown = answer(app, "GET", "/v1/search?q=a&group_by=file")
+    assert refused(unknown) == (422, "invalid_request")
+    assert "unknown parameter 'group_by'; the parameters are effort, explain, facet, filter" in unknown.text
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,9 @@ def test_the_commands_of_the_image_parse_and_do_not_run_as_root() -> None:
 
 
 def docker(*arguments: str) -> str:
-    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True, timeout=1800).stdout.strip()
+    done = subprocess.run(["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout.strip()
 
 
 @pytest.fixture
@@ -70,27 +72,32 @@ def container(indexes: Indexes) -> Iterator[str]:
     running = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
     if running.returncode:
         pytest.skip(f"Docker does not run: {running.stderr.strip().splitlines()[-1]}")
-    docker("build", "--tag", "quiver-test", str(REPOSITORY))
+    # The values of these arguments are taken from variables of the same names where they are set: mirrors.
+    arguments = [word for name in ("BASE_IMAGE", "TORCH_INDEX", "PIP_INDEX_URL") for word in ("--build-arg", name)]
+    docker("build", *arguments, "--tag", "quiver-test", str(REPOSITORY))
     model = open_index(indexes.dense).manifest.model.source
     mounts = ["-v", f"{indexes.dense}:/index:ro", "-v", f"{model}:/model:ro"]
-    command = ["serve", "/index", "--model", "/model", "--host", "0.0.0.0"]
-    name = docker("run", "--detach", "--rm", "-p", "127.0.0.1::8080", *mounts, "quiver-test", *command)
+    command = ["serve", "/index", "--model", "/model", "--fuse", "bm25", "--host", "0.0.0.0"]
+    name = docker("run", "--detach", "-p", "127.0.0.1::8080", *mounts, "quiver-test", *command)
     try:
         yield name
     finally:
-        docker("kill", name)
+        docker("rm", "--force", name)
 
 
 @pytest.mark.slow
 @pytest.mark.network
 def test_the_image_serves_a_mounted_index(container: str) -> None:
     for _ in range(120):
-        health = docker("inspect", "--format", "{{.State.Health.Status}}", container)
-        if health == "healthy":
+        state = docker("inspect", "--format", "{{.State.Status}} {{.State.Health.Status}}", container)
+        if state != "running starting":
             break
         time.sleep(1)
-    assert health == "healthy", docker("logs", container)
-    port = docker("port", container, "8080").rpartition(":")[2]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/search?q=bird&k=3", timeout=10) as found:
-        assert len(json.load(found)["hits"]) == 3
+    assert state == "running healthy", docker("logs", container)
+    port = docker("port", container, "8080").splitlines()[0].rpartition(":")[2]
+    for retriever in ("index", "index%2Bbm25"):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/search?q=bird&k=3&retriever={retriever}", timeout=10) as found:
+            assert len(json.load(found)["hits"]) == 3
     assert docker("exec", container, "id", "-u") == "10001"
+    docker("stop", "-t", "60", container)
+    assert docker("inspect", "--format", "{{.State.ExitCode}}", container) == "0"

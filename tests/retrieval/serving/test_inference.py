@@ -192,10 +192,10 @@ def test_a_large_invalid_list_does_not_stop_the_service(app: Any, path: str, bod
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
             content = json.dumps(body, separators=(",", ":"))
-            begun = time.perf_counter()
+            begun = time.process_time()
             invalid = client.post(path, content=content, headers={"content-type": "application/json"})
             found = await asyncio.gather(invalid, client.get("/healthz"))
-            return (*found, time.perf_counter() - begun)
+            return (*found, time.process_time() - begun)
 
     refusal, healthy, seconds = asyncio.run(ask())
     assert (refusal.status_code, healthy.status_code) == (422, 200)

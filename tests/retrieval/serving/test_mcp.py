@@ -11,11 +11,21 @@ from typing import Any
 
 import pytest
 
-from quiver.retrieval.index import delete_documents, open_index
+from quiver.retrieval.index import build_index, delete_documents, open_index
+from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import word_index
 from tests.retrieval.serving.conftest import REPOSITORY, Indexes
 
 mcp = pytest.importorskip("mcp")
+
+
+def test_a_field_of_many_numbers_is_described_by_its_range() -> None:
+    from quiver.retrieval.serving.mcp_server import describe_fields
+
+    documents = [Document(str(number), "words", metadata={"line": 3 * number, "kind": "ab"[number % 2]}) for number in range(25)]
+    kind, line = describe_fields(build_index(documents, "bm25"))
+    assert (kind.name, kind.values, kind.distinct, kind.range) == ("kind", [("a", 13), ("b", 12)], 2, None)
+    assert (line.name, line.values, line.distinct, line.range) == ("line", [], 25, (0, 72))
 
 
 @pytest.mark.slow
@@ -60,6 +70,8 @@ def test_an_agent_searches_reads_and_lists_fields(indexes: Indexes, tmp_path: Pa
                 ("bm25", "bm25", 60),
                 ("dense+bm25", "fused", 60),
             ]
+            by_text = await call("search", **{**asked, "filter": "year>=2003"}, k=3)
+            assert by_text["hits"] == found["hits"]
             (lang,) = [each for each in described[0]["fields"] if each["name"] == "lang"]
             assert (lang["types"], lang["values"], lang["distinct"]) == (["string"], [["de", 30], ["en", 30]], 2)
             for tool, arguments, said in (

@@ -447,6 +447,8 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
         load_recipe(tmp_path / "latin.yaml")
     with pytest.raises(InputError, match=r"none\.yaml: there is no such file"):
         load_recipe(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match=r"there is no such file; quickstart alone names the shipped recipe"):
+        load_recipe(tmp_path / "quickstart.yaml")
     (tmp_path / "old.yaml").mkdir()
     for folder in (tmp_path, tmp_path / "old.yaml"):
         with pytest.raises(
