@@ -146,6 +146,6 @@ def describe_parameters() -> str:
 
     Example:
         >>> describe_parameters()
-        'variant lucene, k1 0.9, b 0.4, stopwords english, stemmer None'
+        'variant lucene, k1 0.9, b 0.4, stopwords english, no stemmer'
     """
-    return ", ".join(f"{name} {value}" for name, value in PARAMETERS.items())
+    return ", ".join(f"no {name}" if value is None else f"{name} {value}" for name, value in PARAMETERS.items())

@@ -178,6 +178,7 @@ PROMPTS: Mapping[str, tuple[str, str]] = {
         "",
     ),
     r"bge-(small|base|large)-en(-v1\.5)?": (_RETRIEVAL, ""),
+    r"bge-(small|base|large)-zh(-v1\.5)?": ("为这个句子生成表示以用于检索相关文章：", ""),  # noqa: RUF001
     r"mxbai-embed-(large|xsmall)-v1": (_RETRIEVAL, ""),
     r"snowflake-arctic-embed-(xs|s|m|m-v1\.5|l)": (_RETRIEVAL, ""),
     r"snowflake-arctic-embed-(m|l)-v2\.0": ("query: ", ""),

@@ -166,15 +166,15 @@ MUTATIONS = [
     (
         "a superscript stands at the worse system",
         "eval/report/compare.py",
-        "(name, second, first) if difference > 0 else (name, first, second)",
-        "(name, first, second) if difference > 0 else (name, second, first)",
+        "(name, measure, second, first) if difference > 0 else (name, measure, first, second)",
+        "(name, measure, first, second) if difference > 0 else (name, measure, second, first)",
         ["tests/eval/report/test_significance.py::test_superscripts_by_hand"],
     ),
     (
         "superscripts are not corrected for the number of tests",
         "eval/report/compare.py",
-        "holm([p for *_, p in tests])",
-        "[p for *_, p in tests]",
+        "holm([p for *_, p in found])",
+        "[p for *_, p in found]",
         ["tests/eval/report/test_significance.py::test_superscripts_by_hand"],
     ),
     (
@@ -194,8 +194,8 @@ MUTATIONS = [
     (
         "rounding errors are evidence of a difference",
         "eval/metrics.py",
-        "0.0 if abs(c.difference) <= TIE else c.difference",
-        "c.difference",
+        "np.where(np.abs(each) <= TIE, 0.0, each)",
+        "each",
         [f"{SIGNIFICANCE}::test_differences_that_are_rounding_errors_are_ties"],
     ),
     (

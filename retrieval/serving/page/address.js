@@ -1,4 +1,5 @@
-// What the page shows, and the fragment of its address that says so: the address of a page is the page. A fragment is never sent anywhere.
+// What the page shows, and the fragment of its address that says so: the address of a page is the page. A fragment is never sent anywhere;
+// an address that browsers and other pages make, such as ?q=TEXT, is read too, until the first change.
 
 const FIRST = 10; // results of a page
 
@@ -14,7 +15,7 @@ const state = {
 };
 
 function readAddress() {
-  const given = new URLSearchParams(location.hash.slice(1));
+  const given = new URLSearchParams(location.hash.slice(1) || location.search);
   state.query = given.get("q") ?? "";
   state.retriever = given.get("in");
   state.together = given.get("view") === "together";
@@ -37,8 +38,8 @@ function writeAddress({ entry = false } = {}) {
   if (state.from) kept.set("from", state.from);
   if (state.open !== null) kept.set("document", state.open);
   const fragment = kept.toString();
-  if (fragment === location.hash.slice(1)) return;
-  const address = `${location.pathname}${location.search}${fragment ? `#${fragment}` : ""}`;
+  if (fragment === location.hash.slice(1) && !location.search) return;
+  const address = `${location.pathname}${fragment ? `#${fragment}` : ""}`;
   history[entry ? "pushState" : "replaceState"](null, "", address);
   document.title = state.query ? `${visible(state.query)} · Quiver search` : "Quiver search";
 }

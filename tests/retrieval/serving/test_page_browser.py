@@ -254,6 +254,15 @@ def test_results_update_while_typing_and_the_address_holds_the_state(browser: An
     assert browser.complaints() == []
 
 
+def test_a_link_with_a_query_string_opens_a_search(browser: Any, service: Service) -> None:
+    browser.open(f"{service.url}?q=sea+birds&in=colbert", DESK)
+    browser.until(f"{FOUND}.length")
+    assert [service.searches[-1][name] for name in ("query", "retriever")] == ["sea birds", "colbert"]
+    browser.run("document.getElementById('query').select()")
+    browser.send("Input.dispatchKeyEvent", type="keyDown", key="Backspace", windowsVirtualKeyCode=8)
+    browser.until("document.querySelector('.welcome') && location.hash === '#in=colbert' && location.search === ''")
+
+
 def test_a_page_opens_in_the_state_of_its_address(browser: Any, service: Service) -> None:
     address = f"{service.url}#q=sea&in=colbert&filter={quote('year>=2012')}&effort=fast&document={quote('fish/1 %?#', safe='')}"
     browser.open(address, DESK)
