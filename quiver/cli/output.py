@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -178,12 +179,13 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     console = Console()
     folded, whole = (_least_widths(columns, numbers, narrowest) for narrowest in (_FOLDED, _WHOLE))
     # Names are folded hard only where that keeps the table in one piece.
-    widths = _unbroken(columns, numbers, folded, console.width) if len(_parts(folded, numbers, console.width)) == 1 else whole
-    for part_number, part in enumerate(_parts(widths, numbers, console.width)):
+    least = folded if len(_parts(folded, numbers, console.width)) == 1 else whole
+    for part_number, part in enumerate(_parts(least, numbers, console.width)):
+        widths = _fitted([columns[number] for number in part], [least[number] for number in part], console.width)
         table = Table(title=Text(title, style="table.title") if part_number == 0 else None, title_justify="left")
-        for number in part:
+        for number, width in zip(part, widths, strict=True):
             justify: Literal["right", "left"] = "right" if numbers[number] else "left"
-            table.add_column(columns[number][0], justify=justify, no_wrap=numbers[number], overflow="fold", min_width=widths[number])
+            table.add_column(columns[number][0], justify=justify, no_wrap=numbers[number], overflow="fold", width=width)
         for row in rows:
             table.add_row(*(Text(row[number]) for number in part))
         console.print(table)
@@ -198,13 +200,21 @@ def _least_widths(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequenc
     ]
 
 
-def _unbroken(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool], widths: Sequence[int], room: int) -> list[int]:
-    """Widen text columns to their longest word, such as a path, from the left as far as the terminal is wide."""
-    left, found = room - 1 - sum(width + 3 for width in widths), list(widths)
-    for number, (_, cells) in enumerate(columns):
-        wanted = max((len(word) for cell in cells for word in cell.split()), default=0) - found[number]
-        if not numbers[number] and 0 < wanted <= left:
-            found[number], left = found[number] + wanted, left - wanted
+def _fitted(columns: Sequence[tuple[str, Sequence[str]]], least: Sequence[int], room: int) -> list[int]:
+    """Widths of columns: from the left, room for the longest word, such as a path; then for the longest text, up to its length.
+
+    rich would make the table wider than the terminal where columns have least widths.
+    """
+    left, found = room - 1 - sum(width + 3 for width in least), list(least)
+    words = [max((cell_len(word) for cell in cells for word in cell.split()), default=0) for _, cells in columns]
+    longest = [max(map(cell_len, (name, *cells))) for name, cells in columns]
+    for number, word in enumerate(words):
+        if 0 < word - found[number] <= left:
+            left -= word - found[number]
+            found[number] = word
+    for _ in range(left):
+        narrow = max(range(len(found)), key=lambda number: longest[number] - found[number])
+        found[narrow] += longest[narrow] > found[narrow]
     return found
 
 

@@ -275,7 +275,7 @@ def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, document
         counts = [] if group_by is None else [str(hit["group"]), str(len(hit["passages"]))][-len(grouped) :]
         ranks = _ranks(hit) if Console().width >= _WIDE else [text.partition(" ")[0] for text in _ranks(hit)]
         rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *ranks, _shown_text(hit)))
-    each = "" if group_by is None else f", one for each {group_by}; passages: how many of it were found"
+    each = "" if group_by is None else f", one for each {group_by}; passages: number found of each"
     places = f"; {', '.join(origins)}: rank there" if origins else ""
     print_table(f"{len(hits)} of {documents:,} documents{each}{places}", ("document", "score", *grouped, *origins, "text"), rows)
 
