@@ -50,6 +50,7 @@ from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Run, TokenModel
 from quiver.retrieval.search.explain import token_matches
 from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Retriever
@@ -155,7 +156,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         cache: Folder that keeps vectors by model and text; None keeps them during this call only.
         executor: Executor that encodes the documents; remote workers can run Quiver's own models only.
         offline: Never download a collection; a missing one raises an error that names the download command.
-        progress: Show a progress bar while encoding.
+        progress: Show progress bars.
         command: Command line to record in the results.
         overwrite: Replace existing results in ``out``.
 
@@ -197,7 +198,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     benchmarks = _benchmarks(given, split, in_domain, offline=offline, progress=progress)
     _check_runs((run, *fuse), len(benchmarks))
     named = SystemDocuments.of([*first, *fuse], group_by)
-    checked = [_check(benchmark, named, written=out is not None) for benchmark in benchmarks]
+    checked = [_check(benchmark, named, written=out is not None, progress=progress) for benchmark in benchmarks]
     groups = None if named is None else named.groups
     check_preset(effort)
     with open_embedding_store(None if cache is None else Path(cache), executor) as store:
@@ -220,7 +221,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         others = tuple(base for base in baselines if base != system.kind)
         settings = _Settings(k, engine, effort, others, tuple(in_domain), contender.made_of)
         with _stage(out, system, settings, overwrite=overwrite) as stage:
-            evaluation = _Evaluation(system, contender.ranker, _explanation(contender.model), settings, stage, groups)
+            rankers = _baseline_rankers(others, groups, progress=progress)
+            evaluation = _Evaluation(system, contender.ranker, rankers, _explanation(contender.model), settings, stage)
             scored = tuple(map(evaluation.score, checked))
             results = Results(system, scored, provenance(command))
             if stage is not None:
@@ -333,24 +335,25 @@ class _Checked:
     seconds: float
 
 
-def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool) -> _Checked:
+def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool, progress: bool) -> _Checked:
     """Read a collection completely, so that errors in its files are reported before hours of encoding."""
-    started = time.perf_counter()
-    collection = benchmark.load(needs_corpus=named is None)
-    replaced = named is not None and (named.groups is not None or not collection.has_corpus)
-    if named is not None and replaced:
-        benchmark, collection = named.of_collection(benchmark, collection)
-    queries, shared, empty = collection.qrels.keys(), 0, 0
-    if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
-        raise _spaced(benchmark, spaced)
-    checksum = DataChecksum()
-    for document in collection.documents:
-        if written and document.id.split() != [document.id]:
-            raise _spaced(benchmark, document.id)
-        shared += document.id in queries
-        empty += not document.text.strip()
-        if not replaced:  # otherwise the documents belong to the system, and systems of the same queries and judgements are comparable
-            checksum.add_document(document)
+    started, checksum = time.perf_counter(), DataChecksum()
+    with progress_bar("reading", None, enabled=progress) as advance:
+        collection = benchmark.load(needs_corpus=named is None)
+        replaced = named is not None and (named.groups is not None or not collection.has_corpus)
+        if named is not None and replaced:
+            benchmark, collection = named.of_collection(benchmark, collection)
+        queries, shared, empty = collection.qrels.keys(), 0, 0
+        if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
+            raise _spaced(benchmark, spaced)
+        for document in collection.documents:
+            if written and document.id.split() != [document.id]:
+                raise _spaced(benchmark, document.id)
+            shared += document.id in queries
+            empty += not document.text.strip()
+            if not replaced:  # otherwise the documents belong to the system, and systems of the same queries and judgements are comparable
+                checksum.add_document(document)
+            advance(1)
     if replaced:
         collection = replace(collection, empty_texts=0 if isinstance(collection.documents, NamedDocuments) else empty)
     if shared and not benchmark.policy.exclude_self:
@@ -361,6 +364,12 @@ def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool
 
 def _spaced(benchmark: Benchmark, key: str) -> InputError:
     return InputError(f"{benchmark.name}: the id {key!r} contains white space, which a TREC run cannot hold; rename it")
+
+
+def _baseline_rankers(names: Sequence[str], groups: GroupedDocuments | None, *, progress: bool) -> dict[str, Ranker]:
+    """The rankers of baselines, which rank the values of a field if the system does."""
+    rankers: dict[str, Ranker] = {name: BASELINES[name](progress) for name in names}
+    return rankers if groups is None else {name: GroupedRanker(ranker, groups) for name, ranker in rankers.items()}
 
 
 @contextmanager
@@ -376,17 +385,14 @@ def _stage(out: str | Path | None, system: System, settings: _Settings, *, overw
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """Scores one collection after the other with the same system and settings.
-
-    ``stage`` receives the files, if any are written; ``groups`` are what the baselines rank too, if values of a field are ranked.
-    """
+    """Scores one collection after the other with the same system and settings; ``stage`` receives the files, if any are written."""
 
     system: System
     rank: Ranker
+    baselines: Mapping[str, Ranker]
     explain: Explain | None
     settings: _Settings
     stage: Stage | None
-    groups: GroupedDocuments | None
 
     def score(self, checked: _Checked) -> CollectionResult:
         """Score one collection, or return its result if an interrupted evaluation has finished it."""
@@ -454,8 +460,7 @@ class _Evaluation:
     def _baseline(self, name: str, benchmark: Benchmark, collection: Collection) -> tuple[Baseline, float]:
         """Scores of a baseline, and the seconds it took."""
         started = time.perf_counter()
-        ranker = BASELINES[name] if self.groups is None else GroupedRanker(BASELINES[name], self.groups)
-        ranking: Ranking = ranker(benchmark, collection, self.settings.k)
+        ranking: Ranking = self.baselines[name](benchmark, collection, self.settings.k)
         scores = self._scores(collection, ranking)
         key = f"{benchmark.key}.{name}"
         baseline = Baseline(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,8 @@ from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, load_model
-from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, ModelCard, Query, Run, TokenModel
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, Run, TokenModel
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.retrievers import (
@@ -52,7 +53,7 @@ from quiver.retrieval.search.retrievers import (
     VectorRetriever,
     WordRetriever,
 )
-from quiver.retrieval.search.search import Fusion, SearchResult
+from quiver.retrieval.search.search import Fusion, SearchResult, search_slices
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -130,7 +131,7 @@ class ModelRanker:
         store: Store for the vectors.
         engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engines.parse_engine`.
         effort: Search effort: a preset, or search parameters of the engine by name.
-        progress: Show a progress bar while encoding.
+        progress: Show progress bars.
     """
 
     model: DenseModel | TokenModel
@@ -149,7 +150,7 @@ class ModelRanker:
         Raises:
             InputError: The index cannot be built for this model or collection.
         """
-        watch, card, policy = Stopwatch(), self.model.card, benchmark.policy
+        watch, policy = Stopwatch(), benchmark.policy
         # Queries first: they take seconds, and a faulty model fails on them already.
         queries = self._encode([query.text for query in collection.queries], "query", len(collection.queries))
         vectors = query_vectors(queries)
@@ -157,10 +158,11 @@ class ModelRanker:
         ids: list[str] = []
         documents = self._encode(_contents(collection, policy, ids), "document", len(collection.documents))
         watch.lap("encode_documents")
-        index = index_vectors(ids, documents.rows, card, lengths=documents.lengths, engine=self.engine, device=device_of(self.model))
+        model, lengths = self.model, documents.lengths
+        index = index_vectors(ids, documents.rows, model.card, lengths=lengths, engine=self.engine, device=device_of(model))
         watch.lap("index")
         wanted = depth(k, policy)
-        hits = _searched(index, vectors, wanted, card, self.effort)
+        hits = self._search(index, vectors, wanted, self.effort)
         watch.lap("search")
         exact = index.kind.startswith("exact-")
         overlaps = tuple(cut for cut in OVERLAPS if cut <= k)
@@ -186,16 +188,15 @@ class ModelRanker:
         if not cuts:
             return {}
         model, lengths = self.model, documents.lengths
-        exact = index_vectors(ids, documents.rows, model.card, lengths=lengths, device=device_of(model)).search(queries, max(cuts))
+        index = index_vectors(ids, documents.rows, model.card, lengths=lengths, device=device_of(model))
+        exact = self._search(index, queries, max(cuts), "balanced")
         return {_name(cut): overlap(exact, hits, cut) for cut in cuts}
 
-
-def _searched(index: Index, queries: Any, k: int, card: ModelCard, effort: str | Mapping[str, Setting]) -> Hits:
-    try:
-        hits: Hits = index.search(queries, k, effort=effort)
-        return hits
-    except ValueError as error:  # the shapes are known to be right, so the cause is in the model's vectors
-        raise InputError(f"{card.source}: its vectors cannot be searched: {error}") from error
+    def _search(self, index: Index, queries: Any, k: int, effort: str | Mapping[str, Setting]) -> Hits:
+        try:
+            return search_slices(lambda part: index.search(queries[part], k, effort=effort), len(queries), progress=self.progress)
+        except ValueError as error:  # the shapes are known to be right, so the cause is in the model's vectors
+            raise InputError(f"{self.model.card.source}: its vectors cannot be searched: {error}") from error
 
 
 def query_vectors(stored: StoredVectors) -> Any:
@@ -239,7 +240,13 @@ def overlap(exact: Hits, hits: Hits, k: int) -> float:
 
 
 def bm25_run(
-    collection: Collection, *, k: int = 1000, use_title: bool = True, exclude_self: bool = False, limits: BlockLimits | None = None
+    collection: Collection,
+    *,
+    k: int = 1000,
+    use_title: bool = True,
+    exclude_self: bool = False,
+    limits: BlockLimits | None = None,
+    progress: bool = False,
 ) -> dict[str, dict[str, float]]:
     """Rank the collection's documents for its queries with BM25; the corpus is processed in blocks, so a large one needs little memory.
 
@@ -249,24 +256,33 @@ def bm25_run(
         use_title: Include titles in the text of the documents.
         exclude_self: Drop the document with the query's own id before the run is cut.
         limits: Size of the blocks in which the corpus is read.
+        progress: Show a progress bar over the documents, which are read twice.
 
     Returns:
         A run with every query in it. It holds only documents that share a word with the query.
     """
     k = check_k(k)
     policy = Policy(exclude_self=exclude_self, use_title=use_title)
-    hits = rank_streamed(
-        lambda: ((document.id, document.content(use_title=use_title)) for document in collection.documents),
-        [query.text for query in collection.queries],
-        depth(k, policy),
-        limits=limits,
-    )
+    with progress_bar("BM25", 2 * len(collection.documents), enabled=progress) as advance:
+        hits = rank_streamed(
+            lambda: ((document.id, document.content(use_title=use_title)) for document in collection.documents),
+            [query.text for query in collection.queries],
+            depth(k, policy),
+            limits=limits,
+            advance=advance,
+        )
     return cut(hits.to_run([query.id for query in collection.queries]), k, policy)
 
 
 @dataclass(frozen=True)
 class WordRanker:
-    """Ranks documents by BM25."""
+    """Ranks documents by BM25.
+
+    Attributes:
+        progress: Show a progress bar.
+    """
+
+    progress: bool = False
 
     def check(self, benchmark: Benchmark, collection: Collection) -> None:
         """See `Ranker`; any collection with texts has words."""
@@ -275,7 +291,7 @@ class WordRanker:
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`."""
         started, policy = time.perf_counter(), benchmark.policy
-        run = bm25_run(collection, k=k, use_title=policy.use_title, exclude_self=policy.exclude_self)
+        run = bm25_run(collection, k=k, use_title=policy.use_title, exclude_self=policy.exclude_self, progress=self.progress)
         return Ranking(run, IndexUsed("bm25", PARAMETERS), Truncated(0, 0), {"search": time.perf_counter() - started})
 
 
@@ -733,8 +749,8 @@ def _most(counts: Sequence[int | None]) -> int | None:
     return max(known) if len(known) == len(counts) else None
 
 
-BASELINES: Mapping[str, Ranker] = {"bm25": WordRanker()}
-"""Baseline name -> ranker. Each baseline can also be evaluated as the system itself: ``model="bm25"``."""
+BASELINES: Mapping[str, Callable[[bool], Ranker]] = {"bm25": WordRanker}
+"""Baseline name -> ranker, with or without progress bars. Each baseline can also be evaluated as the system itself: ``model="bm25"``."""
 
 
 @dataclass(frozen=True)
@@ -808,7 +824,7 @@ class Contenders:
             InputError: It cannot be loaded, or the engine does not suit it.
         """
         if isinstance(model, (str, Path)) and str(model) == BM25.source:
-            return Contender(BM25, WordRanker())
+            return Contender(BM25, WordRanker(self.progress))
         loaded = self._load(str(model)) if isinstance(model, (str, Path)) else model
         self.encodes = self.searches = True
         check_engine(self.engine, loaded.card)

@@ -238,9 +238,6 @@ QueryFile: TypeAlias = Annotated[
 Out: TypeAlias = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
 ModelOut: TypeAlias = Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")]
 RunOut: TypeAlias = Annotated[
-    Path, typer.Option("--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md.")
-]
-OptionalRunOut: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md. Required without --dry-run."

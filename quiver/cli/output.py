@@ -90,6 +90,19 @@ def open_executor(
     return LocalProcesses(workers or 0)
 
 
+def place_encoding(
+    executor: str, *, workers: int | None, address: str | None, device: str | None, devices: str | None
+) -> tuple[Executor, str | None]:
+    """The executor that the options ask for, and the device of the model in this process, which encodes the queries.
+
+    Raises:
+        InputError: See `open_executor` and `parse_devices`.
+    """
+    where = parse_devices(devices)
+    found = open_executor(executor, workers=workers, address=address, device=device, devices=where)
+    return found, where[0] if where else device
+
+
 def _on_devices(name: str, devices: Sequence[str], workers: int | None, address: str | None, device: str | None) -> Executor:
     others = {"--executor ray": name == "ray", "--workers": workers, "--address": address, "--device": device}
     if given := [option for option, value in others.items() if value]:
@@ -248,30 +261,3 @@ def command_line() -> str:
 def quiver_version() -> str:
     """Return the installed version of Quiver."""
     return installed_version("quiver-retrieval") or "unknown (not installed)"
-
-
-def check_fusion(
-    rankings: Sequence[str], method: str | None, weights: str | None, normalize: str | None, rerank: str | None, candidates: int | None
-) -> None:
-    """Check the options of a fusion and a re-ranking before anything is opened.
-
-    Args:
-        rankings: What is searched, fused rankings included.
-        method: Value of ``--fusion``.
-        weights: Value of ``--weights``.
-        normalize: Value of ``--normalize``.
-        rerank: Value of ``--rerank``.
-        candidates: Value of ``--candidates``.
-
-    Raises:
-        InputError: They do not go together.
-    """
-    if len(rankings) < 2 and (method or weights is not None or normalize):
-        raise InputError("--fusion, --weights and --normalize need a second ranking; add --fuse bm25 or --fuse INDEX")
-    if candidates is not None and len(rankings) < 2 and rerank is None:
-        raise InputError("--candidates needs --fuse or --rerank, whose candidates it counts")
-    fused = rankings[1:]
-    if len(set(fused)) < len(fused):
-        raise InputError(f"--fuse {max(fused, key=fused.count)} is repeated; set its weight with --weights instead")
-    if normalize and method != "weighted":
-        raise InputError("--normalize applies only to --fusion weighted")

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.cli import options
-from quiver.cli.output import check_fusion, print_json, print_table, read_ids, say, say_error, show_progress
+from quiver.cli.output import print_json, print_table, read_ids, say, say_error, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_size
 
@@ -106,7 +106,6 @@ def search(
     _check_options(text, queries, out, explain=explain)
     _check_effort(effort, target_recall)
     given = [str(folder), *(fuse or [])]
-    check_fusion(given, fusion, weights, normalize, rerank, candidates)
     if generation is not None and (shards or shard_memory):
         raise InputError("--generation opens an index in this process; remove --shards and --shard-memory")
 
@@ -117,7 +116,7 @@ def search(
     from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes
 
     condition = _condition(conditions or [], ids)
-    how = make_fusion(len(given), fusion, weights, normalize)
+    how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
     query_list = queries_of(text, queries)
     _check_queries(query_list, queries)
     sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))

@@ -15,12 +15,13 @@ import hashlib
 import importlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
 
 NAME = "bm25"
@@ -54,13 +55,23 @@ class Words(NamedTuple):
     vocabulary: Mapping[str, int]
 
 
-def split_words(texts: Iterable[str]) -> Words:
+def split_words(texts: Iterable[str], advance: Advance = lambda texts: None) -> Words:
     """Split texts into words as bm25s does: lower case, runs of two or more letters, digits and underscores.
+
+    Args:
+        texts: The texts.
+        advance: Called with 1 after each text.
 
     Raises:
         InputError: bm25s is not installed.
     """
-    found = _bm25s().tokenize(texts, stopwords=STOP_WORDS, stemmer=None, show_progress=False)
+
+    def taken() -> Iterator[str]:
+        for text in texts:
+            yield text
+            advance(1)
+
+    found = _bm25s().tokenize(taken(), stopwords=STOP_WORDS, stemmer=None, show_progress=False)
     return Words(found.ids, found.vocab)
 
 
