@@ -29,6 +29,7 @@ napoleon_use_ivar = True
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "Quiver"
 html_static_path = ["static"]
 html_css_files = ["site.css"]

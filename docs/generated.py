@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import typer.main
+from docutils import nodes
 from pydantic.fields import FieldInfo
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
@@ -31,6 +32,8 @@ def setup(sphinx: Sphinx) -> dict[str, Any]:
     """Register the replacement of marks and notebooks."""
     sphinx.connect("source-read", _complete)
     sphinx.connect("autodoc-process-docstring", _keep_first_line, priority=1)
+    sphinx.connect("autodoc-process-signature", _shorten_factories)
+    sphinx.connect("doctree-read", _polish)
     return {"parallel_read_safe": True}
 
 
@@ -42,10 +45,30 @@ def _complete(sphinx: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _keep_first_line(sphinx: Sphinx, kind: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
-    """Begin with an empty line, because Napoleon would take an attribute's first line up to a colon for its type."""
+    """Begin with an empty comment, because Napoleon would take an attribute's first line up to a colon for its type."""
     del sphinx, name, found, options
     if kind in ("attribute", "property", "data"):
-        lines.insert(0, "")
+        lines[:0] = ["..", ""]
+
+
+def _shorten_factories(sphinx: Sphinx, kind: str, name: str, found: Any, options: Any, signature: str, returned: str) -> tuple[str, str]:
+    """Write ``...`` for a default that a function makes: Sphinx cannot parse ``<factory>``."""
+    del sphinx, kind, name, found, options
+    return signature and signature.replace("<factory>", "..."), returned
+
+
+def _polish(sphinx: Sphinx, doctree: nodes.document) -> None:
+    """Mark code with words that may have to be broken, use a dash between an argument and its meaning, and call attributes so."""
+    del sphinx
+    for literal in doctree.findall(nodes.literal):
+        in_table = isinstance(literal.parent, nodes.entry) or isinstance(literal.parent.parent, nodes.entry)
+        if max(map(len, literal.astext().split()), default=0) > (16 if in_table else 36):
+            literal["classes"].append("long")
+    for text in list(doctree.findall(nodes.Text)):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
+        elif text == "Variables" and isinstance(text.parent, nodes.field_name):
+            text.parent.replace(text, nodes.Text("Attributes"))
 
 
 def escape(text: str) -> str:
@@ -78,14 +101,21 @@ def _section(command: Any, context: Any) -> str:
         if paragraph.startswith("\b\n"):  # which Click does not wrap
             examples = [line.strip() for line in paragraph.splitlines()[2:]]
         else:
-            parts.append(escape(" ".join(paragraph.split())))
+            parts.append(_options(" ".join(paragraph.split())))
     if examples:
         parts.append("```sh\n" + "\n".join(examples) + "\n```")
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record and "--help" not in parameter.opts:
-            parts.append(f"`{record[0].strip()}`\n: {escape(' '.join(record[1].split()))}")
+            name = record[0].strip().removeprefix("/ ").replace("list[", "").replace("]>", ">").replace("<int range>", "<int>")
+            parts.append(f"`{name}`\n: {_options(' '.join(record[1].split()))}")
     return "\n\n".join(parts)
+
+
+def _options(text: str) -> str:
+    """Plain text as Markdown, with the names of options as code."""
+    parts = re.split(r"(?<![\w-])(--[a-z][\w-]*)", text)
+    return "".join(f"`{part}`" if number % 2 else escape(part) for number, part in enumerate(parts))
 
 
 # Recipes and other settings.

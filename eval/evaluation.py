@@ -20,10 +20,10 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import file_sha256, write_json
+from quiver.encoder.files import expand_home, file_sha256, write_json
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, resolve
 from quiver.eval.metrics import MEASURES, Interval, Scores, bootstrap_interval, judged_at, score
-from quiver.eval.rankers import BASELINES, Contenders, Ranker, Ranking, is_run
+from quiver.eval.rankers import BASELINES, Contenders, GroupedDocuments, GroupedRanker, Ranker, Ranking, SystemDocuments, is_run
 from quiver.eval.results import (
     HEADLINE,
     SCHEMA,
@@ -44,11 +44,12 @@ from quiver.eval.results import (
     results_folder,
     write_results,
 )
-from quiver.retrieval.data.corpus import Collection, ranked, write_run
+from quiver.retrieval.data.corpus import Collection, NamedDocuments, ranked, write_run
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Run, TokenModel
 from quiver.retrieval.search.explain import token_matches
 from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Retriever
@@ -82,14 +83,17 @@ class _Settings:
 
 def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice that a report states
     model: str | Path | DenseModel | TokenModel | Retriever | None,
-    data: str | Path | Benchmark | Sequence[str | Path | Benchmark],
+    data: str | Path | Benchmark | Sequence[str | Path | Benchmark] = (),
     *,
+    queries: str | Path | None = None,
+    qrels: str | Path | None = None,
     index: str | Path | None = None,
     run: str | Path | None = None,
     fuse: Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
     fusion: Fusion | None = None,
     rerank: str | Path | None = None,
     candidates: int | None = None,
+    group_by: str | None = None,
     name: str = "",
     split: str | None = None,
     out: str | Path | None = None,
@@ -125,9 +129,13 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         rerank: ColBERT model, or index of one, that re-ranks the candidates.
         candidates: Documents that each system contributes to a fusion or a re-ranking; None for 100. The run holds no more, and measures
             with a deeper cut are left out.
+        group_by: Field of an index, such as ``"file"``, whose values are ranked, each by its best passage; the judgements name values.
         name: Name of the system in reports; empty for one made from its parts.
         data: BEIR folders, or registered names such as ``"beir/scifact"`` or ``"beir"``. Pass a ``Benchmark`` to set the policy or split
-            of one collection.
+            of one collection. A folder needs no corpus if an index or a run is scored: the documents are those that it names.
+        queries: File of queries, see `quiver.retrieval.data.corpus.read_queries`, instead of those of the folder; without ``data``,
+            ``queries`` and ``qrels`` are a collection by themselves.
+        qrels: File of judgements, see `quiver.retrieval.data.corpus.read_qrels`, instead of a split of the folder.
         split: Split of the judgements. None: each collection's published split, or ``test`` for a folder that is not a registered
             collection.
         out: Folder for ``results.json``, the TREC runs and the scores per query; None writes nothing.
@@ -147,7 +155,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         cache: Folder that keeps vectors by model and text; None keeps them during this call only.
         executor: Executor that encodes the documents; remote workers can run Quiver's own models only.
         offline: Never download a collection; a missing one raises an error that names the download command.
-        progress: Show a progress bar while encoding.
+        progress: Show progress bars.
         command: Command line to record in the results.
         overwrite: Replace existing results in ``out``.
 
@@ -183,9 +191,14 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     )
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
-    benchmarks = _benchmarks(data, split, in_domain, offline=offline, progress=progress)
+    given = [data] if isinstance(data, (str, Path, Benchmark)) else list(data)
+    if queries is not None or qrels is not None:
+        given = [_benchmark_of_files(given, queries, qrels, split)]
+    benchmarks = _benchmarks(given, split, in_domain, offline=offline, progress=progress)
     _check_runs((run, *fuse), len(benchmarks))
-    checked = [_check(benchmark, written=out is not None) for benchmark in benchmarks]
+    named = SystemDocuments.of([*first, *fuse], group_by)
+    checked = [_check(benchmark, named, written=out is not None, progress=progress) for benchmark in benchmarks]
+    groups = None if named is None else named.groups
     check_preset(effort)
     with open_embedding_store(None if cache is None else Path(cache), executor) as store:
         contenders = Contenders(store, engine, effort, library, dtype, device, batch_tokens, model_options, progress)
@@ -198,6 +211,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         contender = parts[0] if len(parts) == 1 else contenders.fused(parts, fusion or RECIPROCAL_RANKS, candidates or CANDIDATES)
         if rerank is not None:
             contender = contenders.reranked(contender, str(rerank), candidates or CANDIDATES)
+        if groups is not None:
+            contender = contenders.grouped(contender, groups)
         contenders.check_options()
         system = replace(contender.system, name=name)
         for each in checked:
@@ -205,7 +220,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         others = tuple(base for base in baselines if base != system.kind)
         settings = _Settings(k, engine, effort, others, tuple(in_domain), contender.made_of)
         with _stage(out, system, settings, overwrite=overwrite) as stage:
-            evaluation = _Evaluation(system, contender.ranker, _explanation(contender.model), settings, stage)
+            rankers = _baseline_rankers(others, groups, progress=progress)
+            evaluation = _Evaluation(system, contender.ranker, rankers, _explanation(contender.model), settings, stage)
             scored = tuple(map(evaluation.score, checked))
             results = Results(system, scored, provenance(command))
             if stage is not None:
@@ -253,20 +269,41 @@ def _check_runs(given: Sequence[object], collections: int) -> None:
             )
 
 
+def _benchmark_of_files(
+    data: Sequence[str | Path | Benchmark], queries: str | Path | None, qrels: str | Path | None, split: str | None
+) -> Benchmark:
+    """The collection of files of queries and judgements, and of a folder for what is not given."""
+    asked, judged = (None if file is None else Path(file) for file in (queries, qrels))
+    if judged is not None and split is not None:
+        raise InputError(f"{judged}: judgements from a file (--qrels) have no split; leave out the split (--split)")
+    for file in (asked, judged):
+        if file is not None and not file.is_file():
+            raise InputError(f"{file}: no such file")
+    if not data and asked is not None and judged is not None:
+        return Benchmark.of_files(asked, judged)
+    if not data:
+        raise InputError("queries (--queries) and judgements (--qrels) go together; pass both, or a folder with the other as data (--data)")
+    if len(data) > 1 or isinstance(data[0], Benchmark) or not expand_home(data[0]).is_dir():
+        raise InputError("queries (--queries) and judgements (--qrels) replace those of a single local folder (--data)")
+    return Benchmark.of_folder(expand_home(data[0]), split, queries=asked, qrels=judged)
+
+
 def _benchmarks(
-    data: str | Path | Benchmark | Sequence[str | Path | Benchmark],
+    given: Sequence[str | Path | Benchmark],
     split: str | None,
     in_domain: Sequence[str],
     *,
     offline: bool,
     progress: bool,
 ) -> list[Benchmark]:
-    given = [data] if isinstance(data, (str, Path, Benchmark)) else data
     benchmarks: list[Benchmark] = []
     for each in given:
         benchmarks += [each] if isinstance(each, Benchmark) else resolve(each, split, offline=offline, progress=progress)
     if not benchmarks:
-        raise InputError("no collection was given; pass at least one BEIR folder or a name from quiver collections list")
+        raise InputError(
+            "no collection was given; pass a BEIR folder or a name from quiver collections list (--data), or files of queries and"
+            " judgements (--queries, --qrels)"
+        )
     keys = Counter(benchmark.key for benchmark in benchmarks)
     if twice := [key for key, count in keys.items() if count > 1]:
         raise InputError(f"two collections are called {twice[0]}, and their files would overwrite each other; rename a folder")
@@ -293,19 +330,27 @@ class _Checked:
     seconds: float
 
 
-def _check(benchmark: Benchmark, *, written: bool) -> _Checked:
+def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool, progress: bool) -> _Checked:
     """Read a collection completely, so that errors in its files are reported before hours of encoding."""
-    started = time.perf_counter()
-    collection = benchmark.load()
-    queries, shared = collection.qrels.keys(), 0
-    if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
-        raise _spaced(benchmark, spaced)
-    checksum = DataChecksum()
-    for document in collection.documents:
-        if written and document.id.split() != [document.id]:
-            raise _spaced(benchmark, document.id)
-        shared += document.id in queries
-        checksum.add_document(document)
+    started, checksum = time.perf_counter(), DataChecksum()
+    with progress_bar("reading", None, enabled=progress) as advance:
+        collection = benchmark.load(needs_corpus=named is None)
+        replaced = named is not None and (named.groups is not None or not collection.has_corpus)
+        if named is not None and replaced:
+            benchmark, collection = named.of_collection(benchmark, collection)
+        queries, shared, empty = collection.qrels.keys(), 0, 0
+        if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
+            raise _spaced(benchmark, spaced)
+        for document in collection.documents:
+            if written and document.id.split() != [document.id]:
+                raise _spaced(benchmark, document.id)
+            shared += document.id in queries
+            empty += not document.text.strip()
+            if not replaced:  # otherwise the documents belong to the system, and systems of the same queries and judgements are comparable
+                checksum.add_document(document)
+            advance(1)
+    if replaced:
+        collection = replace(collection, empty_texts=0 if isinstance(collection.documents, NamedDocuments) else empty)
     if shared and not benchmark.policy.exclude_self:
         logger.warning("%s: %d query ids are document ids too; a query may retrieve itself (exclude_self is off)", benchmark.name, shared)
     sha256 = checksum.hexdigest(collection.queries, collection.qrels)
@@ -314,6 +359,12 @@ def _check(benchmark: Benchmark, *, written: bool) -> _Checked:
 
 def _spaced(benchmark: Benchmark, key: str) -> InputError:
     return InputError(f"{benchmark.name}: the id {key!r} contains white space, which a TREC run cannot hold; rename it")
+
+
+def _baseline_rankers(names: Sequence[str], groups: GroupedDocuments | None, *, progress: bool) -> dict[str, Ranker]:
+    """The rankers of baselines, which rank the values of a field if the system does."""
+    rankers: dict[str, Ranker] = {name: BASELINES[name](progress) for name in names}
+    return rankers if groups is None else {name: GroupedRanker(ranker, groups) for name, ranker in rankers.items()}
 
 
 @contextmanager
@@ -333,6 +384,7 @@ class _Evaluation:
 
     system: System
     rank: Ranker
+    baselines: Mapping[str, Ranker]
     explain: Explain | None
     settings: _Settings
     stage: Stage | None
@@ -356,9 +408,13 @@ class _Evaluation:
         key, policy, metadata = benchmark.key, benchmark.policy, benchmark.metadata
         ranking = self.rank(benchmark, collection, self.settings.k)
         scores = self._scores(collection, ranking)
-        baselines = tuple(self._baseline(name, benchmark, collection) for name in self.settings.baselines)
+        names = self.settings.baselines
+        if names and isinstance(collection.documents, NamedDocuments):
+            logger.warning("%s: the texts of the documents are not known, so %s is left out", key, " and ".join(names))
+            names = ()
+        baselines = tuple(self._baseline(name, benchmark, collection) for name in names)
         # Count the baselines' time under their own names, so that it is not part of "other".
-        seconds = {**ranking.seconds, **{name: taken for name, (_, taken) in zip(self.settings.baselines, baselines, strict=True)}}
+        seconds = {**ranking.seconds, **{name: taken for name, (_, taken) in zip(names, baselines, strict=True)}}
         return CollectionResult(
             name=benchmark.name,
             split=benchmark.split,
@@ -399,7 +455,7 @@ class _Evaluation:
     def _baseline(self, name: str, benchmark: Benchmark, collection: Collection) -> tuple[Baseline, float]:
         """Scores of a baseline, and the seconds it took."""
         started = time.perf_counter()
-        ranking: Ranking = BASELINES[name](benchmark, collection, self.settings.k)
+        ranking: Ranking = self.baselines[name](benchmark, collection, self.settings.k)
         scores = self._scores(collection, ranking)
         key = f"{benchmark.key}.{name}"
         baseline = Baseline(

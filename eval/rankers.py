@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -21,20 +21,22 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth
 from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated, index_name
-from quiver.retrieval.data.corpus import Collection, read_run
+from quiver.retrieval.data.corpus import Collection, DocumentSource, NamedDocuments, read_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
 from quiver.retrieval.display import short_names
 from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine, check_k
-from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, load_model
-from quiver.retrieval.records import DenseModel, Dtype, Hits, ModelCard, Query, Run, TokenModel
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, Run, TokenModel
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
+from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.retrievers import (
     CANDIDATES,
     CandidateScorer,
@@ -51,7 +53,7 @@ from quiver.retrieval.search.retrievers import (
     VectorRetriever,
     WordRetriever,
 )
-from quiver.retrieval.search.search import Fusion, SearchResult
+from quiver.retrieval.search.search import Fusion, SearchResult, search_slices
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -125,7 +127,7 @@ class ModelRanker:
         store: Store for the vectors.
         engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engines.parse_engine`.
         effort: Search effort: a preset, or search parameters of the engine by name.
-        progress: Show a progress bar while encoding.
+        progress: Show progress bars.
     """
 
     model: DenseModel | TokenModel
@@ -135,7 +137,8 @@ class ModelRanker:
     progress: bool = False
 
     def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`; any collection can be encoded."""
+        """See `Ranker`; any collection with texts can be encoded."""
+        _check_texts(self.model.card.source, benchmark, collection)
 
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`.
@@ -143,7 +146,7 @@ class ModelRanker:
         Raises:
             InputError: The index cannot be built for this model or collection.
         """
-        watch, card, policy = Stopwatch(), self.model.card, benchmark.policy
+        watch, policy = Stopwatch(), benchmark.policy
         # Queries first: they take seconds, and a faulty model fails on them already.
         queries = self._encode([query.text for query in collection.queries], "query", len(collection.queries))
         vectors = query_vectors(queries)
@@ -151,10 +154,11 @@ class ModelRanker:
         ids: list[str] = []
         documents = self._encode(_contents(collection, policy, ids), "document", len(collection.documents))
         watch.lap("encode_documents")
-        index = index_vectors(ids, documents.rows, card, lengths=documents.lengths, engine=self.engine, device=device_of(self.model))
+        model, lengths = self.model, documents.lengths
+        index = index_vectors(ids, documents.rows, model.card, lengths=lengths, engine=self.engine, device=device_of(model))
         watch.lap("index")
         wanted = depth(k, policy)
-        hits = _searched(index, vectors, wanted, card, self.effort)
+        hits = self._search(index, vectors, wanted, self.effort)
         watch.lap("search")
         exact = index.kind.startswith("exact-")
         overlaps = tuple(cut for cut in OVERLAPS if cut <= k)
@@ -180,16 +184,15 @@ class ModelRanker:
         if not cuts:
             return {}
         model, lengths = self.model, documents.lengths
-        exact = index_vectors(ids, documents.rows, model.card, lengths=lengths, device=device_of(model)).search(queries, max(cuts))
+        index = index_vectors(ids, documents.rows, model.card, lengths=lengths, device=device_of(model))
+        exact = self._search(index, queries, max(cuts), "balanced")
         return {_name(cut): overlap(exact, hits, cut) for cut in cuts}
 
-
-def _searched(index: Index, queries: Any, k: int, card: ModelCard, effort: str | Mapping[str, Setting]) -> Hits:
-    try:
-        hits: Hits = index.search(queries, k, effort=effort)
-        return hits
-    except ValueError as error:  # the shapes are known to be right, so the cause is in the model's vectors
-        raise InputError(f"{card.source}: its vectors cannot be searched: {error}") from error
+    def _search(self, index: Index, queries: Any, k: int, effort: str | Mapping[str, Setting]) -> Hits:
+        try:
+            return search_slices(lambda part: index.search(queries[part], k, effort=effort), len(queries), progress=self.progress)
+        except ValueError as error:  # the shapes are known to be right, so the cause is in the model's vectors
+            raise InputError(f"{self.model.card.source}: its vectors cannot be searched: {error}") from error
 
 
 def query_vectors(stored: StoredVectors) -> Any:
@@ -233,7 +236,13 @@ def overlap(exact: Hits, hits: Hits, k: int) -> float:
 
 
 def bm25_run(
-    collection: Collection, *, k: int = 1000, use_title: bool = True, exclude_self: bool = False, limits: BlockLimits | None = None
+    collection: Collection,
+    *,
+    k: int = 1000,
+    use_title: bool = True,
+    exclude_self: bool = False,
+    limits: BlockLimits | None = None,
+    progress: bool = False,
 ) -> dict[str, dict[str, float]]:
     """Rank the collection's documents for its queries with BM25; the corpus is processed in blocks, so a large one needs little memory.
 
@@ -243,32 +252,42 @@ def bm25_run(
         use_title: Include titles in the text of the documents.
         exclude_self: Drop the document with the query's own id before the run is cut.
         limits: Size of the blocks in which the corpus is read.
+        progress: Show a progress bar over the documents, which are read twice.
 
     Returns:
         A run with every query in it. It holds only documents that share a word with the query.
     """
     k = check_k(k)
     policy = Policy(exclude_self=exclude_self, use_title=use_title)
-    hits = rank_streamed(
-        lambda: ((document.id, document.content(use_title=use_title)) for document in collection.documents),
-        [query.text for query in collection.queries],
-        depth(k, policy),
-        limits=limits,
-    )
+    with progress_bar("BM25", 2 * len(collection.documents), enabled=progress) as advance:
+        hits = rank_streamed(
+            lambda: ((document.id, document.content(use_title=use_title)) for document in collection.documents),
+            [query.text for query in collection.queries],
+            depth(k, policy),
+            limits=limits,
+            advance=advance,
+        )
     return cut(hits.to_run([query.id for query in collection.queries]), k, policy)
 
 
 @dataclass(frozen=True)
 class WordRanker:
-    """Ranks documents by BM25."""
+    """Ranks documents by BM25.
+
+    Attributes:
+        progress: Show a progress bar.
+    """
+
+    progress: bool = False
 
     def check(self, benchmark: Benchmark, collection: Collection) -> None:
-        """See `Ranker`; any collection has words."""
+        """See `Ranker`; any collection with texts has words."""
+        _check_texts("BM25", benchmark, collection)
 
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`."""
         started, policy = time.perf_counter(), benchmark.policy
-        run = bm25_run(collection, k=k, use_title=policy.use_title, exclude_self=policy.exclude_self)
+        run = bm25_run(collection, k=k, use_title=policy.use_title, exclude_self=policy.exclude_self, progress=self.progress)
         return Ranking(run, IndexUsed("bm25", PARAMETERS), Truncated(0, 0), {"search": time.perf_counter() - started})
 
 
@@ -288,22 +307,28 @@ class RunRanker:
         Raises:
             InputError: The run cannot be read, has no judged query, or has a document that the collection lacks.
         """
-        path, run = self._file(benchmark), self._read(benchmark)
+        path, run = self._file(benchmark), self.read(benchmark)
         if run.keys().isdisjoint(collection.qrels):
             raise InputError(f"{path}: none of its {len(run):,} queries is judged in {benchmark.key}; pass its own run")
         found = {document for query in run.keys() & collection.qrels.keys() for document in run[query]}
         for document in collection.documents:
             found.discard(document.id)
         if found:
-            raise InputError(f"{path}: document {min(found)!r} is not in {benchmark.key}; pass the run of this collection")
+            several = f", and {len(found) - 1:,} others are not" if len(found) > 1 else ""
+            raise InputError(f"{path}: document {min(found)!r} is not in {benchmark.key}{several}; pass the run of this collection")
 
     def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
         """See `Ranker`."""
-        run = self._read(benchmark)
+        run = self.read(benchmark)
         judged = {query.id: run.get(query.id, {}) for query in collection.queries}
         return Ranking(cut(judged, k, benchmark.policy), IndexUsed("run", {}), Truncated(None, None), {})
 
-    def _read(self, benchmark: Benchmark) -> Run:
+    def read(self, benchmark: Benchmark) -> Run:
+        """The run of a collection.
+
+        Raises:
+            InputError: There is no such file, or it is malformed.
+        """
         return read_run(self._file(benchmark))
 
     def _file(self, benchmark: Benchmark) -> Path:
@@ -399,10 +424,15 @@ def _scored_by(scorer: CandidateScorer | None) -> list[Index]:
 
 def _check_index(index: Index, benchmark: Benchmark, collection: Collection) -> None:
     key = benchmark.key
-    documents = iter(collection.documents)
+    documents, missing = iter(collection.documents), 0
+    first = ""
     while batch := [document.id for document in islice(documents, _BATCH)]:
-        if missing := [each for each, row in zip(batch, index.locate(batch), strict=True) if row is None]:
-            raise InputError(f"{index.path}: document {missing[0]!r} of {key} is not in the index; build it from this collection")
+        absent = [each for each, row in zip(batch, index.locate(batch), strict=True) if row is None]
+        first = first or next(iter(absent), "")
+        missing += len(absent)
+    if missing:
+        several = f"; {missing:,} of {len(collection.documents):,} documents are missing" if missing > 1 else ""
+        raise InputError(f"{index.path}: document {first!r} of {key} is not in the index{several}; build it from this collection")
     if len(index) != len(collection.documents):
         raise InputError(
             f"{index.path}: the index has {len(index):,} documents and {key} has {len(collection.documents):,}; build it from this"
@@ -412,6 +442,121 @@ def _check_index(index: Index, benchmark: Benchmark, collection: Collection) -> 
     if with_titles != benchmark.policy.use_title:
         has, takes = ("with", "without") if with_titles else ("without", "with")
         raise InputError(f"{index.path}: the index was built {has} titles, and {key} is evaluated {takes} them; build it again")
+
+
+def _check_texts(ranker: str, benchmark: Benchmark, collection: Collection) -> None:
+    if isinstance(collection.documents, NamedDocuments):
+        raise InputError(
+            f"{benchmark.key}: {ranker} ranks texts, and only the ids of the documents are known; pass a folder with corpus.jsonl (--data),"
+            " or an index that stores texts (--index)"
+        )
+
+
+class GroupedDocuments:
+    """The values of a field of an index as documents; each has the text of the first passage with this value.
+
+    Args:
+        index: The index.
+        field: The field, such as ``file``.
+
+    Attributes:
+        index: The index, whose documents are the passages.
+        field: The field.
+        values_of: Function from ids of passages to their values.
+
+    Raises:
+        InputError: No document of the index has the field, or it stores no texts.
+    """
+
+    def __init__(self, index: Index, field: str) -> None:
+        self.index = index
+        self.field = field
+        self.values_of = field_of(index, field)
+        self._count = len(set(self.values_of(index.ids)))
+
+    def __iter__(self) -> Iterator[Document]:
+        """Iterate over the values, in the order of their first passages."""
+        seen: set[str] = set()
+        for passage, value in zip(self.index.documents, self.values_of(self.index.ids), strict=True):
+            if value not in seen:
+                seen.add(value)
+                yield passage._replace(id=value, metadata=None)
+
+    def __len__(self) -> int:
+        return self._count
+
+
+@dataclass(frozen=True)
+class SystemDocuments:
+    """Documents that the evaluated system names: those of its index, the values of a field of this index, or those of its run.
+
+    Attributes:
+        index: The first index of the system; None if it has none.
+        run: Its run; None if it has none, or an index.
+        groups: The values of the field that it is grouped by.
+    """
+
+    index: Index | None
+    run: RunRanker | None = None
+    groups: GroupedDocuments | None = None
+
+    @classmethod
+    def of(cls, given: Sequence[object], group_by: str | None) -> SystemDocuments | None:
+        """The documents of systems, each as `Contenders.of` takes it; None if none of them names documents.
+
+        Args:
+            given: The systems.
+            group_by: Field that the rankings are grouped by.
+
+        Raises:
+            InputError: An index cannot be opened, or there is none with the field.
+        """
+        index = next((index for each in given for index in _indexes_of(each)), None)
+        if group_by is not None and index is None:
+            raise InputError(
+                f"group_by (--group-by) {group_by}: needs an index (--index), whose documents have the field; the fields of a run's or a"
+                " model's documents are not known"
+            )
+        if index is not None:
+            return cls(index, groups=None if group_by is None else GroupedDocuments(index, group_by))
+        run = next((each for each in given if is_run(each)), None)
+        return None if run is None else cls(None, RunRanker(Path(str(run))))
+
+    def of_collection(self, benchmark: Benchmark, collection: Collection) -> tuple[Benchmark, Collection]:
+        """A collection with these documents instead of its own; the index also decides whether titles are part of the texts.
+
+        Raises:
+            InputError: Judged documents are not among them, or the run cannot be read.
+        """
+        judged = NamedDocuments(document for grades in collection.qrels.values() for document in grades)
+        if self.index is None:
+            found = [] if self.run is None else list(self.run.read(benchmark).values())
+            named = NamedDocuments(document for documents in (*found, [each.id for each in judged]) for document in documents)
+            return benchmark, replace(collection, documents=named)
+        benchmark = replace(benchmark, policy=replace(benchmark.policy, use_title=self.index.manifest.policy.use_title))
+        if self.groups is not None:
+            values = {value.id for value in self.groups}
+            example = min(values)
+            missing = [each.id for each in judged if each.id not in values]
+            where = f"values of the field {self.groups.field!r}; one of its values is {example!r}"
+            documents: DocumentSource = self.groups
+        else:
+            ids = [each.id for each in judged]
+            missing = [each for each, place in zip(ids, self.index.locate(ids), strict=True) if place is None]
+            where = "in the index" + ("; if they are files, add --group-by file (group_by)" if "file" in self.index.fields else "")
+            documents = self.index.documents if self.index.manifest.policy.store_text else NamedDocuments(self.index.ids)
+        if missing:
+            counted = f"{len(missing):,} of the {len(judged):,} judged documents of {benchmark.key}"
+            raise InputError(f"{self.index.path}: {counted}, such as {missing[0]!r}, are not {where}")
+        return benchmark, replace(collection, documents=documents)
+
+
+def _indexes_of(given: object) -> list[Index]:
+    """The indexes of a system, opened without their models."""
+    if isinstance(given, (str, Path)):
+        known = str(given) != BM25.source and format_version(Path(given)) is not None
+        return [open_index(given)] if known else []
+    return _indexes(given) if isinstance(given, (VectorRetriever, WordRetriever, FusedRetriever, RerankedRetriever)) else []
 
 
 def _documents_truncated(retriever: Retriever) -> int | None:
@@ -501,6 +646,8 @@ class RerankedRanker:
     def check(self, benchmark: Benchmark, collection: Collection) -> None:
         """See `Ranker`; an index that scores the candidates must have the documents too."""
         self.first.ranker.check(benchmark, collection)
+        if isinstance(self.scorer, TextScorer):
+            _check_texts(self.name, benchmark, collection)
         for index in _scored_by(self.scorer):
             _check_index(index, benchmark, collection)
 
@@ -536,6 +683,40 @@ class _CollectionScorer:
         return {}
 
 
+@dataclass(frozen=True)
+class GroupedRanker:
+    """Ranks the values of a field, each by its best passage.
+
+    Attributes:
+        ranker: Ranks the passages.
+        groups: The values.
+    """
+
+    ranker: Ranker
+    groups: GroupedDocuments
+
+    def check(self, benchmark: Benchmark, collection: Collection) -> None:
+        """See `Ranker`."""
+        self.ranker.check(benchmark, self._passages(collection))
+
+    def __call__(self, benchmark: Benchmark, collection: Collection, k: int) -> Ranking:
+        """See `Ranker`."""
+        rankings: list[Ranking] = []
+
+        def search(passages: int) -> SearchResult:
+            rankings.append(self.ranker(benchmark, self._passages(collection), passages))
+            return SearchResult(rankings[-1].run)
+
+        _, groups = search_groups(search, depth(k, benchmark.policy), self.groups.values_of)
+        run = {query: {each.key: each.score for each in found} for query, found in groups.items()}
+        steps = {step for each in rankings for step in each.seconds}
+        seconds = {step: sum(each.seconds.get(step, 0.0) for each in rankings) for step in steps}
+        return replace(rankings[-1], run=cut(run, k, benchmark.policy), seconds=seconds)
+
+    def _passages(self, collection: Collection) -> Collection:
+        return replace(collection, documents=self.groups.index.documents)
+
+
 def _combined(
     kind: str,
     candidates: int,
@@ -564,8 +745,8 @@ def _most(counts: Sequence[int | None]) -> int | None:
     return max(known) if len(known) == len(counts) else None
 
 
-BASELINES: Mapping[str, Ranker] = {"bm25": WordRanker()}
-"""Baseline name -> ranker. Each baseline can also be evaluated as the system itself: ``model="bm25"``."""
+BASELINES: Mapping[str, Callable[[bool], Ranker]] = {"bm25": WordRanker}
+"""Baseline name -> ranker, with or without progress bars. Each baseline can also be evaluated as the system itself: ``model="bm25"``."""
 
 
 @dataclass(frozen=True)
@@ -639,7 +820,7 @@ class Contenders:
             InputError: It cannot be loaded, or the engine does not suit it.
         """
         if isinstance(model, (str, Path)) and str(model) == BM25.source:
-            return Contender(BM25, WordRanker())
+            return Contender(BM25, WordRanker(self.progress))
         loaded = self._load(str(model)) if isinstance(model, (str, Path)) else model
         self.encodes = self.searches = True
         check_engine(self.engine, loaded.card)
@@ -713,6 +894,17 @@ class Contenders:
         made_of = {"first": _description(first), "second": _scorer_made_of(scorer), "candidates": candidates}
         system = System(source=f"{first.shown} > {name}", kind="re-ranking", fingerprint=_sha256(made_of))
         return Contender(system, RerankedRanker(first, name, scorer, candidates), made_of=made_of)
+
+    def grouped(self, first: Contender, groups: GroupedDocuments) -> Contender:
+        """The values of a field, ranked by the passages that a system finds."""
+        made_of = {"first": _description(first), "field": groups.field, **_identity(groups.index)}
+        return replace(
+            first,
+            system=replace(first.system, group_by=groups.field),
+            ranker=GroupedRanker(first.ranker, groups),
+            model=None,
+            made_of=made_of,
+        )
 
     def check_options(self) -> None:
         """Refuse options of models and searches where no model encodes the collection and no vectors are searched.

@@ -187,6 +187,7 @@ class System:
         document_prompt: Text put before every document.
         dtype: Dtype of the model's weights.
         name: Name in reports; empty for one made from ``source``.
+        group_by: Field whose values are ranked, each by its best passage; empty if documents are ranked.
     """
 
     source: str
@@ -201,11 +202,12 @@ class System:
     document_prompt: str = ""
     dtype: Dtype | None = None
     name: str = ""
+    group_by: str = ""
 
     @property
     def label(self) -> str:
         """Name in tables and files."""
-        return self.name or self.source
+        return self.name or self.source + (f", grouped by {self.group_by}" if self.group_by else "")
 
     @classmethod
     def of(cls, card: ModelCard) -> System:
@@ -360,7 +362,8 @@ class CollectionResult:
         in_domain: Whether the model was trained on this collection's training data, according to the caller; False means out of domain.
         licence: Licence of the data as stated by its publisher; None if unknown.
         revision: Revision of the data: a commit, a version or a checksum of the archive; None for a local folder.
-        documents: Number of documents searched, which is all documents of the collection.
+        documents: Number of documents searched, which is all documents of the collection; without a corpus, those of the index, or those
+            that the run and the judgements name; the values of a field that is grouped by.
         queries: Number of judged queries; every mean is over these.
         judgements: Number of judgements in the split, of any grade.
         use_title: Whether titles were part of the documents' text.
@@ -381,7 +384,8 @@ class CollectionResult:
         run: TREC run; None if no folder was written.
         per_query: Scores per query, ``{query: {measure: value}}``; None if no folder was written.
         query_texts: Texts of the judged queries, ``{query: text}``; None if no folder was written.
-        data_sha256: Checksum of documents, queries and judgements; equal checksums mean equal data.
+        data_sha256: Checksum of documents, queries and judgements, or of queries and judgements if the system names the documents; equal
+            checksums mean equal data.
         worst: Queries with the lowest nDCG@10, at most ten, lowest first; ties are ordered by id.
         baselines: Scores of the baselines.
     """

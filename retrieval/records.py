@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.retrieval.display import html_table, text_table
+from quiver.retrieval.progress import Advance
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Judgements: query id -> document id -> grade (0 means judged and not relevant)."""
@@ -38,6 +39,9 @@ Metadata: TypeAlias = Mapping[str, Value | Sequence[Value]]
 
 Role: TypeAlias = Literal["query", "document"]
 """Role of a text in a search; decides prompt, length and expansion."""
+
+PLURALS: Mapping[Role, str] = {"query": "queries", "document": "documents"}
+"""Role -> what a progress bar calls its texts."""
 
 
 class Document(NamedTuple):
@@ -478,8 +482,11 @@ ResultOut = TypeVar("ResultOut", covariant=True)
 class WorkerTask(Protocol[ItemIn, ResultOut]):
     """Work on items. A remote executor pickles the task for its workers."""
 
-    def open(self) -> Callable[[ItemIn], ResultOut]:
+    def open(self, advance: Advance) -> Callable[[ItemIn], ResultOut]:
         """Load what all items need, such as a model, and return the function for one item. Called once per worker.
+
+        Args:
+            advance: Called while an item is worked on, with the number of steps since the last call.
 
         Raises:
             InputError: Loading failed; the run ends with this error.
@@ -504,13 +511,21 @@ class Executor(Protocol):
     def threads(self, here: int) -> int:
         """Threads per worker, given that this process uses ``here``."""
 
-    def run(self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+    def run(
+        self,
+        task: WorkerTask[Item, Result],
+        items: Iterable[Item],
+        *,
+        threads: int = 1,
+        advance: Advance = lambda steps: None,
+    ) -> Generator[tuple[Item, Result], None, None]:
         """Run all items and yield results as they complete, in any order. Workers end when the iterator ends or is closed.
 
         Args:
             task: The task.
             items: Items; consumed as workers become free.
             threads: Threads that each worker reserves; the task itself sets how many it uses.
+            advance: Called with the steps that the tasks report, within about a second; the steps of a failed attempt are taken back.
 
         Raises:
             InputError: An item, or opening the task, failed because of a mistake of the user.
@@ -528,12 +543,19 @@ class InProcess:
         """Return all threads of this process."""
         return here
 
-    def run(self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+    def run(
+        self,
+        task: WorkerTask[Item, Result],
+        items: Iterable[Item],
+        *,
+        threads: int = 1,
+        advance: Advance = lambda steps: None,
+    ) -> Generator[tuple[Item, Result], None, None]:
         """See `Executor`."""
         del threads
         work = None
         for item in items:
-            work = work or task.open()
+            work = work or task.open(advance)
             yield item, work(item)
 
 

@@ -201,6 +201,32 @@ def quiver(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
+class Bar(NamedTuple):
+    """A progress bar: its number of steps, and those of each advance."""
+
+    total: int | None
+    steps: list[int]
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> dict[str, Bar]:
+    """The progress bars that were shown: description -> the last bar of this description."""
+    progress, shown = pytest.importorskip("rich.progress").Progress, dict[str, Bar]()
+    add_task, advance = progress.add_task, progress.advance
+
+    def added(self: Any, description: str, total: int | None) -> Any:
+        self.shown = shown[description] = Bar(total, [])
+        return add_task(self, description, total=total)
+
+    def advanced(self: Any, task: Any, steps: int) -> None:
+        self.shown.steps.append(steps)
+        advance(self, task, steps)
+
+    monkeypatch.setattr(progress, "add_task", added)
+    monkeypatch.setattr(progress, "advance", advanced)
+    return shown
+
+
 @pytest.fixture
 def bge_m3(tmp_path: Path) -> Path:
     """A folder of BAAI/bge-m3's layout, tiny and random: XLM-R in pytorch_model.bin, a Unigram tokenizer, two more heads as pickles."""

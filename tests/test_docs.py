@@ -34,7 +34,7 @@ from quiver.cli.main import COMMANDS, app
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.loading import PROMPTS, ColBERTSettings, ModelFolder
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -130,6 +130,13 @@ def test_the_tests_that_back_supported_models_exist() -> None:
     assert len(named) > 15
     assert named - files <= defined
     assert files <= {path.stem for path in (REPOSITORY / "tests").rglob("test_*.py")}
+
+
+def test_the_published_prompts_are_in_supported_models() -> None:
+    text = (REPOSITORY / "docs" / "supported-models.md").read_text(encoding="utf-8")
+    for pattern, prompts in PROMPTS.items():
+        for prompt in filter(None, prompts):
+            assert json.dumps(prompt, ensure_ascii=False) in text, pattern
 
 
 def test_readme_is_short() -> None:

@@ -203,19 +203,30 @@ def _drawn(text: str, share: float, *, draw: int) -> bool:
     return int.from_bytes(digest[8 * draw : 8 * draw + 8], "big") < share * 2**64
 
 
-def train_texts(data: DataSection, *, share: float) -> Iterator[str]:
+def first_documents(source: SourceSection, characters: int | None) -> Iterator[str]:
+    """The documents of a source up to the one that reaches a number of characters; all of them for None."""
+    read = 0
+    for text in read_documents(source):
+        yield text
+        read += len(text)
+        if characters is not None and read >= characters:
+            return
+
+
+def train_texts(data: DataSection, *, share: float, characters: int | None = None) -> Iterator[str]:
     """Texts of the training documents, to train a tokenizer on.
 
     Args:
         data: Sources and split.
         share: Share of the documents to use, selected by their text; 1 for all.
+        characters: Characters to read of each source; None for all.
 
     Raises:
         InputError: As `read_documents`, or there are no documents.
     """
     documents = found = 0
     for source in data.sources:
-        for text in read_documents(source):
+        for text in first_documents(source, characters):
             if side_of(text, data.held_out) == "train":
                 documents += 1
                 if _drawn(text, share, draw=1):
@@ -227,7 +238,9 @@ def train_texts(data: DataSection, *, share: float) -> Iterator[str]:
         raise InputError(f"model.vocabulary.share: a share of {share} selects none of the {documents} documents; raise it")
 
 
-def prepare_corpus(data: DataSection, tokenizer: Tokenizer, folder: Path, *, block_characters: int = BLOCK_CHARACTERS) -> None:
+def prepare_corpus(
+    data: DataSection, tokenizer: Tokenizer, folder: Path, *, block_characters: int = BLOCK_CHARACTERS, characters: int | None = None
+) -> None:
     """Tokenize the sources into a folder. If the folder exists, verify its settings and the checksums of its files instead.
 
     Args:
@@ -235,6 +248,7 @@ def prepare_corpus(data: DataSection, tokenizer: Tokenizer, folder: Path, *, blo
         tokenizer: Tokenizer of the model.
         folder: Folder of the corpus; appears under this name only when it is complete.
         block_characters: Minimum number of characters per call of the tokenizer.
+        characters: Characters to read of each source; None for all.
 
     Raises:
         InputError: A source cannot be read or has no text to train on, no document is held out although ``held_out`` is above 0; or the
@@ -246,7 +260,7 @@ def prepare_corpus(data: DataSection, tokenizer: Tokenizer, folder: Path, *, blo
     unfinished = folder.with_name(f".{folder.name}-unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    _write(data, tokenizer, unfinished, block_characters)
+    _write(data, tokenizer, unfinished, block_characters, characters)
     unfinished.rename(folder)
     sync_folder(folder.parent)
 
@@ -271,14 +285,14 @@ def _made_of(data: DataSection, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _write(data: DataSection, tokenizer: Tokenizer, folder: Path, block_characters: int) -> None:
+def _write(data: DataSection, tokenizer: Tokenizer, folder: Path, block_characters: int, characters: int | None) -> None:
     dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")
     counts: dict[str, dict[str, dict[str, int]]] = {}
     with ExitStack() as files:
         sides = {side: _Side(*_files(folder, side, files), dtype=dtype) for side in SIDES}
         for source in data.sources:
             before = {side: (sides[side].documents, sides[side].tokens) for side in SIDES}
-            for texts in _blocks(read_documents(source), block_characters):
+            for texts in _blocks(first_documents(source, characters), block_characters):
                 _tokenize(texts, tokenizer, sides, data.held_out)
             counts[source.name] = {
                 side: {"documents": sides[side].documents - before[side][0], "tokens": sides[side].tokens - before[side][1]}

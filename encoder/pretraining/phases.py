@@ -85,8 +85,12 @@ class BatchWarmup:
         return self.first + bisect_right(self._ends, tokens)
 
 
-def make_tokenizer(recipe: PretrainingRecipe) -> Tokenizer:
+def make_tokenizer(recipe: PretrainingRecipe, *, characters: int | None = None) -> Tokenizer:
     """Train the tokenizer of a run on the corpus, or load it.
+
+    Args:
+        recipe: The recipe.
+        characters: Characters to read of each source; None for all.
 
     Raises:
         InputError: The corpus cannot be read or is empty; or the tokenizer cannot be loaded or lacks a special token.
@@ -94,7 +98,7 @@ def make_tokenizer(recipe: PretrainingRecipe) -> Tokenizer:
     model, longest = recipe.model, recipe.phases[-1].context
     if model.tokenizer == "train":
         vocabulary = model.vocabulary
-        texts = train_texts(recipe.data, share=vocabulary.share)
+        texts = train_texts(recipe.data, share=vocabulary.share, characters=characters)
         return Tokenizer.train(texts, vocab_size=vocabulary.size, max_length=longest, split=vocabulary.split, unused=vocabulary.unused)
     tokenizer = Tokenizer.from_pretrained(local_folder(model.tokenizer))
     try:

@@ -115,10 +115,11 @@ def pretrain(
         if processes.is_main_process:
             _prepare(recipe, out, begins=not resume)
         processes.barrier()
-        corpus, tokenizer = open_corpus(out / CORPUS), _tokenizer(recipe, out)
-        session = Session(recipe, out, Checkpoints(out / CHECKPOINTS), corpus, tokenizer, processes, device, progress)
+        session = open_session(recipe, out, processes, device, progress=progress)
         identity = replace(
-            _identity(recipe), fixed={"processes": processes.size, "corpus": corpus.identity}, about=describe_session(command, device)
+            _identity(recipe),
+            fixed={"processes": processes.size, "corpus": session.corpus.identity},
+            about=describe_session(command, device),
         )
         refuse_other_run(out, identity)
         processes.barrier()
@@ -133,7 +134,13 @@ def pretrain(
         return read_json(out / RECORD)
 
 
-def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False) -> None:
+def open_session(recipe: PretrainingRecipe, out: Path, processes: Processes, device: str, *, progress: bool = False) -> Session:
+    """Open a run folder that `prepare` has filled."""
+    corpus, tokenizer = open_corpus(out / CORPUS), _tokenizer(recipe, out)
+    return Session(recipe, out, Checkpoints(out / CHECKPOINTS), corpus, tokenizer, processes, device, progress)
+
+
+def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False, characters: int | None = None) -> None:
     """Start a run without training: train the tokenizer and tokenize the corpus, in one process that needs no GPU.
 
     `pretrain` does this too, but then the other processes wait, for at most `quiver.encoder.training.processes.TIMEOUT`. A large corpus
@@ -143,13 +150,14 @@ def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False) -> No
         recipe: Recipe of the run.
         out: Run folder; `pretrain` continues there with ``resume``.
         resume: Continue an unfinished preparation.
+        characters: Characters to read of each source, for a trial; None for all.
 
     Raises:
         InputError: As `pretrain`, for corpus, vocabulary, initial model and folder.
     """
     with exclusive_lock(out):
         _check_folder(recipe, out, resume=resume, writes=True)
-        _prepare(recipe, out, begins=not resume)
+        _prepare(recipe, out, begins=not resume, characters=characters)
 
 
 def _folder(out: Path, processes: Processes) -> AbstractContextManager[None]:
@@ -170,20 +178,20 @@ def _check_folder(recipe: PretrainingRecipe, out: Path, *, resume: bool, writes:
         refuse_existing(out, overwrite=None)
 
 
-def _prepare(recipe: PretrainingRecipe, out: Path, *, begins: bool) -> None:
+def _prepare(recipe: PretrainingRecipe, out: Path, *, begins: bool, characters: int | None = None) -> None:
     """Train the tokenizer and tokenize the corpus, unless an earlier session has done it; remove all that is new if that fails."""
     if begins:
         _identity(recipe).write(out)
     try:
         if recipe.model.tokenizer == "train" and not (out / TOKENIZER).is_dir():
-            tokenizer = make_tokenizer(recipe)
+            tokenizer = make_tokenizer(recipe, characters=characters)
             shutil.rmtree(unfinished(out, TOKENIZER), ignore_errors=True)
             unfinished(out, TOKENIZER).mkdir()
             tokenizer.save(unfinished(out, TOKENIZER))
             publish(out, TOKENIZER)
         if begins and recipe.model.init != "random":
             first_model(recipe, _tokenizer(recipe, out))  # an initial model that does not fit is reported before days of tokenizing
-        prepare_corpus(recipe.data, _tokenizer(recipe, out), out / CORPUS)
+        prepare_corpus(recipe.data, _tokenizer(recipe, out), out / CORPUS, characters=characters)
     except InputError:
         if begins:
             remove_made(out)

@@ -15,7 +15,7 @@ release of ModernBERT masks 15 % for the held-out loss and 30 % in training.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,6 +81,7 @@ class Session:
         processes: Processes of the session.
         device: Device to train on.
         progress: Show a progress bar, in the main process.
+        chosen: Chooses the steps of each phase that are trained, for a trial; by default all.
     """
 
     recipe: PretrainingRecipe
@@ -91,6 +92,7 @@ class Session:
     processes: Processes
     device: str
     progress: bool = False
+    chosen: Callable[[Iterator[list[TrainingBatch]]], Iterator[list[TrainingBatch]]] = iter
 
 
 class PretrainingTask:
@@ -172,7 +174,7 @@ class PretrainingTask:
             stream.restore(self._stream)
         elif self._stream is not None:
             stream.follow(self._stream)
-        return self._batches(stream, self._phase)
+        return session.chosen(self._batches(stream, self._phase))
 
     def next_phase(self) -> bool:
         """Give the model the context and RoPE base of the next phase; optimizer state and moving average are kept."""

@@ -245,7 +245,7 @@ def _answer(answers: TextIO, content: Answer) -> None:
     answers.flush()
 
 
-def measure_memory(run: Callable[[], None], *, on_cuda: bool) -> dict[str, int | None]:
+def measure_memory(run: Callable[[], object], *, on_cuda: bool) -> dict[str, int | None]:
     """Run once in this process and return its memory in bytes.
 
     Returns:

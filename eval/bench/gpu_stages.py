@@ -55,7 +55,7 @@ from quiver.eval.bench.encoder_backends import (
     open_encoder,
 )
 from quiver.eval.bench.encoder_backends import Settings as EncoderSettings
-from quiver.eval.bench.harness import free_memory, quiet_libraries, time_rounds
+from quiver.eval.bench.harness import Pass, free_memory, quiet_libraries, time_rounds
 from quiver.eval.bench.results import OWN, Case, NotRun, Row, Scalar, Series, with_ratios
 from quiver.eval.bench.training_backends import (
     ENGLISH,
@@ -627,7 +627,7 @@ def _with_graphs(run: Callable[[], object]) -> object:
         os.environ[GRAPHS_VARIABLE] = "0"
 
 
-def _one_by_one(encode: Callable[[str], object], texts: Sequence[str]) -> Callable[[], None]:
+def _one_by_one(encode: Callable[[str], object], texts: Sequence[str]) -> Pass:
     """A pass that encodes the next text."""
     remaining = iter(texts)
 
@@ -693,13 +693,13 @@ def _search(context: Context, measured: Measured, vectors: Any, queries: Any, *,
     name = "MaxSim search" if lengths is not None else "dense search"
 
     def search(count: int) -> float:
-        return time_rounds({OWN: lambda: _void(index.search(queries[:count], 10))}, rounds=1)[OWN].seconds[0]
+        return time_rounds({OWN: lambda: index.search(queries[:count], 10)}, rounds=1)[OWN].seconds[0]
 
     search(min(_FIRST_QUERIES, len(queries)))  # copies vectors and loads kernels
     count = affordable(search, len(queries), seconds=context.left() * 0.2)
     if count < len(queries):
         measured.notes.append(f"{name}: {count:,} of {len(queries):,} queries, because the time of the stage does not suffice for all")
-    timing = time_rounds({OWN: lambda: _void(index.search(queries[:count], 10))}, rounds=_SEARCHES, seconds=context.left() * 0.5)[OWN]
+    timing = time_rounds({OWN: lambda: index.search(queries[:count], 10)}, rounds=_SEARCHES, seconds=context.left() * 0.5)[OWN]
     tokens = f" of {context.scale.document_tokens} tokens" if lengths is not None else ""
     case = Case(
         name,
@@ -734,10 +734,6 @@ def affordable(run: Callable[[int], float], most: int, *, seconds: float) -> int
             return max(count, min(most, round(count * seconds / taken)))
         count = enlarged
     return count
-
-
-def _void(value: object) -> None:
-    del value
 
 
 # Profiles.
@@ -790,7 +786,7 @@ def _profile_step(context: Context) -> Case:
     masked = backend.masked_tokens(rows)
     flops = training_flops(encoder.config, lengths, masked=masked)
     title = f"training step: base, masked language model, {len(lengths)} documents, {sum(lengths):,} tokens, {settings.dtype}"
-    return _profile(context, "training step", title, lambda: _void(backend.step(rows)), flops)
+    return _profile(context, "training step", title, lambda: backend.step(rows), flops)
 
 
 _WARM_UP, _TIMED = 3, 5
@@ -800,7 +796,7 @@ SHOWN_KERNELS = 15
 """Kernels with a row of their own; the others share one."""
 
 
-def _profile(context: Context, name: str, title: str, run: Callable[[], None], flops: int) -> Case:
+def _profile(context: Context, name: str, title: str, run: Pass, flops: int) -> Case:
     """Time passes without the profiler, then profile one."""
 
     def waited() -> None:
@@ -831,7 +827,7 @@ def _profile(context: Context, name: str, title: str, run: Callable[[], None], f
     return Case(name, title, metadata, tuple(rows))
 
 
-def kernel_times(run: Callable[[], None], device: str) -> dict[str, tuple[float, int]]:
+def kernel_times(run: Pass, device: str) -> dict[str, tuple[float, int]]:
     """Profile a pass: kernel (on a CPU: operator) -> its time in seconds and its number of calls.
 
     Raises:

@@ -31,7 +31,7 @@ from quiver.retrieval.progress import Advance, progress_bar
 
 Item = TypeVar("Item")
 
-Pass: TypeAlias = Callable[[], None]
+Pass: TypeAlias = Callable[[], object]
 """One backend's work of one round; it returns when the work is done, not when it is queued."""
 
 BASELINE_PACKAGES = ("transformers", "sentence-transformers", "pylate", "flash-attn", "optimum", "onnxruntime", "openvino")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -284,7 +285,7 @@ def _time_case(plan: _Plan, initial: InitialModel, settings: Settings, advance: 
     memory: dict[str, Any] = dict.fromkeys(backends)
     if settings.memory and default_device() == "cuda":
         # The allocator counts exactly what a step adds, whatever else is in memory.
-        memory = {name: measure_memory(_repeated(each, timed[-1]), on_cuda=True)["above"] for name, each in backends.items()}
+        memory = {name: measure_memory(partial(each.step, timed[-1]), on_cuda=True)["above"] for name, each in backends.items()}
     lengths = [backends[OWN].lengths(batch) for batch in timed]
     tokens = [sum(each) for each in lengths]
     rows = []
@@ -317,15 +318,6 @@ def _time_case(plan: _Plan, initial: InitialModel, settings: Settings, advance: 
         },
         rows=with_ratios(rows, {"seconds": "time_ratio", "processor_seconds": "processor_ratio"}),
     )
-
-
-def _repeated(backend: Backend, batch: list[Row]) -> Pass:
-    """A pass that trains on the same batch each time."""
-
-    def step() -> None:
-        backend.step(batch)
-
-    return step
 
 
 def _pass(name: str, backend: Backend, plan: _Plan, losses: list[float]) -> Pass:

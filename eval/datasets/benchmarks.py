@@ -20,7 +20,7 @@ from quiver.encoder.files import expand_home
 from quiver.eval.datasets.cache import Cache, CachedCollection, Record, is_offline
 from quiver.eval.datasets.catalogue import Entry, Metadata, beir, coir, mldr, mteb, nanobeir
 from quiver.eval.datasets.sources import Source
-from quiver.retrieval.data.corpus import Collection, load_collection, ranked
+from quiver.retrieval.data.corpus import Collection, has_corpus, load_collection, ranked, stem
 from quiver.retrieval.records import Run
 
 logger = logging.getLogger(__name__)
@@ -121,8 +121,11 @@ class Policy:
 class CollectionReader(Protocol):
     """Reads a collection from its source."""
 
-    def load(self) -> Collection:
+    def load(self, *, needs_corpus: bool = True) -> Collection:
         """Read and check the collection.
+
+        Args:
+            needs_corpus: Refuse a collection without a corpus; see `Collection.has_corpus`.
 
         Raises:
             InputError: The collection is missing or malformed; names file and line.
@@ -134,21 +137,43 @@ class CollectionReader(Protocol):
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A BEIR folder: ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``."""
+    """A BEIR folder: ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``.
 
-    folder: Path
+    Attributes:
+        folder: The folder; None for a collection of ``queries`` and ``qrels`` alone, which has no corpus.
+        split: Name of the judgements.
+        queries: File of queries instead of the folder's.
+        qrels: File of judgements instead of the folder's.
+    """
+
+    folder: Path | None
     split: str
+    queries: Path | None = None
+    qrels: Path | None = None
 
-    def load(self) -> Collection:
+    def load(self, *, needs_corpus: bool = True) -> Collection:
         """Read and check the collection.
 
         Raises:
-            InputError: A file is missing or malformed; names file and line.
+            InputError: Files are missing (names all of them) or malformed; names file and line.
         """
-        return load_collection(self.folder, self.split)
+        if needs_corpus and self.folder is None:
+            raise InputError(f"{self.queries}: {_NEEDS_CORPUS}")
+        try:
+            return load_collection(self.folder, self.split, queries=self.queries, qrels=self.qrels, needs_corpus=needs_corpus)
+        except InputError as error:
+            if needs_corpus and self.folder is not None and self.folder.is_dir() and not has_corpus(self.folder):
+                raise InputError(f"{error}; {_NEEDS_CORPUS}") from error
+            raise
 
     def __str__(self) -> str:
-        return str(self.folder)
+        return str(self.folder or self.queries)
+
+
+_NEEDS_CORPUS = (
+    "a model and BM25 rank the texts of a folder with corpus.jsonl (--data); an index (--index) and a run (--run) need no corpus, because"
+    " they name the documents"
+)
 
 
 @dataclass(frozen=True)
@@ -170,7 +195,16 @@ class Benchmark:
     source: CollectionReader
 
     @classmethod
-    def of_folder(cls, folder: Path, split: str | None = None, *, name: str | None = None, policy: Policy | None = None) -> Benchmark:
+    def of_folder(
+        cls,
+        folder: Path,
+        split: str | None = None,
+        *,
+        name: str | None = None,
+        policy: Policy | None = None,
+        queries: Path | None = None,
+        qrels: Path | None = None,
+    ) -> Benchmark:
         """The benchmark of a local BEIR folder.
 
         A folder with the name of a BEIR collection (``msmarco``, ``cqadupstack/android``; case does not matter) is assumed to hold that
@@ -183,31 +217,42 @@ class Benchmark:
             split: Split of the judgements. None: the split of the published results if the folder has it, otherwise ``test``.
             name: Name to use instead of the folder's.
             policy: Policy to use instead of the collection's.
+            queries: File of queries to use instead of the folder's.
+            qrels: File of judgements to use instead of the folder's; the split has its name.
         """
+        split = split if qrels is None else stem(qrels)
         # Use the path as given: a link called arguana may point to a folder with any name, and the policy belongs to the collection.
         own = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the link
         entry = _beir_entry(own)
         if entry is None:
             split = "test" if split is None else split
-            return cls(name or own.name, split, policy or Policy(), Metadata(), LocalFolder(folder, split))
+            return cls(name or own.name, split, policy or Policy(), Metadata(), LocalFolder(folder, split, queries, qrels))
         if split is None:
             split = entry.split if (folder / "qrels" / f"{entry.split}.tsv").is_file() else "test"
             logger.info("%s: has the name of the collection %s and is evaluated as such; split %s", folder, entry.key, split)
         metadata = Metadata(entry.metadata.licence, group=entry.metadata.group, group_size=entry.metadata.group_size)
-        return cls(name or entry.name, split, policy or _policy_of(entry), metadata, LocalFolder(folder, split))
+        return cls(name or entry.name, split, policy or _policy_of(entry), metadata, LocalFolder(folder, split, queries, qrels))
+
+    @classmethod
+    def of_files(cls, queries: Path, qrels: Path) -> Benchmark:
+        """The benchmark of a file of queries and a file of judgements, which name collection and split. It has no corpus."""
+        return cls(stem(queries), stem(qrels), Policy(), Metadata(), LocalFolder(None, stem(qrels), queries, qrels))
 
     @property
     def key(self) -> str:
         """Collection and split, as in files and tables: ``scifact.test``."""
         return f"{self.name}.{self.split}"
 
-    def load(self) -> Collection:
+    def load(self, *, needs_corpus: bool = True) -> Collection:
         """Read and check the collection.
+
+        Args:
+            needs_corpus: Refuse a collection without a corpus; see `Collection.has_corpus`.
 
         Raises:
             InputError: The collection or a file is missing, or a file is malformed; names file and line.
         """
-        return self.source.load()
+        return self.source.load(needs_corpus=needs_corpus)
 
 
 def resolve(

@@ -328,12 +328,13 @@ class CachedCollection:
     name: str
     split: str
 
-    def load(self) -> Collection:
-        """Read and check the collection.
+    def load(self, *, needs_corpus: bool = True) -> Collection:
+        """Read and check the collection, which has a corpus.
 
         Raises:
             InputError: A file is missing, truncated or malformed; names file and line or row.
         """
+        del needs_corpus
         folder = self.cache.folder(self.source)
         record = self.cache.record(self.source)
         if record is None:

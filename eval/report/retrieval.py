@@ -192,6 +192,12 @@ def _end(system: System) -> str:
     return system.source if system.kind in ("fusion", "re-ranking") else "/".join(PurePath(system.source).parts[-2:]) or system.source
 
 
+def _detail(field: str, value: object) -> str:
+    if field == "group_by":
+        return f"grouped by {value}" if value else "not grouped"
+    return f"{field.replace('_', ' ')} {value}"
+
+
 def _differing(system: System, others: Sequence[System]) -> list[str]:
     details = []
     for field in fields(System):
@@ -199,7 +205,7 @@ def _differing(system: System, others: Sequence[System]) -> list[str]:
         if len(values) > 1 and field.name != "name":
             value = getattr(system, field.name)
             hashed = field.name == "fingerprint" and value is not None
-            details.append(value[:FINGERPRINT_WIDTH] if hashed else f"{field.name.replace('_', ' ')} {value}")
+            details.append(value[:FINGERPRINT_WIDTH] if hashed else _detail(field.name, value))
     return details
 
 
@@ -882,6 +888,7 @@ def system_properties(result: Results) -> dict[str, str]:
         "Query prompt": system.query_prompt,
         "Document prompt": system.document_prompt,
         "Dtype": system.dtype,
+        "Ranking": f"grouped by {system.group_by}: values of this field, each by its best passage" if system.group_by else "",
         "Index": "; ".join(dict.fromkeys(index_name(collection.index) for collection in result.collections)),
         "Date": origin.date,
         "Platform": origin.platform,

@@ -13,11 +13,9 @@ from typer.core import TyperGroup
 
 from quiver.cli import options
 from quiver.cli.output import (
-    check_fusion,
     command_line,
     help_alone,
-    open_executor,
-    parse_devices,
+    place_encoding,
     print_json,
     print_table,
     say,
@@ -25,6 +23,7 @@ from quiver.cli.output import (
     vector_cache,
 )
 from quiver.encoder.errors import InputError
+from quiver.retrieval.progress import progress_bar
 
 if TYPE_CHECKING:
     from quiver.eval.datasets.cache import Cache
@@ -160,10 +159,20 @@ def _print_quickstart(result: QuickstartResult) -> None:
 
 
 def evaluate(
-    data: Annotated[
-        list[str], typer.Option("--data", "-d", help="Collection: a BEIR folder, or a name such as beir/scifact or beir. Repeatable.")
-    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Results folder to write: results.json, reports, runs and scores per query.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", "-d", help="Collection: a BEIR folder, or a name such as beir/scifact or beir. Repeatable."),
+    ] = None,
+    queries: options.QueryFile = None,
+    qrels: Annotated[
+        Path | None,
+        typer.Option(
+            "--qrels",
+            help="File of relevance judgements: BEIR's TSV, TREC's four columns, or a table such as .csv with the fields query_id,"
+            " document_id and grade (without one, all are relevant). With --queries instead of --data for --index and --run.",
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Folder or hub id of the model, or bm25.")] = None,
     index: options.SearchedIndex = None,
     run: Annotated[
@@ -178,6 +187,7 @@ def evaluate(
     normalize: options.Normalize = None,
     rerank: options.Rerank = None,
     candidates: options.Candidates = None,
+    group_by: options.GroupBy = None,
     name: Annotated[str, typer.Option("--name", help="Name of the system in reports. Default: made from its parts.")] = "",
     add_to: Annotated[
         Path | None,
@@ -226,9 +236,10 @@ def evaluate(
     quiver evaluate --run bm25.trec --data beir/scifact --out results/run
 
     quiver evaluate --index indexes/scifact --rerank COLBERT --data beir/scifact --out results/reranked
+
+    quiver evaluate --index indexes/manual --queries questions.csv --qrels answers.csv --group-by file --out results/manual
     """
     given = [*(str(each) for each in (model, index, run) if each is not None), *(fuse or [])]
-    check_fusion(given, fusion, weights, normalize, rerank, candidates)
     from quiver.cli.hits import make_fusion
     from quiver.eval.evaluation import evaluate as run_evaluation
     from quiver.eval.report.retrieval import reported_folders, write_report
@@ -236,20 +247,24 @@ def evaluate(
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.models.loading import ModelOptions
 
-    where = parse_devices(devices)
+    how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
+    encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
     before = [] if add_to is None else reported_folders(add_to)
     for each in before:
         if each.resolve() != out.resolve():
             read_results(each)  # a folder that is gone is found before hours of scoring
     results = run_evaluation(
         model,
-        data,
+        data or (),
+        queries=queries,
+        qrels=qrels,
         index=index,
         run=run,
         fuse=fuse or (),
-        fusion=make_fusion(len(given), fusion, weights, normalize) if len(given) > 1 else None,
+        fusion=how if len(given) > 1 else None,
         rerank=rerank,
         candidates=candidates,
+        group_by=group_by,
         name=name,
         split=split,
         out=out,
@@ -260,21 +275,22 @@ def evaluate(
         in_domain=in_domain or (),
         library=library,
         dtype=dtype,
-        device=where[0] if where else device,
+        device=here,
         batch_tokens=batch_tokens,
         model_options=ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim),
         cache=vector_cache(cache, no_cache),
-        executor=open_executor(executor, workers=workers, address=address, device=device, devices=where),
+        executor=encoding,
         offline=offline,
         progress=show_progress(progress),
         command=command_line(),
         overwrite=overwrite,
     )
     reports = [out / name for name in REPORTS]
-    write_report([out], *reports)
-    if add_to is not None:
-        write_report([*(each for each in before if each.resolve() != out.resolve()), out], add_to)
-        reports.append(add_to)
+    with progress_bar("reports", 1, enabled=show_progress(progress)):
+        write_report([out], *reports)
+        if add_to is not None:
+            write_report([*(each for each in before if each.resolve() != out.resolve()), out], add_to)
+            reports.append(add_to)
     if as_json:
         say((out / "results.json").read_text(encoding="utf-8").rstrip())
         return
@@ -315,7 +331,7 @@ def _print_collection(results: Results, collection: CollectionResult) -> None:
     cut, interval = collection.truncated, collection.interval
     confidence = f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence"
     say(f"{confidence}; {collection.judged:.0%} of the top 10 documents are judged")
-    counts = {"documents": cut.documents, "queries": cut.queries}
+    counts = {} if results.system.kind == "bm25" else {"documents": cut.documents, "queries": cut.queries}  # words are not truncated
     if known := [f"{count:,} {texts}" for texts, count in counts.items() if count is not None]:
         say(f"truncated: {', '.join(known)}")
     if (
@@ -338,6 +354,7 @@ def report_write(
         str | None,
         typer.Option("--against", help="Row of the paper to show differences from, such as ModernBERT-base, with --layout paper."),
     ] = None,
+    progress: options.Progress = None,
 ) -> None:
     """Write a report on the results of one or more systems.
 
@@ -351,7 +368,8 @@ def report_write(
     elif against is not None:
         raise InputError("--against names a row of the paper and needs --layout paper")
     else:
-        write_report(folders, out)
+        with progress_bar("comparing", 1, enabled=show_progress(progress)):
+            write_report(folders, out)
     say(f"report: {out}")
 
 
@@ -365,6 +383,7 @@ def report_compare(
             "--out", "-o", help="Report file (.md, .html or .tex), with all measures, p values and the queries that changed most."
         ),
     ] = None,
+    progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
     """Test which differences are significant, by paired tests over the queries with correction for multiple tests.
@@ -375,7 +394,8 @@ def report_compare(
 
     if out is not None:
         check_comparison_target(out)
-    comparison = compare_results(baseline, *systems)
+    with progress_bar("comparing", 1, enabled=show_progress(progress)):
+        comparison = compare_results(baseline, *systems)
     if out is not None:
         write_comparison(comparison, out)
     if as_json:

@@ -29,14 +29,33 @@ def queries_of(text: str | None, queries: Path | None) -> list[Query]:
     return [Query(QUERY, text)] if text is not None else list(read_queries(queries or Path()))
 
 
-def make_fusion(rankings: int, method: str | None, weights: str | None, normalize: str | None) -> Fusion:
-    """Make the fusion that the options describe.
+def make_fusion(
+    rankings: Sequence[str], method: str | None, weights: str | None, normalize: str | None, rerank: str | None, candidates: int | None
+) -> Fusion:
+    """Check the options of a fusion and a re-ranking, before anything is opened, and make the fusion.
+
+    Args:
+        rankings: What is searched, fused rankings included.
+        method: Value of ``--fusion``.
+        weights: Value of ``--weights``.
+        normalize: Value of ``--normalize``.
+        rerank: Value of ``--rerank``.
+        candidates: Value of ``--candidates``.
 
     Raises:
-        InputError: The weights are malformed, or their number is not that of the rankings.
+        InputError: They do not go together, or the weights are malformed, or their number is not that of the rankings.
     """
+    if len(rankings) < 2 and (method or weights is not None or normalize):
+        raise InputError("--fusion, --weights and --normalize need a second ranking; add --fuse bm25 or --fuse INDEX")
+    if candidates is not None and len(rankings) < 2 and rerank is None:
+        raise InputError("--candidates needs --fuse or --rerank, whose candidates it counts")
+    fused = rankings[1:]
+    if len(set(fused)) < len(fused):
+        raise InputError(f"--fuse {max(fused, key=fused.count)} is repeated; set its weight with --weights instead")
+    if normalize and method != "weighted":
+        raise InputError("--normalize applies only to --fusion weighted")
     fusion = Fusion(method or "rrf", _weights(weights), normalise=normalize or "min-max")
-    fusion.weights_of(rankings)
+    fusion.weights_of(len(rankings))
     return fusion
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import help_alone, open_executor, parse_devices, parse_memory, print_json, print_table, read_ids, say, show_progress
+from quiver.cli.output import help_alone, parse_memory, place_encoding, print_json, print_table, read_ids, say, show_progress
 from quiver.encoder.errors import InputError
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.units import parse_duration
 
 if TYPE_CHECKING:
@@ -87,14 +88,13 @@ def build(
 
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
-    waiting, where = parse_duration(wait), parse_devices(devices)
-    encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
+    waiting = parse_duration(wait)
+    encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
     given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
     if source != STANDARD_INPUT:
         next(iter(open_corpus(source, given)), None)  # a wrong name of a field is found before the model is loaded
     settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
-    first = where[0] if where else device
-    loaded = load_index_model(model, dtype=dtype, device=first, batch_tokens=batch_tokens, options=settings)
+    loaded = load_index_model(model, dtype=dtype, device=here, batch_tokens=batch_tokens, options=settings)
     corpus = open_corpus(source, given, tokens_of(loaded))
     shown, begun = show_progress(progress), time.monotonic()
     index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
@@ -259,6 +259,7 @@ def compact(
     folder: options.IndexFolder,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
+    progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
     """Merge segments and remove deleted documents, without encoding anything again.
@@ -267,7 +268,8 @@ def compact(
     """
     from quiver.retrieval.index import compact_index
 
-    _describe(compact_index(folder, memory=parse_memory(memory), wait=parse_duration(wait)), as_json)
+    shown = show_progress(progress)
+    _describe(compact_index(folder, memory=parse_memory(memory), wait=parse_duration(wait), progress=shown), as_json)
 
 
 @app.command("calibrate")
@@ -314,14 +316,15 @@ def calibrate(
 
 
 @app.command("check")
-def check(folder: options.IndexFolder, as_json: options.Json = False) -> None:
+def check(folder: options.IndexFolder, progress: options.Progress = None, as_json: options.Json = False) -> None:
     """Read every file and verify its checksum. Exit status 1 if the index is damaged.
 
     Example: quiver index check indexes/scifact
     """
     from quiver.retrieval.index import check_index
 
-    report = check_index(folder)
+    with progress_bar("checking", 1, enabled=show_progress(progress)):
+        report = check_index(folder)
     if as_json:
         generations = [{"generation": each.generation, "problems": each.problems} for each in report.generations]
         whole = {"folder": str(folder), "whole": not report.problems, "head": report.head_problems}
@@ -346,6 +349,7 @@ def repair(
     folder: options.IndexFolder,
     dry_run: options.DryRun = False,
     wait: options.Wait = "0s",
+    progress: options.Progress = None,
     as_json: options.Json = False,
 ) -> None:
     """Repair a damaged index: keep everything that is intact, and list what is lost.
@@ -356,7 +360,8 @@ def repair(
     """
     from quiver.retrieval.index import repair_index
 
-    report = repair_index(folder, dry_run=dry_run, wait=parse_duration(wait))
+    with progress_bar("repairing", 1, enabled=show_progress(progress)):
+        report = repair_index(folder, dry_run=dry_run, wait=parse_duration(wait))
     if as_json:
         print_json({**dataclasses.asdict(report), "quarantined": _names(report.quarantined)})
         return

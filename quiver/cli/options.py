@@ -201,6 +201,15 @@ Candidates: TypeAlias = Annotated[
     typer.Option("--candidates", min=1, help="Candidates that each ranking contributes to fusion and re-ranking. Default: 100."),
 ]
 
+GroupBy: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--group-by",
+        help="Group passages by this field of the index, such as file: its values are ranked, each by its best passage, and -k counts"
+        " values.",
+    ),
+]
+
 # Where encoding runs.
 Executor: TypeAlias = Annotated[
     str, typer.Option("--executor", help="Where texts are encoded: local (this machine) or ray (a Ray cluster).")
@@ -219,12 +228,16 @@ Address: TypeAlias = Annotated[
 ]
 
 # Runs and output.
+QueryFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--queries",
+        help="File of queries with the fields id and text: .jsonl, .json, .csv, .tsv (also without a header), .parquet or .arrow.",
+    ),
+]
 Out: TypeAlias = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
 ModelOut: TypeAlias = Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")]
 RunOut: TypeAlias = Annotated[
-    Path, typer.Option("--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md.")
-]
-OptionalRunOut: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md. Required without --dry-run."

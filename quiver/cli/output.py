@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -87,6 +88,19 @@ def open_executor(
     from quiver.retrieval.cluster import LocalProcesses
 
     return LocalProcesses(workers or 0)
+
+
+def place_encoding(
+    executor: str, *, workers: int | None, address: str | None, device: str | None, devices: str | None
+) -> tuple[Executor, str | None]:
+    """The executor that the options ask for, and the device of the model in this process, which encodes the queries.
+
+    Raises:
+        InputError: See `open_executor` and `parse_devices`.
+    """
+    where = parse_devices(devices)
+    found = open_executor(executor, workers=workers, address=address, device=device, devices=where)
+    return found, where[0] if where else device
 
 
 def _on_devices(name: str, devices: Sequence[str], workers: int | None, address: str | None, device: str | None) -> Executor:
@@ -165,12 +179,13 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     console = Console()
     folded, whole = (_least_widths(columns, numbers, narrowest) for narrowest in (_FOLDED, _WHOLE))
     # Names are folded hard only where that keeps the table in one piece.
-    widths = _unbroken(columns, numbers, folded, console.width) if len(_parts(folded, numbers, console.width)) == 1 else whole
-    for part_number, part in enumerate(_parts(widths, numbers, console.width)):
+    least = folded if len(_parts(folded, numbers, console.width)) == 1 else whole
+    for part_number, part in enumerate(_parts(least, numbers, console.width)):
+        widths = _fitted([columns[number] for number in part], [least[number] for number in part], console.width)
         table = Table(title=Text(title, style="table.title") if part_number == 0 else None, title_justify="left")
-        for number in part:
+        for number, width in zip(part, widths, strict=True):
             justify: Literal["right", "left"] = "right" if numbers[number] else "left"
-            table.add_column(columns[number][0], justify=justify, no_wrap=numbers[number], overflow="fold", min_width=widths[number])
+            table.add_column(columns[number][0], justify=justify, no_wrap=numbers[number], overflow="fold", width=width)
         for row in rows:
             table.add_row(*(Text(row[number]) for number in part))
         console.print(table)
@@ -185,13 +200,21 @@ def _least_widths(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequenc
     ]
 
 
-def _unbroken(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool], widths: Sequence[int], room: int) -> list[int]:
-    """Widen text columns to their longest word, such as a path, from the left as far as the terminal is wide."""
-    left, found = room - 1 - sum(width + 3 for width in widths), list(widths)
-    for number, (_, cells) in enumerate(columns):
-        wanted = max((len(word) for cell in cells for word in cell.split()), default=0) - found[number]
-        if not numbers[number] and 0 < wanted <= left:
-            found[number], left = found[number] + wanted, left - wanted
+def _fitted(columns: Sequence[tuple[str, Sequence[str]]], least: Sequence[int], room: int) -> list[int]:
+    """Widths of columns: from the left, room for the longest word, such as a path; then for the longest text, up to its length.
+
+    rich would make the table wider than the terminal where columns have least widths.
+    """
+    left, found = room - 1 - sum(width + 3 for width in least), list(least)
+    words = [max((cell_len(word) for cell in cells for word in cell.split()), default=0) for _, cells in columns]
+    longest = [max(map(cell_len, (name, *cells))) for name, cells in columns]
+    for number, word in enumerate(words):
+        if 0 < word - found[number] <= left:
+            left -= word - found[number]
+            found[number] = word
+    for _ in range(left):
+        narrow = max(range(len(found)), key=lambda number: longest[number] - found[number])
+        found[narrow] += longest[narrow] > found[narrow]
     return found
 
 
@@ -238,30 +261,3 @@ def command_line() -> str:
 def quiver_version() -> str:
     """Return the installed version of Quiver."""
     return installed_version("quiver-retrieval") or "unknown (not installed)"
-
-
-def check_fusion(
-    rankings: Sequence[str], method: str | None, weights: str | None, normalize: str | None, rerank: str | None, candidates: int | None
-) -> None:
-    """Check the options of a fusion and a re-ranking before anything is opened.
-
-    Args:
-        rankings: What is searched, fused rankings included.
-        method: Value of ``--fusion``.
-        weights: Value of ``--weights``.
-        normalize: Value of ``--normalize``.
-        rerank: Value of ``--rerank``.
-        candidates: Value of ``--candidates``.
-
-    Raises:
-        InputError: They do not go together.
-    """
-    if len(rankings) < 2 and (method or weights is not None or normalize):
-        raise InputError("--fusion, --weights and --normalize need a second ranking; add --fuse bm25 or --fuse INDEX")
-    if candidates is not None and len(rankings) < 2 and rerank is None:
-        raise InputError("--candidates needs --fuse or --rerank, whose candidates it counts")
-    fused = rankings[1:]
-    if len(set(fused)) < len(fused):
-        raise InputError(f"--fuse {max(fused, key=fused.count)} is repeated; set its weight with --weights instead")
-    if normalize and method != "weighted":
-        raise InputError("--normalize applies only to --fusion weighted")

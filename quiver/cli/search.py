@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.cli import options
-from quiver.cli.output import check_fusion, print_json, print_table, read_ids, say, say_error, show_progress
+from quiver.cli.output import print_json, print_table, read_ids, say, say_error, show_progress
 from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_size
 
@@ -49,9 +49,7 @@ def search(
     folder: options.IndexFolder,
     text: Annotated[str | None, typer.Argument(help="Query text.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
-    queries: Annotated[
-        Path | None, typer.Option("--queries", help="File of queries, .jsonl[.gz] or .tsv, instead of a query text.")
-    ] = None,
+    queries: options.QueryFile = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="TREC run file to write, with --queries.")] = None,
     conditions: Annotated[
         list[str] | None,
@@ -73,13 +71,7 @@ def search(
     normalize: options.Normalize = None,
     rerank: options.Rerank = None,
     candidates: options.Candidates = None,
-    group_by: Annotated[
-        str | None,
-        typer.Option(
-            "--group-by",
-            help="Group passages by this field, such as file: each value is shown once, with its best passage, and -k counts values.",
-        ),
-    ] = None,
+    group_by: options.GroupBy = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words of each document matched the query.")] = False,
     model: options.IndexModel = None,
     device: options.Device = None,
@@ -114,7 +106,6 @@ def search(
     _check_options(text, queries, out, explain=explain)
     _check_effort(effort, target_recall)
     given = [str(folder), *(fuse or [])]
-    check_fusion(given, fusion, weights, normalize, rerank, candidates)
     if generation is not None and (shards or shard_memory):
         raise InputError("--generation opens an index in this process; remove --shards and --shard-memory")
 
@@ -125,7 +116,7 @@ def search(
     from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes
 
     condition = _condition(conditions or [], ids)
-    how = make_fusion(len(given), fusion, weights, normalize)
+    how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
     query_list = queries_of(text, queries)
     _check_queries(query_list, queries)
     sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
@@ -276,7 +267,7 @@ def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, document
         counts = [] if group_by is None else [str(hit["group"]), str(len(hit["passages"]))][-len(grouped) :]
         ranks = _ranks(hit) if Console().width >= _WIDE else [text.partition(" ")[0] for text in _ranks(hit)]
         rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *ranks, _shown_text(hit)))
-    each = "" if group_by is None else f", one for each {group_by}; passages: how many of it were found"
+    each = "" if group_by is None else f", one for each {group_by}; passages: number found of each"
     places = f"; {', '.join(origins)}: rank there" if origins else ""
     print_table(f"{len(hits)} of {documents:,} documents{each}{places}", ("document", "score", *grouped, *origins, "text"), rows)
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from quiver.cli import options
 from quiver.cli.output import (
     command_line,
-    open_executor,
-    parse_devices,
+    place_encoding,
     print_json,
     print_table,
     say,
@@ -27,13 +25,18 @@ from quiver.cli.output import (
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
+    from quiver.encoder.pretraining.recipe import PretrainingRecipe
     from quiver.retrieval.index import Index
-    from quiver.retrieval.records import Dtype
+    from quiver.retrieval.models.loading import ModelOptions
+    from quiver.retrieval.records import Dtype, Executor
+    from quiver.retrieval.training.dry_run import DryRun, PretrainingDryRun
     from quiver.retrieval.training.mining.negatives import MiningSystem
     from quiver.retrieval.training.mining.teacher_scores import Ensemble, Teacher
     from quiver.retrieval.training.mining.texts import BeirSource, PairSource
     from quiver.retrieval.training.recipe import Recipe
     from quiver.retrieval.training.sweep import Sweep
+
+_NO_OUT = "--out names the run folder; add --out FOLDER, or --dry-run to write nothing"
 
 DOCUMENT_FIELDS = {"texts": ["positive", "negatives"], "ids": ["document_ids"]}
 """Default fields of the documents of a row, by format: as ``quiver mine`` writes them."""
@@ -63,7 +66,7 @@ def with_dtype(overrides: Sequence[str] | None, dtype: str | None) -> list[str]:
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe file (.yaml, .json), or the name of a shipped recipe.")],
-    out: options.OptionalRunOut = None,
+    out: options.RunOut = None,
     overrides: options.Overrides = None,
     dtype: options.TrainingDtype = None,
     device: options.Device = None,
@@ -95,12 +98,11 @@ def train(
     bars = show_progress(progress)
     section = resolved.development
     if dry_run:
-        if resume:
-            raise InputError("--dry-run predicts a new run; remove --resume")
-        _dry_run(resolved, out, overwrite=overwrite, device=device, progress=bars, as_json=as_json)
+        _check_dry_run(out, resume=resume, overwrite=overwrite)
+        _dry_run(resolved, device=device, progress=bars, as_json=as_json)
         return
     if out is None:
-        raise InputError("--out names the run folder; add --out FOLDER, or --dry-run to write nothing")
+        raise InputError(_NO_OUT)
     # Only the process that scores holds the development collection in memory.
     scorer = None if section is None else development_scorer(section, progress=bars) if is_main_process() else _broadcast_score
     try:
@@ -114,22 +116,18 @@ def train(
         print_json(record) if as_json else _print_run(record, out, report)
 
 
-def _dry_run(recipe: Recipe, out: Path | None, *, overwrite: bool, device: str | None, progress: bool, as_json: bool) -> None:
+def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: bool) -> None:
     """Check all that `train` needs, and print what it would do."""
-    from quiver.encoder.training.run_folder import refuse_existing
     from quiver.eval.development import development_scorer
     from quiver.retrieval.training.dry_run import dry_run
 
-    if out is not None:
-        refuse_existing(out, overwrite=overwrite)
     if recipe.development is not None:
         development_scorer(recipe.development, progress=progress)  # reads the collection
     if not as_json:
         typer.echo("checking data, model and settings, and training a few batches to measure time and memory", err=True)
     found = dry_run(recipe, device=device, progress=progress)
-    memory = found.memory
     if as_json:
-        print_json({**dataclasses.asdict(found), "memory": {**dataclasses.asdict(memory), "total": memory.total}, "seconds": found.seconds})
+        print_json(_dry_run_json(found))
         return
     about = "" if found.exact else "about "
     rows = [
@@ -140,14 +138,36 @@ def _dry_run(recipe: Recipe, out: Path | None, *, overwrite: bool, device: str |
         ("updates", f"{found.updates:,}"),
         ("tokens", f"{about}{found.tokens:,} in {found.texts:,} texts"),
         ("truncated texts", f"{about}{found.truncated:.1%}"),
+        *_dry_run_rows(found),
+        ("tokens/s", f"{found.tokens_per_second:,.0f}, measured on {found.measured_batches} batches"),
+    ]
+    print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
+
+
+def _check_dry_run(out: Path | None, *, resume: bool, overwrite: bool | None) -> None:
+    from quiver.encoder.training.run_folder import refuse_existing
+
+    if resume:
+        raise InputError("--dry-run predicts a new run; remove --resume")
+    if out is not None:
+        refuse_existing(out, overwrite=overwrite)
+
+
+def _dry_run_json(found: DryRun | PretrainingDryRun) -> dict[str, Any]:
+    memory = {**dataclasses.asdict(found.memory), "total": found.memory.total}
+    return {**dataclasses.asdict(found), "updates": found.updates, "memory": memory, "seconds": found.seconds}
+
+
+def _dry_run_rows(found: DryRun | PretrainingDryRun) -> list[tuple[str, str]]:
+    """Weights, memory and duration."""
+    memory = found.memory
+    return [
         ("trained weights", f"{found.parameters:,} on {found.device}, {found.dtype}"),
         ("memory", f"{memory.total / 1e9:.2f} GB, libraries and workspaces not counted"),
         *((f"  {name}", f"{getattr(memory, name) / 1e9:.2f} GB") for name in ("weights", "gradients", "optimizer", "activations")),
         *([("  peak of this process", f"{memory.measured_peak / 1e9:.2f} GB")] if memory.measured_peak is not None else []),
-        ("tokens/s", f"{found.tokens_per_second:,.0f}, measured on {found.measured_batches} batches"),
         ("duration", f"{_duration(found.seconds)}, evaluation and saving not counted"),
     ]
-    print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
 
 
 def _duration(seconds: float) -> str:
@@ -178,11 +198,12 @@ def _print_run(record: dict[str, Any], out: Path, report: Path) -> None:
 
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: pretrain_small, pretrain_base, ...")],
-    out: options.RunOut,
+    out: options.RunOut = None,
     overrides: options.Overrides = None,
     dtype: options.TrainingDtype = None,
     device: options.Device = None,
     resume: options.Resume = False,
+    dry_run: options.DryRun = False,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Only train the tokenizer and tokenize the corpus, in one process; --resume then trains.")
     ] = False,
@@ -193,10 +214,14 @@ def pretrain(
 
     SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it.
 
+    --dry-run checks corpus, model and settings, trains a few packed rows of each phase, and prints documents, updates, memory and duration.
+
     For several processes: torchrun --no-python --nproc-per-node 8 quiver pretrain ... Tokenize a large corpus with --prepare first, without
     torchrun.
 
-    Example: quiver pretrain pretrain_small --out runs/small phases.0.tokens=500000
+    Examples: quiver pretrain pretrain_small --out runs/small phases.0.tokens=500000
+
+    quiver pretrain pretrain_small --dry-run phases.0.tokens=500000
     """
     from quiver.encoder.pretraining import load_pretraining_recipe
     from quiver.encoder.pretraining import prepare as prepare_recipe
@@ -207,6 +232,14 @@ def pretrain(
 
     device = None if device is None else check_device(device)
     resolved = load_pretraining_recipe(recipe, with_dtype(overrides, dtype))
+    if dry_run:
+        if prepare:
+            raise InputError("--dry-run writes nothing, and --prepare writes the corpus; remove one of the two")
+        _check_dry_run(out, resume=resume, overwrite=None)
+        _dry_run_pretraining(resolved, device=device, progress=show_progress(progress), as_json=as_json)
+        return
+    if out is None:
+        raise InputError(_NO_OUT)
     if prepare:
         prepare_recipe(resolved, out, resume=resume)
         say(f"prepared: {out}; repeat the command with --resume instead of --prepare to train")
@@ -218,6 +251,40 @@ def pretrain(
     if is_main_process():
         report = write_training_report(out)
         print_json(record) if as_json else _print_pretraining(record, out, report)
+
+
+def _dry_run_pretraining(recipe: PretrainingRecipe, *, device: str | None, progress: bool, as_json: bool) -> None:
+    """Check all that `pretrain` needs, and print what it would do."""
+    from quiver.retrieval.training.dry_run import dry_run_pretraining
+
+    found = dry_run_pretraining(recipe, device=device, progress=progress)
+    if as_json:
+        print_json({**_dry_run_json(found), "phases": [{**dataclasses.asdict(phase), "seconds": phase.seconds} for phase in found.phases]})
+        return
+    more = "" if found.exact else "more than "
+    rows = [
+        ("documents", f"{more}{found.documents:,}, {found.held_out:,} held out"),
+        ("tokens of the corpus", f"{more}{found.corpus_tokens:,}"),
+        ("vocabulary", f"{found.vocabulary:,}"),
+        ("tokens of the run", f"{sum(phase.tokens for phase in found.phases):,}"),
+        ("updates", f"about {found.updates:,}"),
+        *_dry_run_rows(found),
+    ]
+    print_table(f"{recipe.name}: dry run, nothing was written", ("", "value"), rows)
+    phases = [
+        (
+            phase.name,
+            f"{phase.tokens:,}",
+            f"{phase.passes:.1f}",
+            f"{phase.updates:,}",
+            f"{phase.split:.1%}",
+            f"{phase.packing:.1%}",
+            f"{phase.tokens_per_second:,.0f}",
+            _duration(phase.seconds),
+        )
+        for phase in found.phases
+    ]
+    print_table("phases", ("phase", "tokens", "passes", "updates", "split documents", "packing", "tokens/s", "duration"), phases)
 
 
 def _print_pretraining(record: dict[str, Any], out: Path, report: Path) -> None:
@@ -421,6 +488,11 @@ def mine(
     device: options.Device = None,
     devices: options.Devices = None,
     batch_tokens: options.BatchTokens = None,
+    query_length: options.QueryLength = None,
+    document_length: options.DocumentLength = None,
+    query_prompt: options.QueryPrompt = None,
+    document_prompt: options.DocumentPrompt = None,
+    truncate_dim: options.TruncateDim = None,
     cache: options.Cache = None,
     no_cache: options.NoCache = False,
     executor: options.Executor = "local",
@@ -438,6 +510,7 @@ def mine(
     """
     from quiver.retrieval.index import open_index
     from quiver.retrieval.models import bm25
+    from quiver.retrieval.models.loading import ModelOptions
     from quiver.retrieval.training.mining.negatives import PERC_POS, Output, Rules, mine_negatives, parse_margins, parse_ranks
 
     rules = Rules(
@@ -455,13 +528,11 @@ def mine(
         raise InputError(
             f"--executor, --workers, --address and --devices distribute encoding, and {bm25.NAME} encodes nothing; remove them"
         )
-    where = parse_devices(devices)
-    encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
-    load = LoadOptions(dtype, where[0] if where else device, batch_tokens)
-    searched = _searched(model, opened, load, cache=vector_cache(cache, no_cache))
+    encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
+    settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
     record = mine_negatives(
         source,
-        replace(searched, executor=encoding),
+        _searched(model, opened, dtype, here, batch_tokens, settings, vector_cache(cache, no_cache), encoding),
         out,
         rules=rules,
         output=Output(ids=form == "ids", suspects=suspects, limit=limit),
@@ -489,30 +560,30 @@ def _pairs(
     return BeirSource(folder, split, use_title)
 
 
-class LoadOptions(NamedTuple):
-    """``--dtype``, ``--device`` and ``--batch-tokens``."""
-
-    dtype: Dtype | None
-    device: str | None
-    batch_tokens: int | None
-
-
-def _searched(model: str | None, index: Index | None, load: LoadOptions, *, cache: Path | None) -> MiningSystem:
+def _searched(
+    model: str | None,
+    index: Index | None,
+    dtype: Dtype | None,
+    device: str | None,
+    batch_tokens: int | None,
+    options: ModelOptions,
+    cache: Path | None,
+    executor: Executor,
+) -> MiningSystem:
     from quiver.retrieval.models import bm25
-    from quiver.retrieval.models.loading import load_index_model, load_model
+    from quiver.retrieval.models.loading import FOLDERS_SETTINGS, load_index_model
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
-    if model == bm25.NAME or (model is None and index is not None and index.kind == bm25.NAME):
-        if load != (None, None, None):
-            raise InputError(f"--dtype, --device and --batch-tokens are for models, and {bm25.NAME} is none; remove them")
-        return MiningSystem(None, index, cache)
     if model is None and index is None:
         raise InputError(f"pass --model (a folder, a hub id or {bm25.NAME}) or --index")
-    if index is None:
-        return MiningSystem(load_model(str(model), **load._asdict()), None, cache)
-    if load.dtype is not None:
-        raise InputError("--dtype: the model of an index runs in the dtype of the index; remove the option")
-    return MiningSystem(load_index_model(index.manifest.model, model, device=load.device, batch_tokens=load.batch_tokens), index, cache)
+    built, source = (str(model), None) if index is None or model == bm25.NAME else (index.manifest.model, model)
+    if not isinstance(built, str) and built.kind != bm25.NAME:
+        if dtype is not None:
+            raise InputError("--dtype: the model of an index runs in the dtype of the index; remove the option")
+        if options != FOLDERS_SETTINGS:
+            raise InputError("lengths, prompts and --truncate-dim: the model of an index has those of the index; remove the options")
+    loaded = load_index_model(built, source, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
+    return MiningSystem(None if isinstance(loaded, bm25.BM25) else loaded, index, cache, executor)
 
 
 def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool) -> None:
@@ -588,6 +659,11 @@ def teacher_scores(
     device: options.Device = None,
     devices: options.Devices = None,
     batch_tokens: options.BatchTokens = None,
+    query_length: options.QueryLength = None,
+    document_length: options.DocumentLength = None,
+    query_prompt: options.QueryPrompt = None,
+    document_prompt: options.DocumentPrompt = None,
+    truncate_dim: options.TruncateDim = None,
     cache: options.Cache = None,
     no_cache: options.NoCache = False,
     executor: options.Executor = "local",
@@ -606,7 +682,8 @@ def teacher_scores(
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
     from quiver.encoder.schema import parse_options
-    from quiver.retrieval.training.mining.teacher_scores import load_teacher, score_rows
+    from quiver.retrieval.models.loading import ModelOptions
+    from quiver.retrieval.training.mining.teacher_scores import check_teacher, load_teacher, score_rows
     from quiver.retrieval.training.recipe import DataSection
 
     fields = {
@@ -621,12 +698,12 @@ def teacher_scores(
         "text_field": text_field,
     }
     section = parse_options(DataSection, fields, source="options")
-    where = parse_devices(devices)
-    encoding = open_executor(executor, workers=workers, address=address, device=device, devices=where)
-    load = LoadOptions(dtype, where[0] if where else device, batch_tokens)
+    encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
+    settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
+    load = partial(load_teacher, dtype=dtype, device=here, batch_tokens=batch_tokens, options=settings, executor=encoding)
     record = score_rows(
         section,
-        _teacher(teachers, weights, partial(load_teacher, **load._asdict(), executor=encoding), dtype=dtype),
+        _teacher(teachers, weights, load, partial(check_teacher, dtype=dtype, options=settings)),
         out,
         normalize=normalize,
         cache=vector_cache(cache, no_cache),
@@ -640,8 +717,10 @@ def teacher_scores(
     _print_scores(record, out)
 
 
-def _teacher(sources: list[str], weights: list[float] | None, load: Callable[[str], Teacher], *, dtype: Dtype | None) -> Teacher | Ensemble:
-    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_teacher, check_weights
+def _teacher(
+    sources: list[str], weights: list[float] | None, load: Callable[[str], Teacher], check: Callable[[str], None]
+) -> Teacher | Ensemble:
+    from quiver.retrieval.training.mining.teacher_scores import Ensemble, check_weights
 
     if len(sources) == 1:
         if weights is not None:
@@ -649,7 +728,7 @@ def _teacher(sources: list[str], weights: list[float] | None, load: Callable[[st
         return load(sources[0])
     check_weights(len(sources), weights)  # before models are downloaded and loaded
     for source in sources:
-        check_teacher(source, dtype=dtype)
+        check(source)
     return Ensemble([load(source) for source in sources], weights)
 
 

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import Item, Result, WorkerTask
 
 logger = logging.getLogger(__name__)
@@ -35,11 +37,13 @@ class Outcome:
         result: The result; meaningless if there is a problem.
         problem: Error message of one line; None on success.
         again: Whether another attempt may succeed.
+        steps: Steps that the task has reported in this attempt.
     """
 
     result: Any
     problem: str | None = None
     again: bool = False
+    steps: int = 0
 
 
 class Worker:
@@ -50,11 +54,14 @@ class Worker:
 
     Args:
         task: The task.
+        report: Called with the number of steps of the current attempt whenever the task advances.
     """
 
-    def __init__(self, task: WorkerTask[Any, Any]) -> None:
+    def __init__(self, task: WorkerTask[Any, Any], report: Callable[[int], None] = lambda steps: None) -> None:
         self._task = task
+        self._report = report
         self._work: Callable[[Any], Any] | None = None
+        self._steps = 0
 
     def ready(self) -> bool:
         """Answer when the worker has started."""
@@ -64,28 +71,42 @@ class Worker:
         """Run an item."""
         try:
             if self._work is None:
-                self._work = self._task.open()
-            return Outcome(self._work(item))
+                self._work = self._task.open(self._advance)
+            result = self._work(item)
+            return Outcome(result, steps=self._steps)
         except InputError as error:
             return Outcome(None, str(error))
         except OSError as error:
             return Outcome(None, str(error), again=True)
+        finally:
+            self._steps = 0
+
+    def steps(self, seconds: float) -> int:
+        """Return the number of steps of the current attempt after a time; 0 between attempts."""
+        time.sleep(seconds)
+        return self._steps
+
+    def _advance(self, steps: int) -> None:
+        self._steps += steps
+        self._report(self._steps)
 
 
 _ATTEMPTS = 3  # an item that ended three workers is itself the cause
 
 
-@dataclass(frozen=True)
+@dataclass
 class Assignment(Generic[Item]):
     """An item assigned to a worker.
 
     Attributes:
         item: The item.
         attempt: Number of the attempt, from 1.
+        steps: Steps of this attempt that `Assignments` has counted.
     """
 
     item: Item
     attempt: int = 1
+    steps: int = 0
 
 
 class Assignments(Generic[Item]):
@@ -93,10 +114,12 @@ class Assignments(Generic[Item]):
 
     Args:
         items: The items; consumed as they are taken.
+        advance: Called with the number of further steps; those of a failed attempt are taken back.
     """
 
-    def __init__(self, items: Iterable[Item]) -> None:
+    def __init__(self, items: Iterable[Item], advance: Advance = lambda steps: None) -> None:
         self._items = iter(items)
+        self._advance = advance
         self._returned: deque[Assignment[Item]] = deque()
 
     def take(self) -> Assignment[Item] | None:
@@ -110,12 +133,19 @@ class Assignments(Generic[Item]):
             self._returned.extend(Assignment(item) for item in islice(self._items, 1))
         return bool(self._returned)
 
+    def count(self, assignment: Assignment[Item], steps: int) -> None:
+        """Set the steps of an attempt so far."""
+        if steps != assignment.steps:
+            self._advance(steps - assignment.steps)
+            assignment.steps = steps
+
     def put_back(self, assignment: Assignment[Item], reason: str) -> None:
         """Queue an item again after a failed attempt.
 
         Raises:
             WorkerError: It was the last attempt.
         """
+        self.count(assignment, 0)
         if assignment.attempt >= _ATTEMPTS:
             raise WorkerError(f"a work item failed {_ATTEMPTS} times, the last time with: {reason}")
         logger.warning("a work item is repeated by another worker: %s", reason)
@@ -129,6 +159,7 @@ class Assignments(Generic[Item]):
             WorkerError: It was the last attempt.
         """
         if outcome.problem is None:
+            self.count(assignment, outcome.steps)
             return True
         if not outcome.again:
             raise InputError(outcome.problem)
@@ -171,10 +202,17 @@ class LocalProcesses:
         """Return the threads of this process, divided among the workers."""
         return max(1, here // len(self._devices))
 
-    def run(self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+    def run(
+        self,
+        task: WorkerTask[Item, Result],
+        items: Iterable[Item],
+        *,
+        threads: int = 1,
+        advance: Advance = lambda steps: None,
+    ) -> Generator[tuple[Item, Result], None, None]:
         """See `quiver.retrieval.records.Executor`."""
         del threads  # local processes reserve nothing
-        waiting, idle, busy = Assignments(items), list[_Process](), dict[Connection, tuple[_Process, Assignment[Item]]]()
+        waiting, idle, busy = Assignments(items, advance), list[_Process](), dict[Connection, tuple[_Process, Assignment[Item]]]()
         devices = self._devices[::-1]  # of workers that are not running
         try:
             while True:
@@ -185,8 +223,12 @@ class LocalProcesses:
                 if not busy:
                     return
                 for pipe in wait(list(busy)):
-                    process, assignment = busy.pop(_connection(pipe))
-                    outcome = process.outcome()
+                    process, assignment = busy[_connection(pipe)]
+                    outcome = process.receive()
+                    if isinstance(outcome, int):
+                        waiting.count(assignment, outcome)
+                        continue
+                    del busy[process.pipe]
                     if outcome is None:
                         devices.append(process.device)
                         waiting.put_back(assignment, process.end())
@@ -211,19 +253,19 @@ class _Process:
         theirs.close()  # so that the pipe ends when the worker does
 
     def send(self, item: Any) -> None:
-        """Send an item; `outcome` reports if the worker is gone."""
+        """Send an item; `receive` reports if the worker is gone."""
         try:
             self.pipe.send(item)
         except (BrokenPipeError, ConnectionResetError):
             return
 
-    def outcome(self) -> Outcome | None:
-        """Receive the outcome of the item; None if the worker died."""
+    def receive(self) -> Outcome | int | None:
+        """Receive the outcome of the item, or before it the number of its steps so far; None if the worker died."""
         try:
-            outcome: Outcome = self.pipe.recv()
+            received: Outcome | int = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             return None
-        return outcome
+        return received
 
     def end(self) -> str:
         """Wait for a dead worker, and describe how it ended."""
@@ -233,9 +275,10 @@ class _Process:
 
     def stop(self, *, at_once: bool) -> None:
         """End the worker."""
+        if at_once:  # before the pipe is closed, since the worker may be about to report steps
+            self._process.kill()
         self.pipe.close()
-        if not at_once:
-            self._process.join(_STOP_SECONDS)
+        self._process.join(_STOP_SECONDS)
         self._process.kill()
         self._process.join()
 
@@ -272,7 +315,7 @@ def _serve(pipe: Connection, task: WorkerTask[Any, Any], device: str | None) -> 
         # CUDA reads the variable when it is used for the first time, which is when the task loads its model.
         os.environ[VISIBLE] = visible_devices(device, os.environ.get(VISIBLE))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    worker = Worker(task)
+    worker = Worker(task, pipe.send)
     while True:
         try:
             item = pipe.recv()

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from quiver.encoder.errors import InputError, first_line
 from quiver.retrieval.cluster.executors import Assignment, Assignments, Worker, WorkerError
 from quiver.retrieval.cluster.shard import PackedRequest, Shard, ShardHits, ShardLostError, ShardSpec
+from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import Item, Result, WorkerTask
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ def connected(address: str | None = None) -> Iterator[None]:
 
 
 _LOG_WAITING = 60.0  # seconds of waiting for room in the cluster before it is logged
+_STEPS, _STEPS_SECONDS = "steps", 1.0  # group of the calls that ask a busy actor for its steps, and their interval
 _STILLBORN = 3  # consecutive actors per worker that may die before their first item, such as on a cluster without Quiver
 
 
@@ -124,12 +126,19 @@ class RayCluster:
         """Return the threads of this process; an actor reserves as many CPUs."""
         return here
 
-    def run(self, task: WorkerTask[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+    def run(
+        self,
+        task: WorkerTask[Item, Result],
+        items: Iterable[Item],
+        *,
+        threads: int = 1,
+        advance: Advance = lambda steps: None,
+    ) -> Generator[tuple[Item, Result], None, None]:
         """See `quiver.retrieval.records.Executor`."""
         with connected(self._address):
             pool = _Pool(self._ray, task, threads, self._workers)
             try:
-                yield from pool.run(Assignments(items))
+                yield from pool.run(Assignments(items, advance))
             finally:
                 pool.stop()
 
@@ -145,10 +154,12 @@ class _Pool:
         # An actor that reserves more CPUs than any machine has would wait for ever.
         cpus = min(threads, max([1, *(int(node["Resources"].get("CPU", 1)) for node in ray.nodes() if node["Alive"])]))
         self._wanted = workers or gpus or max(1, int(resources.get("CPU", 1)) // cpus)
-        self._actor = ray.remote(Worker).options(num_cpus=cpus, num_gpus=1 if gpus else 0, max_restarts=0, scheduling_strategy="SPREAD")
+        reserved = {"num_cpus": cpus, "num_gpus": 1 if gpus else 0, "scheduling_strategy": "SPREAD"}
+        self._actor = ray.remote(max_restarts=0, concurrency_groups={_STEPS: 1}, **reserved)(Worker)
         self._starting: dict[Any, Any] = {}
         self._idle: list[Any] = []
         self._busy: dict[Any, tuple[Any, Assignment[Any]]] = {}
+        self._counting: dict[Any, Any] = {}  # call for the steps of an attempt -> the attempt, a key of _busy
         self._stillborn = 0
         logger.info("ray: %d workers with %d CPUs%s each", self._wanted, cpus, " and a GPU" if gpus else "")
 
@@ -157,7 +168,8 @@ class _Pool:
         while True:
             while self._idle and (assignment := waiting.take()) is not None:
                 actor = self._idle.pop()
-                self._busy[actor.attempt.remote(assignment.item)] = (actor, assignment)
+                self._busy[attempt := actor.attempt.remote(assignment.item)] = (actor, assignment)
+                self._ask_for_steps(attempt)
             if waiting.waiting:
                 self._ask_for_actors()
             elif not self._busy:
@@ -165,6 +177,8 @@ class _Pool:
             reference = self._next()
             if reference in self._starting:
                 self._started(reference)
+            elif reference in self._counting:
+                self._counted(reference, waiting)
             else:
                 yield from self._ended(reference, waiting)
 
@@ -178,10 +192,27 @@ class _Pool:
             actor = self._actor.remote(self._task)
             self._starting[actor.ready.remote()] = actor
 
+    def _ask_for_steps(self, attempt: Any) -> None:
+        actor, _ = self._busy[attempt]
+        self._counting[actor.steps.options(concurrency_group=_STEPS).remote(_STEPS_SECONDS)] = attempt
+
+    def _counted(self, reference: Any, waiting: Assignments[Any]) -> None:
+        """Count the steps of an attempt that is still running, and ask again."""
+        attempt = self._counting.pop(reference)
+        if attempt not in self._busy:
+            return
+        _, assignment = self._busy[attempt]
+        try:
+            steps = self._ray.get(reference)
+        except self._ray.exceptions.RayError:  # as the attempt itself will report
+            return
+        waiting.count(assignment, max(steps, assignment.steps))  # an attempt that has just ended has 0
+        self._ask_for_steps(attempt)
+
     def _next(self) -> Any:
         """Wait for the next call to end."""
         while True:
-            done, _ = self._ray.wait([*self._starting, *self._busy], num_returns=1, timeout=_LOG_WAITING)
+            done, _ = self._ray.wait([*self._starting, *self._busy, *self._counting], num_returns=1, timeout=_LOG_WAITING)
             if done:
                 return done[0]
             if not self._busy:

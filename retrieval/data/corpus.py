@@ -306,8 +306,22 @@ def _shown(value: object) -> str:
 
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
-# A first line whose third column has one of these names is a header; anything else that is not a grade is an error.
-_GRADE_HEADINGS = frozenset({"score", "relevance", "rel", "grade", "label"})
+
+QUERY_IDS = ("_id", "id", "query-id", "query_id", "qid", "question_id")
+"""Names of the id in a table of queries, in order of preference; capitals do not matter."""
+
+QUERY_TEXTS = ("text", "query", "question")
+"""Names of the text in a table of queries."""
+
+JUDGED_QUERIES = ("query-id", "query_id", "qid", "question_id", "query", "question")
+"""Names of the query's id in a table of judgements."""
+
+JUDGED_DOCUMENTS = ("corpus-id", "corpus_id", "doc-id", "doc_id", "docid", "document_id", "document", "passage_id", "passage", "file")
+"""Names of the document's id in a table of judgements."""
+
+# A first line of TSV whose third column has one of these names is a header; anything else that is not a grade is an error.
+GRADES = ("score", "relevance", "rel", "grade", "label")
+"""Names of the grade in a table of judgements."""
 
 
 class DocumentSource(Protocol):
@@ -331,6 +345,7 @@ class Collection:
         queries: The queries with judgements in the split, in file order.
         qrels: Query id -> document id -> grade; its queries are exactly ``queries``.
         empty_texts: Number of documents whose text is blank (they may have a title).
+        has_corpus: Whether it has documents of its own. False: only the ids of its judged documents are known.
     """
 
     name: str
@@ -339,6 +354,7 @@ class Collection:
     queries: Sequence[Query]
     qrels: dict[str, dict[str, int]]
     empty_texts: int
+    has_corpus: bool = True
 
 
 class StreamedDocuments:
@@ -372,34 +388,93 @@ class StreamedDocuments:
         return self._count
 
 
-def load_collection(folder: Path, split: str) -> Collection:
+class NamedDocuments:
+    """Documents of which only the ids are known.
+
+    Args:
+        ids: The ids; one that is repeated counts once.
+    """
+
+    def __init__(self, ids: Iterable[str]) -> None:
+        self._ids = tuple(dict.fromkeys(ids))
+
+    def __iter__(self) -> Iterator[Document]:
+        """Iterate over the documents, without texts."""
+        return (Document(key, "") for key in self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+def load_collection(
+    folder: Path | None, split: str, *, queries: Path | None = None, qrels: Path | None = None, needs_corpus: bool = True
+) -> Collection:
     """Read a BEIR folder: ``corpus.jsonl``, ``queries.jsonl`` (each may be ``.gz``) and ``qrels/<split>.tsv``.
 
     The corpus is read once to check it, and not kept in memory.
 
     Args:
-        folder: Folder of the collection.
+        folder: Folder of the collection; None for a collection of ``queries`` and ``qrels`` without a corpus, named after the queries.
         split: Name of the judgements, such as ``test``.
+        queries: File of queries instead of the folder's, see `read_queries`.
+        qrels: File of judgements instead of the folder's, see `read_qrels`.
+        needs_corpus: Refuse a collection without a corpus.
 
     Raises:
-        InputError: A file is missing or malformed, the split does not exist (lists those that do), or a judgement names a query or document
-            that the collection lacks (names the judgement's line).
+        InputError: Files are missing (names all of them), a file is malformed, the split does not exist (lists those that do), or a
+            judgement names a query or document that the collection lacks (names the judgement's line).
     """
-    qrels_file = find_split(folder, split)
+    without_corpus = folder is None or not (needs_corpus or has_corpus(folder))
+    if folder is not None:
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder")
+        problems: list[str] = []
+        if not without_corpus:
+            _found(find_jsonl, folder, "corpus", problems)
+        queries = queries or _found(find_jsonl, folder, "queries", problems)
+        qrels = qrels or _found(find_split, folder, split, problems)
+        if problems:
+            raise InputError("; ".join([problems[0], *(each.removeprefix(f"{folder}: ") for each in problems[1:])]))
+    if queries is None or qrels is None:
+        raise ValueError("without a folder, queries and qrels must be given")
     return assemble(
-        folder.resolve().name,
+        stem(queries) if folder is None else folder.resolve().name,
         split,
-        documents=partial(_documents, folder),
-        queries=lambda: _queries(find_jsonl(folder, "queries")),
-        judgements=read_judgements(qrels_file),
+        documents=None if folder is None or without_corpus else partial(_documents, folder),
+        queries=partial(_queries, queries),
+        judgements=read_judgements(qrels),
     )
+
+
+def _found(find: Callable[[Path, str], Path], folder: Path, name: str, problems: list[str]) -> Path | None:
+    """The file, or None with the reason added to ``problems``."""
+    try:
+        return find(folder, name)
+    except InputError as error:
+        problems.append(str(error))
+        return None
+
+
+def has_corpus(folder: Path) -> bool:
+    """Whether a folder holds ``corpus.jsonl`` or ``corpus.jsonl.gz``."""
+    return any((folder / f"corpus{suffix}").is_file() for suffix in _SUFFIXES)
+
+
+def stem(file: Path) -> str:
+    """Name of a file without its suffix and ``.gz``, which names the collection or split that it holds.
+
+    Example:
+        >>> stem(Path("data/questions.jsonl.gz"))
+        'questions'
+    """
+    return PurePath(file.name.removesuffix(".gz")).stem
 
 
 def assemble(
     name: str,
     split: str,
     *,
-    documents: Callable[[], Iterable[tuple[EntryPosition, Document]]],
+    documents: Callable[[], Iterable[tuple[EntryPosition, Document]]] | None,
     queries: Callable[[], Iterable[tuple[EntryPosition, Query]]],
     judgements: Iterable[Judgement],
 ) -> Collection:
@@ -408,7 +483,8 @@ def assemble(
     Args:
         name: Name of the collection.
         split: Name of the judgements.
-        documents: Function that starts a pass over the corpus; called for every pass over the collection's documents.
+        documents: Function that starts a pass over the corpus; called for every pass over the collection's documents. None without a
+            corpus: the collection's documents are the judged ones, without texts.
         queries: Function that starts a pass over the queries; those without judgements are dropped.
         judgements: The judgements of the split.
 
@@ -418,11 +494,14 @@ def assemble(
     judged = tuple(judgements)
     qrels = _by_query(judged)
     wanted = {judgement.document for judgement in judged}
+    judged_documents = NamedDocuments(judgement.document for judgement in judged)
     count = empty = 0
-    for _, document in unique(documents):
+    for _, document in unique(documents) if documents is not None else ():
         count += 1
         empty += not document.text.strip()
         wanted.discard(document.id)
+    if documents is None:
+        wanted.clear()
     judged_queries: list[Query] = []
     missing_queries = set(qrels)
     for _, query in unique(queries):
@@ -431,10 +510,17 @@ def assemble(
             missing_queries.discard(query.id)
     for judgement in judged if wanted or missing_queries else ():
         if judgement.query in missing_queries:
-            raise InputError(f"{judgement.position}: query '{judgement.query}' is not among the collection's queries")
+            several = _of_several(len(missing_queries), len(qrels), "queries")
+            raise InputError(f"{judgement.position}: query '{judgement.query}' is not among the collection's queries{several}")
         if judgement.document in wanted:
-            raise InputError(f"{judgement.position}: document '{judgement.document}' is not in the corpus")
-    return Collection(name, split, StreamedDocuments(documents, count), tuple(judged_queries), qrels, empty)
+            several = _of_several(len(wanted), len(judged_documents), "documents")
+            raise InputError(f"{judgement.position}: document '{judgement.document}' is not in the corpus{several}")
+    known = judged_documents if documents is None else StreamedDocuments(documents, count)
+    return Collection(name, split, known, tuple(judged_queries), qrels, empty, documents is not None)
+
+
+def _of_several(missing: int, judged: int, what: str) -> str:
+    return f"; {missing:,} of the {judged:,} judged {what} are missing" if missing > 1 else ""
 
 
 def write_beir(
@@ -488,7 +574,9 @@ def read_documents(path: Path) -> Iterator[Document]:
 
 
 def read_queries(path: Path) -> Iterator[Query]:
-    """Stream queries from ``.jsonl[.gz]`` (``_id`` or ``id``, and ``text``) or ``.tsv[.gz]`` (id, tab, text; no header).
+    """Stream queries from a table: JSON Lines, JSON, CSV, TSV, Parquet or Arrow, whose fields have names of `QUERY_IDS` and `QUERY_TEXTS`.
+
+    A TSV file without such a header has two columns, id and text.
 
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if an id is repeated; or the suffix is not supported.
@@ -497,10 +585,11 @@ def read_queries(path: Path) -> Iterator[Query]:
 
 
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
-    """Read judgements: BEIR's three tab-separated columns with or without a header, or TREC's four columns.
+    """Read judgements: BEIR's three tab-separated columns with or without a header, TREC's four columns, or a table such as CSV.
 
-    The first line decides the format: ``query, document, grade`` split at tabs, or ``query, iteration, document, grade`` split at white
-    space. There is no CSV quoting.
+    A file of the types of `read_queries`, except TSV, is a table with a header, whose columns have names of `JUDGED_QUERIES`,
+    `JUDGED_DOCUMENTS` and `GRADES`; without a grade, every document is relevant with grade 1. In all other files the first line decides the
+    format: ``query, document, grade`` split at tabs, or ``query, iteration, document, grade`` split at white space, without quoting.
 
     Raises:
         InputError: A line has the wrong number of columns, a blank id, a grade that is not an integer of at most nine digits, or a pair
@@ -549,6 +638,11 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if there is only a header.
     """
+    from quiver.retrieval.data.tables import is_table, read_rows  # imports this module
+
+    if is_table(path) and not path.name.endswith(_TABS):
+        yield from _judgement_rows(path, read_rows(path))
+        return
     split: str | None = "\t"
     found = False
     for number, (line_number, line) in enumerate(read_lines(path)):
@@ -561,7 +655,7 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
             layout = "3 (query, document, grade; tab-separated)" if split else "3 tab-separated or 4 (query, iteration, document, grade)"
             raise InputError(f"{position}: expected {layout} columns, got {len(columns)}")
         grade = columns[-1].strip()
-        if number == 0 and split and grade.lower() in _GRADE_HEADINGS:
+        if number == 0 and split and grade.lower() in GRADES:
             continue
         found = True
         yield to_judgement(position, columns[0], columns[-2], grade)
@@ -576,20 +670,69 @@ def _documents(path: Path) -> Iterator[tuple[EntryPosition, Document]]:
         yield position, to_document(position, row)._replace(metadata=to_metadata(position, row))
 
 
+_TABS = (".tsv", ".tsv.gz")
+
+
+def _judgement_rows(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> Iterator[Judgement]:
+    """The judgements of a table whose columns have names."""
+    names: tuple[str, str, str | None] | None = None
+    for position, row in rows:
+        if names is None:
+            names = (
+                _column(position, row, JUDGED_QUERIES, "the query's id"),
+                _column(position, row, JUDGED_DOCUMENTS, "the document's id"),
+                _named(row, GRADES),
+            )
+        query, document = (key_of(row.get(name)) or "" for name in names[:2])
+        yield to_judgement(position, query, document, 1 if names[2] is None else row.get(names[2]))
+    if names is None:
+        raise InputError(f"{path}: no judgements, only a header")
+
+
+def _named(row: Mapping[str, object], names: Sequence[str]) -> str | None:
+    """The field that has the first of several names; None if there is none."""
+    fields = {field.lower(): field for field in reversed(list(row))}
+    return next((fields[name] for name in names if name in fields), None)
+
+
+def _column(position: EntryPosition, row: Mapping[str, object], names: Sequence[str], what: str) -> str:
+    field = _named(row, names)
+    if field is None:
+        raise InputError(
+            f"{position}: no field for {what}; call it {', '.join(names[:-1])} or {names[-1]}; the fields are {', '.join(row)}"
+        )
+    return field
+
+
 def _queries(path: Path) -> Iterator[tuple[EntryPosition, Query]]:
-    if path.name.endswith(_SUFFIXES):
-        for number, row in read_json_lines(path):
+    from quiver.retrieval.data.tables import is_table, read_rows  # imports this module
+
+    if not is_table(path):
+        raise InputError(f"{path}: unsupported type; queries are read from .jsonl, .json, .csv, .tsv, .parquet or .arrow files")
+    if path.name.endswith(_TABS) and not _has_header(path):
+        for number, line in read_lines(path):
             position = EntryPosition(path, number)
-            yield position, to_query(position, row)
+            columns = line.split("\t")
+            if len(columns) != 2:
+                raise InputError(f"{position}: expected 2 columns (id, tab, text), got {len(columns)}")
+            yield position, Query(check_id(position, columns[0]), columns[1])
         return
-    if not path.name.endswith((".tsv", ".tsv.gz")):
-        raise InputError(f"{path}: unsupported type; queries are read from .jsonl, .jsonl.gz, .tsv or .tsv.gz")
-    for number, line in read_lines(path):
-        position = EntryPosition(path, number)
-        columns = line.split("\t")
-        if len(columns) != 2:
-            raise InputError(f"{position}: expected 2 columns (id, tab, text), got {len(columns)}")
-        yield position, Query(check_id(position, columns[0]), columns[1])
+    fields: FieldNames | None = None
+    for position, row in read_rows(path):
+        if fields is None:
+            text = _column(position, row, QUERY_TEXTS, "the text of the queries")
+            key = _column(position, row, QUERY_IDS, "the id of the queries")
+            fields = FieldNames(BEIR_FIELDS.id if key in BEIR_FIELDS.id else (key,), text)
+        yield position, to_query(position, row, fields)
+    if fields is None:
+        raise InputError(f"{path}: no queries, only a header")
+
+
+def _has_header(path: Path) -> bool:
+    """Whether the first line of a TSV file names columns of queries."""
+    _, line = next(read_lines(path))
+    cells: dict[str, object] = dict.fromkeys(line.split("\t"))
+    return _named(cells, QUERY_IDS) is not None and _named(cells, QUERY_TEXTS) is not None
 
 
 def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:

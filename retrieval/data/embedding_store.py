@@ -54,6 +54,7 @@ from quiver.retrieval.models.loading import WorkerModel
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import (
     IN_PROCESS,
+    PLURALS,
     DenseEncoding,
     DenseModel,
     DenseVectors,
@@ -463,10 +464,10 @@ class _EncodeInWorker:
     role: Role
     threads: int
 
-    def open(self) -> Callable[[tuple[Chunk, ...]], list[Encoding]]:
+    def open(self, advance: Advance) -> Callable[[tuple[Chunk, ...]], list[Encoding]]:
         torch.set_num_threads(self.threads)
         model = self.model.load()
-        return lambda chunks: [encoding for _, encoding in encode_here(model, chunks, _texts_of, self.role)]
+        return lambda chunks: [encoding for _, encoding in encode_here(model, chunks, _texts_of, self.role, advance=advance)]
 
 
 def encode_here(
@@ -528,7 +529,7 @@ def encode_chunks(
         executor: Where documents are encoded. Queries take seconds and are always encoded in this process.
         show: Show the model's own progress bar for every chunk that is encoded in this process.
         together: Chunks that are sent to a worker at a time; None for 4 on a GPU, and 1 on a CPU.
-        advance: Called with the number of texts encoded since the last call: after each batch in this process, otherwise each chunk.
+        advance: Called with the number of texts encoded since the last call: after each batch of a model of Quiver, otherwise each chunk.
 
     Raises:
         InputError: A worker cannot load the model.
@@ -545,11 +546,11 @@ def encode_chunks(
     items = iter(lambda: tuple(islice(source, together)), ())
     early: dict[int, tuple[Chunk, Encoding]] = {}
     following = 0
-    with closing(executor.run(_EncodeInWorker(WorkerModel.of(model), role, threads), items, threads=threads)) as results:
+    task = _EncodeInWorker(WorkerModel.of(model), role, threads)
+    with closing(executor.run(task, items, threads=threads, advance=advance)) as results:
         for item, encodings in results:
             early.update((chunk.number, (chunk, encoding)) for chunk, encoding in zip(item, encodings, strict=True))
             while following in early:
-                advance(len(early[following][0].texts))
                 yield early.pop(following)
                 following += 1
 
@@ -614,7 +615,7 @@ class EmbeddingStore:
         """
         limit = limit_of(self._folder)
         folder = _model_folder(self._folder, model.card, role)
-        label = description or ("queries" if role == "query" else "documents")
+        label = description or PLURALS[role]
         with progress_bar(label, total or 0, enabled=progress) as advance:
             request = _EncodeRequest(folder, model.card, role, advance, self._limits)
             shown = progress and total is None

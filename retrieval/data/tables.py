@@ -92,6 +92,15 @@ def read_tables(files: Iterable[Path], columns: Columns = BY_NAME) -> Iterator[t
     yield from _documents(opened, columns)
 
 
+def read_rows(file: Path) -> Iterator[tuple[EntryPosition, Row]]:
+    """Stream the rows of one table with their positions; the values of CSV and TSV are strings.
+
+    Raises:
+        InputError: While iterating, at the first malformed row.
+    """
+    return _READERS[_suffix(file)](file, ())
+
+
 def is_table(path: Path) -> bool:
     """Whether the suffix of a file is that of a table, such as ``.csv`` or ``.jsonl.gz``."""
     return _suffix(path) in _READERS

@@ -196,7 +196,7 @@ class Pieces:
         options: Options of the build.
         work: Working folder.
         executor: Runs the tasks that make pieces.
-        progress: Show progress bars over the documents.
+        progress: Show progress bars.
     """
 
     def __init__(
@@ -253,14 +253,16 @@ class Pieces:
         extents = [piece_extent(folder, each) for folder, each in pieces]
         runs = [range(len(pieces))] if before else groups(codec, extents, self._options.memory)
         segments: list[tuple[Path, Contents]] = []
-        for run in runs:
-            chosen = pieces[run.start : run.stop]
-            if len(chosen) == 1 and not before:
-                segments.append(chosen[0])
-                continue
-            opened = [*before, *(self._open(codec, *each) for each in chosen)]
-            folder = self._work.pieces.begin(f"segment-{len(segments):04d}")
-            segments.append((folder, merge_segments(opened, codec, folder, self._work.pieces.disk)))
+        with progress_bar("merging", len(pieces) if len(pieces) > 1 or before else 0, enabled=self._progress) as advance:
+            for run in runs:
+                chosen = pieces[run.start : run.stop]
+                if len(chosen) == 1 and not before:
+                    segments.append(chosen[0])
+                else:
+                    opened = [*before, *(self._open(codec, *each) for each in chosen)]
+                    folder = self._work.pieces.begin(f"segment-{len(segments):04d}")
+                    segments.append((folder, merge_segments(opened, codec, folder, self._work.pieces.disk)))
+                advance(len(chosen))
         return segments
 
     def _agreed_threads(self) -> int:
@@ -336,14 +338,8 @@ class Pieces:
             codec=None if place is None else (place.engine, place.folder),
             sampled=self._sampled,
         )
-
-        def counted() -> Iterator[tuple[Piece, Finished]]:
-            for piece, done in results:
-                advance(piece.documents)
-                yield piece, done
-
-        with closing(self._executor.run(task, pieces, threads=self._threads)) as results:
-            yield counted()
+        with closing(self._executor.run(task, pieces, threads=self._threads, advance=advance)) as finished:
+            yield finished
 
     def _open(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
         return open_segment(Files(folder), codec, contents.documents, texts=self._options.store_text)
@@ -384,7 +380,7 @@ class Pieces:
             raise InputError("none of the documents has a vector; there is nothing to index")
         vectors = count if dense else round(mean * count)
         settings, seed = self._options.settings, self._options.seed
-        with clustering_on(device_of(self._model)):
+        with clustering_on(device_of(self._model)), progress_bar("training", int(bool(pieces)), enabled=self._progress):
             return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
 
 
@@ -426,7 +422,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             from its card and need ``out`` on a shared file system.
         overwrite: Replace an existing index at ``out``.
         wait: Seconds to wait for another writer to finish.
-        progress: Show bars over the documents.
+        progress: Show progress bars.
         disk: Performs all writes.
 
     Raises:
@@ -452,7 +448,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     out = Path(out)
     with (
         writing(out, create=True, overwrite=overwrite, wait=wait, disk=disk) as writer,
-        _surveyed(writer, corpus, spooled=executor.remote) as source,
+        _surveyed(writer, corpus, spooled=executor.remote, progress=progress) as source,
     ):
         options.check_fields(source.fields)
         name = engine_name(options.engine, model.card, source.count)
@@ -544,7 +540,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
         memory: Memory limit in bytes, in addition to the model and one chunk of documents.
         pieces: Sizes of the work units.
         wait: Seconds to wait for another writer to finish.
-        progress: Show a bar over the documents.
+        progress: Show progress bars.
         disk: Performs all writes.
 
     Returns:
@@ -562,7 +558,7 @@ def add_documents(  # noqa: PLR0913 - the public entry: one option for each choi
         check_model(path, before, model.card)
         index = open_manifest(writer.layout, before)
         replaced: list[str] = []
-        with _surveyed(writer, corpus, index=index, replaced=replaced) as source:
+        with _surveyed(writer, corpus, index=index, replaced=replaced, progress=progress) as source:
             if replaced and not replace_existing:
                 raise InputError(
                     f"{path}: document '{replaced[0]}' is in this index already; replace it with --replace, or give it another id"
@@ -712,6 +708,7 @@ def _surveyed(
     spooled: bool = False,
     index: Index | None = None,
     replaced: list[str] | None = None,
+    progress: bool,
 ) -> Iterator[Source]:
     """Read the corpus once and collect the ids that the index already has.
 
@@ -719,13 +716,15 @@ def _surveyed(
     """
 
     def look(chunk: list[Document]) -> None:
+        advance(len(chunk))
         if index is not None and replaced is not None:
             ids = [document.id for document in chunk]
             replaced.extend(key for key, place in zip(ids, index.locate(ids), strict=True) if place is not None)
 
     spool = writer.layout.temporary / (f"corpus-{uuid.uuid4().hex[:12]}.jsonl" if spooled else "corpus.jsonl")
     try:
-        source = survey(corpus, spool, disk=writer.disk, spooled=spooled, look=look)
+        with progress_bar("reading", None, enabled=progress) as advance:
+            source = survey(corpus, spool, disk=writer.disk, spooled=spooled, look=look)
         logger.info("%d documents to index", source.count)
         yield source
     finally:
@@ -793,7 +792,9 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0,
     return open_index(path)
 
 
-def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, wait: float = 0.0, disk: Disk = REAL) -> Index:
+def compact_index(
+    path: Path | str, *, memory: int = DEFAULTS.memory, wait: float = 0.0, progress: bool = False, disk: Disk = REAL
+) -> Index:
     """Merge the segments into as few as the memory allows and drop deleted documents. Nothing is encoded or trained again.
 
     A calibrated index is calibrated again if its largest segment has grown.
@@ -802,6 +803,7 @@ def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, wait: floa
         path: Folder of the index.
         memory: Memory limit in bytes.
         wait: Seconds to wait for another writer to finish.
+        progress: Show progress bars.
         disk: Performs all writes.
 
     Returns:
@@ -813,12 +815,14 @@ def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, wait: floa
         index = open_manifest(writer.layout, before)
         extents = [live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
         segments: list[SegmentEntry] = []
-        for run in groups(index.codec, extents, memory) if extents else ():
-            segments += _compacted(writer, index, run)
+        with progress_bar("merging", len(extents), enabled=progress) as advance:
+            for run in groups(index.codec, extents, memory) if extents else ():
+                segments += _compacted(writer, index, run)
+                advance(len(run))
         if tuple(segments) != before.segments:
             draft = replace(before, operation="compact", versions=versions(), segments=tuple(segments))
             opened = open_manifest(writer.layout, draft).segments
-            writer.commit(remeasured(draft, index, opened, begun, memory=memory, progress=False))
+            writer.commit(remeasured(draft, index, opened, begun, memory=memory, progress=progress))
         writer.collect_garbage()
     return open_index(path)
 
@@ -845,7 +849,7 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
         ks: Numbers of hits to measure; see `quiver.retrieval.index.calibration.calibrate`.
         seed: Random seed of the pseudo queries or of the choice among the given ones.
         wait: Seconds to wait for another writer to finish.
-        progress: Show bars.
+        progress: Show progress bars.
         disk: Performs all writes.
 
     Returns:

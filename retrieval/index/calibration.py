@@ -31,7 +31,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index.engines import Setting, one_thread
 from quiver.retrieval.index.index import Index, OpenSegment, check_has_vectors
 from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
-from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import Hits
 
 MIXED = {"dense": 3, "colbert": 4}
@@ -150,8 +150,7 @@ def calibrate(
         course = _Course(index, ks)
         begun = time.monotonic()
         with progress_bar("calibration", len(sample), enabled=progress) as advance:
-            course.climb(sample[:_LEAST])
-            advance(len(sample[:_LEAST]))
+            course.climb(sample[:_LEAST], advance)
             for query in sample[_LEAST:]:
                 if seconds is not None and time.monotonic() - begun > seconds:
                     break
@@ -212,10 +211,13 @@ class _Course:
         self._counted: dict[int, list[int]] = {k: [] for k in ks}
         self.queries = 0
 
-    def climb(self, queries: Sequence[MeasuredQuery]) -> None:
+    def climb(self, queries: Sequence[MeasuredQuery], advance: Advance) -> None:
         """Search the first queries at each grid point in turn, and drop the points after the first that reaches a recall of `_FOUND`."""
         self._ids(queries[0], self._exact)  # warm-up, not timed
-        wanted = [self._wanted(query) for query in queries]
+        wanted = []
+        for query in queries:
+            wanted.append(self._wanted(query))  # takes longer than all other searches for the query
+            advance(1)
         for k, points in self._points.items():
             for number, point in enumerate(points, start=1):
                 self._ids(queries[0], point)

@@ -864,7 +864,7 @@ class PieceMaker:
         *,
         codec: AnyCodec | None,
         sample: StoredSample,
-        advance: Advance = lambda documents: None,
+        advance: Advance,
     ) -> None:
         self._model, self._reading, self._options, self._folders = model, reading, options, folders
         self._codec, self._sample, self._advance = codec, sample, advance
@@ -962,8 +962,9 @@ class MakeHere:
 
     maker: PieceMaker
 
-    def open(self) -> Callable[[Piece], Finished]:
+    def open(self, advance: Advance) -> Callable[[Piece], Finished]:
         """See `quiver.retrieval.records.WorkerTask`."""
+        del advance  # the maker has one
         return self.maker
 
 
@@ -993,7 +994,7 @@ class MakeAnywhere:
     sampled: Sampled
     torch: str = str(torch.__version__)
 
-    def open(self) -> Callable[[Piece], Finished]:
+    def open(self, advance: Advance) -> Callable[[Piece], Finished]:
         """See `quiver.retrieval.records.WorkerTask`."""
         here = platform.node()
         if not self.folder.is_dir():
@@ -1006,7 +1007,7 @@ class MakeAnywhere:
         folders = PieceFolders(self.folder, REAL, uuid.uuid4().hex[:12])
         codec = None if self.codec is None else open_codec(*self.codec)
         reading = Reading(self.spool, self.count)
-        return PieceMaker(self.model.load(), reading, self.options, folders, codec=codec, sample=self.sampled.vectors())
+        return PieceMaker(self.model.load(), reading, self.options, folders, codec=codec, sample=self.sampled.vectors(), advance=advance)
 
 
 @contextmanager

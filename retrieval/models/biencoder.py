@@ -41,7 +41,7 @@ from quiver.retrieval.models.encoding import (
 from quiver.retrieval.models.export.sentence_transformers import write_dense
 from quiver.retrieval.models.loading import ModelFolder, ModelOptions, PretrainedModel, dtype_of
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.records import DenseEncoding, DenseVectors, Dtype, ModelCard, Role, TextTokens
+from quiver.retrieval.records import PLURALS, DenseEncoding, DenseVectors, Dtype, ModelCard, Role, TextTokens
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.executors import LocalProcesses
@@ -425,8 +425,8 @@ class BiEncoder(PretrainedModel):
             return found[None] if len(found) else found.new_empty(0, self.dim, dtype=torch.float32)
         return found
 
-    def _encode(self, texts: Sequence[str], job: EncodingJob, *, progress: bool = False) -> DenseVectors:
-        vectors: DenseVectors = self._encoded(texts, job, progress=progress)[0].numpy()
+    def _encode(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> DenseVectors:
+        vectors: DenseVectors = self._encoded(texts, job, advance)[0].numpy()
         return vectors
 
     def _empty(self, count: int, job: EncodingJob) -> DenseVectors:
@@ -469,7 +469,8 @@ class BiEncoder(PretrainedModel):
             ((2, 32), [5, 4])
         """
         check_texts(texts)
-        vectors, tokens = self._encoded(texts, self._job(role), progress=progress)
+        with progress_bar(PLURALS[role], len(texts), enabled=progress) as advance:
+            vectors, tokens = self._encoded(texts, self._job(role), advance)
         return DenseEncoding(vectors.numpy(), tokens)
 
     def encode_token_ids(self, ids: Sequence[Sequence[int]]) -> DenseVectors:
@@ -527,7 +528,7 @@ class BiEncoder(PretrainedModel):
     def _job(self, role: Role) -> EncodingJob:
         return EncodingJob(role, self._role_prompt(role))
 
-    def _encoded(self, texts: Sequence[str], job: EncodingJob, *, progress: bool) -> tuple[Tensor, TextTokens]:
+    def _encoded(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> tuple[Tensor, TextTokens]:
         """Encode in this process: vectors (B, d) on the host, and token counts."""
         vectors = torch.empty(len(texts), self._width(job.truncate_dim))
         windows = text_windows(texts, self.batch_size, max_length=self.max_length)
@@ -535,10 +536,7 @@ class BiEncoder(PretrainedModel):
         def tokenize(window: slice) -> ModelInputs:
             return self._inputs(texts[window], job.prompt, out=vectors[window])
 
-        with (
-            progress_bar("queries" if job.role == "query" else "documents", len(texts), enabled=progress) as advance,
-            closing(self._loop(job, advance).run(windows, tokenize, threaded=len(windows) > 1)) as groups,
-        ):
+        with closing(self._loop(job, advance).run(windows, tokenize, threaded=len(windows) > 1)) as groups:
             tokens = [inputs.tokens for inputs, _ in groups]
         return vectors, joined_tokens(tokens)
 

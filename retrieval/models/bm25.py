@@ -14,11 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
 
 NAME = "bm25"
@@ -52,9 +53,20 @@ class Words(NamedTuple):
     vocabulary: Mapping[str, int]
 
 
-def split_words(texts: Iterable[str]) -> Words:
-    """Split texts into words as bm25s does: lower case, runs of two or more letters, digits and underscores."""
-    found = _bm25s().tokenize(texts, stopwords=STOP_WORDS, stemmer=None, show_progress=False)
+def split_words(texts: Iterable[str], advance: Advance = lambda texts: None) -> Words:
+    """Split texts into words as bm25s does: lower case, runs of two or more letters, digits and underscores.
+
+    Args:
+        texts: The texts.
+        advance: Called with 1 after each text.
+    """
+
+    def taken() -> Iterator[str]:
+        for text in texts:
+            yield text
+            advance(1)
+
+    found = _bm25s().tokenize(taken(), stopwords=STOP_WORDS, stemmer=None, show_progress=False)
     return Words(found.ids, found.vocab)
 
 
@@ -120,6 +132,6 @@ def describe_parameters() -> str:
 
     Example:
         >>> describe_parameters()
-        'variant lucene, k1 0.9, b 0.4, stopwords english, stemmer None'
+        'variant lucene, k1 0.9, b 0.4, stopwords english, no stemmer'
     """
-    return ", ".join(f"{name} {value}" for name, value in PARAMETERS.items())
+    return ", ".join(f"no {name}" if value is None else f"{name} {value}" for name, value in PARAMETERS.items())

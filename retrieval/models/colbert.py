@@ -45,7 +45,7 @@ from quiver.retrieval.models.export.pylate import write_colbert
 from quiver.retrieval.models.loading import ModelFolder, ModelOptions, PretrainedModel, dtype_of
 from quiver.retrieval.models.maxsim import maxsim_ragged
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.records import Dtype, ModelCard, Role, TokenEncoding, TokenVectors
+from quiver.retrieval.records import PLURALS, Dtype, ModelCard, Role, TokenEncoding, TokenVectors
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.executors import LocalProcesses
@@ -448,23 +448,20 @@ class ColBERT(PretrainedModel):
             >>> [vectors.shape for vectors in encoding.vectors]
             [(6, 8), (5, 8)]
         """
-        return self._encoded(texts, EncodingJob(role, self._prompt(role), normalize=True), progress=progress)
+        with progress_bar(PLURALS[role], len(texts), enabled=progress) as advance:
+            return self._encoded(texts, EncodingJob(role, self._prompt(role), normalize=True), advance)
 
-    def _encoded(self, texts: Sequence[str], job: EncodingJob, *, progress: bool) -> TokenEncoding:
+    def _encoded(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> TokenEncoding:
         check_texts(texts)
         windows = text_windows(texts, self.batch_size, max_length=self._length(job.role, None))
-        with (
-            progress_bar("queries" if job.role == "query" else "documents", len(texts), enabled=progress) as advance,
-            closing(
-                self._loop(job, advance).run(windows, lambda window: self._inputs(texts[window], job), threaded=len(windows) > 1)
-            ) as groups,
-        ):
+        loop = self._loop(job, advance)
+        with closing(loop.run(windows, lambda window: self._inputs(texts[window], job), threaded=len(windows) > 1)) as groups:
             parts = [_encoding(inputs, vectors) for inputs, vectors in groups]
         ids = [ids for part in parts for ids in part.token_ids or ()]
         return TokenEncoding([each for part in parts for each in part.vectors], joined_tokens([part.tokens for part in parts]), ids)
 
-    def _encode(self, texts: Sequence[str], job: EncodingJob, *, progress: bool = False) -> list[TokenVectors]:
-        vectors = self._encoded(texts, job, progress=progress).vectors
+    def _encode(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> list[TokenVectors]:
+        vectors = self._encoded(texts, job, advance).vectors
         if job.pool_factor == 1:
             return vectors
         return [pool_tokens(each, job.pool_factor, protected=job.protected_tokens) for each in vectors]

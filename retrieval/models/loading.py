@@ -31,8 +31,8 @@ from quiver.retrieval.display import html_table
 from quiver.retrieval.models.batches import BatchSize
 from quiver.retrieval.models.bm25 import BM25, NAME
 from quiver.retrieval.models.encoding import Devices, EncodingJob, Projection, Texts, check_texts
-from quiver.retrieval.progress import progress_bar
-from quiver.retrieval.records import DenseModel, Dtype, ModelCard, TokenModel
+from quiver.retrieval.progress import Advance, progress_bar
+from quiver.retrieval.records import PLURALS, DenseModel, Dtype, ModelCard, TokenModel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -178,6 +178,7 @@ PROMPTS: Mapping[str, tuple[str, str]] = {
         "",
     ),
     r"bge-(small|base|large)-en(-v1\.5)?": (_RETRIEVAL, ""),
+    r"bge-(small|base|large)-zh(-v1\.5)?": ("为这个句子生成表示以用于检索相关文章：", ""),  # noqa: RUF001
     r"mxbai-embed-(large|xsmall)-v1": (_RETRIEVAL, ""),
     r"snowflake-arctic-embed-(xs|s|m|m-v1\.5|l)": (_RETRIEVAL, ""),
     r"snowflake-arctic-embed-(m|l)-v2\.0": ("query: ", ""),
@@ -597,20 +598,20 @@ class PretrainedModel(ABC):
             self.to(devices)
         elif devices is not None and pool is None:
             pool = self.start_multi_process_pool([str(each) for each in devices])
-        if pool is None:
-            return self._encode(texts, job, progress=progress)
-        size = chunk_size or max(1, min(-(-len(texts) // pool.workers // 10), 5000))
-        chunks = [(start, texts[start : start + size]) for start in range(0, len(texts), size)]
-        vectors = self._empty(len(texts), job)
-        task = EncodingTask(WorkerModel.of(self), job, pool.threads(torch.get_num_threads()))
-        with progress_bar("texts", len(texts), enabled=progress) as advance, closing(pool.run(task, chunks)) as done:
-            for (start, chunk), found in done:
-                vectors[start : start + len(chunk)] = found
-                advance(len(chunk))
+        with progress_bar(PLURALS[job.role], len(texts), enabled=progress) as advance:
+            if pool is None:
+                return self._encode(texts, job, advance)
+            size = chunk_size or max(1, min(-(-len(texts) // pool.workers // 10), 5000))
+            chunks = [(start, texts[start : start + size]) for start in range(0, len(texts), size)]
+            vectors = self._empty(len(texts), job)
+            task = EncodingTask(WorkerModel.of(self), job, pool.threads(torch.get_num_threads()))
+            with closing(pool.run(task, chunks, advance=advance)) as done:
+                for (start, chunk), found in done:
+                    vectors[start : start + len(chunk)] = found
         return vectors
 
     @abstractmethod
-    def _encode(self, texts: Sequence[str], job: EncodingJob, *, progress: bool = False) -> Any:
+    def _encode(self, texts: Sequence[str], job: EncodingJob, advance: Advance) -> Any:
         """Encode texts in this process: (B, d) float32, or B arrays of (n_i, d)."""
 
     @abstractmethod
@@ -855,13 +856,13 @@ class EncodingTask:
     job: EncodingJob
     threads: int
 
-    def open(self) -> Callable[[tuple[int, list[str]]], Any]:
+    def open(self, advance: Advance) -> Callable[[tuple[int, list[str]]], Any]:
         """See `quiver.retrieval.records.WorkerTask`."""
         torch.set_num_threads(self.threads)
         model = self.model.load()
         if not isinstance(model, PretrainedModel):
             raise InputError(f"{model.card.source}: not a model that encodes texts")
-        return lambda chunk: model._encode(chunk[1], self.job)
+        return lambda chunk: model._encode(chunk[1], self.job, advance)
 
 
 def projection_stack(settings: ModelFolder, width: int, *, where: str) -> nn.Sequential:

@@ -43,7 +43,7 @@ from quiver.retrieval.index.store.reading import CodecEntry, FileEntry, FileName
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.words import Postings, WordCodec, WordSegment, WordTable, count_words, score_postings, total_statistics
 from quiver.retrieval.models.bm25 import BM25, PARAMETERS, Words, query_words, split_words
-from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import Hits
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,12 @@ class _StreamedBlock:
 
 
 def rank_streamed(
-    read: Callable[[], Iterable[tuple[str, str]]], queries: Sequence[str], k: int, *, limits: BlockLimits | None = None
+    read: Callable[[], Iterable[tuple[str, str]]],
+    queries: Sequence[str],
+    k: int,
+    *,
+    limits: BlockLimits | None = None,
+    advance: Advance = lambda documents: None,
 ) -> Hits:
     """Rank documents for a set of queries, with one block of documents in memory.
 
@@ -158,27 +163,32 @@ def rank_streamed(
         k: Maximum documents per query. Only documents that share a word with the query are found; bm25s would pad the top k with documents
             of score 0 in the order of the file.
         limits: Size of a block.
+        advance: Called with the number of further documents; every document is counted twice.
+
+    Raises:
         ValueError: k < 1.
     """
     k = check_k(k)
     words = split_words(queries)
-    reading = _streamed_blocks(read(), words.vocabulary, limits)
+    reading = _streamed_blocks(read(), words.vocabulary, limits, advance)
     first = list(islice(reading, 2))
     statistics = total_statistics(((block.postings, None) for block in chain(first, reading)), len(words.vocabulary))
     best = [TopDocuments(k) for _ in queries]
-    for block in first if len(first) < 2 else _streamed_blocks(read(), words.vocabulary, limits):
+    for block in first if len(first) < 2 else _streamed_blocks(read(), words.vocabulary, limits, advance):
         scored = score_postings(block.postings, statistics)
         for found, query in zip(best, words.texts, strict=True):
             found.add(scored.totals(query), block.named)
+        if len(first) < 2:
+            advance(len(block.ids))
     return Hits([found.ids for found in best], [found.scores for found in best])
 
 
 def _streamed_blocks(
-    documents: Iterable[tuple[str, str]], vocabulary: Mapping[str, int], limits: BlockLimits | None
+    documents: Iterable[tuple[str, str]], vocabulary: Mapping[str, int], limits: BlockLimits | None, advance: Advance
 ) -> Iterator[_StreamedBlock]:
     for block in in_blocks(documents, lambda document: document[1], limits):
         ids = np.array([key for key, _ in block], np.object_)
-        words = split_words(text for _, text in block)
+        words = split_words((text for _, text in block), advance)
         block.clear()  # frees the texts before the postings are used
         yield _StreamedBlock(ids, count_words(words, vocabulary))
 

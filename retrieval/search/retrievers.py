@@ -28,6 +28,7 @@ from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
 from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import BM25, NAME
+from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import (
     DenseEncoding,
     DenseModel,
@@ -444,11 +445,13 @@ class TextScorer:
         model: A ColBERT model.
         text_of: Function from document id to the text to encode.
         texts_per_batch: Texts encoded at a time; their vectors are in memory until their queries are scored.
+        progress: Show a bar over the queries, unless there is a single one.
     """
 
     model: TokenModel
     text_of: Callable[[str], str]
-    texts_per_batch: int = 2048
+    texts_per_batch: int = 1024
+    progress: bool = False
 
     def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
         """See `CandidateScorer`; a candidate of several queries of a batch is encoded once.
@@ -460,19 +463,21 @@ class TextScorer:
 
         vectors = self.model.encode_texts(queries, "query").vectors
         scores: list[NDArray[np.float32]] = []
-        while len(scores) < len(queries):
-            first = last = len(scores)
-            wanted: dict[str, int] = {}
-            while last < len(queries) and (last == first or len({*wanted, *candidates[last]}) <= self.texts_per_batch):
-                for document in candidates[last]:
-                    wanted.setdefault(document, len(wanted))
-                last += 1
-            documents = self.model.encode_texts([self.text_of(document) for document in wanted], "document").vectors if wanted else []
-            for query, own in zip(vectors[first:last], candidates[first:last], strict=True):
-                chosen = [documents[wanted[document]] for document in own]
-                tokens = np.concatenate([np.zeros((0, query.shape[1]), np.float32), *chosen])
-                offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
-                scores.append(maxsim_packed([query], tokens, offsets)[0])
+        with progress_bar("re-ranking", len(queries), enabled=self.progress and len(queries) > 1) as advance:
+            while len(scores) < len(queries):
+                first = last = len(scores)
+                wanted: dict[str, int] = {}
+                while last < len(queries) and (last == first or len({*wanted, *candidates[last]}) <= self.texts_per_batch):
+                    for document in candidates[last]:
+                        wanted.setdefault(document, len(wanted))
+                    last += 1
+                documents = self.model.encode_texts([self.text_of(document) for document in wanted], "document").vectors if wanted else []
+                for query, own in zip(vectors[first:last], candidates[first:last], strict=True):
+                    chosen = [documents[wanted[document]] for document in own]
+                    tokens = np.concatenate([np.zeros((0, query.shape[1]), np.float32), *chosen])
+                    offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
+                    scores.append(maxsim_packed([query], tokens, offsets)[0])
+                advance(last - first)
         return scores
 
     def explain(self, query: str, documents: Sequence[str]) -> Mapping[str, Explained]:
@@ -616,7 +621,7 @@ class OpenIndexes:
         model = load_model(str(given), device=self._device)
         if model.card.kind != "colbert":
             raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this model gives a single vector per text")
-        return TextScorer(SharedModel(model), text_of or self.text_of)
+        return TextScorer(SharedModel(model), text_of or self.text_of, progress=self._progress)
 
     def stored(self, key: str) -> Stored | None:
         """A document of the first index that contains it and stores texts; None if there is no such index."""

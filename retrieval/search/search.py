@@ -28,6 +28,7 @@ from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import WORDS, Setting, check_k
 from quiver.retrieval.index.index import encoded_queries
+from quiver.retrieval.progress import progress_bar, timed_slices
 from quiver.retrieval.records import DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def search(
         filter: Filter on the documents, see `quiver.retrieval.index.index.Index.search`.
         effort: Search effort; see `quiver.retrieval.index.index.Index.search`.
         target_recall: Recall to reach, instead of an effort; see there.
-        progress: Show the model's progress.
+        progress: Show bars of the encoding and of the search.
 
     Raises:
         InputError: There are no queries, a query id is repeated, another model built the index, the filter is malformed, or recall
@@ -109,9 +110,33 @@ def search(
         from quiver.retrieval.index.on_device import device_of  # imports PyTorch
 
         index.search_on(device_of(model))
-    hits = index.search(encoded_queries(encoding, model.card), k, filter=filter, effort=effort, target_recall=target_recall)
+    vectors = encoded_queries(encoding, model.card)
+    hits = search_slices(
+        lambda part: index.search(vectors[part], k, filter=filter, effort=effort, target_recall=target_recall),
+        len(vectors),
+        progress=progress,
+    )
     seconds = {"encode": encoded - begun, "search": time.perf_counter() - encoded}
     return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing, seconds=seconds)
+
+
+def search_slices(search: Callable[[slice], Hits], count: int, *, progress: bool) -> Hits:
+    """Search queries slice by slice under a progress bar, or all at once without one; the hits are the same.
+
+    Args:
+        search: Searches a slice of the queries.
+        count: Number of queries.
+        progress: Show a bar, unless there is a single query.
+    """
+    if not progress or count < 2:
+        return search(slice(count))
+    parts = list[Hits]()
+    with progress_bar("searching", count, enabled=True) as advance:
+        for part in timed_slices(count):
+            parts.append(search(part))
+            advance(len(parts[-1]))
+    missing = next((hits.missing for hits in parts if hits.missing is not None), None)
+    return Hits([ids for hits in parts for ids in hits.ids], [scores for hits in parts for scores in hits.scores], missing)
 
 
 Ranking: TypeAlias = Mapping[str, float]

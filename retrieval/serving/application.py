@@ -47,6 +47,7 @@ from quiver.retrieval.serving.schemas import (
     AddRequest,
     BatchAnswer,
     BatchRequest,
+    Bounded,
     ChangeAnswer,
     DeleteRequest,
     Effort,
@@ -465,12 +466,12 @@ class Routes:
         (found,) = await search(self._service, request)
         return await self._written(found)
 
-    async def search(self, request: SearchRequest) -> Response:
+    async def search(self, request: Annotated[SearchRequest, Bounded]) -> Response:
         """Search with one query."""
         (found,) = await search(self._service, request)
         return await self._written(found)
 
-    async def search_batch(self, request: BatchRequest) -> Response:
+    async def search_batch(self, request: Annotated[BatchRequest, Bounded]) -> Response:
         """Search with several queries and the same options."""
         answer = BatchAnswer(await search(self._service, request))
         return await self._written(answer)
@@ -529,7 +530,7 @@ class Routes:
         """The response with an answer that may be megabytes: not made in the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._service.threads, _answer, content)
 
-    async def add_documents(self, request: AddRequest) -> Response:
+    async def add_documents(self, request: Annotated[AddRequest, Bounded]) -> Response:
         """Add documents; searches find them when the response is sent."""
         self._check_count(len(request.documents))
         documents = [Document(each.id, each.text, each.title, each.metadata) for each in request.documents]
@@ -537,7 +538,7 @@ class Routes:
         changed = await self._within(self._changes.add(found.served, documents, replace=request.replace), _UNFINISHED)
         return _answer(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
-    async def delete_documents(self, request: DeleteRequest) -> Response:
+    async def delete_documents(self, request: Annotated[DeleteRequest, Bounded]) -> Response:
         """Delete documents; searches no longer find them when the response is sent."""
         self._check_count(len(request.ids))
         found = self._changed(request.retriever)

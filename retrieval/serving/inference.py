@@ -28,7 +28,7 @@ from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Role
 from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.retrievers import Batcher, Retriever
-from quiver.retrieval.serving.schemas import CLOSED, Count, Filled, Flag, Limits, NonBlankText, RequestError, Text
+from quiver.retrieval.serving.schemas import CLOSED, Count, Filled, Flag, Limits, NonBlankText, RequestError, Text, not_too_many
 
 TokenIds: TypeAlias = Filled[Annotated[int, Field(strict=True)]]
 
@@ -91,7 +91,7 @@ class EmbedRequest:
         inputs: A text or texts.
         normalize: Scale vectors to length 1.
         truncate: Truncate long texts; otherwise a request with one is refused.
-        truncation_direction: Which end of a long text is cut; only the right one can be.
+        truncation_direction: Which end of long texts is cut. Only the right one can be: with Left, a request with one is refused.
         prompt_name: Prompt of the model to put before the texts. Default: document.
         dimensions: Width to which vectors are cut.
     """
@@ -103,7 +103,7 @@ class EmbedRequest:
     truncate: Flag = True
     prompt_name: Literal["document", "query"] = "document"
     dimensions: Count | None = None
-    truncation_direction: Literal["Right", "right"] = "Right"
+    truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class TextsRequest:
         raw_scores: For a ColBERT model: return the sum over the tokens of the query instead of their mean.
         return_text: Return the texts too.
         truncate: Truncate long texts; otherwise a request with one is refused.
-        truncation_direction: Which end of a long text is cut; only the right one can be.
+        truncation_direction: Which end of long texts is cut. Only the right one can be: with Left, a request with one is refused.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
@@ -156,11 +156,12 @@ class TextsRequest:
     raw_scores: Flag = False
     return_text: Flag = False
     truncate: Flag = True
-    truncation_direction: Literal["Right", "right"] = "Right"
+    truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
 
 
 def _given(body: Any) -> Any:
     """A body without its nulls, by which clients say that they leave the choice to the service."""
+    body = not_too_many(body)
     return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
@@ -476,7 +477,7 @@ class TextModels:
         self._check_count(texts)
         model = self.find(None, dense=True)
         encoded = await model.encode(Texts(texts, request.prompt_name))
-        _check_truncated(encoded, request.truncate)
+        _check_truncated(encoded, request)
         vectors = _cut(encoded.values, request.dimensions)
         if request.normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -506,7 +507,7 @@ class TextModels:
         """
         texts = tuple(request.texts)
         _, encoded, order = await self._ranked(request.query, texts, None)
-        _check_truncated(encoded, request.truncate)
+        _check_truncated(encoded, request)
         scores = (encoded.values if request.raw_scores else encoded.values / encoded.terms).tolist()
         return [TextRank(row, scores[row], texts[row] if request.return_text else None) for row in order]
 
@@ -533,10 +534,12 @@ def _cut(vectors: DenseVectors, width: int | None) -> DenseVectors:
     return vectors[:, :width]
 
 
-def _check_truncated(encoded: Encoded, truncate: bool) -> None:
-    if encoded.truncated and not truncate:
+def _check_truncated(encoded: Encoded, request: EmbedRequest | TextsRequest) -> None:
+    from_left = request.truncation_direction.lower() == "left"
+    if encoded.truncated and (from_left or not request.truncate):
+        remedy = "truncation_direction: Right" if request.truncate else "truncate: true"
         raise RequestError(
-            422, "too_long", f"{encoded.truncated} of the texts are longer than the model reads; shorten them, or send truncate: true"
+            422, "too_long", f"{encoded.truncated} of the texts are longer than the model reads; shorten them, or send {remedy}"
         )
 
 

@@ -79,13 +79,14 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _not_too_many(fields: Any) -> Any:
+def not_too_many(fields: Any) -> Any:
+    """Refuse an object with very many fields, each of which can be an error of its own: they would block the event loop."""
     if isinstance(fields, dict) and len(fields) > _MOST_FIELDS:
         raise ValueError(f"at most {_MOST_FIELDS:,} fields, got {len(fields):,}")
     return fields
 
 
-_MOST_FIELDS = 1000  # fields of a document: every invalid one is an error of its own
+_MOST_FIELDS = 1000
 Text = Annotated[str, Field(strict=True), AfterValidator(_encodable)]
 # Text that is not blank.
 NonBlankText = Annotated[str, Field(strict=True, min_length=1, pattern=r"\S"), AfterValidator(_encodable)]
@@ -107,6 +108,7 @@ Effort = Literal["exact", "balanced", "fast"]
 Span = tuple[int, int]
 
 CLOSED: dict[str, Any] = {"extra": "forbid"}
+Bounded = BeforeValidator(not_too_many)
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class NewDocument:
     id: NonBlankText
     text: Text
     title: Text = ""
-    metadata: Annotated[dict[Text, Scalar | List[Scalar]], BeforeValidator(_not_too_many)] | None = None
+    metadata: Annotated[dict[Text, Scalar | List[Scalar]], Bounded] | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class AddRequest:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
 
-    documents: Filled[NewDocument]
+    documents: Filled[Annotated[NewDocument, Bounded]]
     replace: Flag = False
     retriever: Text | None = None
 

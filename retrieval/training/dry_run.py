@@ -1,17 +1,19 @@
 """A dry run: read the data and the model of a recipe, train a few batches, and predict the whole run. Nothing is written.
 
-Rows, updates and, up to `COUNTED` rows, tokens are exact: the rows are prepared and tokenized as in training. Memory for weights, gradients
-and optimizer state is that of the tensors. The memory of activations is measured in one batch: the most that torch allocated in its forward
-and backward pass. On a CPU, workspaces of kernels, freed memory that the process keeps, and what Python and its libraries take come on top.
-The time is measured on the batches that follow.
+Rows, updates and, up to `COUNTED` rows, tokens are exact: the rows are prepared and tokenized as in training. Of each source of a
+pretraining corpus at most `READ` characters are read, and its updates follow from how full the measured rows are. Memory for weights,
+gradients and optimizer state is that of the tensors. The memory of activations is measured in one batch: the most that torch allocated in
+its forward and backward pass. On a CPU, workspaces of kernels, freed memory that the process keeps, and what Python and its libraries take
+come on top. The time is measured on the batches that follow.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,8 +21,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.pretraining.corpus import Documents, first_documents
+from quiver.encoder.pretraining.packing import SPECIAL
+from quiver.encoder.pretraining.phases import BatchWarmup
+from quiver.encoder.pretraining.recipe import PhaseSection, PretrainingRecipe
+from quiver.encoder.pretraining.run import open_session, prepare
+from quiver.encoder.pretraining.stream import read_shares
+from quiver.encoder.pretraining.task import COUNTS as ROW_COUNTS
+from quiver.encoder.pretraining.task import OPTIMIZER, PretrainingTask
 from quiver.encoder.training.autocast import with_training_dtype
 from quiver.encoder.training.log import LOG, RunLog
 from quiver.encoder.training.optimization import require_optimizer
@@ -45,13 +56,16 @@ from quiver.retrieval.training.run import (
     first_or_saved_model,
     training_parts,
 )
-from quiver.retrieval.training.state import Schedule, TrainState
+from quiver.retrieval.training.state import Schedule
 
 BATCHES = 5
 """Most batches that are timed."""
 
 COUNTED = 20_000
 """Most rows whose tokens are counted; of more rows, as many are sampled evenly."""
+
+READ = 32 << 20
+"""Most characters of each source of a pretraining corpus that are read."""
 
 _BLOCK = 512
 
@@ -61,7 +75,7 @@ class Memory:
     """Memory of training on one device, in bytes.
 
     Attributes:
-        weights: All weights, frozen ones included.
+        weights: All weights, frozen ones and their moving average included.
         gradients: Gradients of the trained weights.
         optimizer: State of the optimizer.
         activations: Most that a batch allocated in its forward and backward pass, with the gradients that existed at that time.
@@ -163,11 +177,12 @@ def dry_run(recipe: Recipe, *, device: str | None = None, seconds: float = 30.0,
             return done
 
         first = DataLoader(order, rows, collator, processes, start=(0, 0), count=1)
-        timed = _Timed(DataLoader(order, rows, collator, processes, start=(0, 1), count=BATCHES), seconds, progress=progress)
+        following = DataLoader(order, rows, collator, processes, start=(0, 1), count=BATCHES)
+        timed = _Timed(([batch] for batch in following), seconds, progress=progress)
         try:
             # The first batch is slower than others, and so is a batch whose memory is counted.
             activations = steps(first, profile_memory=True).activation_bytes
-            steps(timed, timed, profile_memory=False)
+            steps(chain.from_iterable(timed), timed, profile_memory=False)
         except torch.OutOfMemoryError as error:
             raise InputError(f"out of memory on {device} in a batch of {recipe.training.batch_size} rows; {_SMALLER}") from error
         texts, truncated, tokens = counts
@@ -184,8 +199,8 @@ def dry_run(recipe: Recipe, *, device: str | None = None, seconds: float = 30.0,
             parameters=sum(weight.numel() for weight in state.trained().values()),
             device=device,
             dtype=recipe.training.dtype,
-            memory=_memory(state, activations),
-            measured_batches=timed.batches,
+            memory=_memory(state.module.parameters(), state.trained().values(), state.optimizer, activations),
+            measured_batches=timed.steps,
             tokens_per_second=timed.tokens_per_second,
         )
 
@@ -235,48 +250,239 @@ def _row_counts(model: BiEncoder | ColBERT, rows: TrainingRows, numbers: Sequenc
 
 
 class _Timed(Callback):
-    """Batches of a loader until the time is over, with the times at which their steps ended."""
+    """Batches of successive steps until the time is over, with the times at which the steps ended.
 
-    def __init__(self, loader: DataLoader, seconds: float, *, progress: bool) -> None:
-        self._loader, self._seconds, self._progress = loader, seconds, progress
+    Attributes:
+        tokens: Tokens of the batches.
+        counts: Other counts of them.
+    """
+
+    def __init__(self, batches: Iterable[list[TrainingBatch]], seconds: float, *, progress: bool) -> None:
+        self._batches, self._seconds, self._progress = batches, seconds, progress
         self._times: list[float] = []
-        self._tokens = 0
+        self.tokens, self.counts = 0, Counter[str]()
 
-    def __iter__(self) -> Iterator[TrainingBatch]:
+    def __iter__(self) -> Iterator[list[TrainingBatch]]:
         with progress_bar("measuring batches", BATCHES, enabled=self._progress) as advance:
             self._times.append(time.perf_counter())
-            for batch in self._loader:
-                self._tokens += batch.tokens
-                yield batch
+            for batches in self._batches:
+                self.tokens += sum(batch.tokens for batch in batches)
+                for batch in batches:
+                    self.counts.update(batch.counts)
+                yield batches
                 advance(1)
                 if self._times[-1] - self._times[0] > self._seconds:
                     return
 
     def on_step(self, step: int) -> None:
-        """Note the time."""
+        """Note the time, once the first batch was taken."""
         del step
-        self._times.append(time.perf_counter())
+        if self._times:
+            self._times.append(time.perf_counter())
 
     @property
-    def batches(self) -> int:
-        """Number of batches that were timed."""
+    def steps(self) -> int:
+        """Number of steps that were timed."""
         return len(self._times) - 1
 
     @property
     def tokens_per_second(self) -> float:
         """Their tokens by the time that they took."""
-        return self._tokens / (self._times[-1] - self._times[0])
+        return self.tokens / (self._times[-1] - self._times[0])
 
 
 # Memory.
 
 
-def _memory(state: TrainState, activations: int) -> Memory:
-    held = [value for values in state.optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
-    return Memory(
-        weights=sum(weight.numel() * weight.element_size() for weight in state.module.parameters()),
-        gradients=sum(weight.numel() * weight.element_size() for weight in state.trained().values()),
-        optimizer=sum(value.numel() * value.element_size() for value in held),
-        activations=activations,
-        measured_peak=peak_memory(),
+def _memory(weights: Iterable[Tensor], trained: Iterable[Tensor], optimizer: Optimizer, activations: int) -> Memory:
+    held = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    return Memory(_bytes(weights), _bytes(trained), _bytes(held), activations, peak_memory())
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+# Pretraining.
+
+
+@dataclass(frozen=True)
+class PhaseDryRun:
+    """What a phase of a pretraining recipe would do.
+
+    Attributes:
+        name: Name of the phase.
+        tokens: Tokens that it reads.
+        passes: How often it reads the corpus, by its mix; at most, where only a part of the corpus was read.
+        split: Share of the documents that are longer than its context and are divided.
+        packing: Share of the measured rows that held tokens.
+        updates: Optimizer steps, estimated by ``packing``.
+        measured_updates: Updates that were timed, of fewer rows where an update has many.
+        tokens_per_second: Measured rate, evaluation and saving excluded.
+    """
+
+    name: str
+    tokens: int
+    passes: float
+    split: float
+    packing: float
+    updates: int
+    measured_updates: int
+    tokens_per_second: float
+
+    @property
+    def seconds(self) -> float:
+        """Estimated duration of the updates, evaluation and saving excluded."""
+        return self.tokens / self.tokens_per_second
+
+
+@dataclass(frozen=True)
+class PretrainingDryRun:
+    """What a pretraining recipe would do on this machine, in one process.
+
+    Attributes:
+        documents: Documents to train on that were read.
+        corpus_tokens: Their tokens.
+        held_out: Documents that were held out.
+        exact: Whether the whole corpus was read; otherwise at most `READ` characters of each source.
+        vocabulary: Ids of the tokenizer.
+        phases: The phases.
+        parameters: Trained weights.
+        device: Device of the model.
+        dtype: Dtype of the forward and backward pass.
+        memory: The memory, the most of all phases.
+    """
+
+    documents: int
+    corpus_tokens: int
+    held_out: int
+    exact: bool
+    vocabulary: int
+    phases: tuple[PhaseDryRun, ...]
+    parameters: int
+    device: str
+    dtype: str
+    memory: Memory
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of all phases."""
+        return sum(phase.updates for phase in self.phases)
+
+    @property
+    def seconds(self) -> float:
+        """Estimated duration of all updates, evaluation and saving excluded."""
+        return sum(phase.seconds for phase in self.phases)
+
+
+def dry_run_pretraining(
+    recipe: PretrainingRecipe, *, device: str | None = None, seconds: float = 30.0, progress: bool = False
+) -> PretrainingDryRun:
+    """Check the corpus, the model and the settings of a pretraining recipe, and measure a few updates of each phase.
+
+    Args:
+        recipe: The recipe.
+        device: As `quiver.encoder.pretraining.run.pretrain`.
+        seconds: After this time no further update of a phase is timed.
+        progress: Show progress bars.
+
+    Raises:
+        InputError: As `quiver.encoder.pretraining.run.pretrain`; or a row does not fit into the memory of the GPU, or the process is one of
+            several of torchrun.
+    """
+    require_optimizer(OPTIMIZER)
+    device = check_device(device or default_device())
+    with TemporaryDirectory(prefix="quiver-dry-run-") as temporary, environment(Path(temporary), device) as processes:
+        if processes.size > 1:
+            raise InputError("a dry run is one process: start it without torchrun")
+        recipe, out = with_training_dtype(recipe, device), Path(temporary) / "run"
+        with progress_bar("reading the corpus", 1, enabled=progress):
+            whole = all(sum(map(len, first_documents(source, READ))) < READ for source in recipe.data.sources)
+            prepare(recipe, out, characters=None if whole else READ)
+        session = open_session(_trial(recipe), out, processes, device)
+
+        def steps(measured: _Phases, *, profile_memory: bool) -> tuple[PretrainingTask, Progress]:
+            settings, done = TrainerSettings(recipe.training.seed, counts=ROW_COUNTS, profile_memory=profile_memory), Progress()
+            output = RunOutput(out, session.checkpoints, RunLog(out / LOG), [measured])
+            task = PretrainingTask(replace(session, chosen=measured.chosen), done)
+            Trainer(task, settings, output, processes, StopRequest(), done).train()
+            return task, done
+
+        timed = _Phases(BATCHES, seconds, progress=progress)
+        try:
+            activations = steps(_Phases(0, seconds, progress=False), profile_memory=True)[1].activation_bytes
+            task = steps(timed, profile_memory=False)[0]
+        except torch.OutOfMemoryError as error:
+            raise InputError(f"out of memory on {device} in a packed row; {_SMALLER_ROWS}") from error
+        weights, corpus = list(task.module.parameters()), session.corpus
+        averaged = recipe.training.averaging.ema_half_life is not None
+        return PretrainingDryRun(
+            documents=len(corpus.train),
+            corpus_tokens=len(corpus.train.ids),
+            held_out=len(corpus.held_out),
+            exact=whole,
+            vocabulary=len(session.tokenizer),
+            phases=tuple(_phase(phase, corpus.train, each) for phase, each in zip(recipe.phases, timed.phases, strict=True)),
+            parameters=sum(weight.numel() for weight in weights),
+            device=device,
+            dtype=recipe.training.dtype,
+            memory=_memory(weights * (1 + averaged), weights, task.optimizer, activations),
+        )
+
+
+_UPDATE_TOKENS = 8192  # of a measured update, if a row has fewer: the time of the optimizer's step then hardly counts
+
+_SMALLER_ROWS = "lower micro_batch of the phase with the longest context, or set training.gradient_checkpointing"
+
+
+def _trial(recipe: PretrainingRecipe) -> PretrainingRecipe:
+    """The recipe with few packed rows per update and phases that do not end, so that nothing is evaluated or saved."""
+    training = recipe.training
+    sizes = [phase.micro_batch * max(1, _UPDATE_TOKENS // (phase.micro_batch * phase.context)) for phase in recipe.phases]
+    sizes = [min(phase.batch_size, size) for phase, size in zip(recipe.phases, sizes, strict=True)]
+    fewer = max(phase.batch_size / size for phase, size in zip(recipe.phases, sizes, strict=True))
+    endless = {"batch_warmup_tokens": 0, "batch_warmup_from": None, "tokens": 1 << 60}
+    return recipe.replace(
+        phases=tuple(phase.replace(batch_size=size, **endless) for phase, size in zip(recipe.phases, sizes, strict=True)),
+        # The buffer is measured in updates.
+        training=training.replace(packing_buffer=training.packing_buffer * fewer, evaluate_every=None, save_every=None),
+    )
+
+
+class _Phases(Callback):
+    """A few updates of each phase: an untimed one, which is slower than others, and some that are timed."""
+
+    def __init__(self, updates: int, seconds: float, *, progress: bool) -> None:
+        self._updates, self._seconds, self._progress = updates, seconds, progress
+        self.phases: list[_Timed] = []
+
+    def chosen(self, steps: Iterator[list[TrainingBatch]]) -> Iterator[list[TrainingBatch]]:
+        """The steps of a phase that are trained."""
+        self.phases.append(timed := _Timed(islice(steps, self._updates), self._seconds, progress=self._progress))
+        yield next(steps)
+        if self._updates:
+            yield from timed
+
+    def on_step(self, step: int) -> None:
+        """Note the time."""
+        self.phases[-1].on_step(step)
+
+
+def _phase(phase: PhaseSection, documents: Documents, timed: _Timed) -> PhaseDryRun:
+    shares = read_shares(documents, phase)
+    lengths = np.diff(documents.ends, prepend=0)
+    packing = timed.tokens / timed.counts["room"]
+    warmup, read, updates = BatchWarmup(phase), 0.0, 0
+    while read < phase.tokens:
+        read += warmup.rows(int(read)) * phase.micro_batch * phase.context * packing
+        updates += 1
+    return PhaseDryRun(
+        name=phase.name,
+        tokens=phase.tokens,
+        passes=phase.tokens / sum(share.times * int(lengths[share.first : share.last].sum()) for share in shares),
+        split=float((lengths > phase.context - SPECIAL).mean()),
+        packing=packing,
+        updates=updates,
+        measured_updates=timed.steps,
+        tokens_per_second=timed.tokens_per_second,
     )

@@ -180,6 +180,15 @@ MUTATIONS = [
         ["tests/retrieval/cluster/test_executors.py::test_each_worker_sees_its_own_device"],
     ),
     (
+        "the steps of a failed attempt stay counted",
+        "retrieval/cluster/executors.py",
+        "        self.count(assignment, 0)\n",
+        "",
+        [
+            "tests/retrieval/cluster/test_executors.py::test_steps_are_counted_while_items_are_worked_on_and_those_of_failed_attempts_taken_back"
+        ],
+    ),
+    (
         "the thread goes on after its consumer has gone",
         "retrieval/models/batches.py",
         "thread.shutdown(cancel_futures=True)",

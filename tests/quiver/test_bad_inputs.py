@@ -349,6 +349,21 @@ evaluate --model model --data emptydir --out o
 evaluate --model model --data badqrels --out o
 evaluate --model model --data noqrels --out o
 evaluate --model model --data data --split train --out o
+evaluate --model model --out o
+evaluate --model model --queries data/queries.jsonl --qrels data/qrels/test.tsv --out o
+evaluate --model bm25 --queries data/queries.jsonl --qrels f/header.csv --out o
+evaluate --index index --queries data/queries.jsonl --out o
+evaluate --index index --queries nowhere.csv --qrels data/qrels/test.tsv --out o
+evaluate --index index --queries f/good.csv --qrels data/qrels/test.tsv --out o
+evaluate --index index --queries f/q.tsv --qrels data/qrels/test.tsv --out o
+evaluate --index index --queries data/queries.jsonl --qrels f/header.csv --out o
+evaluate --index index --queries data/queries.jsonl --qrels f/good.csv --out o
+evaluate --index index --queries data/queries.jsonl --qrels f/quote.csv --out o
+evaluate --index index --data data --qrels data/qrels/test.tsv --split test --out o
+evaluate --index index --data beir/scifact --qrels data/qrels/test.tsv --out o
+evaluate --index index --data data --group-by page --out o
+evaluate --index plain --data data --group-by file --out o
+evaluate --model model --data data --group-by file --out o
 evaluate --model model --data data --split '' --out o
 evaluate --model model --data data --split ../x --out o
 evaluate --model model --data data --data data --out o

@@ -73,6 +73,9 @@ def test_commands_that_encode_many_texts_have_devices_and_a_batch_size() -> None
     }
     for name in ("index build", "index add", "evaluate", "mine", "teacher-scores"):
         assert "--batch-tokens" in found[name]
+    lengths_and_prompts = {"--query-length", "--document-length", "--query-prompt", "--document-prompt", "--truncate-dim"}
+    for name in ("index build", "evaluate", "mine", "teacher-scores"):
+        assert lengths_and_prompts <= found[name]
 
 
 @pytest.mark.slow
@@ -137,8 +140,11 @@ def test_a_model_scored_in_another_dtype_can_be_exported_with_its_scores(
         (("index", "build", "DATA", "--model", "MODEL", "--out", "OUT", "--devices", "cpu,cpu", "--workers", "2"), "excludes --workers"),
         (("evaluate", "--data", "DATA", "--model", "MODEL", "--out", "OUT", "--devices", "cpu", "--device", "cpu"), "excludes --device"),
         (("mine", "DATA", "--model", "bm25", "--devices", "cpu", "--out", "OUT"), "and --devices distribute encoding"),
-        (("mine", "DATA", "--model", "bm25", "--batch-tokens", "9", "--out", "OUT"), "--batch-tokens are for models"),
-        (("mine", "DATA", "--model", "bm25", "--dtype", "int8", "--out", "OUT"), "--dtype, --device and --batch-tokens are for models"),
+        (("mine", "DATA", "--model", "bm25", "--batch-tokens", "9", "--out", "OUT"), "options of a model are not for bm25"),
+        (
+            ("mine", "DATA", "--model", "bm25", "--dtype", "int8", "--out", "OUT"),
+            "--dtype, --device and the other options of a model are not for bm25",
+        ),
         (("estimate", "--model", "modernbert-base", "--docs", "1000", "--dtype", "int8"), "a preset is not loaded"),
     ],
 )

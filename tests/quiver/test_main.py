@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.cells import cell_len
 
 from quiver.cli import doctor
 from quiver.cli.main import OneLineFormatter
@@ -479,12 +480,17 @@ def test_a_wide_table_is_printed_in_parts(capsys: pytest.CaptureFixture[str], mo
 def test_a_path_is_not_broken_where_the_text_beside_it_can_be_narrower(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
     path = "urllib3/notes/connection-lifecycle.md:120-130"
-    print_table("hits", ("document", "score", "text"), [(path, "0.9123", "a text of many words " * 8), ("short", "0.1", "text")])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any(path in line for line in lines)
+    text = "a text of many words, `resource.runInScope(function[, argument, ...args])` and 漢字 " * 3
+    rows = [(path, "0.9123", text), ("short", "0.1", "text")]
+    for width in (80, 100, 400):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_table("hits", ("document", "score", "text"), rows)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(cell_len, lines)) <= width
+        assert all(line.strip()[-1] in "hits┓┃┩│┘" for line in lines)  # the right border is there
+        assert any(path in line for line in lines)
+    assert any(text.strip() in line for line in lines)
 
 
 def test_a_long_title_of_a_hit_leaves_room_for_its_text() -> None:

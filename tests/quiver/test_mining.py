@@ -13,7 +13,7 @@ import torch
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder, ModelOptions, load_model
 
 DOCUMENTS = {f"d{number}": f"a document about number {number} and {number * 7 % 11}" for number in range(12)}
 QUERIES = {f"q{number}": f"number {number}" for number in range(5)}
@@ -49,6 +49,13 @@ def pairs(tmp_path: Path) -> Path:
     return path
 
 
+def crossed(folder: Path) -> Path:
+    """The configuration of a cross-encoder."""
+    (folder / "crossed").mkdir()
+    (folder / "crossed" / "config.json").write_text('{"model_type": "bert", "architectures": ["BertForSequenceClassification"]}')
+    return folder / "crossed"
+
+
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in gzip.decompress((folder / "train.jsonl.gz").read_bytes()).splitlines()]
 
@@ -67,6 +74,33 @@ def test_mined_rows_are_scored_by_a_teacher(quiver: Callable[..., Any], model: P
     assert "rows whose positive has the highest score" in scored.out
     for row in rows_of(tmp_path / "scored"):
         assert (min(row["scores"]), max(row["scores"])) == (0.0, 1.0)
+
+
+def test_models_mine_and_score_with_the_lengths_prompts_and_width_of_the_options(
+    quiver: Callable[..., Any], model: Path, data: Path, pairs: Path, tmp_path: Path
+) -> None:
+    options = ("--document-length", 14, "--query-prompt", "about: ", "--document-prompt", "text: ", "--truncate-dim", 8)
+    settings = ModelOptions(document_length=14, query_prompt="about: ", document_prompt="text: ", truncate_dim=8)
+    changed = load_model(model, options=settings)
+    assert quiver("mine", data, "--model", model, "--out", tmp_path / "mined", "--margin", "none", *options).code == 0
+    fields = ("--query-field", "question", "--document-field", "pos")
+    assert quiver("teacher-scores", pairs, *fields, "--teacher", model, "--out", tmp_path / "scored", *options).code == 0
+    for row in rows_of(tmp_path / "mined"):
+        query, documents = changed.encode_query(row["query"]), changed.encode_document([row["positive"], *row["negatives"]])
+        assert row["scores"] == pytest.approx(changed.similarity(query, documents)[0].tolist(), abs=1e-5)
+    for row in rows_of(tmp_path / "scored"):
+        query, document = changed.encode_query(row["question"]), changed.encode_document(row["pos"])
+        assert row["scores"] == pytest.approx([float(changed.similarity(query, document))], abs=1e-5)
+    assert json.loads((tmp_path / "scored" / "scoring.json").read_text())["teacher"]["fingerprint"] == changed.card.fingerprint
+    assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index", *options).code == 0
+    for arguments, message in (
+        (("mine", data, "--index", tmp_path / "index"), "the model of an index has those of the index; remove the options"),
+        (("mine", data, "--model", "bm25"), "the other options of a model are not for bm25, which is none"),
+        (("teacher-scores", pairs, *fields, "--teacher", model, "--teacher", crossed(tmp_path)), "a cross-encoder has no prompts"),
+    ):
+        done = quiver(*arguments, "--out", tmp_path / "refused", "--query-prompt", "about: ")
+        assert (done.code, message in done.err) == (2, True), done.err
+    assert not (tmp_path / "refused").exists()
 
 
 def test_rows_are_scored_by_several_teachers(quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path) -> None:
@@ -174,11 +208,11 @@ def test_the_dtype_of_a_cross_encoder_is_refused_before_another_teacher_is_loade
 ) -> None:
     from quiver.retrieval.training.mining import teacher_scores
 
-    crossed, loaded = tmp_path / "crossed", list[str]()
-    crossed.mkdir()
-    (crossed / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}))
+    loaded = list[str]()
     monkeypatch.setattr(teacher_scores, "load_teacher", lambda source, **options: loaded.append(source))
-    done = quiver("teacher-scores", pairs, "--teacher", model, "--teacher", crossed, "--dtype", "bfloat16", "--out", tmp_path / "out")
+    done = quiver(
+        "teacher-scores", pairs, "--teacher", model, "--teacher", crossed(tmp_path), "--dtype", "bfloat16", "--out", tmp_path / "out"
+    )
     assert (done.code, loaded) == (2, [])
     assert "leave out dtype bfloat16" in done.err
 

@@ -28,6 +28,7 @@ REASONS = {
     "--normalize": "search also normalizes by z-scores, and teacher-scores not at all by default",
     "--out": "what each command writes",
     "--queries": "a source of texts with ids, a file to search for, and a file to calibrate with",
+    "--qrels": "a file of judgements, and a folder with a file for each split",
     "--query-field": "the default depends on --format in teacher-scores",
     "--rerank": "search takes models and folders, the service names of its retrievers",
     "--rounds": "what a round is differs between benchmarks",

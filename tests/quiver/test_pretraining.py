@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quiver.encoder.packing import pack_ids
 from quiver.eval.report.formats import render_markdown
 from quiver.eval.report.training import read_run, summary, training_report
 from quiver.retrieval.models.loading import load_parts
+from quiver.retrieval.training import dry_run
 
 pytest.importorskip("optimi")
 
@@ -87,6 +89,63 @@ def test_pretrain_writes_a_model_and_a_report(quiver: Callable[..., Any], folder
     assert "already contains a run" in again.err
     printed = quiver("pretrain", "recipe.json", "--out", "other", "--json")
     assert json.loads(printed.out)["schema"] == "quiver-run/pretraining-1"
+
+
+LONGER = {"name": "longer", "tokens": 600, "context": 24, "batch_size": 4, "micro_batch": 2, "batch_warmup_tokens": 200}
+
+
+def test_a_dry_run_predicts_what_the_run_records_and_writes_nothing(quiver: Callable[..., Any], folder: Path) -> None:
+    phases = [RECIPE["phases"][0], {**RECIPE["phases"][0], **LONGER}]
+    (folder / "recipe.json").write_text(json.dumps({**RECIPE, "phases": phases}))
+    before = sorted(folder.rglob("*"))
+    done = quiver("pretrain", "recipe.json", "--dry-run", "--json", "--device", "cpu")
+    assert done.code == 0, done.err
+    found, shown = json.loads(done.out), quiver("pretrain", "recipe.json", "--dry-run", "--out", "new").out
+    for part in ("nothing was written", "│ updates ", "│   activations ", "│ duration ", "│ longer ", "split documents", "packing"):
+        assert part in shown
+    assert sorted(folder.rglob("*")) == before
+    assert quiver("pretrain", "recipe.json", "--out", "out", "--device", "cpu").code == 0
+    record = json.loads((folder / "out" / "run.json").read_text())
+    counts = record["corpus"]["counts"]["lines"]
+    assert (found["documents"], found["corpus_tokens"]) == (counts["train"]["documents"], counts["train"]["tokens"])
+    assert (found["held_out"], found["exact"]) == (counts["held_out"]["documents"], True)
+    assert (found["parameters"], found["vocabulary"]) == (record["model"]["parameters"], record["model"]["vocabulary"]["ids"])
+    assert abs(found["updates"] - record["result"]["steps"]) <= 2
+    assert sum(phase["packing"] for phase in found["phases"]) / 2 == pytest.approx(record["result"]["packing"], abs=0.05)
+    assert [phase["measured_updates"] for phase in found["phases"]] == [5, 5]
+    assert found["seconds"] == sum(phase["seconds"] for phase in found["phases"]) > 0
+    corpus = np.diff(np.fromfile(folder / "out" / "corpus" / "train.ends", "<i8"), prepend=0)
+    assert [phase["split"] for phase in found["phases"]] == [(corpus > context - 2).mean() for context in (16, 24)]
+    memory = found["memory"]
+    assert memory["weights"] == memory["gradients"] == 4 * found["parameters"]
+    assert 2 * memory["weights"] <= memory["optimizer"] <= 2.2 * memory["weights"]
+    assert memory["activations"] > 0
+
+
+def test_a_dry_run_reads_a_part_of_a_large_corpus(quiver: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "READ", 800)
+    averaged = "training.averaging.ema_half_life=4"
+    found = json.loads(quiver("pretrain", "recipe.json", "--dry-run", "--json", averaged).out)
+    assert not found["exact"]
+    assert 20 < found["documents"] + found["held_out"] < 60
+    assert found["memory"]["weights"] == 2 * found["memory"]["gradients"]
+    assert "more than" in quiver("pretrain", "recipe.json", "--dry-run").out
+
+
+def test_mistakes_in_a_dry_run_are_reported_in_one_line(quiver: Callable[..., Any], folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    for arguments, message in (
+        ((), "add --out FOLDER, or --dry-run"),
+        (("--dry-run", "--resume", "--out", "x"), "remove --resume"),
+        (("--dry-run", "--prepare"), "--dry-run writes nothing, and --prepare writes the corpus"),
+        (("--dry-run", "data.sources.0.path=nowhere.txt"), "nowhere.txt"),
+        (("--dry-run", "model.tokenizer=nowhere/at/all"), "nowhere/at/all"),
+        (("--dry-run", "phases.0.micro_batch=3"), "must divide batch_size 8, got 3"),
+    ):
+        failed = quiver("pretrain", "recipe.json", *arguments)
+        assert failed.code == 2
+        assert message in failed.err
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_an_unfinished_run_has_a_report(quiver: Callable[..., Any], folder: Path) -> None:

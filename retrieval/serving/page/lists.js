@@ -131,6 +131,8 @@ function drawColumns() {
   const columns = retrievers.map((each, place) => column(each, place, each === chosen, words));
   byId("results").replaceChildren(element("div", { role: "tablist", "aria-label": "Rankings", onkeydown: tabKeys }, tabs),
     element("div", { class: "columns" }, columns));
+  const chosenTab = byId("results").querySelector("[aria-selected=true]");
+  if (chosenTab) bringIntoView(chosenTab, chosenTab.parentElement);
 }
 
 function chooseColumn(place) {

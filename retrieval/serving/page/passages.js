@@ -53,6 +53,9 @@ function windowAround(text, places, { from = 0, length = PASSAGE } = {}) {
   return [begin, wordEnd(text, begin + length)];
 }
 
+// Code keeps its line breaks and indentation.
+const isCode = (text) => (text.match(/^(?: {2,}|\t+)\S/gm) ?? []).length > 1;
+
 // Heading, text, and from where of the text it is new to who has read the heading.
 function parts(hit) {
   const text = hit.text ?? "";
@@ -61,7 +64,7 @@ function parts(hit) {
     return { heading: hit.title, text, from: repeated ? hit.title.length : 0, continues: false };
   }
   if (!text.trim()) return { heading: hit.id, text: "", from: 0, continues: false };
-  const end = headingEnd(text);
+  const end = isCode(text) ? Math.min(text.trimEnd().indexOf("\n", text.search(/\S/)), HEADING) : headingEnd(text);
   return { heading: text.slice(0, end).trim(), text, from: end, continues: !/[.!?]$/u.test(text.slice(0, end)) && end < text.length };
 }
 

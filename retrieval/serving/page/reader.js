@@ -117,7 +117,8 @@ function readerOf(hit, retriever, answer) {
 function readerHeat(heat, hit) {
   const { from } = parts({ ...hit, text: heat.text });
   const root = element("div", { class: "heat" }, heatChips(heat), heatLegend(),
-    element("p", { class: "text", dir: "auto" }, heatText(heat, firstShown(heat, from), heat.text.length)), heatTable(heat));
+    isCode(heat.text) ? element("pre", { class: "text code" }, heatText(heat, 0, heat.text.length))
+      : element("p", { class: "text", dir: "auto" }, heatText(heat, firstShown(heat, from), heat.text.length)), heatTable(heat));
   lightUp(root);
   return root;
 }
@@ -127,6 +128,7 @@ const firstShown = (heat, from) => ([...metTokens(heat).keys()].some((token) => 
 
 function readerText(text, from, hit) {
   if (!text.trim()) return element("p", { class: "none" }, hit.text === "" ? "This document is empty." : "This index keeps no texts.");
+  if (isCode(text)) return element("pre", { class: "text code" }, marked(text.replace(/^\s*\n/, "").trimEnd(), wordsOf(state.query)));
   const rest = text.slice(from).trim();
   return rest ? element("p", { class: "text", dir: "auto" }, marked(rest, wordsOf(state.query))) : null;
 }

@@ -85,7 +85,8 @@ def _operation(path: str, method: str, operation: Schema, schemas: Schema) -> st
         f"<tr><th><code>{escape(status)}</code></th><td>{_answer(each)}</td></tr>" for status, each in operation["responses"].items()
     )
     parts.append(f'<h4>Answers</h4><div class="wide"><table>{answers}</table></div>')
-    head = f"<b>{method.upper()}</b> <code>{escape(path)}</code> <span>{escape(operation['summary'])}</span>"
+    does = operation.get("description", operation["summary"]).partition("\n\n")[0].partition(". ")[0].rstrip(".")
+    head = f"<b>{method.upper()}</b> <code>{escape(path)}</code> <span>{escape(' '.join(does.split()))}</span>"
     return _folded(operation["operationId"], head, "".join(parts))
 
 

@@ -118,8 +118,8 @@ function drawFigures() {
   };
   byId("figures").append(element("span", {}, counted(answer, retriever)),
     element("span", { class: "latency" }, element("b", {}, milliseconds(total)), element("span", { class: "split", "aria-hidden": "true" }, part("encode", encode), part("search", searched)),
-      element("span", {}, `encode ${encode.toFixed(1)}, search ${searched.toFixed(1)}`)),
-    element("span", {}, `${milliseconds(answer.roundTrip)} there and back`));
+      element("span", {}, `${encode < 0.05 ? "" : `encode ${encode.toFixed(1)}, `}search ${searched.toFixed(1)}`)),
+    element("span", {}, `${milliseconds(answer.roundTrip)} round trip`));
 }
 
 function counted(answer, retriever) {
@@ -138,7 +138,7 @@ function drawNotices(faults) {
   const lost = faults.find((fault) => fault instanceof Unreachable);
   if (lost) {
     const wait = Math.min(15, 2 ** (away += 1));
-    made.push(notice("lost", `No answer: ${lost.message}. It is asked again by itself.`, again()));
+    made.push(notice("lost", `No answer: ${lost.message}. This page keeps trying.`, again()));
     clearTimeout(timer);
     timer = setTimeout(comeBack, wait * 1000);
   }
@@ -188,8 +188,8 @@ function rest() {
   byId("facets").hidden = true;
   const list = retrievers.map((each) => element("li", { "data-kind": each.kind }, element("h2", {}, element("span", { class: "dot", "aria-hidden": "true" }), others(each.name)),
     element("p", {}, `${WAYS[each.kind] ?? visible(each.kind)} \u00b7 ${plural(each.documents, "document")}`), element("p", { class: "model" }, others(each.model))));
-  byId("results").replaceChildren(element("div", { class: "welcome" }, element("p", { class: "lead" }, "Write, and results come as you write."),
-    element("ul", {}, list), element("p", { class: "hint" }, element("kbd", {}, "/"), " to write, ", element("kbd", {}, "j"), " ", element("kbd", {}, "k"), " to go through the results, ",
+  byId("results").replaceChildren(element("div", { class: "welcome" }, element("p", { class: "lead" }, "Results appear as you type."),
+    element("ul", {}, list), element("p", { class: "hint" }, element("kbd", {}, "/"), " to type a query, ", element("kbd", {}, "j"), " ", element("kbd", {}, "k"), " to go through the results, ",
       element("kbd", {}, "?"), " for all keys")));
   byId("layout").classList.remove("together");
   if (state.open !== null) drawReader();

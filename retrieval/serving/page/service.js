@@ -86,7 +86,7 @@ async function learn(signal = null) {
 const named = (name) => retrievers.find((each) => each.name === name) ?? retrievers[0];
 
 const KINDS = { dense: "dense", colbert: "ColBERT", bm25: "BM25", fused: "fused", reranked: "re-ranked" };
-const WAYS = { dense: "One vector a text", colbert: "One vector a token", bm25: "Words", fused: "Several rankings, fused", reranked: "Candidates, re-ranked" };
+const WAYS = { dense: "One vector per text", colbert: "One vector per token", bm25: "Words", fused: "Several rankings, fused", reranked: "Candidates, re-ranked" };
 
 const kindOf = (retriever) => KINDS[retriever.kind] ?? retriever.kind;
 

@@ -22,7 +22,14 @@ function drawRetrievers() {
   if (retrievers.length > 1) options.push(option("together", "together", "Side by side", "c"));
   box.replaceChildren(box.querySelector("legend"), ...options);
   box.hidden = retrievers.length < 2;
-  if (focused) box.querySelector("input:checked")?.focus();
+  const checked = box.querySelector("input:checked");
+  if (focused) checked?.focus();
+  if (checked) bringIntoView(checked, box);
+}
+
+// Across only: the page itself does not move.
+function bringIntoView(part, row) {
+  row.scrollLeft += Math.max(0, part.getBoundingClientRect().right - row.getBoundingClientRect().right + 8);
 }
 
 function chooseRetriever(value) {

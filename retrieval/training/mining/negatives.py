@@ -33,9 +33,8 @@ from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import Index, index_vectors
 from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.models import bm25
-from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.progress import Advance, progress_bar, timed_slices
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Executor, TokenModel
-from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining.job_folder import open_job
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, Searcher, SearcherResult, VectorSearcher
 from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairSource, TextTable, read_mining_data
@@ -506,19 +505,19 @@ def mine_negatives(
         "output": asdict(output),
     }
     with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
-        data = read_mining_data(source, work.fresh("texts"), index=system.index)
+        with progress_bar("reading", 1, enabled=progress):
+            data = read_mining_data(source, work.fresh("texts"), index=system.index)
         work.agree(data=data.sha256)
         depths = _depths(data, rules, len(data.queries) if output.limit is None else min(output.limit, len(data.queries)))
         parts = _parts(depths, data.searchable)
         missing = [number for number in range(len(parts)) if not work.has(number)]
         if missing:
-            with _searcher(data, system, len(depths), progress=progress) as searcher:
-                miner = _Miner(data, searcher, rules, output.suspects)
-                with progress_bar("mining", len(depths), enabled=progress) as advance:
-                    advance(len(depths) - sum(parts[number].stop - parts[number].start for number in missing))
-                    for number in missing:
-                        work.write(number, miner.mine(parts[number], int(depths[parts[number]].max())))
-                        advance(parts[number].stop - parts[number].start)
+            searching = _searcher(data, system, len(depths), progress=progress)
+            with searching as searcher, progress_bar("mining", len(depths), enabled=progress) as advance:
+                miner = _Miner(data, searcher, rules, output.suspects, advance)
+                advance(len(depths) - sum(parts[number].stop - parts[number].start for number in missing))
+                for number in missing:
+                    work.write(number, miner.mine(parts[number], int(depths[parts[number]].max())))
         found = (MinedQuery.parse(line) for number in range(len(parts)) for line in work.read(number).splitlines())
         result = write_mined(found, data, out, rules=rules, count=len(depths), ids=output.ids, progress=progress)
         if not output.ids:
@@ -548,8 +547,8 @@ def _remove_texts(out: Path) -> None:
 class _Miner:
     """Mines parts of the queries; results are lines of JSON."""
 
-    def __init__(self, data: MiningData, searcher: Searcher, rules: Rules, suspects: int) -> None:
-        self._data, self._searcher, self._rules, self._suspects = data, searcher, rules, suspects
+    def __init__(self, data: MiningData, searcher: Searcher, rules: Rules, suspects: int, advance: Advance) -> None:
+        self._data, self._searcher, self._rules, self._suspects, self._advance = data, searcher, rules, suspects, advance
 
     def mine(self, part: slice, depth: int) -> bytes:
         """Return a line per query of a part.
@@ -560,7 +559,8 @@ class _Miner:
         waiting = list(range(part.start, part.stop))
         while waiting:
             short = []
-            for queries in blocks(waiting, max(1, _CANDIDATES // depth)):
+            for chosen in timed_slices(len(waiting), most=max(1, _CANDIDATES // depth)):
+                queries = waiting[chosen]
                 also = [self._data.positives_of(query) for query in queries]
                 for query, found in zip(queries, self._searcher.search(np.array(queries), depth, also=also), strict=True):
                     ranked = rankable(self._data.documents.same[found.ranked.rows], self._data.excluded(query))
@@ -568,6 +568,7 @@ class _Miner:
                         short.append(query)
                     else:
                         lines[query] = self._one(query, found, ranked[: self._rules.ranks.last])
+                        self._advance(1)
             waiting, depth = short, min(depth * _DEEPER, self._data.searchable)
         return "".join(lines[query] + "\n" for query in range(part.start, part.stop)).encode("ascii")
 
@@ -625,7 +626,10 @@ def _parts(depths: NDArray[np.int64], documents: int) -> list[slice]:
 @contextmanager
 def _searcher(data: MiningData, system: MiningSystem, count: int, *, progress: bool) -> Iterator[Searcher]:
     if system.model is None:
-        yield BM25Searcher(islice(data.queries, count), data.documents, data.documents.ids, searchable=data.searchable)
+        first, read = islice(data.queries, count), data.documents
+        with progress_bar("documents", len(read), enabled=progress) as advance:
+            words = BM25Searcher(first, read, read.ids, searchable=data.searchable, advance=advance)
+        yield words
         return
     model, index = system.model, system.index
     with open_embedding_store(system.cache, system.executor) as store:

@@ -19,6 +19,7 @@ from quiver.retrieval.index.ranking import token_rows
 from quiver.retrieval.index.words import ScoredPostings, count_words, score_postings, total_statistics
 from quiver.retrieval.models.bm25 import split_words
 from quiver.retrieval.models.maxsim import maxsim_packed
+from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import DenseVectors, Rows, TokenVectors
 from quiver.retrieval.search.bm25 import in_blocks
 
@@ -181,15 +182,24 @@ class BM25Searcher:
         documents: P texts, read once, one block at a time.
         ids: P ids; ties are ordered by id, descending.
         searchable: Number of documents, from the first, that are searched; the others are only scored.
+        advance: Called with 1 after each document.
 
     Raises:
         InputError: No document contains a word.
     """
 
-    def __init__(self, queries: Iterable[str], documents: Iterable[str], ids: Iterable[str], *, searchable: int) -> None:
+    def __init__(
+        self,
+        queries: Iterable[str],
+        documents: Iterable[str],
+        ids: Iterable[str],
+        *,
+        searchable: int,
+        advance: Advance = lambda documents: None,
+    ) -> None:
         words = split_words(queries)
         self._queries = words.texts
-        counted = [count_words(split_words(block), words.vocabulary) for block in in_blocks(documents, str)]
+        counted = [count_words(split_words(block, advance), words.vocabulary) for block in in_blocks(documents, str)]
         statistics = total_statistics(((postings, None) for postings in counted), len(words.vocabulary))
         if not statistics.length:
             raise InputError("BM25: no document contains a word of two or more letters; mine with a model instead")

@@ -37,8 +37,8 @@ from quiver.encoder.errors import InputError, first_line, import_for
 from quiver.encoder.files import atomic_file, file_sha256, read_json
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, copies_for
-from quiver.retrieval.models.loading import check_device, check_is_model, default_device, load_model
-from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, check_device, check_is_model, default_device, load_model
+from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
 from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
 from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_whole
@@ -220,11 +220,12 @@ _SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model")
 class Scorer(Protocol):
     """Scores the rows that it was made for."""
 
-    def __call__(self, parts: Mapping[int, slice]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    def __call__(self, parts: Mapping[int, slice], advance: Advance) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield each part's number and the scores of its B pairs, (B,), in any order.
 
         Args:
             parts: Slices of rows by number.
+            advance: Called with the number of pairs scored since the last call.
         """
 
 
@@ -280,10 +281,12 @@ class _VectorScorer:
         found = store.encode(model, documents, "document", total=len(self._documents), progress=progress)
         self._scores = PairScores(encoded, found)
 
-    def score(self, parts: Mapping[int, slice]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    def score(self, parts: Mapping[int, slice], advance: Advance) -> Iterator[tuple[int, NDArray[np.float32]]]:
         for number, part in parts.items():
             queries, documents = self._data.pairs(part)
-            yield number, self._scores(np.searchsorted(self._queries, queries), np.searchsorted(self._documents, documents))
+            scores = self._scores(np.searchsorted(self._queries, queries), np.searchsorted(self._documents, documents))
+            advance(len(scores))
+            yield number, scores
 
 
 class CrossEncoderTeacher:
@@ -327,9 +330,9 @@ class CrossEncoderTeacher:
             else _LoadedModelTask(self._model, self._batch_tokens)
         )
 
-        def score(parts: Mapping[int, slice]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        def score(parts: Mapping[int, slice], advance: Advance) -> Iterator[tuple[int, NDArray[np.float32]]]:
             pairs = (_Pairs(number, *(tuple(data.texts.take(side)) for side in data.pairs(part))) for number, part in parts.items())
-            with closing(self._executor.run(task, pairs, threads=threads)) as results:
+            with closing(self._executor.run(task, pairs, threads=threads, advance=advance)) as results:
                 for read, scores in results:
                     yield read.number, scores
 
@@ -352,8 +355,8 @@ class _LoadedModelTask:
     model: Any
     batch_tokens: int | None
 
-    def open(self) -> Callable[[_Pairs], NDArray[np.float32]]:
-        return _PairScorer(self.model, self.batch_tokens)
+    def open(self, advance: Advance) -> Callable[[_Pairs], NDArray[np.float32]]:
+        return _PairScorer(self.model, self.batch_tokens, advance)
 
 
 @dataclass(frozen=True)
@@ -365,7 +368,7 @@ class _WorkerModelTask:
     threads: int
     batch_tokens: int | None
 
-    def open(self) -> Callable[[_Pairs], NDArray[np.float32]]:
+    def open(self, advance: Advance) -> Callable[[_Pairs], NDArray[np.float32]]:
         torch.set_num_threads(self.threads)
         model = _cross_encoder(self.source, default_device())
         found = _fingerprint(self.source, local_folder(self.source), model.max_length)
@@ -373,7 +376,7 @@ class _WorkerModelTask:
             raise InputError(
                 f"{self.source}: the model on {platform.node()} has other files than on the first machine; all machines need the same files"
             )
-        return _PairScorer(model, self.batch_tokens)
+        return _PairScorer(model, self.batch_tokens, advance)
 
 
 def _cross_encoder(source: str, device: str) -> Any:
@@ -391,8 +394,8 @@ def _cross_encoder(source: str, device: str) -> Any:
 class _PairScorer:
     """Scores pairs with a loaded cross-encoder; a batch that does not fit into memory is halved once."""
 
-    def __init__(self, model: Any, batch_tokens: int | None) -> None:
-        self._model = model
+    def __init__(self, model: Any, batch_tokens: int | None, advance: Advance) -> None:
+        self._model, self._advance = model, advance
         self._length = int(model.max_length or _PAIR_TOKENS)
         device = torch.device(model.device)
         self._size = BatchSize(device, batch_tokens or self._length * _BATCH.get(device.type, _BATCH["cpu"]))
@@ -413,6 +416,7 @@ class _PairScorer:
                 continue
             scores[rows] = found
             first += len(rows)
+            self._advance(len(rows))
         return scores
 
     def _batch(self, texts: list[tuple[str, str]]) -> NDArray[np.float32] | None:
@@ -432,6 +436,7 @@ def load_teacher(
     dtype: Dtype | None = None,
     device: str | None = None,
     batch_tokens: int | None = None,
+    options: ModelOptions = FOLDERS_SETTINGS,
     executor: Executor = IN_PROCESS,
 ) -> Teacher:
     """Load a teacher from a folder or the Hub; its configuration decides the kind.
@@ -442,30 +447,35 @@ def load_teacher(
             chooses that of a cross-encoder.
         device: ``cpu``, ``cuda`` or ``cuda:1``; None for a GPU if available.
         batch_tokens: Tokens per batch, padding of a cross-encoder's pairs included; None to choose.
+        options: Lengths, prompts and width of a bi-encoder or ColBERT model.
         executor: Where documents are encoded, or a cross-encoder's pairs are scored.
 
     Raises:
         InputError: The folder is not a supported model.
     """
-    check_teacher(source, dtype=dtype)
+    check_teacher(source, dtype=dtype, options=options)
     if not _is_cross_encoder(local_folder(source)):
-        return VectorTeacher(load_model(source, dtype=dtype, device=device, batch_tokens=batch_tokens), executor)
+        return VectorTeacher(load_model(source, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options), executor)
     return CrossEncoderTeacher(source, device=check_device(device or default_device()), batch_tokens=batch_tokens, executor=executor)
 
 
-def check_teacher(source: str, *, dtype: Dtype | None = None) -> None:
+def check_teacher(source: str, *, dtype: Dtype | None = None, options: ModelOptions = FOLDERS_SETTINGS) -> None:
     """Check a teacher without loading its weights.
 
     Args:
         source: See `load_teacher`.
         dtype: See `load_teacher`.
+        options: See `load_teacher`.
 
     Raises:
-        InputError: The folder is not a supported model, or ``dtype`` is given for a cross-encoder.
+        InputError: The folder is not a supported model, or ``dtype`` or ``options`` are given for a cross-encoder.
     """
     check_is_model(source)
-    if dtype is not None and _is_cross_encoder(local_folder(source)):
+    if (dtype, options) == (None, FOLDERS_SETTINGS) or not _is_cross_encoder(local_folder(source)):
+        return
+    if dtype is not None:
         raise InputError(f"{source}: sentence-transformers chooses the dtype of a cross-encoder; leave out dtype {dtype}")
+    raise InputError(f"{source}: a cross-encoder has no prompts and one length, that of its folder; leave out lengths, prompts and width")
 
 
 def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:
@@ -621,7 +631,8 @@ def score_rows(
     # Without the weights: scores are saved before weighting, so that a run can resume with other weights.
     settings = {"teacher": teacher.description["fingerprint"], "normalize": normalize, "rows": _named_fields(section)}
     with open_job(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
-        data = read_scoring_data(section, work.fresh("texts"))
+        with progress_bar("reading", 1, enabled=progress):
+            data = read_scoring_data(section, work.fresh("texts"))
         work.agree(data=data.sha256)
         parts = _parts(data.ends)
         pairs = int(data.ends[-1])
@@ -635,10 +646,11 @@ def score_rows(
                 label = "scoring" if len(members) == 1 else f"scoring, teacher {position + 1} of {len(members)}"
                 with progress_bar(label, pairs, enabled=progress) as advance:
                     advance(pairs - sum(sizes[number] for number in missing))
-                    for number, scores in score(missing):
+                    for number, scores in score(missing, advance):
                         work.write(first + number, _checked(scores, section, parts[number], data.ends).tobytes())
-                        advance(sizes[number])
-        result = _write(section, data, _row_scores(work, parts, data.ends, teacher, members=len(members)), out, NORMALIZATIONS[normalize])
+        scores = _row_scores(work, parts, data.ends, teacher, members=len(members))
+        with progress_bar("writing", len(data), enabled=progress) as advance:
+            result = _write(section, data, scores, out, NORMALIZATIONS[normalize], advance)
         content = {**settings, "teacher": dict(teacher.description), "data": {"sha256": data.sha256}, "result": result}
         return work.finish(content, command=command, packages=("quiver-retrieval", "torch", "numpy", "sentence-transformers"))
 
@@ -699,6 +711,7 @@ def _write(
     scores: Iterator[NDArray[np.float64]],
     out: Path,
     normalize: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    advance: Advance,
 ) -> dict[str, Any]:
     """Write the rows with their scores; return statistics for ``scoring.json``."""
     best, positives, everything, lowest, highest = 0, 0.0, 0.0, np.inf, -np.inf
@@ -711,6 +724,7 @@ def _write(
             positives += float(raw[0])
             everything += float(raw.sum(dtype=np.float64))
             lowest, highest = min(lowest, float(raw.min())), max(highest, float(raw.max()))
+            advance(1)
     count, pairs = len(data), int(data.ends[-1])
     means = {"positive": positives / count, "others": (everything - positives) / max(pairs - count, 1)}
     return {

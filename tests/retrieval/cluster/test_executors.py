@@ -20,7 +20,9 @@ from quiver.retrieval.records import IN_PROCESS
 
 TASKS = '''
 import os
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from quiver.encoder.errors import InputError
@@ -28,25 +30,36 @@ from quiver.encoder.errors import InputError
 
 @dataclass(frozen=True)
 class Squares:
-    """Squares numbers; 7 takes its worker along as often as asked, 8 is a mistake, 9 an error of the disk at first."""
+    """Squares numbers; 7 takes its worker along as often as asked, 8 is a mistake, 9 an error of the disk at first.
+
+    An item has as many steps as its number; if asked, 5 has its last only when somebody has seen that it has begun.
+    """
 
     notes: Path
     deaths: int = 0
+    waits: bool = False
 
-    def open(self):
+    def open(self, advance):
         (self.notes / f"opened-{os.getpid()}").touch()
-        return self.square
+        return partial(self.square, advance)
 
-    def square(self, number):
+    def square(self, advance, number):
         (self.notes / f"visible-{os.getpid()}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
         attempt = len(list(self.notes.glob(f"{number}-*")))
         (self.notes / f"{number}-{attempt}").touch()
+        advance(number - 1)
+        started = time.monotonic()
+        while self.waits and number == 5 and not (self.notes / "seen").exists():
+            if time.monotonic() > started + 20:
+                raise InputError("nobody has seen the steps of 5")
+            time.sleep(0.01)
         if number == 7 and attempt < self.deaths:
             os._exit(9)
         if number == 8:
             raise InputError("8 cannot be squared")
         if number == 9 and attempt == 0:
             raise OSError("the disk has gone")
+        advance(1)
         return number * number
 '''
 
@@ -81,6 +94,24 @@ def test_processes_run_every_item_once_and_dead_ones_are_replaced(
     assert not any(alive(pid) for pid in opened)
     assert "a worker process ended with status 9" in caplog.text
     assert "the disk has gone" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_steps_are_counted_while_items_are_worked_on_and_those_of_failed_attempts_taken_back(
+    tmp_path: Path, tasks: ModuleType, workers: int
+) -> None:
+    folder, counted, found = notes(tmp_path), list[int](), list[int]()
+
+    def advance(steps: int) -> None:
+        counted.append(steps)
+        (folder / "seen").touch()
+
+    for item, _ in LocalProcesses(workers).run(tasks.Squares(folder, deaths=1, waits=True), [5, 1, 7, 9], advance=advance):
+        found.append(item)
+        assert sum(counted) >= sum(found)
+    assert sorted(found) == [1, 5, 7, 9]
+    assert sum(counted) == sum(found)
+    assert min(counted) < 0
 
 
 def alive(pid: int) -> bool:

@@ -16,7 +16,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ShardedIndex, Timeouts, open_sharded
-from quiver.retrieval.cluster.ray_backend import RayLauncher
+from quiver.retrieval.cluster.ray_backend import RayCluster, RayLauncher
 from quiver.retrieval.cluster.shard import Sharding, ShardSpec
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
 from quiver.retrieval.index.engines import ENGINE_MODULES
@@ -217,6 +217,41 @@ def test_rolling_under_load_fails_no_query(
     assert load.searches >= 180
     assert not load.failures
     assert not load.partial
+
+
+class TwoSteps:
+    """Has the second step of an item only when somebody has seen the first."""
+
+    def __init__(self, seen: Path) -> None:
+        self.seen = seen
+
+    def open(self, advance: Callable[[int], None]) -> Callable[[int], int]:
+        def work(item: int) -> int:
+            advance(1)
+            started = time.monotonic()
+            while not self.seen.exists() and time.monotonic() < started + 30:
+                time.sleep(0.01)
+            advance(1)
+            return item if self.seen.exists() else -1
+
+        return work
+
+
+def test_steps_of_an_actor_are_counted_while_it_works(cluster: None, tmp_path: Path) -> None:
+    from ray import cloudpickle
+
+    counted = list[int]()
+
+    def advance(steps: int) -> None:
+        counted.append(steps)
+        (tmp_path / "seen").touch()
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which the actors cannot import
+    try:
+        assert list(RayCluster(1).run(TwoSteps(tmp_path / "seen"), [5, 6], advance=advance)) == [(5, 5), (6, 6)]
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert sum(counted) == 4
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import load_collection, read_documents, read_qrels, read_queries
@@ -122,7 +124,48 @@ def test_a_bad_query_line_names_file_and_line(tmp_path: Path, bad: str, message:
 
 def test_queries_of_another_suffix_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"are read from \.jsonl"):
-        list(read_queries(lines(tmp_path / "q.csv", "q1,a")))
+        list(read_queries(lines(tmp_path / "q.txt", "q1,a")))
+
+
+def test_queries_and_judgements_are_read_from_every_kind_of_table(tmp_path: Path) -> None:
+    asked = [{"qid": 1, "lang": "en", "Question": "what, then?"}, {"qid": 2, "lang": "en", "Question": "why"}]
+    judged = [{"question_id": 1, "file": "a.md", "relevance": 2}, {"question_id": 2, "file": "b.md", "relevance": 0}]
+    lines(tmp_path / "q.csv", "qid,lang,Question", '1,en,"what, then?"', "2,en,why")
+    lines(tmp_path / "q.tsv", "qid\tlang\tQuestion", "1\ten\twhat, then?", "2\ten\twhy")
+    lines(tmp_path / "q.jsonl", *map(json.dumps, asked))
+    (tmp_path / "q.json").write_text(json.dumps(asked), encoding="utf-8")
+    parquet.write_table(pyarrow.Table.from_pylist(asked), tmp_path / "q.parquet")
+    for suffix in ("csv", "tsv", "jsonl", "json", "parquet"):
+        assert list(read_queries(tmp_path / f"q.{suffix}")) == [Query("1", "what, then?"), Query("2", "why")], suffix
+    lines(tmp_path / "a.csv", "question_id,file,relevance", "1,a.md,2", "2,b.md,0")
+    lines(tmp_path / "a.jsonl", *map(json.dumps, judged))
+    parquet.write_table(pyarrow.Table.from_pylist(judged), tmp_path / "a.parquet")
+    for suffix in ("csv", "jsonl", "parquet"):
+        assert read_qrels(tmp_path / f"a.{suffix}") == {"1": {"a.md": 2}, "2": {"b.md": 0}}, suffix
+    assert read_qrels(lines(tmp_path / "b.csv", "file;query", "a.md;1", "b.md;1")) == {"1": {"a.md": 1, "b.md": 1}}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        (
+            "q.csv",
+            ["number,topic", "1,owls"],
+            "q.csv:2: no field for the text of the queries; call it text, query or question; the fields are",
+        ),
+        ("q.csv", ["number,text", "1,owls"], "q.csv:2: no field for the id of the queries; call it _id, id, query-id, "),
+        ("q.csv", ["id,text"], "q.csv: no queries, only a header"),
+        ("a.csv", ["id,document", "1,a"], "a.csv:2: no field for the query's id; call it query-id, "),
+        ("a.csv", ["query,where", "1,a"], "a.csv:2: no field for the document's id; call it corpus-id, "),
+        ("a.csv", ["query,file,grade", "1,a,2", "1,b,much"], 'a.csv:3: the grade must be an integer of at most 9 digits, got "much"'),
+        ("a.csv", ["query,file", "1,a", "1,"], "a.csv:3: the document id is blank"),
+        ("a.csv", ["query,file"], "a.csv: no judgements, only a header"),
+    ],
+)
+def test_a_table_without_what_is_needed_names_the_fields(tmp_path: Path, name: str, rows: list[str], message: str) -> None:
+    path = lines(tmp_path / name, *rows)
+    with pytest.raises(InputError, match=re.escape(message)):
+        list(read_queries(path)) if name.startswith("q") else read_qrels(path)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +279,22 @@ def test_judgements_with_only_a_header_are_refused(folder: Path) -> None:
 def test_an_unknown_id_in_the_qrels_is_reported_with_its_line(folder: Path, row: str, message: str) -> None:
     path = lines(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t1", row)
     with pytest.raises(InputError, match=re.escape(f"{path}:3: {message}")):
+        load_collection(folder, "test")
+
+
+def test_all_missing_files_of_a_collection_are_named_at_once(tmp_path: Path) -> None:
+    message = (
+        r"no corpus\.jsonl or corpus\.jsonl\.gz in this folder; no queries\.jsonl or .*; .*test\.tsv: no split 'test'; .*no qrels/\*\.tsv"
+    )
+    with pytest.raises(InputError, match=message):
+        load_collection(tmp_path, "test")
+    with pytest.raises(InputError, match=r": no queries\.jsonl or .*; .*test\.tsv: no split 'test'"):
+        load_collection(tmp_path, "test", needs_corpus=False)
+
+
+def test_judged_documents_that_are_missing_are_counted(folder: Path) -> None:
+    lines(folder / "qrels" / "test.tsv", "q1\td1\t1", "q1\tdX\t1", "q2\tdY\t1")
+    with pytest.raises(InputError, match=r"test\.tsv:2: document 'dX' is not in the corpus; 2 of the 3 judged documents are missing"):
         load_collection(folder, "test")
 
 

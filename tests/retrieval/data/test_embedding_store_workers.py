@@ -16,6 +16,7 @@ from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.data.embedding_store import Chunk, EmbeddingStore, StoreLimits, encode_chunks
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import IN_PROCESS
 
 TEXTS = [f"{word} {number}" for number in range(12) for word in ("stone", "bird", "sea", "stone")]
@@ -60,8 +61,10 @@ class Backwards:
     def threads(self, here: int) -> int:
         return here
 
-    def run(self, task: Any, items: Iterable[Any], *, threads: int = 1) -> Generator[tuple[Any, Any], None, None]:
-        work = task.open()
+    def run(
+        self, task: Any, items: Iterable[Any], *, threads: int = 1, advance: Advance = lambda steps: None
+    ) -> Generator[tuple[Any, Any], None, None]:
+        work = task.open(advance)
         for item in reversed(list(items)):
             self.done.append([chunk.number for chunk in item])
             yield item, work(item)
@@ -69,9 +72,10 @@ class Backwards:
 
 @pytest.mark.parametrize(("together", "items"), [(None, [[4], [3], [2], [1], [0]]), (2, [[4], [2, 3], [0, 1]])])
 def test_chunks_of_workers_are_returned_in_order(model: Path, together: int | None, items: list[list[int]]) -> None:
-    loaded, executor = load_model(model), Backwards()
+    loaded, executor, counted = load_model(model), Backwards(), list[int]()
     chunks = [Chunk(number, (f"text {number}",)) for number in range(5)]
-    found = list(encode_chunks(loaded, chunks, "document", executor=executor, together=together))
+    found = list(encode_chunks(loaded, chunks, "document", executor=executor, together=together, advance=counted.append))
+    assert counted == [1] * 5  # as they are encoded, by the workers
     assert executor.done == items
     assert [chunk.number for chunk, _ in found] == [0, 1, 2, 3, 4]
     again = list(encode_chunks(loaded, chunks, "document", executor=IN_PROCESS))

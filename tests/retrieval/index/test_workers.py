@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
+from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import Document, Executor
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -154,6 +155,15 @@ def test_processes_build_the_same_bytes(tmp_path: Path, kind: str, engine: str, 
     assert not any((tmp_path / "built" / "tmp").iterdir())
 
 
+def test_the_bar_moves_while_a_worker_makes_a_piece(tmp_path: Path, bars: Mapping[str, Any]) -> None:
+    model, given = load_model(make_model(tmp_path / "model", "dense")), documents(100)
+    options = BuildOptions(calibrate=False, pieces=PieceSizes(chunk_documents=5))
+    build_index(iter(given), model, tmp_path / "built", options=options, executor=LocalProcesses(1), progress=True)
+    assert bars["documents"].total == sum(bars["documents"].steps) == 100
+    assert len(bars["documents"].steps) >= 20  # one piece
+    assert sum(bars["reading"].steps) == 100
+
+
 DRIVER = """
 import sys
 from pathlib import Path
@@ -268,8 +278,10 @@ class KillsNodes:
         self.killed = False
         self._executor, self._cluster, self._folder, self._log = executor, cluster, folder, log
 
-    def run(self, task: Any, items: Iterable[Any], *, threads: int = 1) -> Generator[tuple[Any, Any], None, None]:
-        return self._executor.run(task, self._slowly(items), threads=threads)
+    def run(
+        self, task: Any, items: Iterable[Any], *, threads: int = 1, advance: Advance = lambda steps: None
+    ) -> Generator[tuple[Any, Any], None, None]:
+        return self._executor.run(task, self._slowly(items), threads=threads, advance=advance)
 
     def _slowly(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:

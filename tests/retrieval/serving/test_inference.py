@@ -141,8 +141,10 @@ def test_rerank_and_embed_have_the_shapes_of_text_embeddings_inference(app: Any,
     long = "sea " * 500
     for path, body in (("/embed", {"inputs": [long]}), ("/rerank", {"query": "sea", "texts": ["a", long]})):
         assert answer(app, "POST", path, json=body).status_code == 200
-        refusal = answer(app, "POST", path, json=body | {"truncate": False})
-        assert (refusal.status_code, refusal.json()["error"]["code"]) == (422, "too_long")
+        for options in ({"truncate": False}, {"truncation_direction": "Left"}):  # Left would keep the end of a text
+            refusal = answer(app, "POST", path, json=body | options)
+            assert (refusal.status_code, refusal.json()["error"]["code"]) == (422, "too_long")
+    assert answer(app, "POST", "/embed", json={"inputs": texts, "truncation_direction": "Left"}).json() == vectors
 
 
 def test_cohere_and_clients_that_send_nulls_are_answered(app: Any) -> None:
@@ -160,6 +162,19 @@ def test_cohere_and_clients_that_send_nulls_are_answered(app: Any) -> None:
         asked = plain | nulls | ({} if path.startswith("/v1") else {"truncation_direction": "Right"})
         response = answer(app, "POST", path, json=asked)
         assert (response.status_code, response.json()) == (200, answer(app, "POST", path, json=plain).json()), path
+
+
+def test_objects_with_very_many_fields_are_refused_at_once(app: Any) -> None:
+    many = {f"x{number}": 1 for number in range(2000)}
+    for path, body in (
+        ("/v1/search", {"query": "a"} | many),
+        ("/v1/search/batch", {"queries": ["a"]} | many),
+        ("/embed", {"inputs": "a"} | many),
+        ("/v2/rerank", {"query": "a", "documents": ["a"]} | many),
+    ):
+        response = answer(app, "POST", path, json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_request"), path
+        assert "at most 1,000 fields, got 2,0" in response.json()["error"]["message"]
 
 
 def test_text_that_is_not_utf8_is_refused_in_one_line(app: Any) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -45,7 +45,7 @@ from quiver.retrieval.training.mining.negatives import (
     parse_ranks,
     rankable,
 )
-from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked
+from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, VectorSearcher
 from quiver.retrieval.training.mining.texts import BeirSource, PairSource, TextTableWriter, content_id, read_mining_data
 from quiver.retrieval.training.recipe import DataSection
 
@@ -244,6 +244,31 @@ def test_suspects_are_the_candidates_that_the_margin_excluded(word_sum: Any, tmp
         assert suspect["positive_score"] == pytest.approx(similarity(word_sum, suspect["query"], suspect["positive"]), rel=1e-6, abs=1e-6)
         assert suspect["candidate"] not in rows[suspect["query"]]["negatives"]
     assert max(sum(other["query"] == suspect["query"] for other in suspects) for suspect in suspects) == 2
+
+
+@pytest.mark.parametrize("kind", ["word_sum", "bm25"])
+def test_the_bar_moves_between_the_searches_of_a_part(
+    kind: str, bars: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    path, pairs = pairs_file(tmp_path)
+    searcher, seen = VectorSearcher if kind == "word_sum" else BM25Searcher, list[tuple[int, int]]()
+    search: Any = searcher.search
+
+    def watched(self: Any, queries: Any, k: int, *, also: Any) -> Any:
+        seen.append((sum(bars["mining"].steps), len(queries)))
+        return search(self, queries, k, also=also)
+
+    monkeypatch.setattr(searcher, "search", watched)
+    system = MiningSystem(request.getfixturevalue(kind) if kind == "word_sum" else None)
+    mine_negatives(PairSource((str(path),), positive_field="pos"), system, tmp_path / "out", rules=Rules(), output=Output(), progress=True)
+    assert sum(bars["mining"].steps) == bars["mining"].total == len({query for query, _ in pairs})
+    before = 0
+    for done, queries in seen:  # what earlier searches found is counted
+        assert done == before
+        before += queries
+    assert len(seen) > 3
+    assert {"reading", "documents", "writing"} <= bars.keys()
+    assert sum(bars["documents"].steps) == bars["documents"].total
 
 
 @pytest.mark.parametrize("built", [False, True])

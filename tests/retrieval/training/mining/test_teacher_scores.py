@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ class Backwards(VectorTeacher):
     @contextmanager
     def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
         with super().scorer(data, cache=cache, progress=progress) as score:
-            yield lambda parts: iter([*score(parts)][::-1])
+            yield lambda parts, advance: iter([*score(parts, advance)][::-1])
 
 
 def test_scores_of_several_teachers_are_combined(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
@@ -165,8 +165,8 @@ def test_a_non_finite_score_of_one_teacher_is_refused(
         def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
             with super().scorer(data, cache=cache, progress=progress) as score:
 
-                def broken(parts: Any) -> Iterator[Any]:
-                    for number, scores in score(parts):
+                def broken(parts: Any, advance: Any) -> Iterator[Any]:
+                    for number, scores in score(parts, advance):
                         scores[5:7] = np.nan, np.inf
                         yield number, scores
 
@@ -187,8 +187,8 @@ def test_several_teachers_resume_where_they_were_stopped(word_sum: Any, word_by_
         def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
             with super().scorer(data, cache=cache, progress=progress) as score:
 
-                def twice(parts: Any) -> Iterator[Any]:
-                    for calls, part in enumerate(score(parts)):
+                def twice(parts: Any, advance: Any) -> Iterator[Any]:
+                    for calls, part in enumerate(score(parts, advance)):
                         if calls == 2:
                             raise KeyboardInterrupt
                         yield part
@@ -349,7 +349,7 @@ def test_a_non_finite_score_is_refused(word_sum: Any, tmp_path: Path) -> None:
         def scorer(self, data: Any, *, cache: Any, progress: bool) -> Any:
             from contextlib import nullcontext
 
-            def scores(parts: Any) -> Iterator[Any]:
+            def scores(parts: Any, advance: Any) -> Iterator[Any]:
                 for number, part in parts.items():
                     _, documents = data.pairs(part)
                     yield number, np.where(documents == documents[3], np.nan, 1).astype(np.float32)
@@ -519,6 +519,23 @@ def test_a_cross_encoder_scores_in_batches_that_fit(
     assert caplog.text.count("going on with") == (fitting < 32)
 
 
+def test_the_bar_moves_with_each_batch_of_a_cross_encoder(
+    cross_encoder: Path, tmp_path: Path, bars: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, seen = pytest.importorskip("sentence_transformers"), list[int]()
+    predict = library.CrossEncoder.predict
+
+    def watched(model: Any, pairs: Sequence[tuple[str, str]], **options: Any) -> Any:
+        seen.append(sum(bars["scoring"].steps))
+        return predict(model, pairs, **options)
+
+    monkeypatch.setattr(library.CrossEncoder, "predict", watched)
+    score_rows(section(write_lines(tmp_path / "rows.jsonl", ROWS)), load_teacher(str(cross_encoder)), tmp_path / "out", progress=True)
+    assert seen == [0, 32, 64]
+    assert sum(bars["scoring"].steps) == bars["scoring"].total == 73
+    assert sum(bars["writing"].steps) == bars["writing"].total == len(ROWS)
+
+
 def test_a_cross_encoder_that_never_fits_is_reported(cross_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = pytest.importorskip("sentence_transformers")
 
@@ -604,9 +621,9 @@ def test_a_resumed_run_does_not_mix_two_teachers(cross_encoder: Path, tmp_path: 
         def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
             with teacher.scorer(data, cache=cache, progress=progress) as score:
 
-                def twice(parts: Any) -> Iterator[Any]:
+                def twice(parts: Any, advance: Any) -> Iterator[Any]:
                     nonlocal calls
-                    for part in score(parts):
+                    for part in score(parts, advance):
                         calls += 1
                         if calls > 2:
                             raise KeyboardInterrupt

@@ -1,0 +1,229 @@
+"""Evaluations of an index or a run by files of queries and judgements, without a corpus, and by judgements of files instead of passages."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.encoder.errors import InputError
+from quiver.eval.datasets.benchmarks import Benchmark
+from quiver.eval.evaluation import evaluate
+from quiver.eval.report.compare import compare_results
+from quiver.eval.report.retrieval import results_report, write_report
+from quiver.eval.results import read_results
+from quiver.retrieval.data.corpus import load_collection, read_qrels, read_queries, read_run
+from quiver.retrieval.index import BuildOptions, build_index
+from quiver.retrieval.records import Document
+from quiver.retrieval.search.retrievers import RECIPROCAL_RANKS, FusedRetriever, OpenIndexes, SharedModel, VectorRetriever
+from quiver.retrieval.search.search import fuse_runs
+
+MakeCollection = Callable[..., Path]
+
+PASSAGES = [
+    ("birds.md", "a bird has two wings and flies"),
+    ("birds.md", "an owl hunts at night"),
+    ("birds.md", "a bird near the sea"),
+    ("sea/fish.md", "a fish swims in the deep sea"),
+    ("sea/fish.md", "the deep sea is dark"),
+    ("sea/salt.md", "the sea is deep and salt"),
+    ("stone.md", "granite is a hard stone"),
+    ("stone.md", "a stone lies near the bird"),
+    ("stone.md", "stone upon stone"),
+]
+ASKED = {"q1": "bird wings", "q2": "deep sea fish", "q3": "granite stone", "q4": "night, or dark sea"}
+JUDGED = {"q1": {"birds.md": 2, "stone.md": 1}, "q2": {"sea/salt.md": 2, "sea/fish.md": 1}, "q3": {"birds.md": 1}, "q4": {"birds.md": 1}}
+
+
+def passages(*, size: int = 3) -> list[Document]:
+    """The passages; with a smaller ``size`` the last words of each are a passage of their own."""
+    found = []
+    for number, (file, text) in enumerate(PASSAGES):
+        words = text.split()
+        parts = [text] if size == 3 else [" ".join(words[:-size]), " ".join(words[-size:])]
+        found += [Document(f"{file}#{number}.{part}", each, metadata={"file": file}) for part, each in enumerate(parts)]
+    return found
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Queries and judgements of files of passages, as arguments of ``evaluate``."""
+    judged = [(query, file, grade) for query, grades in JUDGED.items() for file, grade in grades.items()]
+    return {
+        "queries": write_csv(tmp_path / "questions.csv", ("id", "question"), list(ASKED.items())),
+        "qrels": write_csv(tmp_path / "answers.csv", ("query", "file", "grade"), judged),
+    }
+
+
+def grouped(run: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The best score of the passages of each file."""
+    found: dict[str, dict[str, float]] = {}
+    for query, scores in run.items():
+        best = found.setdefault(query, {})
+        for passage, value in scores.items():
+            file = passage.partition("#")[0]
+            best[file] = max(value, best.get(file, value))
+    return found
+
+
+def check_scores(measures: Mapping[str, float], run: Mapping[str, Mapping[str, float]]) -> None:
+    """Compare with what pytrec_eval computes for a run of files."""
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    ours = {"ndcg_cut_10": "ndcg@10", "recall_10": "recall@10", "map": "map"}
+    evaluator = pytrec_eval.RelevanceEvaluator(JUDGED, {"ndcg_cut.10", "recall.10", "map"})
+    scored = evaluator.evaluate({query: dict(documents) for query, documents in run.items()})
+    for theirs, name in ours.items() if "recall@10" in measures else [("ndcg_cut_10", "ndcg@10")]:
+        mean = sum(scored.get(query, {}).get(theirs, 0.0) for query in JUDGED) / len(JUDGED)
+        assert measures[name] == pytest.approx(mean), name
+
+
+def test_an_index_and_a_run_need_no_corpus(make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection()
+    build_index(load_collection(folder, "test").documents, "bm25", tmp_path / "words")
+    expected = evaluate(None, folder, index=tmp_path / "words", out=tmp_path / "expected").collections[0]
+    (folder / "corpus.jsonl").unlink()
+    queries, qrels, run = folder / "queries.jsonl", folder / "qrels" / "test.tsv", tmp_path / "expected" / "runs" / "tiny.test.trec"
+    named = {key for documents in (*read_run(run).values(), *read_qrels(qrels).values()) for key in documents}
+    for found in (
+        evaluate(None, folder, index=tmp_path / "words"),
+        evaluate(None, queries=queries, qrels=qrels, index=tmp_path / "words"),
+        evaluate(None, folder, qrels=qrels, run=run),
+        evaluate(None, queries=queries, qrels=qrels, run=run),
+    ):
+        [collection] = found.collections
+        assert collection.measures == expected.measures
+        assert (collection.key, collection.queries) == ("tiny.test" if "tiny" in collection.key else "queries.test", expected.queries)
+        assert collection.documents == (len(named) if found.system.kind == "run" else expected.documents)
+        assert not collection.baselines
+
+
+def test_the_texts_of_the_index_are_those_of_the_baseline_and_of_the_worst_queries(
+    model: Any, make_collection: MakeCollection, tmp_path: Path
+) -> None:
+    folder = make_collection()
+    documents = list(load_collection(folder, "test").documents)
+    retriever = VectorRetriever("index", build_index(documents, model), SharedModel(model))
+    expected = evaluate(retriever, folder).collections[0]
+    found = evaluate(retriever, queries=folder / "queries.jsonl", qrels=folder / "qrels" / "test.tsv").collections[0]
+    assert [base.measures for base in found.baselines] == [base.measures for base in expected.baselines]
+    assert (found.worst, found.documents) == (expected.worst, expected.documents)
+    untitled = build_index(documents, model, options=BuildOptions(use_title=False))
+    retriever = VectorRetriever("index", untitled, SharedModel(model))
+    result = evaluate(retriever, queries=folder / "queries.jsonl", qrels=folder / "qrels" / "test.tsv")
+    assert not result.collections[0].use_title, "the index decides about titles where there is no corpus"
+
+
+def test_results_without_a_corpus_compare_although_the_indexes_differ(files: dict[str, Path], tmp_path: Path) -> None:
+    results = []
+    for size in (3, 2):
+        build_index(passages(size=size), "bm25", tmp_path / f"index{size}")
+        results.append(evaluate(None, index=tmp_path / f"index{size}", **files, group_by="file", out=tmp_path / str(size), name=str(size)))
+    assert results[0].collections[0].data_sha256 == results[1].collections[0].data_sha256
+    assert not compare_results(tmp_path / "3", tmp_path / "2").unpaired
+    results_report(results)
+    assert read_results(tmp_path / "3") == results[0]
+
+
+def test_files_are_ranked_by_their_best_passages(files: dict[str, Path], tmp_path: Path) -> None:
+    index = build_index(passages(), "bm25", tmp_path / "words")
+    found = evaluate(None, index=tmp_path / "words", **files, group_by="file", out=tmp_path / "results")
+    queries = list(read_queries(files["queries"]))
+    by_hand = grouped(index.search([query.text for query in queries], 100).to_run([query.id for query in queries]))
+    [collection] = found.collections
+    assert read_run(tmp_path / "results" / "runs" / "questions.answers.trec") == {
+        query: pytest.approx(scores) for query, scores in by_hand.items() if scores
+    }
+    check_scores(collection.measures, by_hand)
+    assert (collection.key, collection.documents, collection.queries) == ("questions.answers", 4, 4)
+    assert found.system.label.endswith(", grouped by file")
+    write_report([tmp_path / "results"], tmp_path / "report.md")
+    assert "grouped by file" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert {shown.id for worst in collection.worst for shown in worst.wanted} <= {file for file, _ in PASSAGES}
+    kept = evaluate(None, index=tmp_path / "words", **files, group_by="file", k=2)
+    best = {query: dict(sorted(scores.items(), key=lambda each: (each[1], each[0]))[-2:]) for query, scores in by_hand.items()}
+    assert max(map(len, by_hand.values())) > 2, "k counts files"
+    check_scores(kept.collections[0].measures, best)
+
+
+def test_a_fusion_is_grouped_after_it_was_fused(model: Any, files: dict[str, Path], tmp_path: Path) -> None:
+    documents = passages()
+    dense = VectorRetriever("dense", build_index(documents, model), SharedModel(model))
+    build_index(documents, "bm25", tmp_path / "words")
+    queries = list(read_queries(files["queries"]))
+    words = evaluate(None, index=tmp_path / "words", queries=files["queries"], qrels=_of_passages(tmp_path), out=tmp_path / "passages")
+    assert words.collections[0].documents == len(documents)
+    runs = [dense.search(queries, 100).run, read_run(tmp_path / "passages" / "runs" / "questions.passages.trec")]
+    by_hand = grouped(fuse_runs(runs, RECIPROCAL_RANKS, k=100))
+    for fused in ("bm25", tmp_path / "words"):
+        found = evaluate(dense, **files, fuse=[fused], group_by="file").collections[0]
+        check_scores(found.measures, by_hand)
+        assert [base.name for base in found.baselines] == ["bm25"]
+        check_scores(found.baselines[0].measures, grouped(runs[1]))
+    whole = evaluate(FusedRetriever([dense, OpenIndexes().vectors(tmp_path / "words")]), **files, group_by="file")
+    check_scores(whole.collections[0].measures, by_hand)
+
+
+def _of_passages(tmp_path: Path) -> Path:
+    return write_csv(tmp_path / "passages.csv", ("query_id", "passage_id"), [(query, passages()[0].id) for query in ASKED])
+
+
+def test_a_collection_with_a_corpus_is_judged_by_the_values_of_a_field(make_collection: MakeCollection, tmp_path: Path) -> None:
+    """The documents of a collection, cut into passages that name their document."""
+    folder = make_collection()
+    documents = list(load_collection(folder, "test").documents)
+    cut = [
+        Document(f"{document.id}#{part}", text, document.title, {"document": document.id})
+        for document in documents
+        for part, text in enumerate((document.text[:12], document.text[12:]))
+    ]
+    build_index(cut, "bm25", tmp_path / "words")
+    found = evaluate(None, Benchmark.of_folder(folder), index=tmp_path / "words", group_by="document").collections[0]
+    assert (found.documents, found.judgements) == (len(documents), sum(map(len, read_qrels(folder / "qrels" / "test.tsv").values())))
+    assert found.measures["recall@10"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "bm25"}, r"a model and BM25 rank the texts of a folder with corpus\.jsonl"),
+        ({"index": "words"}, r"4 of the 4 judged documents of questions\.answers, such as 'birds\.md', are not in the index; .*--group-by"),
+        ({"index": "words", "group_by": "page"}, "no document has the field 'page'; the fields are file"),
+        ({"index": "plain", "group_by": "file"}, "was built with --no-text"),
+        ({"run": "run.trec", "group_by": "file"}, r"group_by \(--group-by\) file: needs an index"),
+        ({"model": "bm25", "group_by": "file"}, r"group_by \(--group-by\) file: needs an index"),
+        ({"run": "run.trec", "fuse": ["bm25"]}, "BM25 ranks texts, and only the ids of the documents are known"),
+        ({"index": "words", "split": "dev"}, "have no split"),
+        ({"index": "words", "data": ["a", "b"]}, "replace those of a single local folder"),
+        ({"index": "words", "data": "beir/scifact"}, "replace those of a single local folder"),
+        ({"index": "words", "qrels": None}, "go together"),
+        ({"index": "words", "qrels": "nowhere.csv"}, "nowhere.csv: no such file"),
+    ],
+)
+def test_what_cannot_be_evaluated_without_a_corpus_is_refused(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build_index(passages(), "bm25", "words")
+    build_index(passages(), "bm25", "plain", options=BuildOptions(store_text=False))
+    Path("run.trec").write_text("q1 Q0 birds.md 1 2.0 x\n", encoding="utf-8")
+    given: dict[str, Any] = {"model": None, **files, **arguments}
+    with pytest.raises(InputError, match=message):
+        evaluate(given.pop("model"), **given)
+
+
+def test_judged_files_that_the_index_lacks_are_counted(files: dict[str, Path], tmp_path: Path) -> None:
+    build_index([each for each in passages() if "sea" not in each.id], "bm25", tmp_path / "words")
+    message = (
+        r"2 of the 4 judged documents of questions\.answers, such as 'sea/salt\.md', are not values of the field 'file'; .*'birds\.md'"
+    )
+    with pytest.raises(InputError, match=message):
+        evaluate(None, index=tmp_path / "words", **files, group_by="file")
