@@ -187,8 +187,22 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
             justify: Literal["right", "left"] = "right" if numbers[number] else "left"
             table.add_column(columns[number][0], justify=justify, no_wrap=numbers[number], overflow="fold", width=width)
         for row in rows:
-            table.add_row(*(Text(row[number]) for number in part))
+            table.add_row(*(Text(_broken(row[number], width)) for number, width in zip(part, widths, strict=True)))
         console.print(table)
+
+
+def _broken(cell: str, width: int) -> str:
+    """Break words that are longer than ``width`` behind a hyphen or other mark in the second half of a line, where there is one."""
+
+    def pieces(word: re.Match[str]) -> str:
+        rest, lines = word[0], []
+        while len(rest) > width:
+            end = max(rest.rfind(mark, width // 2, width) for mark in "-/_.") + 1 or width
+            lines.append(rest[:end])
+            rest = rest[end:]
+        return "\n".join([*lines, rest])
+
+    return re.sub(r"\S+", pieces, cell)
 
 
 def _least_widths(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool], narrowest: int) -> list[int]:
