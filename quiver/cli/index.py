@@ -276,7 +276,7 @@ def compact(
 def calibrate(
     folder: options.IndexFolder,
     queries: Annotated[
-        Path | None, typer.Option("--queries", help="File of real queries, of the types of search --queries. Default: queries made from documents.")
+        Path | None, typer.Option("--queries", help="File of real queries, as search reads it. Default: queries made from documents.")
     ] = None,
     model: options.IndexModel = None,
     device: options.Device = None,
