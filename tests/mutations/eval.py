@@ -236,20 +236,20 @@ MUTATIONS = [
     (
         "measures deeper than the run are reported",
         "eval/evaluation.py",
-        "if name == HEADLINE or measure.cut is None or measure.cut <= self.settings.k]",
+        "if name == HEADLINE or measure.cut is None or measure.cut <= kept]",
         "]",
         [f"{EVALUATION}::test_measures_that_look_below_what_was_kept_are_left_out"],
     ),
     (
         "titles are encoded though the policy leaves them out",
-        "eval/evaluation.py",
+        "eval/rankers.py",
         "        yield document.content(use_title=policy.use_title)",
         "        yield document.content(use_title=True)",
         [f"{EVALUATION}::test_without_titles_only_the_text_is_encoded"],
     ),
     (
         "overlap counts no ties at the cut",
-        "eval/evaluation.py",
+        "eval/rankers.py",
         "good = sum(document in best or abs(score - least) <= tied for",
         "good = sum(document in best for",
         [f"{EVALUATION}::test_equals_at_the_cut_are_as_good_as_each_other"],
