@@ -39,6 +39,7 @@ _SHADES = ((0.8, "bold green"), (0.6, "green"), (0.4, "yellow"), (-1.0, "dim")) 
 _WIDE = 100  # columns of a terminal from which on a ranking shows scores beside ranks
 _PASSAGE = 480  # characters of a text that an explanation shows
 _VALUES = 5  # most frequent values of a field that a message names
+_VALUE = 40  # characters of each
 _CONTEXT = 24  # characters of them before the first matched token
 # Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid.
 _NOT_SHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
@@ -167,7 +168,7 @@ def _nothing_found(index: Index, condition: Filter | None) -> str:
     fields = list(dict.fromkeys(each.field for each in condition.conditions))
     parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
     for field, facet in index.facets(fields, most=_VALUES).items():
-        values = ", ".join(f"{value} ({count:,})" for value, count in facet.values)
+        values = ", ".join(f"{_NOT_SHOWN.sub(' ', str(value))[:_VALUE]} ({count:,})" for value, count in facet.values)
         parts.append(f"values of {field}: {values}{', ...' if facet.distinct > len(facet.values) else ''}")
     return "; ".join(parts)
 

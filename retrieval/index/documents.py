@@ -159,7 +159,7 @@ class MetadataWriter:
         self._row += 1
 
     def _add(self, field: str, value: Value) -> None:
-        if isinstance(value, str) and len(value) > _LONGEST:
+        if not is_value(value):
             self._left_out += 1
             return
         kind, stored = typed(value)
@@ -185,6 +185,11 @@ class MetadataWriter:
             codes, rows = np.array(collected.codes, np.int64), np.array(collected.rows, np.uint32)
             columns.append(_to_column(field, kind, values, codes, rows))
         return columns
+
+
+def is_value(value: Value) -> bool:
+    """Whether a column holds a value: longer strings are texts."""
+    return not isinstance(value, str) or len(value) <= _LONGEST
 
 
 @dataclass(frozen=True)
@@ -364,6 +369,17 @@ def count_values(field: str, tables: Sequence[tuple[MetadataTable, NDArray[np.bo
         found += zip(names, counts[best].tolist(), strict=True)
     found.sort(key=lambda each: (-each[1], str(each[0])))
     return Facet(found[:most], distinct)
+
+
+def value_range(field: str, tables: Sequence[tuple[MetadataTable, NDArray[np.bool_] | None]]) -> tuple[int | float, int | float] | None:
+    """Least and greatest number that chosen documents have in a field; None if none has one. Arguments as of `count_values`."""
+    ends: list[int | float] = []
+    for table, chosen in tables:
+        for column in table.columns:
+            if column.field == field and column.type in ("integer", "number"):
+                present = np.flatnonzero(_value_counts(column, chosen))
+                ends += [column.values[place].item() for place in present[[0, -1]]] if len(present) else []
+    return (min(ends), max(ends)) if ends else None
 
 
 def _value_counts(column: Column, chosen: NDArray[np.bool_] | None) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index
+from quiver.retrieval.index.documents import is_value
 from quiver.retrieval.index.engines import check_k
 from quiver.retrieval.index.index import OpenSegment, Place
 from quiver.retrieval.search.search import SearchResult
@@ -89,6 +90,8 @@ def search_groups(
 def field_of(index: Index, field: str) -> Callable[[Sequence[str]], list[str]]:
     """Function from ids of documents to their values of a field; a document without the field is a group of its own.
 
+    Of a list, the different values that filters can test count, or all if there are none such.
+
     Raises:
         InputError: No document has the field, or the index stores no texts.
     """
@@ -106,7 +109,8 @@ def field_of(index: Index, field: str) -> Callable[[Sequence[str]], list[str]]:
         if single is not None:
             return single
         found = (index.documents.at(place).metadata or {}).get(field, key)
-        return ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+        several = found if isinstance(found, list | tuple) else [found]
+        return ", ".join(dict.fromkeys(map(str, filter(is_value, several))) or map(str, several))
 
     def values(ids: Sequence[str]) -> list[str]:
         new = [key for key in ids if key not in known]

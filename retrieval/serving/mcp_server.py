@@ -18,6 +18,7 @@ from pydantic import Field
 
 from quiver.encoder.environment import installed_version
 from quiver.retrieval.index import Index
+from quiver.retrieval.index.documents import value_range
 from quiver.retrieval.serving.application import search
 from quiver.retrieval.serving.schemas import List, NonBlankText, RequestError, SearchRequest, Text
 from quiver.retrieval.serving.service import Service
@@ -86,7 +87,7 @@ class FieldDescription:
     types: list[str]
     values: list[tuple[bool | int | float | str, int]]
     distinct: int
-    range: tuple[float, float] | None
+    range: tuple[int | float, int | float] | None
 
 
 @dataclass(frozen=True)
@@ -165,19 +166,12 @@ class _Tools:
 
 def describe_fields(index: Index) -> list[FieldDescription]:
     """Describe the fields of an index to an agent."""
-    found = []
+    found, tables = [], [(segment.documents.metadata, segment.alive) for segment in index.segments]
     for field, facet in index.facets(list(index.fields), most=_VALUES).items():
         types = list(index.fields[field])
-        limits = _limits(index, field) if facet.distinct > _VALUES and "string" not in types else None
+        limits = value_range(field, tables) if facet.distinct > _VALUES and "string" not in types else None
         found.append(FieldDescription(field, types, [] if limits else _shown(facet.values), facet.distinct, limits))
     return found
-
-
-def _limits(index: Index, field: str) -> tuple[float, float] | None:
-    """Least and greatest number of a field; None if there is none."""
-    columns = [column for segment in index.segments for column in segment.documents.metadata.columns if column.field == field]
-    ends = [float(value) for column in columns if column.type in ("integer", "number") for value in (column.values[0], column.values[-1])]
-    return (min(ends), max(ends)) if ends else None
 
 
 def _excerpt(text: str | None) -> tuple[str | None, bool]:

@@ -91,7 +91,17 @@ def test_hits_are_summed_up_by_file(quiver: Callable[..., Any], index: Path, tmp
 
 def test_the_group_of_a_passage_is_its_stored_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = "x" * 600  # is no value of a filter's column
-    fields: list[dict[str, Any]] = [{"f": "a"}, {"f": 7}, {"f": 0.5}, {"f": True}, {"f": ["b", "c"]}, {"f": long}, {"g": 1}, {}]
+    fields: list[dict[str, Any]] = [
+        {"f": "a"},
+        {"f": 7},
+        {"f": 0.5},
+        {"f": True},
+        {"f": ["b", "c", "b"]},
+        {"f": long},
+        {"g": 1},
+        {},
+        {"f": ["a", long]},
+    ]
     documents = [Document(str(number), "words", metadata=each) for number, each in enumerate(fields)]
     build_index(documents[:5], "bm25", tmp_path / "index")
     add_documents(tmp_path / "index", documents[5:], "bm25")
@@ -100,7 +110,7 @@ def test_the_group_of_a_passage_is_its_stored_value(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(LiveDocuments, "at", lambda self, place: (reads.append(place), at(self, place))[1])
     keys_of = field_of(open_index(tmp_path / "index"), "f")
     for _ in range(2):
-        assert keys_of([each.id for each in documents]) == ["a", "7", "0.5", "True", "b, c", long, "6", "7"]
+        assert keys_of([each.id for each in documents]) == ["a", "7", "0.5", "True", "b, c", long, "6", "7", "a"]
     assert len(reads) == 4  # single short values need no document, and no document is read twice
     assert keys_of(["of another index"]) == ["of another index"]
 

@@ -339,6 +339,14 @@ def test_search_reports_that_nothing_was_found(
     check_nothing(quiver, indexes, tmp_path, [*options, *second], documents=documents, filtered=bool(options))
 
 
+def test_values_in_a_message_are_short_and_without_control_characters(quiver: Quiver, tmp_path: Path) -> None:
+    values = ("\x1b]0;title\x07red\nblue", "y" * 500)
+    build_index([Document(str(n), "words", metadata={"kind": value}) for n, value in enumerate(values)], "bm25", tmp_path / "index")
+    done = quiver("search", tmp_path / "index", "words", "--filter", "kind=none")
+    assert f"values of kind: ]0;title red blue (1), {'y' * 40} (1)" in " ".join(done.out.split())
+    assert "\x1b" not in done.out
+
+
 @pytest.mark.parametrize("second", [(), *SECOND[3:]], ids=" ".join)
 def test_search_reports_that_no_word_was_found(quiver: Quiver, built: Built, tmp_path: Path, second: tuple[str, ...]) -> None:
     check_nothing(quiver, built, tmp_path, ["--fuse", "bm25", "--weights", "0,1", *second], documents=4)
