@@ -15,8 +15,10 @@ from quiver.retrieval.index import BuildOptions
 
 pytestmark = pytest.mark.alone
 ROUNDS = 3
+TORCH = 1.2
+"""Time to import torch on the machine of the bounds, in seconds: it tells how fast this machine is."""
 OVER_TORCH = 0.8
-"""Largest time of a first search beyond the import of torch, in seconds."""
+"""Largest time of a first search beyond the import of torch there, in seconds."""
 
 
 @pytest.fixture
@@ -54,6 +56,7 @@ def test_the_first_search_of_a_small_index_takes_a_second_and_a_half(seconds: Ca
     build_index(documents, BiEncoder(minilm), tmp_path / "index", options=BuildOptions(calibrate=False))
     search = seconds("-m", "quiver.cli.main", "search", str(tmp_path / "index"), "which text is about seven")
     torch = seconds("-c", "import torch")
-    assert search - torch < OVER_TORCH, f"{search:.2f} s, of which importing torch takes {torch:.2f} s"
+    allowed = OVER_TORCH * max(1.0, torch / TORCH)
+    assert search - torch < allowed, f"{search:.2f} s, of which importing torch takes {torch:.2f} s; allowed beyond it: {allowed:.2f} s"
     if torch < 1.5 - OVER_TORCH:  # on a slower machine torch alone takes longer than that
         assert search < 1.5
