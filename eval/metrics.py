@@ -848,7 +848,10 @@ def paired_tests(
 
 def _differences(first: Sequence[NDArray[np.float64]], second: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     """Second scores minus first, part by part. Ties count as zero everywhere: a rounding error is not evidence."""
-    differences = [theirs - ours for ours, theirs in zip(first, second, strict=True)]
+    pairs = list(zip(first, second, strict=True))
+    if any(len(ours) != len(theirs) for ours, theirs in pairs):
+        raise ValueError("two systems can only be compared on the same queries")
+    differences = [theirs - ours for ours, theirs in pairs]
     return [np.where(np.abs(each) <= TIE, 0.0, each) for each in differences]
 
 

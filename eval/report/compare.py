@@ -319,8 +319,8 @@ def significance(
     """Test every pair of rows of a report on every data set: which systems is a score significantly better than?
 
     The tests and Holm's correction are those of `compare_results`. A family is one measure over all pairs of rows and all data sets; the
-    averages are a family of their own, and so are the parts of groups. A data set is tested by a measure only if every row of the report
-    has scores per query for it.
+    averages are a family of their own, in which averages of the same data sets are one test, and so are the parts of groups. A data set is
+    tested by a measure only if every row of the report has scores per query for it.
 
     Args:
         folders: Folders of results.
@@ -348,19 +348,21 @@ def significance(
     whole = {name: keys[name] for name, parts in sets.items() if is_whole(parts) and all(key in tested for key in keys[name])}
     parts = [key for name in sets if name not in collections for key in keys[name] if key in tested]
     families = [{name: {name: whole[name]} for name in whole}, {key: {key: [key]} for key in parts}]
-    averaged = {
-        name: {each: whole[each] for each in members}
-        for name, members in ({AVERAGE: list(sets)} if averages is None else averages).items()
-        if len(members) > 1 and all(each in whole for each in members)
-    }
+    names: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)  # data sets -> names of their average
+    for name, members in ({AVERAGE: list(sets)} if averages is None else averages).items():
+        if len(members) > 1 and all(each in whole for each in members):
+            names[tuple(members)].append(name)
+    same = {each[0]: each for each in names.values()}
+    averaged = {each[0]: {member: whole[member] for member in members} for members, each in names.items()}
     better: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     # No report shows averages of the other measures, and these tests take the most time.
     for family, measures in [*((each, DEFAULT) for each in families), (averaged, [HEADLINE])]:
         for name, measure, winner, loser in _significant(family, measures, scores, shared):
-            better[name, measure, winner].append(loser)
+            for each in same.get(name, [name]):
+                better[each, measure, winner].append(loser)
     if averages is None and len(whole) == len(sets) == 1:  # the average of one data set
         better |= {(AVERAGE, measure, label): others for (name, measure, label), others in better.items() if name in whole}
-    return Significance(dict(better), _superscript_rule(math.comb(len(homes), 2), len(whole), parts=len(parts), averaged=bool(averaged)))
+    return Significance(dict(better), _superscript_rule(math.comb(len(homes), 2), len(whole), parts=len(parts), averaged=len(averaged)))
 
 
 def _homes(folders: Sequence[str | Path], results: Sequence[Results]) -> dict[str, dict[str, _Side]]:
@@ -376,10 +378,10 @@ def _homes(folders: Sequence[str | Path], results: Sequence[Results]) -> dict[st
     return homes
 
 
-def _superscript_rule(pairs: int, whole: int, *, parts: int, averaged: bool) -> str:
+def _superscript_rule(pairs: int, whole: int, *, parts: int, averaged: int) -> str:
     families = [
         *([_counted(whole, "data set")] if whole else []),
-        *(["the average"] if averaged else []),
+        *(["the average" if averaged == 1 else _counted(averaged, "average")] if averaged else []),
         *([_counted(parts, "part") + " of groups"] if parts else []),
     ]
     return (

@@ -825,7 +825,7 @@ def _latex_headings(columns: Sequence[Column], turned: Sequence[bool]) -> Iterat
 
 def _breakable(latex: str) -> str:
     """Allow line breaks in words that TeX cannot hyphenate: after separators, after code points, and within very long words."""
-    latex = re.sub(r"(/|\\_|\{\[\}U\+[0-9A-F]+\]|[.:=](?=[^\s\d]))(?=[^\s.}])", r"\1\\allowbreak{}", latex)
+    latex = re.sub(r"(/|\\_|\{\[\}U\+[0-9A-F]+\]|(?<!\\)[.:=](?=[^\s\d]))(?=[^\s.}])", r"\1\\allowbreak{}", latex)
     return re.sub(r"(?<![\\A-Za-z0-9])([A-Za-z0-9]{18})(?=[A-Za-z0-9]{2})", r"\1\\allowbreak{}", latex)
 
 

@@ -146,6 +146,12 @@ def test_every_text_is_escaped() -> None:
     )
 
 
+def test_a_line_may_break_behind_a_full_stop_but_not_within_an_accent(make_scored: MakeScored, make_results: MakeResults) -> None:
+    long = "v.\u017caba=\u0101b" + 20 * " name"
+    rows = body(headline([make_results(long, make_scored("scifact", 0.5))]))
+    assert rows[1][0].removesuffix(20 * " name") == r"v.\allowbreak{}\.{z}aba=\allowbreak{}\={a}b"
+
+
 def test_a_line_break_in_a_text_does_not_end_a_comment(make_scored: MakeScored, make_results: MakeResults) -> None:
     inside = "x\n\\input{a}\r\\input{b}\u2028\\input{c}\x0b\\input{d}\x85\\input{e}\x00\ud800"
     scored = make_scored(f"scifact{inside}", 0.5, revision=inside, data_sha256=inside, split=f"test{inside}")

@@ -98,6 +98,25 @@ def test_the_correction_covers_all_data_sets(sets: int, marked: bool, make_folde
     assert found[AVERAGE, "gamma"] == ["alpha", "beta"]
 
 
+def test_averages_of_the_same_data_sets_are_one_test(make_folder: MakeFolder) -> None:
+    names = ["scifact", "cosqa", "fiqa"]
+    systems = {name: dict.fromkeys(names, of(scores)) for name, scores in (("alpha", LOW[:3]), ("beta", [each + 0.1 for each in LOW[:3]]))}
+    folders = [make_folder(name, scores) for name, scores in systems.items()]
+    results = [read_results(folder) for folder in folders]
+    first, last = ["scifact.test", "cosqa.test"], ["cosqa.test", "fiqa.test"]
+    # Six queries, all gains of one sign: p = 2/64 is below 0.05, and twice as much is not.
+    once, twice, two = (
+        significance(folders, results, averages=averages)
+        for averages in ({"one": first}, {"one": first, "same": first}, {"one": first, "other": last})
+    )
+    assert once.better == {("one", "ndcg@10", "beta"): ["alpha"]}
+    assert twice.better == {(name, "ndcg@10", "beta"): ["alpha"] for name in ("one", "same")}
+    assert "on 3 data sets, and apart on the average, for" in once.method
+    assert twice.method == once.method
+    assert two.better == {}
+    assert "on 3 data sets, and apart on 2 averages, for" in two.method
+
+
 def test_a_system_without_a_member_has_no_average_and_its_column_no_superscripts(make_folder: MakeFolder, tmp_path: Path) -> None:
     systems = three(8)
     held = {"alpha": ["scifact", "cosqa"], "beta": ["scifact"], "gamma": ["scifact", "cosqa"]}
