@@ -99,7 +99,7 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         for each in _chosen(path, known.sources, source, options)
     ]
     work = _Comparison(index)
-    changes = chain.from_iterable(work.changes(corpus, files) for corpus, files in chosen)
+    changes = chain.from_iterable(work.changes(corpus, files) for corpus, files in reversed(chosen))
     files_only = all(isinstance(corpus.read, FolderFiles) for corpus, _ in chosen)
     gone = partial(work.gone, files_only=files_only, limit=None if force else _SAFE)
     if dry_run:
@@ -159,15 +159,17 @@ class _Comparison:
 
     def __post_init__(self) -> None:
         self._seen = [np.zeros(len(segment.documents), bool) for segment in self.index.segments]
+        self._new = set[str]()
         self._rows = _rows_of_files(self.index)
 
     def changes(self, corpus: Corpus, files: Mapping[str, str]) -> Iterator[Document]:
-        """The new and changed documents of a corpus.
+        """The new and changed documents of a corpus, without those that a corpus before it has: call it for the latest source first.
 
         Args:
             corpus: The corpus.
             files: Path -> checksum of the files that are in the index.
         """
+        self._before, self._new_before = [seen.copy() for seen in self._seen], frozenset(self._new)
         files_read = corpus.read if isinstance(corpus.read, FolderFiles) else None
         if files_read is not None:
             corpus = replace(corpus, read=partial(files_read, lambda name, digest: self._skip(name, files.get(name) == digest)))
@@ -189,8 +191,12 @@ class _Comparison:
     def _compare(self, documents: Sequence[Document]) -> Iterator[Document]:
         for document, place in zip(documents, self.index.locate([each.id for each in documents]), strict=True):
             if place is None:
-                self.added += 1
-                yield document
+                if document.id not in self._new_before:
+                    self._new.add(document.id)
+                    self.added += 1
+                    yield document
+                continue
+            if self._before[place.segment][place.row]:
                 continue
             self._seen[place.segment][place.row] = True
             if not self._is_stored(document, place):

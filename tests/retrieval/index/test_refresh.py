@@ -224,6 +224,21 @@ def test_every_source_of_an_index_is_refreshed(root: Path, index: Path, tmp_path
         refresh_index(index, Counting(), tmp_path)
 
 
+def test_of_two_sources_with_one_id_the_later_one_counts(tmp_path: Path) -> None:
+    old, new = tmp_path / "a.csv", tmp_path / "b.csv"
+    old.write_text("id,text\n1,old\n2,two\n")
+    new.write_text("id,text\n1,new\n")
+    build_index(old, Counting(), tmp_path / "index")
+    add_documents(tmp_path / "index", new, Counting(), replace_existing=True)
+    done = refresh_index(tmp_path / "index", Counting())
+    assert (done.added, done.changed, done.deleted, done.unchanged) == (0, 0, 0, 2)
+    old.write_text("id,text\n1,older\n2,two\n3,three\n")
+    new.write_text("id,text\n1,newer\n3,drei\n")
+    done = refresh_index(tmp_path / "index", Counting())
+    assert (done.added, done.changed, done.deleted) == (1, 1, 0)
+    assert [content(done.index)[key].text for key in "123"] == ["newer", "two", "drei"]
+
+
 def test_a_source_that_lost_most_of_its_files_is_refused(root: Path, index: Path, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(15):
         (root / "d" / f"{number}.md").unlink()
