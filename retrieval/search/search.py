@@ -15,7 +15,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
 
 logger = logging.getLogger(__name__)
+
+_COMPARED = 20  # documents of two indexes whose texts are compared
 
 
 NOT_ENCODED = TokenCounts(0, 0, 0, 0)
@@ -259,8 +262,8 @@ def fuse_hits(hits: Sequence[Hits], fusion: Fusion, *, k: int) -> Hits:
 
 
 def differing_documents(first: Index, other: Index) -> str | None:
-    """Describe how the document ids of two indexes differ; None if they are equal."""
-    return _difference(first.shared_documents(other), len(first), len(other))
+    """Describe how the documents of two indexes differ: their ids, and the texts of some that have one id; None if they do not."""
+    return _difference(first, other, first.shared_documents(other))
 
 
 def check_fusible(first: Index, other: Index) -> None:
@@ -275,16 +278,33 @@ def check_fusible(first: Index, other: Index) -> None:
             f"{other.path}: none of its {len(other):,} document ids is among the {len(first):,} of {first.path}; rankings are fused by"
             " document id, so build both indexes from one corpus"
         )
-    difference = _difference(shared, len(first), len(other))
+    difference = _difference(first, other, shared)
     if difference is not None:
         logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
 
 
-def _difference(shared: int, first: int, other: int) -> str | None:
-    if first == other == shared:
-        return None
-    share = shared / (first + other - shared)
-    return f"{shared:,} documents are in both, {first:,} in one and {other:,} in the other ({share:.0%} in common)"
+def _difference(first: Index, other: Index, shared: int) -> str | None:
+    parts = []
+    if not len(first) == len(other) == shared:
+        share = shared / (len(first) + len(other) - shared)
+        parts.append(f"{shared:,} documents are in both, {len(first):,} in one and {len(other):,} in the other ({share:.0%} in common)")
+    compared = list(_same_texts(first, other))
+    if not all(compared):  # such as passages of the same files that are measured in the tokens of two models
+        parts.append(
+            f"of {len(compared)} in both that were compared, {compared.count(False)} have another text (one index with bm25: --fuse bm25)"
+        )
+    return "; ".join(parts) or None
+
+
+def _same_texts(first: Index, other: Index) -> Iterator[bool]:
+    """Whether each of some evenly spaced documents of both indexes has the same text in both."""
+    if not (first.manifest.policy.store_text and other.manifest.policy.store_text):
+        return
+    keys = first.ids[:: max(1, len(first) // _COMPARED)]
+    for key, place in zip(keys, other.locate(keys), strict=True):
+        if place is not None:
+            with suppress(InputError):  # a damaged text is reported where it is needed
+                yield first.document(key).text == other.documents.at(place).text
 
 
 def _reciprocal_ranks(ranking: Ranking, fusion: Fusion) -> Terms:
