@@ -18,8 +18,8 @@ import shlex
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -66,6 +66,7 @@ _KINDS: Mapping[str, Kind] = {
 }
 # Folders of installed packages and of caches. They and what is hidden are read only if a pattern names them.
 _SKIPPED_FOLDERS = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "bower_components"})
+_VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})  # they hold copies of files, and passwords; no message recommends to read them
 
 
 # No terminal prints the first, no index stores the others: bytes that are not UTF-8 come as lone surrogates.
@@ -285,10 +286,12 @@ class FileChoice:
             included is read as text, unless the pattern is one of wildcards alone, such as ``*``. Hidden files and folders, and folders
             of packages, are read if a pattern names them, such as ``.github`` or ``node_modules/**``.
         exclude: Patterns of paths that are left out.
+        opened: Name of hidden files and folders, or of folders of packages, that are read as others are.
     """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    opened: str = ""
 
     def has(self, path: str) -> bool:
         """Whether a file is read, whatever its type."""
@@ -300,7 +303,7 @@ class FileChoice:
 
     def names(self, name: str) -> bool:
         """Whether a pattern names a file or folder that is otherwise skipped; ``*`` does not name one that is hidden."""
-        parts = (part for pattern in self.include for part in pattern.split("/"))
+        parts = (self.opened, *(part for pattern in self.include for part in pattern.split("/")))
         return any(part == name or (part.startswith(".") and matches(name, part)) for part in parts)
 
     def leaves_out(self, path: str) -> bool:
@@ -403,7 +406,11 @@ class FolderFiles:
         if self.root.is_file():
             yield self.root.name, self.root
             return
-        for folder, inner, names in os.walk(self.root, onerror=_raise_unreadable):
+        yield from self._walk(self.root, skipped, _raise_unreadable)
+
+    def _walk(self, top: Path, skipped: _Skipped, onerror: Callable[[OSError], None] | None) -> Iterator[tuple[str, Path]]:
+        """The files to read in one of the folders."""
+        for folder, inner, names in os.walk(top, onerror=onerror):
             here = Path(folder).relative_to(self.root).as_posix()
             prefix = "" if here == "." else f"{here}/"
             kept = []
@@ -413,7 +420,7 @@ class FolderFiles:
                 elif self._choice.leaves_out(prefix + name):
                     continue
                 elif _is_skipped(name, folder=True) and not self._choice.names(name):
-                    skipped.hidden.append(prefix + name)
+                    skipped.hidden += [prefix + name] if name not in _VERSION_CONTROL else []
                 else:
                     kept.append(name)
             inner[:] = kept
@@ -440,27 +447,47 @@ class FolderFiles:
         return True
 
     def _hidden(self, skipped: _Skipped) -> str:
-        """How many files were skipped under which names, and the patterns that include them."""
-        counts = Counter[str]()
+        """How many files were skipped under which names, and the patterns that include exactly these."""
+        paths: dict[str, list[str]] = {}
         for path in skipped.hidden:
-            counts[path.rpartition("/")[2]] += sum(map(self._choice.has, _readable(self.root, path)))
-        found = [(name, count) for name, count in counts.most_common() if count]
-        if not found:
+            paths.setdefault(path.rpartition("/")[2], []).append(path)
+        found = Counter({name: self._count(paths[name], replace(self._choice, opened=name)) for name in paths})
+        most = [(name, count) for name, count in found.most_common() if count]
+        if not most:
             return ""
-        shown = ", ".join(f"{name}: {count:,}" for name, count in found[:_SHOWN_NAMES]) + (", ..." if len(found) > _SHOWN_NAMES else "")
-        rest = [] if self._choice.include else ["*"]
-        patterns = " ".join(f"--include {shlex.quote(name)}" for name in [*rest, *(name for name, _ in found[:_SHOWN_NAMES])])
-        return f"hidden files and files of package folders left out: {sum(counts.values()):,} ({shown}); {patterns} reads them too"
+        named, rest = [name for name, _ in most[:_SHOWN_NAMES]], sum(count for _, count in most[_SHOWN_NAMES:])
+        patterns = ([] if self._choice.include else ["*"]) + [pattern for name in named for pattern in self._patterns(name, paths[name])]
+        choice = replace(self._choice, include=(*self._choice.include, *patterns))
+        counts = {name: self._count(paths[name], choice) for name in named}
+        read, shown = sum(counts.values()), ", ".join(f"{name}: {count:,}" for name, count in counts.items()) + (", ..." if rest else "")
+        return (
+            f"hidden files and files of package folders left out: {read + rest:,} ({shown});"
+            f" {' '.join(f'--include {shlex.quote(each)}' for each in patterns)} reads {f'{read:,} of them' if rest else 'them'} too"
+        )
 
+    def _patterns(self, name: str, paths: Sequence[str]) -> Sequence[str]:
+        """The patterns that include the skipped files and folders of a name, and of other files the fewest: the name, or their paths."""
+        include = self._choice.include
+        if not include:
+            return [name]
+        opened = replace(self._choice, opened=name)
+        chosen = [path for path in paths if self._count([path], opened)]
+        files = [path for path in chosen if not (self.root / path).is_dir()]
+        folders = [path for path in chosen if path not in files]
+        names = [pattern for pattern in include if "/" not in pattern.strip("/")]
+        inner = [f"{folder}/**/{pattern}" for folder in folders for pattern in names]
+        candidates = [[name], [*(f"{folder}/**" for folder in folders), *files], *([[*inner, *files]] if inner else [])]
+        return min(candidates, key=lambda each: self._count(paths, replace(self._choice, include=(*include, *each))))
 
-def _readable(root: Path, path: str) -> Iterator[str]:
-    """Files of a known type in a skipped folder, or the skipped file itself; what cannot be opened does not count."""
-    inside = (
-        [path]
-        if not (root / path).is_dir()
-        else (f"{Path(folder).relative_to(root).as_posix()}/{name}" for folder, _, names in os.walk(root / path) for name in names)
-    )
-    return (each for each in inside if type_of(Path(each)) is not None)
+    def _count(self, paths: Iterable[str], choice: FileChoice) -> int:
+        """How many files a choice reads of skipped files and folders; what cannot be opened does not count."""
+        files, count = FolderFiles(self.root, choice, self._rules, self._token_spans), 0
+        for path in paths:
+            if (self.root / path).is_dir():
+                count += sum(1 for _ in files._walk(self.root / path, _Skipped(), None))
+            else:
+                count += files._is_chosen(path, _Skipped())
+        return count
 
 
 def _raise_unreadable(error: OSError) -> None:

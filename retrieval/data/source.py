@@ -99,7 +99,9 @@ class Corpus:
         return (document for _, document in unique(self.read))
 
 
-def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS, tokens: PassageTokens = WORDS) -> Corpus:
+def open_corpus(
+    source: str | Path, options: SourceOptions = DEFAULTS, tokens: PassageTokens = WORDS, *, taken_over: bool = False
+) -> Corpus:
     """Open a corpus.
 
     Args:
@@ -113,23 +115,25 @@ def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS, tokens: P
             - ``-``: JSON lines from standard input, which are kept in a temporary file.
         options: Fields of the documents, files and passages.
         tokens: The tokens that passages are measured in, see `tokens_of`.
+        taken_over: Whether the options are those of another source of an index; errors then say so.
 
     Raises:
         InputError: The source does not exist or is of no known type, or the description of the passages is malformed. Malformed entries are
             found while the corpus is iterated.
     """
     rules = _rules(options, tokens)
-    if str(source) == STANDARD_INPUT or (isinstance(source, str) and source.startswith((HUB, IR))):
+    columns = Columns(options.id, options.title, options.text, options.columns, taken_over=taken_over)
+    if has_no_path(source):
         _refuse(str(source), "it has no files to choose and no columns without a header", options.include, options.exclude, options.columns)
     if str(source) == STANDARD_INPUT:
-        return _standard_input(options, rules, tokens)
+        return _standard_input(options, columns, rules, tokens)
     if isinstance(source, str) and source.startswith((HUB, IR)):
         if source.startswith(HUB):
             HubSource.parse(source)
-        rows = partial(hub_documents if source.startswith(HUB) else ir_documents, source, _columns(options))
+        rows = partial(hub_documents if source.startswith(HUB) else ir_documents, source, columns)
         return Corpus(source, options, _rows_or_passages(source, rows, options, rules, tokens))
     path = expand_home(source)
-    files = FolderFiles(path, FileChoice(options.include, options.exclude), rules, tokens.spans)
+    files = _files(path, options, rules, tokens)
     if _is_files(path, files, options):
         return Corpus(str(path.absolute()), options, files)
     found = _tables(path, options, files)
@@ -137,8 +141,33 @@ def open_corpus(source: str | Path, options: SourceOptions = DEFAULTS, tokens: P
         _refuse(str(path), "a BEIR folder is read whole", options.include, options.exclude)
     if not any(is_delimited(file) for file in found):
         _refuse(str(path), "names of columns are for CSV and TSV files", options.columns)
-    tables = partial(read_tables, found, _columns(options))
+    tables = partial(read_tables, found, columns)
     return Corpus(str(path.absolute()), options, _rows_or_passages(str(path), tables, options, rules, tokens))
+
+
+def holds_files(source: str | Path) -> bool:
+    """Whether a source is read as files of text and code if no option names a field; otherwise it holds rows."""
+    path = expand_home(source)
+    return not has_no_path(source) and _is_files(path, _files(path), DEFAULTS)
+
+
+def holds_delimited(source: str | Path) -> bool:
+    """Whether a source of rows holds CSV or TSV.
+
+    Raises:
+        InputError: The source does not exist or is of no known type.
+    """
+    path = expand_home(source)
+    return not has_no_path(source) and any(map(is_delimited, _tables(path, DEFAULTS, _files(path))))
+
+
+def has_no_path(source: str | Path) -> bool:
+    """Whether a source is standard input or a data set of a library."""
+    return str(source) == STANDARD_INPUT or (isinstance(source, str) and source.startswith((HUB, IR)))
+
+
+def _files(path: Path, options: SourceOptions = DEFAULTS, rules: PassageRules | None = None, tokens: PassageTokens = WORDS) -> FolderFiles:
+    return FolderFiles(path, FileChoice(options.include, options.exclude), rules or _rules(options, tokens), tokens.spans)
 
 
 def tokens_of(model: DenseModel | TokenModel) -> PassageTokens:
@@ -191,10 +220,6 @@ def _cut_documents(read: ReadDocuments, rules: PassageRules, token_spans: TokenS
             yield position, Document(f"{document.id}#{number}", document.text[span.start : span.end], document.title, metadata)
 
 
-def _columns(options: SourceOptions) -> Columns:
-    return Columns(options.id, options.title, options.text, options.columns)
-
-
 def _refuse(source: str, reason: str, *given: Sequence[str]) -> None:
     """Refuse options that would be ignored."""
     if any(given):
@@ -240,7 +265,7 @@ _NOT_TABLES = "--id, --title, --text and --columns name fields of tables, and th
 _SUFFIXES = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"
 
 
-def _standard_input(options: SourceOptions, rules: PassageRules, tokens: PassageTokens) -> Corpus:
+def _standard_input(options: SourceOptions, columns: Columns, rules: PassageRules, tokens: PassageTokens) -> Corpus:
     """Keep standard input in a temporary file, which is removed together with the corpus."""
     folder = tempfile.TemporaryDirectory(prefix="quiver-")
     spool = Path(folder.name) / "standard-input.jsonl"
@@ -251,8 +276,7 @@ def _standard_input(options: SourceOptions, rules: PassageRules, tokens: Passage
         del kept  # the default argument keeps the folder as long as this function exists
         shown = Path("standard input")
         try:
-            for position, document in read_tables([spool], _columns(options)):
-                yield EntryPosition(shown, position.number), document
+            yield from read_tables([spool], columns, shown)
         except InputError as error:
             raise InputError(str(error).replace(str(spool), str(shown))) from error
 

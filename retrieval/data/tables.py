@@ -56,6 +56,7 @@ class Columns(NamedTuple):
         text: Fields of the text, joined by line feeds; empty for the first of `TEXT_FIELDS`.
         names: Names of the columns of a CSV or TSV file without a header; empty if the first line is the header.
         by_options: Whether options choose these fields, which messages then name; otherwise the caller renames its fields.
+        taken_over: Whether the options are those of another source of the same index, which errors then say.
     """
 
     id: str | None = None
@@ -63,6 +64,7 @@ class Columns(NamedTuple):
     text: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     by_options: bool = True
+    taken_over: bool = False
 
 
 BY_NAME = Columns()
@@ -78,18 +80,23 @@ class _Chosen(NamedTuple):
     cells: bool = False
 
 
-def read_tables(files: Iterable[Path], columns: Columns = BY_NAME) -> Iterator[tuple[EntryPosition, Document]]:
+def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path | None = None) -> Iterator[tuple[EntryPosition, Document]]:
     """Stream the documents of tables; running numbers count over all of them.
 
     Args:
         files: Files with one of the suffixes that `is_table` accepts.
         columns: The fields that make a document.
+        shown: Name that positions and warnings have instead of the files' own.
 
     Raises:
         InputError: While iterating, at the first malformed row. Names file and line; if a field is missing, also the fields that exist.
     """
-    opened = ((_suffix(file) in _CELLS, _READERS[_suffix(file)](file, columns.names)) for file in files)
+    opened = ((_suffix(file) in _CELLS, _shown_as(shown, _READERS[_suffix(file)](file, columns.names))) for file in files)
     yield from _documents(opened, columns)
+
+
+def _shown_as(shown: Path | None, rows: Iterable[tuple[EntryPosition, Row]]) -> Iterable[tuple[EntryPosition, Row]]:
+    return rows if shown is None else ((EntryPosition(shown, position.number), row) for position, row in rows)
 
 
 def read_rows(file: Path) -> Iterator[tuple[EntryPosition, Row]]:
@@ -142,7 +149,7 @@ def _documents(
             has_title = has_title or columns.title in row
             yield position, _document(position, row, chosen, number)
     if position is not None and not has_title:
-        raise InputError(f"{position.file}: no field '{columns.title}' (--title); {_known(columns.title or '', row)}")
+        raise _no_field(position.file, "--title", columns.title or "", row, columns)
 
 
 class GivenDocuments:
@@ -216,7 +223,7 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
     """
     for option, name in (("--id", columns.id), *(("--text", name) for name in columns.text)):
         if name is not None and name not in row:
-            raise InputError(f"{position}: no field '{name}' ({option}); {_known(name, row)}")
+            raise _no_field(position, option, name, row, columns)
     texts = columns.text or tuple(name for name in TEXT_FIELDS if name in row)[:1]
     if not texts:
         advice = "name the field of the text with --text" if columns.by_options else "rename the field of the text to 'text'"
@@ -228,6 +235,12 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
         ids = BEIR_FIELDS.id if found and found[0] in BEIR_FIELDS.id else found
     title = columns.title or TITLE_FIELD
     return _Chosen(ids, texts, "" if title in texts else title)
+
+
+def _no_field(place: EntryPosition | Path, option: str, name: str, row: Row, columns: Columns) -> InputError:
+    """The error for a field that an option names and a row has not."""
+    origin = "the index was built or extended with this option, and options given to index add replace all of these; "
+    return InputError(f"{place}: no field '{name}' ({option}); {origin if columns.taken_over else ''}{_known(name, row)}")
 
 
 def _tell_guess(position: EntryPosition, row: Row, columns: Columns, chosen: _Chosen) -> None:

@@ -489,7 +489,7 @@ def _opened_corpus(corpus: Any, model: Model, extended: Path | None = None) -> I
     """
     if isinstance(corpus, str | Path):
         options = DEFAULT_SOURCE if extended is None else options_like(extended, str(corpus))
-        return open_corpus(corpus, options, tokens_of(model))
+        return open_corpus(corpus, options, tokens_of(model), taken_over=extended is not None)
     if isinstance(corpus, Iterator):  # it can be read only once
         return documents_among(corpus)
     return corpus if isinstance(corpus, Corpus) else GivenDocuments(corpus)

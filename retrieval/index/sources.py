@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json
+from quiver.encoder.files import expand_home, read_json
 from quiver.encoder.schema import RECORD, parse_record, with_config
 from quiver.retrieval.data.files import FolderFiles
-from quiver.retrieval.data.hub import HUB, IR
-from quiver.retrieval.data.source import STANDARD_INPUT, Corpus, SourceOptions
-from quiver.retrieval.data.tables import is_delimited, is_table
+from quiver.retrieval.data.source import STANDARD_INPUT, Corpus, SourceOptions, has_no_path, holds_delimited, holds_files
 from quiver.retrieval.index.files import Disk, put_file
 
 logger = logging.getLogger(__name__)
@@ -72,24 +70,30 @@ def read_sources(root: Path) -> IndexSources:
 
 
 def options_like(root: Path, source: str) -> SourceOptions:
-    """Options for another source of an index: those of its latest source of the same kind, without patterns of files.
+    """Options for a source that is added to an index: its own if the index has it, otherwise those of the latest source of the same kind.
+
+    The kinds are rows and files; patterns of files are not taken over.
 
     Args:
         root: Folder of the index.
-        source: The other source, as `open_corpus` takes it.
+        source: The source, as `open_corpus` takes it.
+
+    Raises:
+        InputError: The source does not exist or is of no known type.
     """
-    for known in reversed(read_sources(root).sources):
-        if known.source == (source if "://" in source else str(Path(source).absolute())):
-            return known.options
-        if (_is_rows(known.source) or known.options.names_fields) == _is_rows(source):
-            columns = known.options.columns if is_delimited(Path(source)) else ()
-            return replace(known.options, columns=columns, include=(), exclude=())
-    return SourceOptions()
-
-
-def _is_rows(source: str) -> bool:
-    """Whether a source is known by its name to be a table; folders hold files or tables."""
-    return source == STANDARD_INPUT or source.startswith((HUB, IR)) or is_table(Path(source))
+    known = read_sources(root).sources
+    name = source if has_no_path(source) else str(expand_home(source).absolute())
+    if own := [each.options for each in known if each.source == name]:
+        return own[-1]
+    files = holds_files(source)
+    alike = [each.options for each in known if bool(each.files) == files]
+    if not alike:
+        return SourceOptions()
+    if files:
+        return SourceOptions(passages=alike[-1].passages)
+    latest = alike[-1]
+    columns = latest.columns if latest.columns and holds_delimited(source) else ()
+    return SourceOptions(latest.id, latest.title, latest.text, columns, latest.passages)
 
 
 def describe_source(corpus: Corpus) -> IndexSource:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from quiver.retrieval.data.source import SourceOptions, open_corpus
+from quiver.retrieval.index.files import REAL
+from quiver.retrieval.index.sources import describe_source, options_like, write_sources
 
 
 class Input(io.BytesIO):
@@ -37,7 +43,7 @@ def test_a_csv_with_fields_of_any_name_is_indexed_added_to_and_searched(quiver: 
     (tmp_path / "other.jsonl").write_text('{"id": "A4", "text": "a text about seas"}\n')
     done = quiver("index", "add", index, tmp_path / "other.jsonl")
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "no field 'name' (--id)" in done.err  # of the latest addition
+    assert "no field 'name' (--id); the index was built or extended with this option, and options given to index add replace" in done.err
     hits = json.loads(quiver("search", index, "birds", "-k", "3", "--filter", "price<8", "--json").out)
     assert {hit["id"]: hit["text"] for hit in hits} == {"A1": "Bird a text about birds and wings", "A2": "Salt a text about salt"}
     done = quiver("search", index, "birds", "--group-by", "price")
@@ -45,7 +51,9 @@ def test_a_csv_with_fields_of_any_name_is_indexed_added_to_and_searched(quiver: 
     assert "price" in next(line for line in done.out.splitlines() if "passages" in line)  # a column names the group of each hit
 
 
-def test_standard_input_is_indexed(quiver: Callable[..., Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_indexed(
+    quiver: Callable[..., Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(sys, "stdin", Input(b'{"id": "a", "text": "birds"}\n{"id": "b", "text": "salt"}\n'))
     done = quiver("index", "build", "-", "--model", model, "--out", tmp_path / "index", "--json")
     assert (done.code, json.loads(done.out)["documents"]) == (0, 2)
@@ -53,6 +61,66 @@ def test_standard_input_is_indexed(quiver: Callable[..., Any], model: Path, tmp_
     done = quiver("index", "build", "-", "--model", model, "--out", tmp_path / "other")
     assert done.code == 2
     assert "standard input:2: malformed JSON" in done.err
+    monkeypatch.setattr(sys, "stdin", Input(b'{"sku": "a", "body": "birds"}\n'))
+    done = quiver("index", "build", "-", "--model", model, "--out", tmp_path / "guessed")
+    assert done.code == 0
+    assert "standard input: id: number of the row, title: none, text: body; other fields: sku" in caplog.messages[-1]
+    assert "standard-input" not in caplog.text
+
+
+CUT = SourceOptions(passages="tokens:20", include=("*.md",), exclude=("b",))
+FIELDS = SourceOptions("sku", None, ("about",), ("sku", "about"), "headings", exclude=("b",))
+
+
+@pytest.fixture
+def index_of(tmp_path: Path) -> Callable[..., Path]:
+    """Write folders of each kind and return a function that writes the sources of an index of some of them."""
+    for name, text in (
+        ("files/a.md", "# A"),
+        ("more files/a.md", "# A"),
+        ("beir/corpus.jsonl", '{"_id": "d", "text": "x"}'),
+        ("tables/a.csv", "sku,about\n1,x"),
+        ("more tables/a.csv", "sku,about\n1,x"),
+        ("rows/a.jsonl", '{"sku": "1", "about": "x"}'),
+    ):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+
+    def remember(**known: SourceOptions) -> Path:
+        corpora = [open_corpus(tmp_path / name, options) for name, options in known.items()]
+        assert all(list(corpus) for corpus in corpora)
+        write_sources(tmp_path, 1, map(describe_source, corpora), REAL)
+        return tmp_path
+
+    return remember
+
+
+def test_rows_added_to_an_index_of_files_take_nothing_over(index_of: Callable[..., Path]) -> None:
+    root = index_of(files=CUT)
+    for rows in ("beir", "tables", "rows", "tables/a.csv"):
+        assert options_like(root, str(root / rows)) == SourceOptions()
+    assert options_like(root, "-") == options_like(root, "hub://owner/name") == SourceOptions()
+    for files in ("more files", "more files/a.md"):
+        assert options_like(root, str(root / files)) == SourceOptions(passages="tokens:20")
+    assert options_like(root, str(root / "files")) == CUT  # the same source again
+
+
+def test_rows_take_over_the_fields_of_the_latest_rows(index_of: Callable[..., Path]) -> None:
+    root = index_of(tables=FIELDS, files=CUT)
+    for rows in ("beir", "rows", "rows/a.jsonl"):
+        assert options_like(root, str(root / rows)) == replace(FIELDS, columns=(), exclude=())
+    assert options_like(root, "-") == options_like(root, "ir:name") == replace(FIELDS, columns=(), exclude=())
+    for delimited in ("more tables", "more tables/a.csv"):
+        assert options_like(root, str(root / delimited)) == replace(FIELDS, exclude=())
+    assert options_like(root, str(root / "more files")) == SourceOptions(passages="tokens:20")
+
+
+def test_files_added_to_an_index_of_tables_take_nothing_over(index_of: Callable[..., Path]) -> None:
+    options = SourceOptions(text=("about",), passages="tokens:20")
+    root = index_of(tables=options)
+    shutil.rmtree(root / "tables")  # what a known source held is remembered
+    assert options_like(root, str(root / "files")) == SourceOptions()
+    assert options_like(root, str(root / "more tables")) == options
 
 
 def test_a_wrong_field_is_one_line_before_the_model_is_loaded(quiver: Callable[..., Any], tmp_path: Path) -> None:

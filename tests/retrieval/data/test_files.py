@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -160,9 +161,9 @@ def test_what_is_left_out_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureF
     assert list(corpus)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert line == (
-        f"{tmp_path}: files read: 3; hidden files and files of package folders left out: 5 (node_modules: 2, .git: 1, .hidden.md: 1, ...);"
-        " --include '*' --include node_modules --include .git --include .hidden.md reads them too; files of other types left out: 1 (.png);"
-        " tables left out: 1 (such as f.csv); unreadable: 2 (such as h.txt)"
+        f"{tmp_path}: files read: 3; hidden files and files of package folders left out: 4 (node_modules: 2, .hidden.md: 1, .venv: 1);"
+        " --include '*' --include node_modules --include .hidden.md --include .venv reads them too;"
+        " files of other types left out: 1 (.png); tables left out: 1 (such as f.csv); unreadable: 2 (such as h.txt)"
     )
 
 
@@ -184,10 +185,50 @@ def test_hidden_files_and_package_folders_are_read_if_a_pattern_names_them(tmp_p
     assert read("*", ".*", "node_modules", exclude=("*.png", ".git")) == sorted({*names} - {".git/a.txt", ".github/c.png", "h.weird"})
     caplog.clear()
     assert read(exclude=(".git", ".g.md", "node_modules")) == ["src/f.py"]
-    assert "left out: 1 (.github: 1); --include '*' --include .github reads them too" in caplog.text
+    assert "left out: 2 (.github: 2); --include '*' --include .github reads them too" in caplog.text  # the pattern reads .github/c.png
     caplog.clear()
     assert read("src/**") == ["src/f.py"]
-    assert "left out: 1 (node_modules: 1); --include node_modules reads them too" in caplog.text
+    assert "left out: 1 (node_modules: 1); --include 'src/node_modules/**' reads them too" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "hint"),
+    [
+        ((), (), "9 (node_modules: 4, .cache: 2, .h.md: 2, ...); --include '*' --include node_modules --include .cache --include .h.md"),
+        (
+            ("src/**",),
+            (),
+            "4 (node_modules: 2, .cache: 1, .h.md: 1); --include 'src/node_modules/**' --include 'src/.cache/**' --include src/.h.md",
+        ),
+        (
+            ("*.md",),
+            (),
+            "4 (node_modules: 2, .h.md: 2); --include 'node_modules/**/*.md' --include 'src/node_modules/**/*.md' --include .h.md",
+        ),
+        (("src/*.md",), (), "1 (.h.md: 1); --include src/.h.md"),
+        ((), ("src", ".cache", ".h.md", ".x"), "4 (node_modules: 2, .github: 2); --include '*' --include node_modules --include .github"),
+    ],
+)
+def test_the_hint_reads_as_many_hidden_files_as_it_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, include: tuple[str, ...], exclude: tuple[str, ...], hint: str
+) -> None:
+    version_control = (".git/a.md", ".hg/a.md", "src/.svn/a.md", "node_modules/.git/a.md")
+    tables = ("node_modules/b.json", ".github/b.csv")
+    skipped = ("node_modules/a.md", "node_modules/b.js", "node_modules/.x/a.js", ".github/a.yml", ".github/b.png", ".h.md", "src/.h.md")
+    inner = ("src/node_modules/a.md", "src/node_modules/b.js", "src/.cache/a.py", ".cache/a.py")
+    for name in (*version_control, *tables, *skipped, *inner, "a.md", "src/b.md", "src/c.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1")
+    before = documents(tmp_path, SourceOptions(include=include, exclude=exclude))
+    assert f"left out: {hint} reads " in caplog.text
+    patterns = shlex.split(hint.partition(";")[2].replace("--include", ""))
+    after = documents(tmp_path, SourceOptions(include=(*include, *patterns), exclude=exclude))
+    counted = sum(int(count) for count in re.findall(r": (\d+)", hint))
+    assert len(after) - len(before) == counted
+    assert {document.id for document in after} > {document.id for document in before}
+    assert not any(name in document.id for document in after for name in (".git/", ".hg/", ".svn/"))
+    if counted < int(hint.split()[0]):
+        assert f"reads {counted} of them too" in caplog.text
 
 
 def test_a_folder_of_hidden_files_alone_says_how_to_read_them(tmp_path: Path) -> None:
