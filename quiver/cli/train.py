@@ -123,9 +123,8 @@ def _dry_run(recipe: Recipe, *, device: str | None, progress: bool, as_json: boo
 
     if recipe.development is not None:
         development_scorer(recipe.development, progress=progress)  # reads the collection
-    if not as_json:
-        typer.echo("checking data, model and settings, and training a few batches to measure time and memory", err=True)
-    found = dry_run(recipe, device=device, progress=progress)
+    say_next = None if as_json else partial(typer.echo, err=True)
+    found = dry_run(recipe, device=device, progress=progress, say=say_next)
     if as_json:
         print_json(_dry_run_json(found))
         return

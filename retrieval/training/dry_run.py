@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -138,7 +138,14 @@ class DryRun:
         return self.tokens / self.tokens_per_second
 
 
-def dry_run(recipe: Recipe, *, device: str | None = None, seconds: float = 30.0, progress: bool = False) -> DryRun:
+def dry_run(
+    recipe: Recipe,
+    *,
+    device: str | None = None,
+    seconds: float = 30.0,
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> DryRun:
     """Check the data, the model and the settings of a recipe, and measure a few batches.
 
     Args:
@@ -146,6 +153,7 @@ def dry_run(recipe: Recipe, *, device: str | None = None, seconds: float = 30.0,
         device: As `quiver.retrieval.training.run.train`.
         seconds: After this time no further batch is timed.
         progress: Show progress bars.
+        say: Receives one line when all is checked and the measurement begins.
 
     Raises:
         InputError: As `quiver.retrieval.training.run.train`; or a batch does not fit into the memory of the GPU, or the process is one of
@@ -176,6 +184,8 @@ def dry_run(recipe: Recipe, *, device: str | None = None, seconds: float = 30.0,
             Trainer(task, settings, output, processes, StopRequest(), done).train()
             return done
 
+        if say is not None:
+            say("data, model and settings are valid; training a few batches to measure time and memory")
         first = DataLoader(order, rows, collator, processes, start=(0, 0), count=1)
         following = DataLoader(order, rows, collator, processes, start=(0, 1), count=BATCHES)
         timed = _Timed(([batch] for batch in following), seconds, progress=progress)
