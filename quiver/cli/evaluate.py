@@ -242,11 +242,13 @@ def evaluate(
     given = [*(str(each) for each in (model, index, run) if each is not None), *(fuse or [])]
     from quiver.cli.hits import make_fusion
     from quiver.eval.evaluation import evaluate as run_evaluation
+    from quiver.eval.report.charts import check_matplotlib
     from quiver.eval.report.retrieval import reported_folders, write_report
     from quiver.eval.results import REPORTS, read_results
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.models.loading import ModelOptions
 
+    check_matplotlib()  # before hours of scoring
     how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
     encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
     before = [] if add_to is None else reported_folders(add_to)
