@@ -217,10 +217,6 @@ def inference_only(enabled: bool) -> Iterator[None]:
         yield
 
 
-# Truncation in standard deviations; ModernBERT's init_cutoff_factor.
-INIT_CUTOFF = 2.0
-
-
 _DRAWS = (Tensor.normal_, Tensor.uniform_)
 
 
@@ -240,6 +236,10 @@ class Uninitialized(TorchFunctionMode):
         if func in _DRAWS or getattr(func, "__module__", None) == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
+
+
+# Truncation in standard deviations; ModernBERT's init_cutoff_factor.
+INIT_CUTOFF = 2.0
 
 
 def init_weights(encoder: Encoder, *, seed: int) -> Encoder:

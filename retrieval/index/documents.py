@@ -137,15 +137,19 @@ def is_metadata(name: str) -> bool:
     return name.startswith(_STEM)
 
 
+SOURCES = frozenset({"file", "document"})
+"""Fields of passages that say what they were cut from; an index always keeps them, for groups and refreshes."""
+
+
 class MetadataWriter:
     """Collects the metadata of documents, in the order of their rows.
 
     Args:
-        fields: The fields to keep; None for all.
+        fields: The fields to keep beside `SOURCES`; None for all.
     """
 
     def __init__(self, fields: Sequence[str] | None = None) -> None:
-        self._fields = None if fields is None else frozenset(fields)
+        self._fields = None if fields is None else SOURCES.union(fields)
         self._columns: dict[tuple[str, Type], _Collected] = {}
         self._row = 0
         self._left_out = 0

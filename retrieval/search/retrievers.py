@@ -567,7 +567,8 @@ class OpenIndexes:
             candidates: Documents that each contributes.
 
         Raises:
-            InputError: An index cannot be opened or shares no document with the first one, or the number of weights is wrong.
+            InputError: An index cannot be opened or shares no document with the first one, BM25 would be fused with itself, or the number
+                of weights is wrong.
         """
         fusion = fusion or RECIPROCAL_RANKS
         paths = [str(path) for path in given]
@@ -583,6 +584,8 @@ class OpenIndexes:
             if not weight:
                 continue
             index = self.index(first if is_words else path)
+            if is_words and opened and index.kind == WORDS:
+                raise InputError(f"{first}: an index of BM25, which bm25 would fuse with itself; leave out bm25")
             if opened:
                 check_fusible(opened[0], index)
             opened.append(index)

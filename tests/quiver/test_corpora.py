@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from quiver.retrieval.data.source import SourceOptions, open_corpus
+from quiver.retrieval.index import open_index
 from quiver.retrieval.index.files import REAL
 from quiver.retrieval.index.sources import describe_source, options_like, write_sources
 
@@ -49,6 +50,15 @@ def test_a_csv_with_fields_of_any_name_is_indexed_added_to_and_searched(quiver: 
     done = quiver("search", index, "birds", "--group-by", "price")
     assert "one for each price" in done.out
     assert "price" in next(line for line in done.out.splitlines() if "passages" in line)  # a column names the group of each hit
+
+
+def test_passages_of_rows_are_grouped_by_their_document_whatever_fields_are_chosen(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text,kind,price\n1," + "birds fly far. " * 20 + ",a,5\n2,salt is in birds too,b,7\n")
+    cut = ("--passages", "tokens:16", "--field", "kind", "--model", "bm25", "--out", tmp_path / "index")
+    assert quiver("index", "build", tmp_path / "a.csv", *cut).code == 0
+    assert list(open_index(tmp_path / "index").fields) == ["document", "kind"]
+    hits = json.loads(quiver("search", tmp_path / "index", "birds", "--group-by", "document", "--json").out)
+    assert sorted(hit["group"] for hit in hits) == ["1", "2"]
 
 
 def test_standard_input_is_indexed(

@@ -61,3 +61,9 @@ def test_bm25_needs_an_index_for_its_documents() -> None:
         open_retriever("bm25")
     with pytest.raises(InputError, match="got 2 weights for 1 rankings"):
         OpenIndexes().fused(["i"], Fusion(weights=(1, 2)))
+
+
+def test_an_index_of_bm25_is_not_fused_with_itself(tmp_path: Path) -> None:
+    build_index(["a text about birds", "a text about salt"], "bm25", tmp_path / "words")
+    with pytest.raises(InputError, match="an index of BM25, which bm25 would fuse with itself; leave out bm25"):
+        OpenIndexes().fused([tmp_path / "words", "bm25"])
