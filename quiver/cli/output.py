@@ -206,11 +206,12 @@ def _broken(cell: str, width: int) -> str:
 
 
 def _least_widths(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool], narrowest: int) -> list[int]:
-    """Least width of each column: all of a number or of a label beside one value, of a text the header and ``narrowest`` characters."""
+    """Least width of each column: all of a number, of a text the header and ``narrowest`` characters, more of a label beside one value."""
     longest = [max(map(len, (name, *cells))) for name, cells in columns]
+    texts = [_WHOLE, narrowest] if len(columns) == 2 else [narrowest] * len(columns)
     return [
-        whole if number or (not name and len(columns) == 2) else max(len(name), min(whole, narrowest))
-        for (name, _), whole, number in zip(columns, longest, numbers, strict=True)
+        whole if number else max(len(name), min(whole, text))
+        for (name, _), whole, number, text in zip(columns, longest, numbers, texts, strict=True)
     ]
 
 
