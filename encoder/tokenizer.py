@@ -8,6 +8,7 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.1 (byte-level BPE, 50,368 ids:
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,6 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._truncating: dict[int, tokenizers.Tokenizer] = {}
         self.settings = settings
 
     @classmethod
@@ -132,6 +132,12 @@ class Tokenizer:
         """Return the rules as the text of a tokenizer.json."""
         text: str = self._backend.to_str(pretty=True)
         return text
+
+    @property
+    def normalizer(self) -> str:
+        """The rule for text before it is split, as JSON; empty if there is none."""
+        rule = self._backend.normalizer
+        return "" if rule is None else rule.__getstate__().decode()
 
     def __len__(self) -> int:
         """Size of the vocabulary, added tokens included."""
@@ -167,7 +173,6 @@ class Tokenizer:
     def add_token(self, token: str) -> int:
         """Add a token to the vocabulary unless it exists; returns its id."""
         self._backend.add_tokens([AddedToken(token, normalized=False)])
-        self._truncating.clear()
         found = self.token_id(token)
         if found is None:
             raise ValueError(f"the tokenizer cannot add the token {token!r}")
@@ -191,13 +196,17 @@ class Tokenizer:
         special: int = self._backend.num_special_tokens_to_add(is_pair=False)
         if max_length < special:
             raise InputError(f"max_length must be >= {special}, the number of special tokens, got {max_length}")
-        if max_length not in self._truncating:
-            # One copy per length: the library keeps truncation as state, and shared state is a race.
-            backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
-            backend.enable_truncation(max_length, direction=self.truncation_side)
-            self._truncating[max_length] = backend
-        encodings = self._truncating[max_length].encode_batch_fast(list(texts))
-        return TokenizedTexts([encoding.ids for encoding in encodings], [bool(encoding.overflowing) for encoding in encodings])
+        encodings = self._backend.encode_batch_fast(list(texts))
+        found = [encoding.ids for encoding in encodings]
+        truncated = [len(ids) > max_length for ids in found]
+        # Truncated here: the library keeps truncation as state, which threads would share, and makes objects of all that it cuts off.
+        for number in itertools.compress(range(len(found)), truncated):
+            ids = found[number]
+            before = encodings[number].special_tokens_mask.index(0)
+            end = len(ids) - (special - before)
+            start = end - (max_length - special) if self.truncation_side == "left" else before
+            found[number] = [*ids[:before], *ids[start : start + max_length - special], *ids[end:]]
+        return TokenizedTexts(found, truncated)
 
     def encode_bare(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts of any length without truncation or special tokens.
@@ -295,16 +304,15 @@ BERT_NORMALIZER = {"do_lower_case": "lowercase", "strip_accents": "strip_accents
 
 def _follow_settings(backend: tokenizers.Tokenizer, settings: dict[str, Any], path: Path) -> None:
     """Apply what tokenizer_config.json adds to tokenizer.json, as transformers does when it loads the folder."""
-    rules = json.loads(backend.to_str())
-    normalizer = rules.get("normalizer") or {}
-    if normalizer.get("type") == "BertNormalizer":
-        values = {key: value for key, value in normalizer.items() if key != "type"}
+    # Asked piece by piece: the text of the whole would hold every word and merge.
+    if isinstance(backend.normalizer, normalizers.BertNormalizer):
+        values = {ours: getattr(backend.normalizer, ours) for ours in ("clean_text", *BERT_NORMALIZER.values())}
         options = {ours: settings[theirs] for theirs, ours in BERT_NORMALIZER.items() if theirs in settings}
         if options.items() - values.items():
             backend.normalizer = normalizers.BertNormalizer(**values | options)
     if settings.get("truncation_side", "right") not in ("right", "left"):
         raise InputError(f"{path}: truncation_side must be right or left, got {settings['truncation_side']!r}")
-    _follow_added_tokens(backend, settings, path, {token["content"] for token in rules.get("added_tokens", [])})
+    _follow_added_tokens(backend, settings, path, {token.content for token in backend.get_added_tokens_decoder().values()})
 
 
 def _follow_added_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any], path: Path, known: set[str]) -> None:

@@ -91,10 +91,9 @@ def with_strip(tokenizer: Tokenizer, *, prefixes: Collection[str] = ()) -> Token
 
 def without_strip(tokenizer: Tokenizer) -> Tokenizer:
     """Remove the rule that `with_strip` adds; other tokenizers are returned unchanged."""
-    text = tokenizer.to_json()
-    if json.dumps(OUTER) not in text:
+    if json.dumps(OUTER) not in tokenizer.normalizer:
         return tokenizer
-    rules = json.loads(text)
+    rules = json.loads(tokenizer.to_json())
     normalizer = rules["normalizer"] or {}
     first, *rest = normalizer.get("normalizers") or [{}]
     if first.get("type") != "Replace" or first["pattern"].get("Regex") != OUTER:
