@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +34,7 @@ from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import PROMPTS, ColBERTSettings, ModelFolder
+from tests.processes import imported_python
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -292,17 +292,20 @@ def tiny_colbert(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> tuple[Path, dict[str, str]]:
     """A folder with ``data/code``, and the environment of commands: a Hub without a network, and a ``quiver`` that starts quickly."""
     root = tmp_path_factory.mktemp("docs")
     (root / "bin").mkdir()
-    server = [sys.executable, str(Path(__file__).with_name("quiver_server.py")), str(root / "socket")]
     command = root / "bin" / "quiver"
     shorter = (
         'case "$1 $2" in train*|sweep*) set -- "$@" training.max_steps=2 training.batch_size=16 data.limit=128;;\n'
         f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; exit; }};; esac'
     )
-    command.write_text(f'#!/bin/sh\n{shorter}\nexec {sys.executable} -SE {shlex.join(server[1:])} "$@"\n')
+    called = (
+        "import os, sys, huggingface_hub.constants as hub; from quiver.cli.main import main\n"
+        "hub.HF_HUB_CACHE = os.environ['HF_HOME'] + '/hub'; sys.argv[0] = 'quiver'; main()"
+    )
+    command.write_text(f'#!/bin/sh\n{shorter}\nexec {imported_python()} -c {shlex.quote(called)} "$@"\n')
     command.chmod(0o755)
     tiny_colbert(root / "colbert")
     save_encoder(init_weights(Encoder(EncoderConfig.modernbert(vocab_size=50_368, **TINY)), seed=1), root / "encoder")
@@ -326,20 +329,12 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Iterator
         "TOKEN": "a token of the documentation",
         "QUIVER_TOKEN": "a token of the documentation",
     }
-    process = subprocess.Popen(server, env=environment)
-    try:
-        while not (root / "socket").exists():
-            assert process.poll() is None
-            time.sleep(0.05)
-        subprocess.run([command, "collections", "docstrings", "--out", "whole"], cwd=root, env=environment, check=True, capture_output=True)
-        cut(root / "whole", root / "data" / "code")
-        (root / "docs").mkdir()
-        for page in ("indexes.md", "corpora.md"):
-            shutil.copy(REPOSITORY / "docs" / page, root / "docs")
-        yield root, environment
-    finally:
-        process.kill()
-        process.wait()
+    subprocess.run([command, "collections", "docstrings", "--out", "whole"], cwd=root, env=environment, check=True, capture_output=True)
+    cut(root / "whole", root / "data" / "code")
+    (root / "docs").mkdir()
+    for page in ("indexes.md", "corpora.md"):
+        shutil.copy(REPOSITORY / "docs" / page, root / "docs")
+    return root, environment
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page in RUN])

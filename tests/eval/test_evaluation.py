@@ -27,6 +27,7 @@ from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.models.loading import ModelOptions
 from quiver.retrieval.records import Hits, Role, TextTokens, TokenEncoding
+from tests.processes import imported_python
 
 MakeCollection = Callable[..., Path]
 
@@ -411,7 +412,7 @@ def test_a_killed_process_goes_on_where_it_was(make_collection: MakeCollection, 
     second = make_collection("second", documents=many, queries={"q": "number 7"}, qrels={"q": {"d7": 1}})
     script = tmp_path / "child.py"
     script.write_text(CHILD, encoding="utf-8")
-    command = [sys.executable, str(script), str(first), str(second), str(out), str(tmp_path / "cache")]
+    command = [imported_python(), str(script), str(first), str(second), str(out), str(tmp_path / "cache")]
     # The second collection is encoded in calls of 512 and 188 documents; the process dies at the second.
     killed = subprocess.run([*command, "188"], capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from quiver.encoder.files import read_json
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.recipe import PretrainingRecipe
 from quiver.encoder.pretraining.run import pretrain
+from tests.processes import imported_python
 
 pytest.importorskip("optimi")
 
@@ -69,9 +69,27 @@ def test_two_processes_train_like_one(make_recipe: MakeRecipe, tmp_path: Path) -
     recipe = make_recipe("model.dropout=0")
     (tmp_path / "two.json").write_text(json.dumps(recipe.model_dump()))
     (tmp_path / "worker.py").write_text(WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "worker.py", str(tmp_path)]
+    python = imported_python()
+    command = [
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+        python,
+        "worker.py",
+        str(tmp_path),
+    ]
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=900, check=False
+        [*command, python, "worker.py", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
 

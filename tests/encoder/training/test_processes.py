@@ -34,9 +34,11 @@ def run_pair(function: str, argument: str) -> list[Any]:
 
     multiprocessing cannot be used: a forked process with threads may deadlock, and a spawned process cannot import a test module.
     """
+    from tests.processes import imported_python  # what the processes run does not find the tests
+
     pair = [
         subprocess.Popen(
-            [sys.executable, __file__, function, argument],
+            [imported_python(), __file__, function, argument],
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             text=True,

@@ -24,6 +24,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, check_index, open_index
 from quiver.retrieval.index.files import RealDisk, put_file
 from quiver.retrieval.index.store import writing
+from tests.processes import imported_python
 
 SCRIPT = Path(__file__).with_name("faults.py")
 OPERATIONS = ["build", "resume", "overwrite", "add", "add and merge", "refresh", "delete", "compact", "collect garbage", "repair"]
@@ -87,7 +88,7 @@ COMPRESSED_CALLS = [pytest.param(*each, marks=pytest.mark.slow) for each in A_FE
 
 def script(*words: object, threads: int = 1, **environment: str) -> str:
     """What ``faults.py`` prints."""
-    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    command = [imported_python(), str(SCRIPT), *map(str, words)]
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads), **environment}
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=variables)
     assert done.returncode == 0, (done.returncode, done.stdout[-200:], done.stderr)

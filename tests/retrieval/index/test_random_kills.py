@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import imported_python
+
 SCRIPT = Path(__file__).with_name("endurance.py")
 ENGINES = ["exact-dense", "ivf-dense", "ivf-tokens"]
 PARTS = ["vectors", "ids", "texts", "metadata", "manifests"]
@@ -40,7 +42,7 @@ def can_mount() -> bool:
 
 def run(*words: object, within: list[str] | None = None) -> None:
     """Run the script: it ends well, and says nothing that is wrong."""
-    command = [*(within or []), sys.executable, str(SCRIPT), *map(str, words)]
+    command = [*(within or []), sys.executable if within else imported_python(), str(SCRIPT), *map(str, words)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     lines = done.stdout.splitlines()
     assert done.returncode == 0, (done.returncode, lines[-3:], done.stderr[-2000:])

@@ -28,6 +28,7 @@ from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
 from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import Document, Executor
+from tests.processes import imported_python
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WORDS = ["granite", "water", "bird", "stone", "river", "cloud", "leaf", "sand", "wind", "fire"]
@@ -200,7 +201,7 @@ def test_a_killed_driver_resumes_with_other_workers_and_encodes_nothing_twice(tm
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen([sys.executable, str(script), str(model), str(corpus), str(tmp_path / "i"), "2"], env=environment)
+    process = subprocess.Popen([imported_python(), str(script), str(model), str(corpus), str(tmp_path / "i"), "2"], env=environment)
 
     def finished() -> list[Path]:
         return sorted((tmp_path / "i" / "tmp").glob("b-*/piece-*.done"))

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 from quiver.retrieval.records import Document
+from tests.processes import imported_python
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
@@ -107,7 +107,7 @@ class Child(NamedTuple):
 def started(command: list[str]) -> Iterator[Child]:
     """Start a process that prints its address in JSON when it listens."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, *command], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([imported_python(), *command], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         said = ""

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -29,6 +28,7 @@ from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.middleware import web_origin
 from quiver.retrieval.serving.schemas import Limits
 from quiver.retrieval.serving.service import Access, Combinations, Service, open_service
+from tests.processes import imported_python
 from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer, documents
 
 
@@ -501,7 +501,7 @@ def test_a_killed_addition_does_not_block_others_and_is_completed_once(indexes: 
     corpus.write_text("".join(json.dumps({"_id": f"k{number}", "text": WORDS[number % 15]}) + "\n" for number in range(1100)))
     other.write_text(json.dumps({"_id": "by command", "text": "snow"}))
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    child = subprocess.run([sys.executable, "-c", KILLED, folder, corpus, str(calls)], cwd=REPOSITORY, env=environment, check=False)
+    child = subprocess.run([imported_python(), "-c", KILLED, folder, corpus, str(calls)], cwd=REPOSITORY, env=environment, check=False)
     assert child.returncode == -signal.SIGKILL
     assert any((folder / "tmp").iterdir())
     app = create_application(open_service({"dense": folder}, access=Access(TOKEN)))

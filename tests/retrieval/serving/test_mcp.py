@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from quiver.retrieval.index import build_index, delete_documents, open_index
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import word_index
+from tests.processes import imported_python
 from tests.retrieval.serving.conftest import REPOSITORY, Indexes
 
 mcp = pytest.importorskip("mcp")
@@ -42,7 +42,7 @@ def test_an_agent_searches_reads_and_lists_fields(indexes: Indexes, tmp_path: Pa
     folder = tmp_path / "index"
     shutil.copytree(indexes.dense, folder)
     command = mcp.StdioServerParameters(
-        command=sys.executable,
+        command=imported_python(),
         args=["-m", "quiver.cli.main", "mcp", f"dense={folder}", str(indexes.colbert), "--fuse", "bm25", "--no-verify"],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
         cwd=str(REPOSITORY),

@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import pytest
 from quiver.retrieval.index import add_documents, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document
+from tests.processes import imported_python
 from tests.retrieval.serving.conftest import Child, Indexes, httpx
 
 Serving = Callable[..., Any]
@@ -312,7 +312,7 @@ async def stopped(self, sockets=None):
 uvicorn.Server.startup = stopped
 app(sys.argv[1:])
 """
-    words = [sys.executable, "-c", code, "serve", str(indexes.dense), "--port", "0", "--drain-delay", "0"]
+    words = [imported_python(), "-c", code, "serve", str(indexes.dense), "--port", "0", "--drain-delay", "0"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, "shutting down" in done.stderr) == (0, True), done.stderr
 

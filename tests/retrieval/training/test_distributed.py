@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, curve, read_log
 from quiver.retrieval.training.recipe import Recipe
+from tests.processes import imported_python
 
 pytest.importorskip("pylate.models")
 
@@ -65,7 +65,8 @@ CASES = {
 
 def torchrun(*arguments: str) -> subprocess.Popen[str]:
     """Start two processes of a script or module with torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    python = imported_python()
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", python, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -124,9 +125,9 @@ def test_stopped_processes_resume_as_if_uninterrupted(make_recipe: MakeRecipe, t
     recipe = make_recipe(
         "dense",
         "training.epochs=40",
-        "training.max_steps=250",
+        "training.max_steps=100",
         "training.log_every=1",
-        "training.save_every=240",
+        "training.save_every=90",
         f"training.sharding={sharding}",
         "training.no_duplicates=true",
     )
@@ -148,7 +149,7 @@ def test_stopped_processes_resume_as_if_uninterrupted(make_recipe: MakeRecipe, t
     [checkpoint] = (out / "checkpoints").iterdir()
     step = read_log(out / LOG)[-1]["step"]
     assert checkpoint.name == f"step-{step:06d}"
-    assert step < 240
+    assert step < 90
 
     with pytest.raises(InputError, match="processes was 2, is 1"):
         train(recipe, out, resume=True)

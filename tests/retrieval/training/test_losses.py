@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +27,7 @@ from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.training import recipe as recipes
 from quiver.retrieval.training.dataloader import Collator
 from quiver.retrieval.training.recipe import RULES, Recipe
+from tests.processes import imported_python
 
 pytest.importorskip("pylate.models")
 
@@ -397,7 +397,7 @@ def test_two_processes_with_gathered_documents_equal_one_process(tmp_path: Path)
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", call, __file__, str(tmp_path / "means")], env=os.environ | place | {"RANK": rank, "LOCAL_RANK": rank}
+            [imported_python(), "-c", call, __file__, str(tmp_path / "means")], env=os.environ | place | {"RANK": rank, "LOCAL_RANK": rank}
         )
         for rank in ("0", "1")
     ]

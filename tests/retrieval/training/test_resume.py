@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.recipe import Recipe
+from tests.processes import imported_python
 
 pytest.importorskip("pylate.models")
 
@@ -118,14 +118,14 @@ def assert_same_run(out: Path, record: dict[str, Any], other_out: Path, other: d
     assert record["data"] == other["data"]
 
 
-LONG = ("training.epochs=40", "training.save_every=10", "training.log_every=1", "training.max_steps=200", "training.no_duplicates=true")
+LONG = ("training.epochs=40", "training.save_every=10", "training.log_every=1", "training.max_steps=100", "training.no_duplicates=true")
 
 
 def start_process(recipe: Recipe, out: Path) -> subprocess.Popen[str]:
     """``quiver train`` in a separate process."""
     path = out.with_suffix(".json")
     path.write_text(json.dumps(recipe.model_dump()))
-    command = [sys.executable, "-m", "quiver.cli.main", "train", str(path), "--out", str(out)]
+    command = [imported_python(), "-m", "quiver.cli.main", "train", str(path), "--out", str(out)]
     # Sums are split among threads: with another number of them a run has other last bits.
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -145,7 +145,7 @@ def wait_for_lines(process: subprocess.Popen[str], out: Path, count: int) -> Non
 def test_a_process_killed_at_a_random_step_resumes(kind: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe(kind, *LONG)
     draw = random.Random()
-    killed_at = draw.randint(11, 120)
+    killed_at = draw.randint(11, 60)
     out = tmp_path / "killed"
     process = start_process(recipe, out)
     wait_for_lines(process, out, killed_at)
@@ -163,7 +163,7 @@ def test_a_process_killed_at_a_random_step_resumes(kind: str, make_recipe: MakeR
 
 @pytest.mark.slow
 def test_sigterm_saves_a_checkpoint_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe("dense", *LONG, "training.save_every=190")
+    recipe = make_recipe("dense", *LONG, "training.save_every=90")
     out = tmp_path / "out"
     process = start_process(recipe, out)
     wait_for_lines(process, out, 3)
