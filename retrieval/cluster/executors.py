@@ -1,7 +1,8 @@
 """Executors: run the items of a task in this process, in processes of this machine, or on a Ray cluster.
 
-Local workers are spawned, not forked: a process that has used threads or a GPU cannot be forked safely. A script that uses them therefore
-needs the usual ``if __name__ == "__main__":``. Workers end with the process that started them.
+Local workers are not forked from this process, which may have used threads or a GPU, but from a fresh one that has only imported the
+module of the first task: what takes seconds and memory is imported once. Where the system cannot do so, each is a fresh process. A script
+that uses them therefore needs the usual ``if __name__ == "__main__":``. Workers end with the process that started them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -246,9 +248,12 @@ class _Process:
 
     def __init__(self, task: WorkerTask[Any, Any], device: str | None) -> None:
         self.device = device
-        context = multiprocessing.get_context("spawn")
+        # macOS has it too, but libraries there do not survive a fork.
+        context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        context.set_forkserver_preload([type(task).__module__])  # no effect once the fresh process runs, or where there is none
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, task, device), daemon=True, name="quiver-worker")
+        arguments = (theirs, task, device, dict(os.environ))
+        self._process = context.Process(target=_serve, args=arguments, daemon=True, name="quiver-worker")
         self._process.start()
         theirs.close()  # so that the pipe ends when the worker does
 
@@ -309,8 +314,9 @@ def visible_devices(device: str, visible: str | None) -> str:
     return number or "0" if visible is None else visible.split(",")[int(number or 0)].strip()
 
 
-def _serve(pipe: Connection, task: WorkerTask[Any, Any], device: str | None) -> None:
+def _serve(pipe: Connection, task: WorkerTask[Any, Any], device: str | None, environment: Mapping[str, str]) -> None:
     """Main loop of a worker process."""
+    os.environ.update(environment)  # it has that of the first worker's start
     if device is not None:
         # CUDA reads the variable when it is used for the first time, which is when the task loads its model.
         os.environ[VISIBLE] = visible_devices(device, os.environ.get(VISIBLE))
