@@ -546,6 +546,8 @@ async def _malformed(request: Any, error: Any) -> Response:
 
 def _unknown_fields(places: Sequence[Sequence[Any]], kind: Any) -> str:
     """Name unknown fields of a body, and the closest known field or, if none is close, all of them."""
+    if not is_dataclass(kind):  # one of two forms of a body, whose name leads the place
+        places = [place[1:] for place in places]
     names = [f"'{'.'.join(map(str, place))}'" for place in places[:5]]
     message = f"unknown field{'s' if len(names) > 1 else ''} {', '.join(names)}"
     if not is_dataclass(kind) or any(len(place) > 1 for place in places):  # a field of a part of the body
