@@ -356,7 +356,7 @@ class CollectionResult:
 
     Attributes:
         name: Name of the collection, such as ``scifact`` or ``cqadupstack-android``.
-        split: Split of the judgements.
+        split: Split of the judgements; empty for a file of queries with a file of judgements.
         group: Data set that the collection is a part of, such as ``cqadupstack``; None if it is a data set of its own.
         group_size: Number of collections in the group; 1 without a group. The group counts once, by their unweighted mean.
         in_domain: Whether the model was trained on this collection's training data, according to the caller; False means out of domain.
@@ -421,8 +421,8 @@ class CollectionResult:
 
     @property
     def key(self) -> str:
-        """Collection and split, as in files and tables: ``scifact.test``."""
-        return f"{self.name}.{self.split}"
+        """Collection and split, as in files and tables, see `quiver.eval.metrics.Part`."""
+        return self.part().key
 
     def part(self, value: float | None = None) -> Part:
         """The collection as input to ``quiver.eval.metrics``.

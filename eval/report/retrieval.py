@@ -537,9 +537,10 @@ def _scores(content: _Content) -> Iterator[Block]:
         f"; small figures are the {100 * level:g}% bootstrap interval over queries ({resamples:,} resamples)"
         for level, resamples in intervals
     )
+    blank = " An average is blank where a data set is missing." if len(content.members) > 1 else ""
     yield Paragraph(
-        f"In points, hundredths of 1. Bold is the highest of a column, underlined the second{made}. An average is blank where a data set"
-        " is missing. In HTML, a score links to the command that made it."
+        f"In points, hundredths of 1. Bold is the highest of a column, underlined the second{made}.{blank}"
+        " In HTML, a score links to the command that made it."
     )
     yield _headline(content, "nDCG@10 of systems on data sets", "")
     for group, keys in content.members.items():
@@ -549,16 +550,24 @@ def _scores(content: _Content) -> Iterator[Block]:
 
 def _headline(content: _Content, name: str, caption: str) -> Table:
     systems = {label for label, _ in content.named}
+    averaged = len(content.members) > 1
     lines = []
     for row in content.rows:
-        sets, average = row_data_sets(row, content.collections), row_average(row, content.collections)
-        better = content.better_than(row.label, AVERAGE)
-        mean = Cell(points(average.value), average.value, f"{average.known} of {average.members}", better_than=better)
+        sets = row_data_sets(row, content.collections)
         cells = [_set_cell(content, row, each, sets.get(each)) for each in content.members]
-        lines.append(Row((_system_cell(content.keys[row.label]), mean, *cells), group="systems" if row.label in systems else "baselines"))
+        if averaged:
+            cells.insert(0, _average_cell(content, row))
+        lines.append(Row((_system_cell(content.keys[row.label]), *cells), group="systems" if row.label in systems else "baselines"))
     columns = [Column(*content.heading(each), ranked=True) for each in content.members]
-    made = Table(name, (SYSTEM, Column("Average", "of data sets", ranked=True), *columns), tuple(lines), caption, "retrieval")
-    return _explained(content, made)
+    if averaged:
+        columns.insert(0, Column("Average", "of data sets", ranked=True))
+    return _explained(content, Table(name, (SYSTEM, *columns), tuple(lines), caption, "retrieval"))
+
+
+def _average_cell(content: _Content, row: ScoredRow) -> Cell:
+    mean = row_average(row, content.collections)
+    better = content.better_than(row.label, AVERAGE)
+    return Cell(points(mean.value), mean.value, f"{mean.known} of {mean.members}", better_than=better)
 
 
 def _explained(content: _Content, made: Table) -> Table:
@@ -673,15 +682,7 @@ def _collection(content: _Content, position: int, key: str) -> Section:
     measured = [row for row in content.rows if key in row.scores]
     columns = (SYSTEM, *(Column(label, ranked=True) for label in LABELS.values()), Column("Judged@10", "percent"))
     lines = tuple(Row(_measures(content, row.label, key, row.scores[key])) for row in measured)
-    worst = [
-        Details(
-            f"{system.label}: {_counted(len(each.worst), 'worst query', 'worst queries')}",
-            (Examples(tuple(_example(query, each.k) for query in each.worst)),),
-            system,
-        )
-        for system, each in content.scored
-        if each.key == key and each.worst
-    ]
+    worst = [block for system, each in content.scored if each.key == key for block in _worst(system, each)]
     properties = {
         "Documents": f"{result.documents:,}",
         "Judged queries": f"{result.queries:,}",
@@ -707,6 +708,20 @@ def _measures(content: _Content, label: str, key: str, score: Score) -> tuple[Ce
         if measure != HEADLINE
     ]
     return (_system_cell(content.keys[label]), _score_cell(content, label, key, score), *others, _percent_cell(score.judged))
+
+
+def _worst(system: Key, result: CollectionResult) -> Iterator[Block]:
+    """The worst queries of a system; those with the best possible score teach nothing."""
+    below = [query for query in result.worst if not _is_best(query.score)]
+    if below:
+        examples = Examples(tuple(_example(query, result.k) for query in below))
+        yield Details(f"{system.label}: {_counted(len(below), 'worst query', 'worst queries')}", (examples,), system)
+    elif _is_best(result.measures[HEADLINE]):
+        yield Paragraph(f"{system.label}: no query is below the best possible {LABELS[HEADLINE]}.")
+
+
+def _is_best(score: float) -> bool:
+    return math.isclose(score, 1.0, abs_tol=1e-9)
 
 
 def _example(worst: WorstQuery, k: int) -> Example:
@@ -865,8 +880,7 @@ def protocol(results: Sequence[Results]) -> dict[str, str]:
         "A query's own document": _own_document_rule(scored),
         "Titles": _title_rule(scored),
         "Long texts": _truncation_rule(scored),
-        "Averages": "An average is the unweighted mean over data sets. A group of collections counts once, as the mean over its"
-        " parts. An average is blank if a member is missing.",
+        "Averages": _average_rule(scored),
         "Domain": _domain_rule(scored),
         **{f"Baseline {name}": _settings(parameters) for name, parameters in sorted(baselines.items())},
     }
@@ -937,6 +951,13 @@ def _truncation_rule(scored: Sequence[CollectionResult]) -> str:
     if unknown:
         counted += f" Of some systems on {unknown} the number is not known."
     return f"Texts longer than the model's maximum length are truncated at the end.{counted or ' There were no such texts.'}"
+
+
+def _average_rule(scored: Sequence[CollectionResult]) -> str:
+    if len({each.key for each in scored}) < 2:
+        return ""
+    rule = "An average is the unweighted mean over data sets. A group of collections counts once, as the mean over its parts."
+    return f"{rule} An average is blank if a member is missing."
 
 
 def _domain_rule(scored: Sequence[CollectionResult]) -> str:

@@ -58,6 +58,12 @@ def test_a_group_counts_once_and_only_if_complete(make_scored: MakeScored, make_
     assert table(report, "### forum-b (test)", number=1)[1][:2] == ["alpha", "40.00 (35.0\N{EN DASH}45.0)"]
 
 
+def test_one_data_set_has_no_average(make_scored: MakeScored, make_results: MakeResults) -> None:
+    report = render([make_results("alpha", make_scored("scifact", 0.5))])
+    assert table(report, "## nDCG@10")[0] == ["System", "scifact (test)"]
+    assert "average" not in report.lower()
+
+
 def test_all_measures_of_a_collection_are_listed(make_scored: MakeScored, make_results: MakeResults) -> None:
     report = render([make_results("alpha", make_scored("scifact", 0.5, floor=0.4))])
     assert table(report, "### scifact (test)", number=1) == [
@@ -108,6 +114,16 @@ def test_worst_queries_show_the_first_result_and_the_best_relevant_document(make
     assert second[1].endswith("…")
     assert len(second[1]) == 100
     assert second[3:] == ["nothing", "d2, not in the first 1,000, ✓ grade 1: or this"]
+
+
+def test_queries_with_the_best_score_are_not_worst(make_scored: MakeScored, make_results: MakeResults) -> None:
+    collection = make_scored("scifact", 0.5)
+    best = replace(collection.worst[0], query="q2", score=1 - 1e-16)
+    report = render([make_results("alpha", replace(collection, worst=(collection.worst[0], best)))])
+    assert [row[0] for row in table(report, "#### alpha: 1 worst query")[1:]] == ["q1"]
+    perfect = render([make_results("alpha", replace(collection, measures={"ndcg@10": 1.0}, worst=(best,)))])
+    assert "alpha: no query is below the best possible nDCG@10." in perfect
+    assert "worst quer" not in perfect
 
 
 def test_provenance_contains_the_exact_command(make_scored: MakeScored, make_results: MakeResults) -> None:
