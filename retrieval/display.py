@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+
+NOT_SHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
+"""Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid."""
 
 
 def text_table(

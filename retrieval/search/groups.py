@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,32 +13,10 @@ from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import is_value
 from quiver.retrieval.index.engines import check_k
 from quiver.retrieval.index.index import OpenSegment, Place
+from quiver.retrieval.records import Group
 from quiver.retrieval.search.search import SearchResult
 
 _PASSAGES = 4  # passages a group that are searched for at first
-
-
-@dataclass(frozen=True)
-class Group:
-    """The passages of one document among the hits of a query.
-
-    Attributes:
-        key: Value of the field, such as the path of a file.
-        passages: Passage id -> score, best first, at least one.
-    """
-
-    key: str
-    passages: Mapping[str, float]
-
-    @property
-    def best(self) -> str:
-        """Id of the best passage."""
-        return next(iter(self.passages))
-
-    @property
-    def score(self) -> float:
-        """Score of the best passage."""
-        return next(iter(self.passages.values()))
 
 
 def group_hits(ranking: Mapping[str, float], keys_of: Callable[[Sequence[str]], Sequence[str]]) -> list[Group]:
@@ -64,6 +42,8 @@ def search_groups(
 ) -> tuple[SearchResult, dict[str, list[Group]]]:
     """Search for the k best groups of each query: passages are searched ever deeper, until there are as many groups or no more passages.
 
+    The groups of a query do not depend on how deep the other queries have to be searched.
+
     Args:
         search: Function from a number of passages to the result of their search.
         k: Groups per query.
@@ -75,16 +55,18 @@ def search_groups(
     Raises:
         ValueError: k < 1.
     """
-    depth, before = _PASSAGES * check_k(k), -1
+    depth, groups, complete = _PASSAGES * check_k(k), dict[str, list[Group]](), set[str]()
     while True:
         result = search(depth)
-        run = result.run
-        groups = {query: group_hits(ranking, keys_of)[:k] for query, ranking in run.items()}
-        found = sum(map(len, run.values()))
-        if found == before or all(len(groups[query]) >= k or len(ranking) < depth for query, ranking in run.items()):
+        for query, ranking in result.run.items():
+            if query not in complete:
+                groups[query] = group_hits(ranking, keys_of)[:k]
+                if len(groups[query]) >= k or len(ranking) < depth:
+                    complete.add(query)
+        if len(complete) == len(result.run):
             best = {query: {each.best: each.score for each in those} for query, those in groups.items()}
             return replace(result, run=best), groups
-        before, depth = found, 4 * depth
+        depth *= 4
 
 
 def field_of(index: Index, field: str) -> Callable[[Sequence[str]], list[str]]:
@@ -96,7 +78,7 @@ def field_of(index: Index, field: str) -> Callable[[Sequence[str]], list[str]]:
         InputError: No document has the field, or the index stores no texts.
     """
     if not index.manifest.policy.store_text:
-        raise InputError(f"{index.path}: was built with --no-text, so the field of a hit is unknown; build it again to group hits")
+        raise InputError(f"{index.path}: the index was built with --no-text, so fields of hits are unknown; build it again to group hits")
     if field not in index.fields:
         raise InputError(f"{index.path}: no document has the field '{field}'; the fields are {', '.join(index.fields) or 'none'}")
     known = dict[str, str]()  # queries have hits in common

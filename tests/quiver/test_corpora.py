@@ -46,7 +46,7 @@ def test_a_csv_with_fields_of_any_name_is_indexed_added_to_and_searched(quiver: 
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "no field 'name' (--id); the index was built or extended with this option, and options given to index add replace" in done.err
     hits = json.loads(quiver("search", index, "birds", "-k", "3", "--filter", "price<8", "--json").out)
-    assert {hit["id"]: hit["text"] for hit in hits} == {"A1": "Bird a text about birds and wings", "A2": "Salt a text about salt"}
+    assert {hit["id"]: hit["text"] for hit in hits} == {"A1": "Bird a text about birds\nand wings", "A2": "Salt a text about salt"}
     done = quiver("search", index, "birds", "--group-by", "price")
     assert "one for each price" in done.out
     assert "price" in next(line for line in done.out.splitlines() if "passages" in line)  # a column names the group of each hit
