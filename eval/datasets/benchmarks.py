@@ -281,8 +281,8 @@ def resolve(
         return [Benchmark.of_folder(folder, split)]
     if not entries and folder.is_file():
         raise InputError(
-            f"{data}: a file, where data (--data) must be a BEIR folder with corpus.jsonl, queries.jsonl and qrels/{split or 'test'}.tsv, or a"
-            f" registered name; for a file of documents type: quiver index build {data} --model MODEL --out DIR, and then:"
+            f"{data}: a file, where data (--data) is a BEIR folder with corpus.jsonl, queries.jsonl and qrels/{split or 'test'}.tsv, or"
+            f" a registered name; for a file of documents type: quiver index build {data} --model MODEL --out DIR, and then:"
             " quiver evaluate --index DIR --queries FILE --qrels FILE --out RESULTS"
         )
     if not entries:

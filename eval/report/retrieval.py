@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TypeAlias
 
 from quiver.encoder.errors import InputError
@@ -42,7 +42,17 @@ from quiver.eval.report.formats import (
     render_latex,
     write,
 )
-from quiver.eval.results import HEADLINE, CollectionResult, Results, ShownDocument, System, WorstQuery, index_name, read_results
+from quiver.eval.results import (
+    HEADLINE,
+    CollectionResult,
+    Results,
+    ShownDocument,
+    System,
+    WorstQuery,
+    index_name,
+    read_results,
+    short_sources,
+)
 
 LABELS: Mapping[str, str] = {
     "ndcg@10": "nDCG@10",
@@ -167,29 +177,24 @@ def collections_by_key(results: Sequence[Results]) -> dict[str, CollectionResult
 def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
     """Give every result the shortest label that distinguishes its system from the others.
 
-    A label is the last two parts of the source, or the whole source if two of these are equal. Fields that differ between systems of
-    one source are added, and the kind if a system has the name of a baseline. Results of one system share a label, unless they searched
-    one collection with two indexes: then the index is added.
+    A label is the given name or that of `quiver.eval.results.short_sources`. Fields that differ between systems of one source are added,
+    and the kind if a system has the name of a baseline. Results of one system share a label, unless they searched one collection with two
+    indexes: then the index is added.
     """
     systems = list(dict.fromkeys(result.system for result in results))
     baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
     given = [system.name for system in systems]
     unique = {system for system in systems if system.name and given.count(system.name) == 1}
-    ends = {system: system.name if system in unique else _end(system) for system in systems}
+    others = [system for system in systems if system not in unique]
+    short = dict(zip(others, short_sources(others, [system.name for system in unique]), strict=True))
     names: dict[System, str] = {}
     for system in systems:
-        same_end = [other for other in systems if ends[other] == ends[system]]
         same_source = [] if system in unique else [other for other in systems if other.source == system.source]
-        name = ends[system] if system in unique or len({other.source for other in same_end}) == 1 else system.source
+        name = short.get(system, system.name)
         mistaken = name in baselines and system.kind != name
         details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken])
         names[system] = f"{name} ({details})" if details else name
     return [(names[result.system] + _index_suffix(result, results), result) for result in results]
-
-
-def _end(system: System) -> str:
-    """The last two parts of a model's source; of a fusion, the source, which has names of its own."""
-    return system.source if system.kind in ("fusion", "re-ranking") else "/".join(PurePath(system.source).parts[-2:]) or system.source
 
 
 def _detail(field: str, value: object) -> str:

@@ -61,6 +61,24 @@ def test_passages_of_rows_are_grouped_by_their_document_whatever_fields_are_chos
     assert sorted(hit["group"] for hit in hits) == ["1", "2"]
 
 
+def test_sources_are_listed_with_their_options(quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_text("1,birds fly\n")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "b.md").write_text("salt")
+    index, named = tmp_path / "index", ("--id", "sku", "--text", "about", "--columns", "sku,about")
+    assert quiver("index", "build", tmp_path / "a.csv", *named, "--model", "bm25", "--out", index).code == 0
+    assert quiver("index", "add", index, tmp_path / "notes", "--exclude", "c", "--exclude", "*.txt").code == 0
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = quiver("index", "info", index).out
+    assert f" {tmp_path}/a.csv --id sku --text about --columns sku,about " in shown
+    assert f" {tmp_path}/notes --exclude c --exclude '*.txt' " in shown
+    sources = json.loads(quiver("index", "info", index, "--json").out)["sources"]
+    assert [(each["source"], each["options"]["exclude"]) for each in sources] == [
+        (f"{tmp_path}/a.csv", []),
+        (f"{tmp_path}/notes", ["c", "*.txt"]),
+    ]
+
+
 def test_standard_input_is_indexed(
     quiver: Callable[..., Any], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,8 +39,8 @@ def test_the_headline_table_has_the_expected_rows(make_scored: MakeScored, make_
     assert table(report, "## nDCG@10") == [
         ["System", "Average (of data sets)", "scifact (test)", "cosqa (test)"],
         ["bm25", "47.04 (2 of 2)", "65.69 (61.7\N{EN DASH}69.7)", "28.40 (24.4\N{EN DASH}32.4)"],
-        ["models/alpha", "**52.85** (2 of 2)", "**65.70** (60.7\N{EN DASH}70.7)", "40.00 (35.0\N{EN DASH}45.0)"],
-        ["org/beta", "(1 of 2)", "", "**50.00** (45.0\N{EN DASH}55.0)"],
+        ["alpha", "**52.85** (2 of 2)", "**65.70** (60.7\N{EN DASH}70.7)", "40.00 (35.0\N{EN DASH}45.0)"],
+        ["beta", "(1 of 2)", "", "**50.00** (45.0\N{EN DASH}55.0)"],
     ]
 
 
