@@ -305,7 +305,7 @@ class Part:
 
     Attributes:
         name: Name of the collection.
-        split: Split of the judgements.
+        split: Split of the judgements; empty if it has no name.
         group: Data set that the collection is a part of; None if it is a data set of its own.
         group_size: Number of collections in the group.
         value: Score of the collection; None if it was not scored.
@@ -319,8 +319,8 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Collection and split: ``scifact.test``."""
-        return f"{self.name}.{self.split}"
+        """Collection and split, as in files and tables: ``scifact.test``; the name alone if there is one split, without a name."""
+        return f"{self.name}.{self.split}" if self.split else self.name
 
 
 @dataclass(frozen=True)

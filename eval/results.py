@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -33,7 +33,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json, write_text
 from quiver.encoder.schema import RECORD, Field, parse_record
 from quiver.eval.metrics import DEFAULT, Interval, Part, average, data_sets
-from quiver.retrieval.display import html_table, text_table
+from quiver.retrieval.display import html_table, short_names, text_table
 from quiver.retrieval.records import Document, Dtype, ModelCard, Query
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class System:
         query_prompt: Text put before every query.
         document_prompt: Text put before every document.
         dtype: Dtype of the model's weights.
-        name: Name in reports; empty for one made from ``source``.
+        name: Name in reports; empty for one made from ``source``, see `short_sources`.
         group_by: Field whose values are ranked, each by its best passage; empty if documents are ranked.
     """
 
@@ -206,13 +206,26 @@ class System:
 
     @property
     def label(self) -> str:
-        """Name in tables and files."""
-        return self.name or self.source + (f", grouped by {self.group_by}" if self.group_by else "")
+        """Name in tables and files, other than that of the baseline."""
+        return self.name or short_sources([self], ["bm25"])[0] + (f", grouped by {self.group_by}" if self.group_by else "")
 
     @classmethod
     def of(cls, card: ModelCard) -> System:
         """The system described by a model card."""
         return cls(**asdict(card))
+
+
+def short_sources(systems: Sequence[System], names: Sequence[str] = ()) -> list[str]:
+    """Sources of systems as they are named in tables: of a path or hub id, the last parts that tell it from other sources and ``names``.
+
+    Example:
+        >>> short_sources([System("/home/me/models/mine", "dense"), System("bm25 + mine", "fusion")])
+        ['mine', 'bm25 + mine']
+    """
+    paths = [each.source for each in systems if each.kind in ("dense", "colbert", "run") and PurePath(each.source).name]
+    others = [each.source for each in systems if each.source not in paths]
+    short = dict(zip(paths, short_names([*paths, *others, *names]), strict=False))
+    return [short.get(each.source, each.source) for each in systems]
 
 
 @dataclass(frozen=True, config=RECORD)
@@ -356,7 +369,7 @@ class CollectionResult:
 
     Attributes:
         name: Name of the collection, such as ``scifact`` or ``cqadupstack-android``.
-        split: Split of the judgements.
+        split: Split of the judgements; empty for a file of queries with a file of judgements.
         group: Data set that the collection is a part of, such as ``cqadupstack``; None if it is a data set of its own.
         group_size: Number of collections in the group; 1 without a group. The group counts once, by their unweighted mean.
         in_domain: Whether the model was trained on this collection's training data, according to the caller; False means out of domain.
@@ -421,8 +434,8 @@ class CollectionResult:
 
     @property
     def key(self) -> str:
-        """Collection and split, as in files and tables: ``scifact.test``."""
-        return f"{self.name}.{self.split}"
+        """Collection and split, as in files and tables, see `quiver.eval.metrics.Part`."""
+        return self.part().key
 
     def part(self, value: float | None = None) -> Part:
         """The collection as input to ``quiver.eval.metrics``.
@@ -531,6 +544,8 @@ class Results:
             >>> results.compare(results).rows
             (('animals.test', '100.0', '100.0', '+0.0'),)
         """
+        from quiver.eval.report.retrieval import label_systems  # imports this module
+
         if not others:
             raise InputError("nothing to compare: pass the results of at least one other system")
         keys = list(dict.fromkeys(each.key for results in (self, *others) for each in results.collections))
@@ -546,7 +561,8 @@ class Results:
             rows.append((key, *cells))
         if not any(any(cells) for _, *cells in rows):
             raise InputError(f"none of the results has the measure {measure!r}; there are {', '.join(DEFAULT)}")
-        header = [self.system.label, *(column for other in others for column in (other.system.label, "difference"))]
+        first, *labels = (label for label, _ in label_systems([self, *others]))
+        header = [first, *(column for label in labels for column in (label, "difference"))]
         return ScoreTable(("collection", *header), rows)
 
     def plot(self, measure: str = HEADLINE) -> Any:

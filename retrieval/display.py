@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+
+NOT_SHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
+"""Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid."""
 
 
 def text_table(
@@ -53,11 +57,17 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Names of indexes and models in tables: the last part of each path, or the whole paths if two last parts are equal.
+    """Names of indexes and models in tables: the last part of each path, with as many before it as tell it from the other paths.
 
     Example:
-        >>> short_names(["indexes/dense", "bm25"]), short_names(["a/dense", "b/dense"])
-        (['dense', 'bm25'], ['a/dense', 'b/dense'])
+        >>> short_names(["indexes/dense", "bm25"]), short_names(["/x/a/dense", "/x/b/dense", "/x/words"])
+        (['dense', 'bm25'], ['a/dense', 'b/dense', 'words'])
     """
-    names = [Path(path).name or Path(path).resolve().name for path in paths]
-    return names if len(set(names)) == len(names) else list(paths)
+    parts = {path: (Path(path) if Path(path).name else Path(path).resolve()).parts for path in paths}
+    names = []
+    for path, own in parts.items():
+        others = [each for other, each in parts.items() if other != path]
+        ends = (own[-count:] for count in range(1, len(own) + 1))
+        found = next((end for end in ends if all(each[-len(end) :] != end for each in others)), None)
+        names.append(path if found is None else Path(*found).as_posix())
+    return [dict(zip(parts, names, strict=True))[path] for path in paths]

@@ -89,8 +89,31 @@ class Missing(NamedTuple):
     documents: int
 
 
+@dataclass(frozen=True)
+class Group:
+    """The passages of one document among the hits of a query.
+
+    Attributes:
+        key: Value of the field, such as the path of a file.
+        passages: Passage id -> score, best first, at least one.
+    """
+
+    key: str
+    passages: Mapping[str, float]
+
+    @property
+    def best(self) -> str:
+        """Id of the best passage."""
+        return next(iter(self.passages))
+
+    @property
+    def score(self) -> float:
+        """Score of the best passage."""
+        return next(iter(self.passages.values()))
+
+
 class Hit(NamedTuple):
-    """A document that was found.
+    """A document that was found; in a search with ``group_by``, the best passage of a group.
 
     Attributes:
         id: Id of the document.
@@ -98,6 +121,8 @@ class Hit(NamedTuple):
         text: Its text; None if the index stores no texts.
         title: Its title.
         fields: Its metadata.
+        group: Value of the field that hits are grouped by; None without ``group_by``.
+        passages: Passages of the group that were found: id -> score, best first; empty without ``group_by``.
 
     Example:
         >>> hit = Hit("owl", 0.91, "Owls have wings.", fields={"year": 2012})
@@ -110,9 +135,11 @@ class Hit(NamedTuple):
     text: str | None = None
     title: str = ""
     fields: Metadata = MappingProxyType({})
+    group: str | None = None
+    passages: Mapping[str, float] = MappingProxyType({})
 
 
-_NARROW = 24  # characters of a hit's title and fields in a table, which leave room for its text
+_NARROW = 24  # characters of a hit's group, title and fields in a table, which leave room for its text
 
 
 class QueryHits(Sequence[Hit]):
@@ -139,7 +166,7 @@ class QueryHits(Sequence[Hit]):
         return QueryHits(self._hits[number]) if isinstance(number, slice) else self._hits[number]
 
     def __repr__(self) -> str:
-        return text_table(*self._table(), limits={"title": _NARROW, "fields": _NARROW}) if self._hits else "no hits"
+        return text_table(*self._table(), limits=dict.fromkeys(("group", "title", "fields"), _NARROW)) if self._hits else "no hits"
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""
@@ -151,13 +178,15 @@ class QueryHits(Sequence[Hit]):
                 str(rank),
                 hit.id,
                 f"{hit.score:.4f}",
+                hit.group or "",
+                str(len(hit.passages) or ""),
                 hit.title,
                 ", ".join(f"{name}={value}" for name, value in hit.fields.items()),
                 hit.text or "",
             ]
             for rank, hit in enumerate(self._hits, start=1)
         ]
-        header = ["rank", "id", "score", "title", "fields", "text"]
+        header = ["rank", "id", "score", "group", "passages", "title", "fields", "text"]
         shown = [
             column for column, name in enumerate(header) if name in ("rank", "id", "score", "text") or any(row[column] for row in rows)
         ]
@@ -173,6 +202,7 @@ class Hits:
         scores: Scores of these documents, Q float32 arrays.
         missing: Part of the index that was not searched; None if all of it was.
         document: Function from an id to the document, for ``hits[query]``; None if texts are not at hand.
+        groups: The groups of each query, whose best passages ``ids`` holds; None without ``group_by``.
 
     Example:
         >>> hits = Hits([["owl"], []], [np.array([0.5], np.float32), np.array([], np.float32)])
@@ -184,6 +214,7 @@ class Hits:
     scores: Sequence[NDArray[np.float32]]
     missing: Missing | None = None
     document: Callable[[str], Document | None] | None = field(default=None, compare=False)
+    groups: Sequence[Sequence[Group]] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -197,6 +228,8 @@ class Hits:
                 hits.append(Hit(key, float(score)))
             else:
                 hits.append(Hit(key, float(score), document.text, document.title, document.metadata or {}))
+        if self.groups is not None:
+            hits = [hit._replace(group=group.key, passages=group.passages) for hit, group in zip(hits, self.groups[query], strict=True)]
         return QueryHits(hits)
 
     def __repr__(self) -> str:

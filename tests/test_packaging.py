@@ -35,11 +35,13 @@ NEEDS_TRITON = re.compile(r"quiver\.(encoder\.gpu|retrieval\.models)\.triton_\w+
 
 
 def packages() -> set[str]:
+    """Every folder with files: setuptools warns of one that is not listed, even if it holds templates alone."""
     found = {"quiver.recipes"}
     for folder, name in FOLDERS.items():
-        for path in (REPOSITORY / folder).rglob("__init__.py"):
+        for path in (REPOSITORY / folder).rglob("*.*"):
             inner = path.parent.relative_to(REPOSITORY / folder).parts
-            found.add(".".join((name, *inner)))
+            if path.is_file() and "__pycache__" not in inner:
+                found.add(".".join((name, *inner)))
     return found
 
 

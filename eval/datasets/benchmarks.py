@@ -20,6 +20,7 @@ from quiver.encoder.files import expand_home
 from quiver.eval.datasets.cache import Cache, CachedCollection, Record, is_offline
 from quiver.eval.datasets.catalogue import Entry, Metadata, beir, coir, mldr, mteb, nanobeir
 from quiver.eval.datasets.sources import Source
+from quiver.eval.metrics import Part
 from quiver.retrieval.data.corpus import Collection, has_corpus, load_collection, ranked, stem
 from quiver.retrieval.records import Run
 
@@ -182,7 +183,7 @@ class Benchmark:
 
     Attributes:
         name: Name in tables and files.
-        split: Split of the relevance judgements.
+        split: Split of the relevance judgements; empty for `of_files`.
         policy: Rules for ranking and scoring.
         metadata: Licence, revision, sizes and group.
         source: Reader of the collection.
@@ -235,13 +236,13 @@ class Benchmark:
 
     @classmethod
     def of_files(cls, queries: Path, qrels: Path) -> Benchmark:
-        """The benchmark of a file of queries and a file of judgements, which name collection and split. It has no corpus."""
-        return cls(stem(queries), stem(qrels), Policy(), Metadata(), LocalFolder(None, stem(qrels), queries, qrels))
+        """The benchmark of a file of queries, which names it, and a file of judgements. It has no split and no corpus."""
+        return cls(stem(queries), "", Policy(), Metadata(), LocalFolder(None, stem(qrels), queries, qrels))
 
     @property
     def key(self) -> str:
-        """Collection and split, as in files and tables: ``scifact.test``."""
-        return f"{self.name}.{self.split}"
+        """Collection and split, as in files and tables, see `quiver.eval.metrics.Part`."""
+        return Part(self.name, self.split).key
 
     def load(self, *, needs_corpus: bool = True) -> Collection:
         """Read and check the collection.
@@ -278,6 +279,12 @@ def resolve(
     folder, entries = expand_home(data), find(str(data))
     if folder.is_dir() and not (entries and not any((folder / f"corpus.jsonl{end}").is_file() for end in ("", ".gz"))):
         return [Benchmark.of_folder(folder, split)]
+    if not entries and folder.is_file():
+        raise InputError(
+            f"{data}: a file, where data (--data) is a BEIR folder with corpus.jsonl, queries.jsonl and qrels/{split or 'test'}.tsv, or"
+            f" a registered name; for a file of documents type: quiver index build {data} --model MODEL --out DIR, and then:"
+            " quiver evaluate --index DIR --queries FILE --qrels FILE --out RESULTS"
+        )
     if not entries:
         raise InputError(
             f"unknown collection {str(data)!r}: it is neither a folder nor a registered name; pass a BEIR folder with corpus.jsonl, "

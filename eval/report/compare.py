@@ -360,8 +360,6 @@ def significance(
         for name, measure, winner, loser in _significant(family, measures, scores, shared):
             for each in same.get(name, [name]):
                 better[each, measure, winner].append(loser)
-    if averages is None and len(whole) == len(sets) == 1:  # the average of one data set
-        better |= {(AVERAGE, measure, label): others for (name, measure, label), others in better.items() if name in whole}
     return Significance(dict(better), _superscript_rule(math.comb(len(homes), 2), len(whole), parts=len(parts), averaged=len(averaged)))
 
 

@@ -313,7 +313,7 @@ def _entries(collection: CollectionResult) -> Iterator[EvalResult]:
                 dataset_type=hub_id(collection) or collection.name,
                 dataset_name=collection.name if task is None else f"{task.name} ({task.subset})",
                 dataset_config=None if task is None else task.subset,
-                dataset_split=collection.split,
+                dataset_split=collection.split or None,
                 dataset_args={"data": _data(collection)},
                 metric_type=NAMES.get(measure, measure),
                 metric_name=label,

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TypeAlias
 
 from quiver.encoder.errors import InputError
@@ -42,7 +42,17 @@ from quiver.eval.report.formats import (
     render_latex,
     write,
 )
-from quiver.eval.results import HEADLINE, CollectionResult, Results, ShownDocument, System, WorstQuery, index_name, read_results
+from quiver.eval.results import (
+    HEADLINE,
+    CollectionResult,
+    Results,
+    ShownDocument,
+    System,
+    WorstQuery,
+    index_name,
+    read_results,
+    short_sources,
+)
 
 LABELS: Mapping[str, str] = {
     "ndcg@10": "nDCG@10",
@@ -167,29 +177,24 @@ def collections_by_key(results: Sequence[Results]) -> dict[str, CollectionResult
 def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
     """Give every result the shortest label that distinguishes its system from the others.
 
-    A label is the last two parts of the source, or the whole source if two of these are equal. Fields that differ between systems of
-    one source are added, and the kind if a system has the name of a baseline. Results of one system share a label, unless they searched
-    one collection with two indexes: then the index is added.
+    A label is the given name or that of `quiver.eval.results.short_sources`. Fields that differ between systems of one source are added,
+    and the kind if a system has the name of a baseline. Results of one system share a label, unless they searched one collection with two
+    indexes: then the index is added.
     """
     systems = list(dict.fromkeys(result.system for result in results))
     baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
     given = [system.name for system in systems]
     unique = {system for system in systems if system.name and given.count(system.name) == 1}
-    ends = {system: system.name if system in unique else _end(system) for system in systems}
+    others = [system for system in systems if system not in unique]
+    short = dict(zip(others, short_sources(others, [system.name for system in unique]), strict=True))
     names: dict[System, str] = {}
     for system in systems:
-        same_end = [other for other in systems if ends[other] == ends[system]]
         same_source = [] if system in unique else [other for other in systems if other.source == system.source]
-        name = ends[system] if system in unique or len({other.source for other in same_end}) == 1 else system.source
+        name = short.get(system, system.name)
         mistaken = name in baselines and system.kind != name
         details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken])
         names[system] = f"{name} ({details})" if details else name
     return [(names[result.system] + _index_suffix(result, results), result) for result in results]
-
-
-def _end(system: System) -> str:
-    """The last two parts of a model's source; of a fusion, the source, which has names of its own."""
-    return system.source if system.kind in ("fusion", "re-ranking") else "/".join(PurePath(system.source).parts[-2:]) or system.source
 
 
 def _detail(field: str, value: object) -> str:
@@ -537,9 +542,10 @@ def _scores(content: _Content) -> Iterator[Block]:
         f"; small figures are the {100 * level:g}% bootstrap interval over queries ({resamples:,} resamples)"
         for level, resamples in intervals
     )
+    blank = " An average is blank where a data set is missing." if len(content.members) > 1 else ""
     yield Paragraph(
-        f"In points, hundredths of 1. Bold is the highest of a column, underlined the second{made}. An average is blank where a data set"
-        " is missing. In HTML, a score links to the command that made it."
+        f"In points, hundredths of 1. Bold is the highest of a column, underlined the second{made}.{blank}"
+        " In HTML, a score links to the command that made it."
     )
     yield _headline(content, "nDCG@10 of systems on data sets", "")
     for group, keys in content.members.items():
@@ -549,16 +555,24 @@ def _scores(content: _Content) -> Iterator[Block]:
 
 def _headline(content: _Content, name: str, caption: str) -> Table:
     systems = {label for label, _ in content.named}
+    averaged = len(content.members) > 1
     lines = []
     for row in content.rows:
-        sets, average = row_data_sets(row, content.collections), row_average(row, content.collections)
-        better = content.better_than(row.label, AVERAGE)
-        mean = Cell(points(average.value), average.value, f"{average.known} of {average.members}", better_than=better)
+        sets = row_data_sets(row, content.collections)
         cells = [_set_cell(content, row, each, sets.get(each)) for each in content.members]
-        lines.append(Row((_system_cell(content.keys[row.label]), mean, *cells), group="systems" if row.label in systems else "baselines"))
+        if averaged:
+            cells.insert(0, _average_cell(content, row))
+        lines.append(Row((_system_cell(content.keys[row.label]), *cells), group="systems" if row.label in systems else "baselines"))
     columns = [Column(*content.heading(each), ranked=True) for each in content.members]
-    made = Table(name, (SYSTEM, Column("Average", "of data sets", ranked=True), *columns), tuple(lines), caption, "retrieval")
-    return _explained(content, made)
+    if averaged:
+        columns.insert(0, Column("Average", "of data sets", ranked=True))
+    return _explained(content, Table(name, (SYSTEM, *columns), tuple(lines), caption, "retrieval"))
+
+
+def _average_cell(content: _Content, row: ScoredRow) -> Cell:
+    mean = row_average(row, content.collections)
+    better = content.better_than(row.label, AVERAGE)
+    return Cell(points(mean.value), mean.value, f"{mean.known} of {mean.members}", better_than=better)
 
 
 def _explained(content: _Content, made: Table) -> Table:
@@ -673,15 +687,7 @@ def _collection(content: _Content, position: int, key: str) -> Section:
     measured = [row for row in content.rows if key in row.scores]
     columns = (SYSTEM, *(Column(label, ranked=True) for label in LABELS.values()), Column("Judged@10", "percent"))
     lines = tuple(Row(_measures(content, row.label, key, row.scores[key])) for row in measured)
-    worst = [
-        Details(
-            f"{system.label}: {_counted(len(each.worst), 'worst query', 'worst queries')}",
-            (Examples(tuple(_example(query, each.k) for query in each.worst)),),
-            system,
-        )
-        for system, each in content.scored
-        if each.key == key and each.worst
-    ]
+    worst = [block for system, each in content.scored if each.key == key for block in _worst(system, each)]
     properties = {
         "Documents": f"{result.documents:,}",
         "Judged queries": f"{result.queries:,}",
@@ -707,6 +713,20 @@ def _measures(content: _Content, label: str, key: str, score: Score) -> tuple[Ce
         if measure != HEADLINE
     ]
     return (_system_cell(content.keys[label]), _score_cell(content, label, key, score), *others, _percent_cell(score.judged))
+
+
+def _worst(system: Key, result: CollectionResult) -> Iterator[Block]:
+    """The worst queries of a system; those with the best possible score teach nothing."""
+    below = [query for query in result.worst if not _is_best(query.score)]
+    if below:
+        examples = Examples(tuple(_example(query, result.k) for query in below))
+        yield Details(f"{system.label}: {_counted(len(below), 'worst query', 'worst queries')}", (examples,), system)
+    elif _is_best(result.measures[HEADLINE]):
+        yield Paragraph(f"{system.label}: no query is below the best possible {LABELS[HEADLINE]}.")
+
+
+def _is_best(score: float) -> bool:
+    return math.isclose(score, 1.0, abs_tol=1e-9)
 
 
 def _example(worst: WorstQuery, k: int) -> Example:
@@ -865,8 +885,7 @@ def protocol(results: Sequence[Results]) -> dict[str, str]:
         "A query's own document": _own_document_rule(scored),
         "Titles": _title_rule(scored),
         "Long texts": _truncation_rule(scored),
-        "Averages": "An average is the unweighted mean over data sets. A group of collections counts once, as the mean over its"
-        " parts. An average is blank if a member is missing.",
+        "Averages": _average_rule(scored),
         "Domain": _domain_rule(scored),
         **{f"Baseline {name}": _settings(parameters) for name, parameters in sorted(baselines.items())},
     }
@@ -937,6 +956,13 @@ def _truncation_rule(scored: Sequence[CollectionResult]) -> str:
     if unknown:
         counted += f" Of some systems on {unknown} the number is not known."
     return f"Texts longer than the model's maximum length are truncated at the end.{counted or ' There were no such texts.'}"
+
+
+def _average_rule(scored: Sequence[CollectionResult]) -> str:
+    if len({each.key for each in scored}) < 2:
+        return ""
+    rule = "An average is the unweighted mean over data sets. A group of collections counts once, as the mean over its parts."
+    return f"{rule} An average is blank if a member is missing."
 
 
 def _domain_rule(scored: Sequence[CollectionResult]) -> str:

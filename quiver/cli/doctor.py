@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -23,34 +27,9 @@ if TYPE_CHECKING:
 
 cache_app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Show and prune the cache of vectors and words.")
 
-PACKAGES = {
-    "core": (
-        "torch",
-        "numpy",
-        "safetensors",
-        "tokenizers",
-        "huggingface-hub",
-        "faiss-cpu",
-        "numba",
-        "pyarrow",
-        "pydantic",
-        "pyyaml",
-        "typer",
-        "rich",
-    ),
-    "train": (
-        "sentence-transformers",
-        "pylate",
-        "transformers",
-        "datasets",
-        "schedulefree",
-        "tensorboard",
-        "torch-optimi",
-        "bm25s",
-    ),
-    "eval": ("beir", "ir-measures", "pytrec-eval-terrier", "matplotlib", "jinja2"),
-    "flash": ("flash-attn",),
-}
+DISTRIBUTION = "quiver-retrieval"
+_REQUIREMENT = re.compile(r"""([\w.-]+)(?:\[([\w,-]+)\])?(?:.*\bextra == ["']([\w-]+))?""")
+_MISSING = "not installed"
 
 
 def doctor(as_json: options.Json = False) -> None:
@@ -66,11 +45,12 @@ def doctor(as_json: options.Json = False) -> None:
         return
     rows = []
     for section, values in report.items():
-        name = f"packages of {section}" if section in PACKAGES else section
+        name = section
         for key, value in values.items():
-            rows.append((name, key, str(value)))
+            rows.append((name, key, _completeness(value) if section == "extras" else str(value)))
             name = ""  # once for each section
     print_table("quiver doctor", ("used for", "", "value"), rows)
+    say(f"an extra is installed with: pip install '{DISTRIBUTION}[NAME]'")
     say("the encoder works" if report["check"]["finite"] else "the encoder returns values that are not finite")
 
 
@@ -91,11 +71,44 @@ def gather(*, with_check: bool = True) -> dict[str, dict[str, Any]]:
         "evaluate, index build, serve": _commands(),
         "train, pretrain, glue, qa train": _training(),
     }
-    for extra, names in PACKAGES.items():
-        report[extra] = {name: installed_version(name) or "not installed" for name in names}
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        requirements = []
+    report["packages"], report["extras"] = packages_and_extras(requirements)
     if with_check:
         report["check"] = _check()
     return report
+
+
+def packages_and_extras(requirements: Iterable[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Versions of the packages that Quiver needs, and those of each extra; an extra made of others alone is left out.
+
+    Args:
+        requirements: Requirements as the metadata of a distribution has them.
+
+    Example:
+        >>> packages_and_extras(["no-such>=1", 'no-other>=2; extra == "serve"', 'quiver-retrieval[serve]; extra == "all"'])
+        ({'no-such': 'not installed'}, {'serve': {'no-other': 'not installed'}})
+    """
+    packages: defaultdict[str | None, list[str]] = defaultdict(list)
+    included: defaultdict[str | None, list[str]] = defaultdict(list)
+    for name, extras, extra in (found.groups() for found in map(_REQUIREMENT.match, requirements) if found):
+        packages[extra] += [name] if name != DISTRIBUTION else []
+        included[extra] += extras.split(",") if name == DISTRIBUTION else []
+
+    def versions(extra: str | None) -> dict[str, str]:
+        own = {name: installed_version(name) or _MISSING for name in packages[extra]}
+        return own | {name: value for each in included[extra] for name, value in versions(each).items()}
+
+    return versions(None), {extra: versions(extra) for extra, names in list(packages.items()) if extra and names}
+
+
+def _completeness(packages: Mapping[str, str]) -> str:
+    missing = [name for name, value in packages.items() if value == _MISSING]
+    if len(missing) == len(packages):
+        return _MISSING
+    return f"missing: {', '.join(missing)}" if missing else "complete"
 
 
 def _devices() -> dict[str, Any]:

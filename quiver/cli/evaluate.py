@@ -322,7 +322,9 @@ def _print_average(results: Results) -> None:
             value = average(scores, list(scores)).value
             cells.append("" if value is None else f"{value:.4f}")
         rows.append((name, *cells))
-    print_table(f"average over {len(data_sets(results.parts(HEADLINE)))} data sets", ("", *_short_labels().values()), rows)
+    sets = data_sets(results.parts(HEADLINE))
+    title = f"average over {len(sets)} data sets" if len(sets) > 1 else f"{next(iter(sets))}: mean over its collections"
+    print_table(title, ("", *_short_labels().values()), rows)
 
 
 def _print_collection(results: Results, collection: CollectionResult) -> None:

@@ -17,9 +17,6 @@ from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
 from quiver.retrieval.search.retrievers import Explained, OpenIndexes
 from quiver.retrieval.search.search import Fusion, SearchResult
 
-EXCERPT = 160
-"""Characters of a document that a hit shows."""
-
 QUERY = "query"
 """Id of a query that is given as a text."""
 
@@ -98,8 +95,8 @@ def describe_hits(opened: OpenIndexes, found: SearchResult, explained: Mapping[s
             hit["text_error"] = str(error)
         else:
             if stored is not None:
-                # The spans of explanations refer to the text as it was encoded.
-                hit["text"] = stored.text if explained else _excerpt(stored.text)
+                # The text as it was encoded, to which the spans of explanations refer.
+                hit["text"] = stored.text
                 if stored.metadata:
                     hit["metadata"] = stored.metadata
         if explained:
@@ -112,11 +109,6 @@ def describe_hits(opened: OpenIndexes, found: SearchResult, explained: Mapping[s
 
 def _places(ranking: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return {document: {"rank": rank, "score": ranking[document]} for rank, document in enumerate(ranked(ranking), start=1)}
-
-
-def _excerpt(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= EXCERPT else flat[: EXCERPT - 1] + "…"
 
 
 def explanation_json(explained: Mapping[str, Explained]) -> dict[str, object]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quiver.retrieval.index.engines import Setting
     from quiver.retrieval.index.recall_table import GridPoint
     from quiver.retrieval.index.repair import RepairReport
+    from quiver.retrieval.index.sources import IndexSource
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build, change and inspect indexes.")
 
@@ -471,8 +472,19 @@ def _names(paths: tuple[Path, ...]) -> list[str]:
     return [str(path) for path in paths]
 
 
+def _source_line(source: IndexSource) -> str:
+    """A source with the options that `index refresh` reads it with, as they are typed."""
+    words = [source.source]
+    for name, value in dataclasses.asdict(source.options).items():
+        values = [",".join(value)] if name == "columns" else [value] if isinstance(value, str) else value or ()
+        words += [word for each in values if each for word in (f"--{name}", each)]
+    return shlex.join(words)
+
+
 def _describe(index: Index, as_json: bool) -> None:
-    manifest = index.manifest
+    from quiver.retrieval.index.sources import read_sources
+
+    manifest, sources = index.manifest, read_sources(index.path).sources
     if as_json:
         content = {**dataclasses.asdict(manifest), "kind": manifest.codec.engine, "tokens": dataclasses.asdict(manifest.tokens)}
         content["presets"] = index.presets()
@@ -486,6 +498,7 @@ def _describe(index: Index, as_json: bool) -> None:
                 "verified": index.verified,
                 **sizes,
                 "fields": {name: [*types] for name, types in index.fields.items()},
+                "sources": [{"source": each.source, "options": dataclasses.asdict(each.options)} for each in sources],
                 **content,
             }
         )
@@ -503,6 +516,7 @@ def _describe(index: Index, as_json: bool) -> None:
         ("empty documents", f"{tokens.empty:,}"),
         ("fields", ", ".join(index.fields) or "none"),
         ("size", f"{manifest.bytes / 1e6:,.1f} MB"),
+        *(("source", _source_line(each)) for each in sources),
         ("model", manifest.model.source),
         *([] if words else [("model dtype", manifest.model.dtype)]),
         ("fingerprint", manifest.model.fingerprint[:16]),

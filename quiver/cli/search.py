@@ -21,15 +21,15 @@ from rich.text import Text
 from quiver.cli import options
 from quiver.cli.output import print_json, print_table, read_ids, say, say_error, show_progress
 from quiver.encoder.errors import InputError
+from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.units import parse_size
 
 if TYPE_CHECKING:
     from quiver.retrieval.cluster.index import ShardedIndex
     from quiver.retrieval.index import Filter, Index
-    from quiver.retrieval.records import Missing, Query, Run
+    from quiver.retrieval.records import Group, Missing, Query, Run
     from quiver.retrieval.search.bm25 import WordScore
     from quiver.retrieval.search.explain import Explanation, QueryTokenMatch
-    from quiver.retrieval.search.groups import Group
     from quiver.retrieval.search.retrievers import Explained
     from quiver.retrieval.search.search import SearchResult
 
@@ -37,12 +37,9 @@ logger = logging.getLogger(__name__)
 
 _SHADES = ((0.8, "bold green"), (0.6, "green"), (0.4, "yellow"), (-1.0, "dim"))  # least similarity, style
 _WIDE = 100  # columns of a terminal from which on a ranking shows scores beside ranks
+_EXCERPT = 160  # characters of a text that a table shows
 _PASSAGE = 480  # characters of a text that an explanation shows
-_VALUES = 5  # most frequent values of a field that a message names
-_VALUE = 40  # characters of each
 _CONTEXT = 24  # characters of them before the first matched token
-# Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid.
-_NOT_SHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 
 
 def search(
@@ -115,6 +112,7 @@ def search(
     from quiver.retrieval.index.engines import parse_effort
     from quiver.retrieval.search.groups import field_of, search_groups
     from quiver.retrieval.search.retrievers import CANDIDATES, OpenIndexes
+    from quiver.retrieval.search.search import describe_nothing_found
 
     condition = _condition(conditions or [], ids)
     how = make_fusion(given, fusion, weights, normalize, rerank, candidates)
@@ -135,7 +133,8 @@ def search(
     if group_by is None:
         found = search_to(k)
     else:
-        found, groups = search_groups(search_to, k, field_of(index, group_by))
+        keys_of = field_of(index, group_by)
+        found, groups = search_groups(search_to, min(k, keys_of.most) if set(fuse or []) <= {"bm25"} else k, keys_of)
     _report_missing(found.missing, run=out)
     if out is not None:
         ranking = found.run if group_by is None else {query: {each.key: each.score for each in those} for query, those in groups.items()}
@@ -149,7 +148,7 @@ def search(
     if as_json:
         print_json(hits)
     elif not hits:
-        say(_nothing_found(index, condition))
+        say(describe_nothing_found(index, condition))
     elif explain:
         _print_explained(text or "", hits, explained)
     else:
@@ -160,17 +159,6 @@ def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
     from quiver.retrieval.index import Filter
 
     return Filter.parse(conditions, ids=None if ids is None else read_ids(ids)) if conditions or ids else None
-
-
-def _nothing_found(index: Index, condition: Filter | None) -> str:
-    if condition is None or not len(index) or index.count(condition):
-        return f"nothing found in {len(index):,} documents"
-    fields = list(dict.fromkeys(each.field for each in condition.conditions))
-    parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
-    for field, facet in index.facets(fields, most=_VALUES).items():
-        values = ", ".join(f"{_NOT_SHOWN.sub(' ', str(value))[:_VALUE]} ({count:,})" for value, count in facet.values)
-        parts.append(f"values of {field}: {values}{', ...' if facet.distinct > len(facet.values) else ''}")
-    return "; ".join(parts)
 
 
 def _check_options(text: str | None, queries: Path | None, run: Path | None, *, explain: bool) -> None:
@@ -285,7 +273,10 @@ def _where(hit: Mapping[str, Any]) -> str:
 
 def _shown_text(hit: Mapping[str, Any]) -> str:
     """The beginning of a hit's text, without the name of its file, which is shown beside it."""
-    text: str = hit.get("text", hit.get("text_error", ""))
+    if "text_error" in hit:
+        return str(hit["text_error"])
+    text = " ".join(hit.get("text", "").split())
+    text = text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 1]}…"
     file = str(hit.get("metadata", {}).get("file", ""))
     return text[len(file) :].removeprefix(" > ").lstrip() if file and text.startswith(file) else text
 
@@ -349,7 +340,7 @@ def _passage(text: str, met: Mapping[tuple[int, int], Sequence[float]]) -> Text:
     """The part of a text with the most matches, with matched spans in colour."""
     first = _window(met, len(text))
     last = min(first + _PASSAGE, len(text))
-    shown = Text(_NOT_SHOWN.sub(" ", text[first:last]))
+    shown = Text(NOT_SHOWN.sub(" ", text[first:last]))
     for (begin, end), similarities in met.items():
         if first <= begin and end <= last:
             shown.stylize(_shade(max(similarities)), begin - first, end - first)
@@ -390,17 +381,17 @@ def _matches_table(source: str, query: str, why: Explanation) -> Table:
 def _met(match: QueryTokenMatch, text: str) -> str:
     """The matched token as written in the text, or its name in the vocabulary."""
     span = match.document.span
-    return match.document.name if span is None else _NOT_SHOWN.sub(" ", text[slice(*span)]).strip() or match.document.name
+    return match.document.name if span is None else NOT_SHOWN.sub(" ", text[slice(*span)]).strip() or match.document.name
 
 
 def _words_line(source: str, words: Sequence[WordScore]) -> Text:
     """The words of the query with their scores, those that the text lacks last."""
-    scored = [(f"{_NOT_SHOWN.sub(' ', word.word)} {word.score:.4f}", "green") for word in words if word.score]
+    scored = [(f"{NOT_SHOWN.sub(' ', word.word)} {word.score:.4f}", "green") for word in words if word.score]
     line = Text(f"{source}: ")
     line.append_text(Text(" + ").join(Text(*each) for each in scored) if scored else Text("no word of the query"))
     if len(scored) > 1:
         line.append(f" = {sum(word.score for word in words):.4f}")
-    if lacking := [_NOT_SHOWN.sub(" ", word.word) for word in words if not word.score]:
+    if lacking := [NOT_SHOWN.sub(" ", word.word) for word in words if not word.score]:
         line.append(f" (not in the text: {', '.join(lacking)})", "dim")
     return line
 
@@ -413,7 +404,7 @@ def _table(source: str, header: Sequence[str]) -> Table:
 
 
 def _clean(text: str) -> Text:
-    return Text(_NOT_SHOWN.sub(" ", text))
+    return Text(NOT_SHOWN.sub(" ", text))
 
 
 def _shade(similarity: float) -> str:

@@ -682,6 +682,7 @@ class Index:
         filter: FilterLike = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
+        group_by: str | None = None,
     ) -> QueryHits: ...
     @overload
     def search(
@@ -692,6 +693,7 @@ class Index:
         filter: FilterLike = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
+        group_by: str | None = None,
     ) -> Hits: ...
     def search(
         self,
@@ -701,6 +703,7 @@ class Index:
         filter: FilterLike = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
+        group_by: str | None = None,
     ) -> Hits | QueryHits:
         """The k best documents of each query; ties go to the greater id.
 
@@ -716,10 +719,12 @@ class Index:
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
             target_recall: Recall to reach, instead of an effort: the share of the k best documents that a search finds, averaged over
                 queries; see ``search_params_for``. It was measured without a filter; filtered searches visit more of the index.
+            group_by: Field, such as ``"file"`` or ``"document"``, whose values are ranked, each by its best passage, which is the hit; k
+                counts values. Passages are searched until k values are found.
 
         Raises:
-            InputError: The filter is malformed or names a field that no document has, the preset or search parameter does not exist, or
-                recall was not measured for the target.
+            InputError: The filter is malformed, it or ``group_by`` names a field that no document has, hits are to be grouped and the index
+                stores no texts, the preset or search parameter does not exist, or recall was not measured for the target.
             ValueError: k < 1, the queries are not finite or have a wrong width, or both an effort and a target recall are given.
 
         Example:
@@ -728,15 +733,37 @@ class Index:
             ['owl']
             >>> index.search(["trout have fins", "owls have wings"], k=1).ids
             [['trout'], ['owl']]
+            >>> [(hit.group, hit.id) for hit in index.search("owls have wings", group_by="year")]
+            [('2012', 'owl'), ('2008', 'trout')]
         """
         options = SearchOptions(filter, effort, target_recall)
         if isinstance(queries, str):
-            return self.search([queries], k, filter=filter, effort=effort, target_recall=target_recall)[0]
-        vectors = self._encoded(queries) if isinstance(queries, Sequence) and queries and isinstance(queries[0], str) else queries
-        return replace(self.answer(self.request(vectors, k, options)), document=self._document_or_none)
+            return self.search([queries], k, filter=filter, effort=effort, target_recall=target_recall, group_by=group_by)[0]
+        search = self._search if group_by is None else partial(self._search_groups, group_by)
+        return replace(search(queries, k, options), document=self._document_or_none)
 
-    def _encoded(self, texts: Sequence[str]) -> Any:
-        return encoded_queries(self.model.encode_texts(list(texts), "query"), self.manifest.model)
+    def _search(self, queries: Any, k: int, options: SearchOptions) -> Hits:
+        return self.answer(self.request(self._encoded(queries), k, options))
+
+    def _search_groups(self, field: str, queries: Any, k: int, options: SearchOptions) -> Hits:
+        from quiver.retrieval.search.groups import field_of, search_groups
+        from quiver.retrieval.search.search import SearchResult
+
+        keys_of, vectors = field_of(self, field), self._encoded(queries)
+
+        def search(depth: int) -> SearchResult:
+            hits = self.answer(self.request(vectors, depth, options))
+            return SearchResult(hits.to_run([str(query) for query in range(len(hits))]))
+
+        groups = list(search_groups(search, min(k, keys_of.most), keys_of)[1].values())
+        scores = [np.array([group.score for group in those], np.float32) for those in groups]
+        return Hits([[group.best for group in those] for those in groups], scores, groups=groups)
+
+    def _encoded(self, queries: Any) -> Any:
+        """Encode queries that are texts; others are vectors, or words, already."""
+        if not (isinstance(queries, Sequence) and queries and isinstance(queries[0], str)):
+            return queries
+        return encoded_queries(self.model.encode_texts(list(queries), "query"), self.manifest.model)
 
     def _document_or_none(self, key: str) -> Document | None:
         """A document; None if the index stores no texts."""

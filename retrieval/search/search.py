@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import ranked
-from quiver.retrieval.index import Index
+from quiver.retrieval.display import NOT_SHOWN
+from quiver.retrieval.index import Filter, Index
 from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import WORDS, Setting, check_k
 from quiver.retrieval.index.index import encoded_queries
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _COMPARED = 20  # documents of two indexes whose texts are compared
+_VALUES = 5  # most frequent values of a field that a message names
+_VALUE = 40  # characters of each
 
 
 NOT_ENCODED = TokenCounts(0, 0, 0, 0)
@@ -281,6 +284,18 @@ def check_fusible(first: Index, other: Index) -> None:
     difference = _difference(first, other, shared)
     if difference is not None:
         logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
+
+
+def describe_nothing_found(index: Index, condition: Filter | None) -> str:
+    """Say why a search found nothing; if no document matches the filter, with the most frequent values of its fields."""
+    if condition is None or not len(index) or index.count(condition):
+        return f"nothing found in {len(index):,} documents"
+    names = list(dict.fromkeys(each.field for each in condition.conditions))
+    parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
+    for name, facet in index.facets(names, most=_VALUES).items():
+        values = ", ".join(f"{NOT_SHOWN.sub(' ', str(value))[:_VALUE]} ({count:,})" for value, count in facet.values)
+        parts.append(f"values of {name}: {values}{', ...' if facet.distinct > len(facet.values) else ''}")
+    return "; ".join(parts)
 
 
 def _difference(first: Index, other: Index, shared: int) -> str | None:

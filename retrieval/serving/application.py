@@ -21,7 +21,7 @@ from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.records import Document
+from quiver.retrieval.records import Document, Group
 from quiver.retrieval.search.explain import Explanation, Token, text_tokens
 from quiver.retrieval.search.retrievers import Explained, SharedModel
 from quiver.retrieval.serving.indexes import Changes
@@ -256,22 +256,31 @@ async def _answers(
     filter = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
     offset = request.offset or 0
     depth = _depth(request, retriever.depth or service.limits.k)
-    batch = QueryBatch(queries, SearchOptions(depth, filter, request.effort, request.target_recall))
+    group_by = request.group_by if isinstance(request, SearchRequest) else None
+    batch = QueryBatch(queries, SearchOptions(depth, filter, request.effort, request.target_recall, group_by))
     if (request.effort, request.target_recall) != (None, None) and retriever.kind == "bm25":
         raise RequestError(422, "invalid_request", f"{retriever.name} always searches exhaustively; remove effort and target_recall")
     ranked = await retriever.search(batch)
     snapshot = ranked.snapshot
     index = snapshot.generations[0].index
 
-    def shown() -> tuple[list[list[Hit]], dict[str, FieldFacet] | None, int, str | None]:
-        page = slice(offset, offset + request.k)
+    def shown() -> tuple[list[list[Hit]], dict[str, FieldFacet] | None, int, bool, str | None]:
+        page, matching = slice(offset, offset + request.k), index.count(filter)
+        cut = group_by is not None and retriever.depth is None and matching > service.limits.passages
+        partial = cut and _lacks_groups(ranked, offset + request.k, service.limits.passages)
         hits = _hits(retriever, batch, ranked, page, request.explain)
         facets = _facets(snapshot, request.facets, filter) if isinstance(request, SearchRequest) and request.facets is not None else None
-        return hits, facets, index.count(filter), service.warning_for(retriever)
+        return hits, facets, matching, partial, service.warning_for(retriever)
 
-    hits, facets, matching, warning = await loop.run_in_executor(service.threads, shown)
+    hits, facets, matching, partial, warning = await loop.run_in_executor(service.threads, shown)
     times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
-    return [SearchAnswer(retriever.name, found, times, snapshot.number, matching, offset, facets, warning=warning) for found in hits]
+    return [SearchAnswer(retriever.name, found, times, snapshot.number, matching, offset, facets, partial, warning) for found in hits]
+
+
+def _lacks_groups(ranked: RankedQueries, wanted: int, most: int) -> bool:
+    """Whether as many passages as are allowed were searched and had too few groups."""
+    groups = ranked.groups[ranked.names[0]]
+    return len(groups) < wanted and sum(len(group.passages) for group in groups) >= most
 
 
 _PAGED = 100  # hits that pages share one ranking of
@@ -307,21 +316,24 @@ def _hits(retriever: Retriever, batch: QueryBatch, ranked: RankedQueries, page: 
     for number, (query, name) in enumerate(zip(batch.texts, ranked.names, strict=True)):
         run = ranked.found.run[name]
         ids = list(run)[page]
+        groups: Sequence[Group | None] = ranked.groups[name][page] if ranked.groups else [None] * len(ids)
         why: Sequence[HitExplanation | None] = [None] * len(ids)
         if explain:
             try:
                 why = explanations(retriever, ranked, number, query, ids)
             except InputError as error:
                 raise RequestError(422, "invalid_request", client_message(error, ranked.snapshot)) from error
-        answers.append([_hit(ranked.snapshot.document(key), key, run[key], reason) for key, reason in zip(ids, why, strict=True)])
+        described = zip(ids, why, groups, strict=True)
+        answers.append([_hit(ranked.snapshot.document(key), key, run[key], reason, group) for key, reason, group in described])
     return answers
 
 
-def _hit(document: Document | None, key: str, score: float, why: HitExplanation | None) -> Hit:
+def _hit(document: Document | None, key: str, score: float, why: HitExplanation | None, group: Group | None) -> Hit:
+    of = (None, None) if group is None else (group.key, dict(group.passages))
     if document is None:
-        return Hit(key, score, explanation=why)
+        return Hit(key, score, None, None, None, why, *of)
     metadata = None if document.metadata is None else dict(document.metadata)
-    return Hit(key, score, document.title, document.text, metadata, why)
+    return Hit(key, score, document.title, document.text, metadata, why, *of)
 
 
 def _milliseconds(seconds: float) -> float:
@@ -456,13 +468,16 @@ class Routes:
         target_recall: Annotated[float | None, Query(gt=0, le=1, description="Target recall, instead of an effort.")] = None,
         explain: Annotated[bool, Query(description="Explain every hit by the tokens or words that matched.")] = False,
         facet: Annotated[List[Text] | None, Query(description="Field whose values are counted. Repeatable.")] = None,
+        group_by: Annotated[
+            Text | None, Query(description="Field such as file whose values are ranked, each by its best passage; k counts values.")
+        ] = None,
     ) -> Response:
         """Search with one query that is written in the address."""
         known = signature(self.search_by_address).parameters.keys() - {"address"}
         if unknown := [name for name in address.query_params if name not in known]:
             message = f"unknown parameter '{unknown[0]}'; the parameters are {', '.join(sorted(known))}"
             raise RequestError(422, "invalid_request", message)
-        request = SearchRequest(q, k, offset, retriever, filter, effort, target_recall, explain, facet)
+        request = SearchRequest(q, k, offset, retriever, filter, effort, target_recall, explain, facet, group_by)
         (found,) = await search(self._service, request)
         return await self._written(found)
 

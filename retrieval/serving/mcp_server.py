@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
@@ -17,15 +18,17 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from quiver.encoder.environment import installed_version
-from quiver.retrieval.index import Index
+from quiver.retrieval.index import Filter, Index
 from quiver.retrieval.index.documents import value_range
+from quiver.retrieval.search.search import describe_nothing_found
 from quiver.retrieval.serving.application import search
-from quiver.retrieval.serving.schemas import List, NonBlankText, RequestError, SearchRequest, Text
+from quiver.retrieval.serving.schemas import Hit, List, NonBlankText, RequestError, SearchRequest, Text
 from quiver.retrieval.serving.service import Service
 
 _EXCERPT = 1200  # characters of a hit's text: about as many words as an agent can judge ten hits by
 _PAGE = 20_000  # characters of a document that one call reads
 _VALUES = 20  # values that a field is described by
+_PASSAGES = 20  # passages that a group is shown by
 
 Words = Annotated[NonBlankText, Field(description="What to search for, in plain words.")]
 HitCount = Annotated[int, Field(description="Number of hits.", ge=1, le=100)]
@@ -37,6 +40,13 @@ Conditions = Annotated[
         " list_fields names the fields."
     ),
 ]
+GroupBy = Annotated[
+    Text | None,
+    Field(
+        description="Field, such as file or document, whose values are ranked, each by its best passage: every file or document once; k"
+        " and offset count values. list_fields names the fields."
+    ),
+]
 RetrieverName = Annotated[Text | None, Field(description="Name of a retriever, see list_fields. Default: the first.")]
 DocumentId = Annotated[Text, Field(description="Id of a hit.", min_length=1)]
 Start = Annotated[int, Field(description="Number of leading characters to skip, for the rest of a long document.", ge=0)]
@@ -44,7 +54,11 @@ Start = Annotated[int, Field(description="Number of leading characters to skip, 
 
 @dataclass(frozen=True)
 class FoundDocument:
-    """A hit: the first characters of its text, and whether there are more."""
+    """A hit: the first characters of its text, and whether there are more.
+
+    With group_by, the best passage of a group: the value of the field, the ids and scores of the best passages that were found, and
+    whether more were found.
+    """
 
     id: str
     score: float
@@ -52,16 +66,24 @@ class FoundDocument:
     text: str | None
     more_text: bool
     fields: dict[str, Any]
+    group: str | None
+    passages: dict[str, float] | None
+    more_passages: bool
 
 
 @dataclass(frozen=True)
 class FoundDocuments:
-    """Hits, best first, and the number of documents that match the filter."""
+    """Hits, best first, and the number of documents that match the filter; if there are no hits, why.
+
+    Partial: a search with group_by found fewer groups than asked for in the passages that it may search, and there may be more.
+    """
 
     hits: list[FoundDocument]
     matching: int
     retriever: str
+    partial: bool
     warning: str | None
+    nothing_found: str | None
 
 
 @dataclass(frozen=True)
@@ -132,15 +154,28 @@ class _Tools:
         self._service = service
 
     async def search(
-        self, query: Words, k: HitCount = 5, filter: Conditions = None, offset: Skip = 0, retriever: RetrieverName = None
+        self,
+        query: Words,
+        k: HitCount = 5,
+        filter: Conditions = None,
+        offset: Skip = 0,
+        retriever: RetrieverName = None,
+        group_by: GroupBy = None,
     ) -> FoundDocuments:
         """Search documents. Returns the best hits with the beginning of their texts; read_document reads the rest."""
         try:
-            (found,) = await search(self._service, SearchRequest(query, k, offset, retriever, filter))
+            # The first page of groups is not searched as deep as all pages together: that can be every passage of the index.
+            skipped = None if group_by is not None and not offset else offset
+            (found,) = await search(self._service, SearchRequest(query, k, skipped, retriever, filter, group_by=group_by))
         except RequestError as error:
             raise ToolError(str(error)) from error
-        hits = [FoundDocument(hit.id, hit.score, hit.title or None, *_excerpt(hit.text), dict(hit.metadata or {})) for hit in found.hits]
-        return FoundDocuments(hits, found.matching, found.retriever, found.warning)
+        nothing = None
+        if not found.hits and (not offset or not found.matching):
+            index, condition = self._service.retriever(retriever).served.current.index, Filter.parse(filter) if filter else None
+            loop = asyncio.get_running_loop()
+            nothing = await loop.run_in_executor(self._service.threads, describe_nothing_found, index, condition)
+        hits = [_found(hit) for hit in found.hits]
+        return FoundDocuments(hits, found.matching, found.retriever, found.partial, found.warning, nothing)
 
     async def read_document(self, id: DocumentId, start: Start = 0, retriever: RetrieverName = None) -> ReadDocument:  # noqa: A002
         """Read a document by its id, 20,000 characters at a time."""
@@ -172,6 +207,12 @@ def describe_fields(index: Index) -> list[FieldDescription]:
         limits = value_range(field, tables) if facet.distinct > _VALUES and "string" not in types else None
         found.append(FieldDescription(field, types, [] if limits else _shown(facet.values), facet.distinct, limits))
     return found
+
+
+def _found(hit: Hit) -> FoundDocument:
+    passages = None if hit.passages is None else dict(islice(hit.passages.items(), _PASSAGES))
+    more = len(hit.passages or ()) > _PASSAGES
+    return FoundDocument(hit.id, hit.score, hit.title or None, *_excerpt(hit.text), dict(hit.metadata or {}), hit.group, passages, more)
 
 
 def _excerpt(text: str | None) -> tuple[str | None, bool]:

@@ -19,8 +19,9 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.index.engines import Preset
 from quiver.retrieval.models.bm25 import describe_parameters
-from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Query, Role, TextTokens, TokenEncoding
+from quiver.retrieval.records import DenseEncoding, Document, Group, ModelCard, Query, Role, TextTokens, TokenEncoding
 from quiver.retrieval.search import retrievers
+from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.retrievers import (
     CANDIDATES,
     CandidateScorer,
@@ -148,12 +149,14 @@ class SearchOptions:
         filter: Condition on the documents.
         effort: Preset of search parameters.
         target_recall: Target recall; None to use ``effort``.
+        group_by: Field whose values are ranked, k of them; None to rank documents.
     """
 
     k: int
     filter: Filter | None = None
     effort: Preset | None = None
     target_recall: float | None = None
+    group_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,8 @@ class RankedQueries:
 
     Attributes:
         names: Name of each query in the runs of ``found``.
-        found: Result of all requests of the batch with the same options.
+        found: Result of all requests of the batch with the same options; of groups, the best passages.
+        groups: Name of each query -> its groups; empty if documents are ranked.
         snapshot: What was searched.
         encode: Duration of encoding the batch, in seconds.
         search: Duration of everything after that, in seconds.
@@ -286,6 +290,7 @@ class RankedQueries:
 
     names: Sequence[str]
     found: SearchResult
+    groups: Mapping[str, Sequence[Group]]
     snapshot: Snapshot
     encode: float
     search: float
@@ -324,6 +329,7 @@ class Retriever:
         self.parts = tuple(parts)
         self.reranker = reranker
         self._metrics = metrics
+        self._limits = limits
         self._batcher: Batcher[QueryBatch, RankedQueries] = Batcher(
             self._run, threads, workers=workers, largest=limits.batch, room=limits.queue, observe=self._observe_batch
         )
@@ -438,14 +444,12 @@ class Retriever:
         encode = time.perf_counter() - begun
         self._metrics.stages.labels(self.name, "encode").observe(encode)
         results: dict[int, RankedQueries | Exception] = {}
-        for options, members in _grouped(work).items():
+        for options, members in _alike(work):
             names = {member: [f"{member} {row}" for row in range(len(work[member]))] for member in members}
             queries = [Query(name, text) for member in members for name, text in zip(names[member], work[member].texts, strict=True)]
             begun = time.perf_counter()
             try:
-                found = retriever.search(
-                    queries, options.k, filter=options.filter, effort=options.effort, target_recall=options.target_recall
-                )
+                found, groups = self._ranked(retriever, queries, options, snapshot)
             except DamagedIndexError:
                 raise
             except InputError as error:
@@ -454,8 +458,19 @@ class Retriever:
                 continue
             taken = time.perf_counter() - begun
             self._metrics.stages.labels(self.name, "search").observe(taken)
-            results |= {member: RankedQueries(names[member], found, snapshot, encode, taken) for member in members}
+            results |= {member: RankedQueries(names[member], found, groups, snapshot, encode, taken) for member in members}
         return [results[member] for member in range(len(work))]
+
+    def _ranked(
+        self, retriever: retrievers.Retriever, queries: Sequence[Query], options: SearchOptions, snapshot: Snapshot
+    ) -> tuple[SearchResult, Mapping[str, Sequence[Group]]]:
+        """The documents of each query, or the best passages and the groups."""
+        search = partial(retriever.search, queries, filter=options.filter, effort=options.effort, target_recall=options.target_recall)
+        if options.group_by is None:
+            return search(options.k), {}
+        most, keys_of = self.depth or self._limits.passages, field_of(snapshot.generations[0].index, options.group_by)
+        one_index = len({part.served for part in self.parts}) == 1
+        return search_groups(lambda k: search(min(k, most)), min(options.k, keys_of.most) if one_index else options.k, keys_of)
 
 
 @dataclass(frozen=True)
@@ -521,12 +536,12 @@ def client_message(error: InputError, snapshot: Snapshot) -> str:
     return message
 
 
-def _grouped(work: Sequence[QueryBatch]) -> dict[SearchOptions, list[int]]:
-    """Positions of the requests, grouped by options."""
-    groups: dict[SearchOptions, list[int]] = {}
+def _alike(work: Sequence[QueryBatch]) -> list[tuple[SearchOptions, list[int]]]:
+    """Positions of the requests by options. One that ranks groups is alone: its passages are searched as deep as its query needs."""
+    alike: dict[tuple[SearchOptions, int | None], list[int]] = {}
     for position, batch in enumerate(work):
-        groups.setdefault(batch.options, []).append(position)
-    return groups
+        alike.setdefault((batch.options, None if batch.options.group_by is None else position), []).append(position)
+    return [(options, members) for (options, _), members in alike.items()]
 
 
 def _model_name(source: str) -> str:

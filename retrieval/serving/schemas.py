@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_type_hints
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BeforeValidator, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
+from quiver.retrieval.index.engines import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,7 @@ class Limits:
         conditions: Largest number of conditions in a filter.
         batch: Largest number of queries per request.
         hits: Largest number of hits per request, over all its queries.
+        passages: Largest number of passages that a search with ``group_by`` ranks; there may be more groups in the others.
         documents: Largest number of documents that a request adds or deletes.
         texts: Largest number of texts that a request embeds or re-ranks.
         body_bytes: Largest request body, in bytes.
@@ -49,6 +53,7 @@ class Limits:
     conditions: int = 8
     batch: int = 64
     hits: int = 2000
+    passages: int = 100_000
     documents: int = 100
     texts: int = 256
     body_bytes: int = 1 << 20
@@ -128,6 +133,8 @@ class SearchRequest:
         target_recall: Target recall: use the fastest search parameters measured to reach it, instead of ``effort``.
         explain: Explain every hit by the tokens or words that matched.
         facets: Fields whose values are counted over all documents that match the filter, whatever the query ranks first.
+        group_by: Field, such as ``file`` or ``document``, whose values are ranked, each by its best passage; ``k`` and ``offset`` count
+            values.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = CLOSED
@@ -141,6 +148,7 @@ class SearchRequest:
     target_recall: Fraction | None = None
     explain: Flag = False
     facets: List[Text] | None = None
+    group_by: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -279,7 +287,18 @@ class HitExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document that was found; title, text and metadata are null if the index stores no texts."""
+    """A document that was found; with ``group_by``, the best passage of a group.
+
+    Attributes:
+        id: Id of the document.
+        score: Its score; greater is better.
+        title: Its title; null, as text and metadata are, if the index stores no texts.
+        text: Its text.
+        metadata: Its fields.
+        explanation: Explanation of the score; null if none was asked for.
+        group: Value of the field that hits are grouped by; null without ``group_by``.
+        passages: Passages of the group that were found: id -> score, best first; null without ``group_by``.
+    """
 
     id: str
     score: float
@@ -287,6 +306,8 @@ class Hit:
     text: str | None = None
     metadata: dict[str, Any] | None = None
     explanation: HitExplanation | None = None
+    group: str | None = None
+    passages: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +352,8 @@ class SearchAnswer:
         matching: Number of documents that match the filter; without a filter, of all documents.
         offset: Number of hits that were skipped.
         facets: Field -> counts over the matching documents; null if none were asked for.
-        partial: Whether a part of the index could not be searched.
+        partial: Whether a part of the index was not searched: with ``group_by``, if the passages that may be searched have fewer than
+            ``offset + k`` groups.
         warning: Why this ranking must not be compared with that of the first retriever: an index of it holds other documents. Null if it
             can be.
     """
@@ -515,8 +537,24 @@ async def _malformed(request: Any, error: Any) -> Response:
         return problem_answer(RequestError(415, "not_declared_as_json", message))
     if any(problem["type"] == "json_invalid" for problem in problems):
         return problem_answer(RequestError(400, "malformed_json", "the body is not JSON"))
-    messages = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in problems[:5]]
+    unknown = [problem["loc"][1:] for problem in problems if problem["type"] == "unexpected_keyword_argument"]
+    others = [problem for problem in problems if problem["type"] != "unexpected_keyword_argument"]
+    messages = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in others[:5]]
+    if unknown:
+        messages.insert(0, _unknown_fields(unknown, get_type_hints(request.scope["endpoint"]).get("request")))
     return problem_answer(RequestError(422, "invalid_request", "; ".join(messages)))
+
+
+def _unknown_fields(places: Sequence[Sequence[Any]], kind: Any) -> str:
+    """Name unknown fields of a body, and the closest known field or, if none is close, all of them."""
+    if not is_dataclass(kind):  # one of two forms of a body, whose name leads the place
+        places = [place[1:] for place in places]
+    names = [f"'{'.'.join(map(str, place))}'" for place in places[:5]]
+    message = f"unknown field{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    if not is_dataclass(kind) or any(len(place) > 1 for place in places):  # a field of a part of the body
+        return message
+    known = [each.name for each in fields(kind)]
+    return message + (did_you_mean(places[0][0], known) if len(places) == 1 else "") + f"; the fields are {', '.join(known)}"
 
 
 async def _failed(request: Any, error: Exception) -> Response:

@@ -101,7 +101,7 @@ def test_an_index_and_a_run_need_no_corpus(make_collection: MakeCollection, tmp_
     ):
         [collection] = found.collections
         assert collection.measures == expected.measures
-        assert (collection.key, collection.queries) == ("tiny.test" if "tiny" in collection.key else "queries.test", expected.queries)
+        assert (collection.key, collection.queries) == ("tiny.test" if "tiny" in collection.key else "queries", expected.queries)
         assert collection.documents == (len(named) if found.system.kind == "run" else expected.documents)
         assert not collection.baselines
 
@@ -139,11 +139,11 @@ def test_files_are_ranked_by_their_best_passages(files: dict[str, Path], tmp_pat
     queries = list(read_queries(files["queries"]))
     by_hand = grouped(index.search([query.text for query in queries], 100).to_run([query.id for query in queries]))
     [collection] = found.collections
-    assert read_run(tmp_path / "results" / "runs" / "questions.answers.trec") == {
+    assert read_run(tmp_path / "results" / "runs" / "questions.trec") == {
         query: pytest.approx(scores) for query, scores in by_hand.items() if scores
     }
     check_scores(collection.measures, by_hand)
-    assert (collection.key, collection.documents, collection.queries) == ("questions.answers", 4, 4)
+    assert (collection.key, collection.documents, collection.queries) == ("questions", 4, 4)
     assert found.system.label.endswith(", grouped by file")
     write_report([tmp_path / "results"], tmp_path / "report.md")
     assert "grouped by file" in (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -161,7 +161,7 @@ def test_a_fusion_is_grouped_after_it_was_fused(model: Any, files: dict[str, Pat
     queries = list(read_queries(files["queries"]))
     words = evaluate(None, index=tmp_path / "words", queries=files["queries"], qrels=_of_passages(tmp_path), out=tmp_path / "passages")
     assert words.collections[0].documents == len(documents)
-    runs = [dense.search(queries, 100).run, read_run(tmp_path / "passages" / "runs" / "questions.passages.trec")]
+    runs = [dense.search(queries, 100).run, read_run(tmp_path / "passages" / "runs" / "questions.trec")]
     by_hand = grouped(fuse_runs(runs, RECIPROCAL_RANKS, k=100))
     for fused in ("bm25", tmp_path / "words"):
         found = evaluate(dense, **files, fuse=[fused], group_by="file").collections[0]
@@ -195,7 +195,7 @@ def test_a_collection_with_a_corpus_is_judged_by_the_values_of_a_field(make_coll
     ("arguments", "message"),
     [
         ({"model": "bm25"}, r"a model and BM25 rank the texts of a folder with corpus\.jsonl"),
-        ({"index": "words"}, r"4 of the 4 judged documents of questions\.answers, such as 'birds\.md', are not in the index; .*--group-by"),
+        ({"index": "words"}, r"4 of the 4 judged documents of questions, such as 'birds\.md', are not in the index; .*--group-by"),
         ({"index": "words", "group_by": "page"}, "no document has the field 'page'; the fields are file"),
         ({"index": "plain", "group_by": "file"}, "was built with --no-text"),
         ({"run": "run.trec", "group_by": "file"}, r"group_by \(--group-by\) file: needs an index"),
@@ -222,8 +222,6 @@ def test_what_cannot_be_evaluated_without_a_corpus_is_refused(
 
 def test_judged_files_that_the_index_lacks_are_counted(files: dict[str, Path], tmp_path: Path) -> None:
     build_index([each for each in passages() if "sea" not in each.id], "bm25", tmp_path / "words")
-    message = (
-        r"2 of the 4 judged documents of questions\.answers, such as 'sea/salt\.md', are not values of the field 'file'; .*'birds\.md'"
-    )
+    message = r"2 of the 4 judged documents of questions, such as 'sea/salt\.md', are not values of the field 'file'; .*'birds\.md'"
     with pytest.raises(InputError, match=message):
         evaluate(None, index=tmp_path / "words", **files, group_by="file")

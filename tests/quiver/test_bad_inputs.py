@@ -652,6 +652,8 @@ PYTHON: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder of other files": (lambda world: build_index(world / "data", BiEncoder(world / "model"), world / "taken"), "neither empty"),
     "a filter without a value": (lambda world: open_index(world / "index").search("wings", filter="year"), "year"),
     "a filter of an unknown field": (lambda world: open_index(world / "index").search("wings", filter="nofield=3"), "nofield"),
+    "groups of an unknown field": (lambda world: open_index(world / "index").search("wings", group_by="nofield"), "nofield"),
+    "groups of an index without texts": (lambda world: open_index(world / "plain").search("wings", group_by="file"), "--no-text"),
     "an unknown effort": (lambda world: open_index(world / "index").search("wings", effort="frantic"), "frantic"),
     "a missing collection": (lambda world: evaluate("bm25", world / "nowhere", out=world / "o"), "nowhere"),
     "a missing split": (lambda world: evaluate("bm25", world / "data", split="train", out=world / "o"), "train"),
@@ -669,7 +671,7 @@ def test_a_mistake_in_python_is_an_input_error_of_one_line(unchanged: Path, mist
     assert "\n" not in str(caught.value)
 
 
-SEARCH = "/api/search"
+SEARCH = "/v1/search"
 REQUESTS: list[tuple[str, str, object]] = [
     ("POST", SEARCH, body)
     for body in (
@@ -701,6 +703,8 @@ REQUESTS: list[tuple[str, str, object]] = [
         {"query": "a", "target_recall": 2},
         {"query": "a", "target_recall": "high"},
         {"query": "a", "unknown": 1},
+        {"query": "a", "group_by": "nofield"},
+        {"query": "a", "group_by": ["year"]},
         {"query": "a" * 100_000},
         {"query": "\ud800"},
     )
@@ -709,11 +713,11 @@ REQUESTS: list[tuple[str, str, object]] = [
     ("POST", f"{SEARCH}/batch", {"queries": "a"}),
     ("POST", f"{SEARCH}/batch", {"queries": ["a", 1]}),
     ("POST", f"{SEARCH}/batch", {"queries": ["a"] * 10_000}),
-    ("POST", "/api/documents", {"documents": [{"id": "a", "text": "b"}]}),
-    ("DELETE", "/api/documents", {"ids": ["d1"]}),
+    ("POST", "/v1/documents", {"documents": [{"id": "a", "text": "b"}]}),
+    ("DELETE", "/v1/documents", {"ids": ["d1"]}),
     ("DELETE", SEARCH, {}),
     ("PUT", SEARCH, {}),
-    ("GET", "/api/nothing", b""),
+    ("GET", "/v1/nothing", b""),
     ("GET", "/../../etc/passwd", b""),
 ]
 

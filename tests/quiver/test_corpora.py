@@ -46,7 +46,7 @@ def test_a_csv_with_fields_of_any_name_is_indexed_added_to_and_searched(quiver: 
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "no field 'name' (--id); the index was built or extended with this option, and options given to index add replace" in done.err
     hits = json.loads(quiver("search", index, "birds", "-k", "3", "--filter", "price<8", "--json").out)
-    assert {hit["id"]: hit["text"] for hit in hits} == {"A1": "Bird a text about birds and wings", "A2": "Salt a text about salt"}
+    assert {hit["id"]: hit["text"] for hit in hits} == {"A1": "Bird a text about birds\nand wings", "A2": "Salt a text about salt"}
     done = quiver("search", index, "birds", "--group-by", "price")
     assert "one for each price" in done.out
     assert "price" in next(line for line in done.out.splitlines() if "passages" in line)  # a column names the group of each hit
@@ -59,6 +59,24 @@ def test_passages_of_rows_are_grouped_by_their_document_whatever_fields_are_chos
     assert list(open_index(tmp_path / "index").fields) == ["document", "kind"]
     hits = json.loads(quiver("search", tmp_path / "index", "birds", "--group-by", "document", "--json").out)
     assert sorted(hit["group"] for hit in hits) == ["1", "2"]
+
+
+def test_sources_are_listed_with_their_options(quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_text("1,birds fly\n")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "b.md").write_text("salt")
+    index, named = tmp_path / "index", ("--id", "sku", "--text", "about", "--columns", "sku,about")
+    assert quiver("index", "build", tmp_path / "a.csv", *named, "--model", "bm25", "--out", index).code == 0
+    assert quiver("index", "add", index, tmp_path / "notes", "--exclude", "c", "--exclude", "*.txt").code == 0
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = quiver("index", "info", index).out
+    assert f" {tmp_path}/a.csv --id sku --text about --columns sku,about " in shown
+    assert f" {tmp_path}/notes --exclude c --exclude '*.txt' " in shown
+    sources = json.loads(quiver("index", "info", index, "--json").out)["sources"]
+    assert [(each["source"], each["options"]["exclude"]) for each in sources] == [
+        (f"{tmp_path}/a.csv", []),
+        (f"{tmp_path}/notes", ["c", "*.txt"]),
+    ]
 
 
 def test_standard_input_is_indexed(

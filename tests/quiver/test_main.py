@@ -7,6 +7,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,19 @@ def test_doctor(quiver: Callable[..., Any]) -> None:
     assert facts["check"]["finite"]
     assert facts["check"]["blocks (cpu, float32)"] == ("compiled" if kernels_available() else "torch")
     assert facts["devices"]["attention (cpu, float32)"] == ("compiled" if kernels_available() else "packed")
-    assert facts["core"]["torch"] != "not installed"
+    assert facts["packages"]["torch"] != "not installed"
+    assert {"mcp", "fastapi"} <= facts["extras"]["mcp"].keys()
+
+
+def test_doctor_lists_what_extras_lack(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = {"torch": "some", "no-such": "some", "none": "empty", "rich": "whole"}
+    monkeypatch.setattr(metadata, "requires", lambda name: [f'{package}>=1; extra == "{extra}"' for package, extra in needed.items()])
+    lines = {
+        cells[2]: cells[3]
+        for cells in ([cell.strip() for cell in line.split("│")] for line in quiver("doctor").out.splitlines())
+        if cells[3:]
+    }
+    assert [lines[extra] for extra in ("some", "empty", "whole")] == ["missing: no-such", "not installed", "complete"]
 
 
 def test_doctor_shows_what_the_commands_use(quiver: Callable[..., Any]) -> None:

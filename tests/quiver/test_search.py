@@ -85,6 +85,15 @@ def scores(hits: list[dict[str, Any]]) -> dict[str, float]:
     return {hit["id"]: hit["score"] for hit in hits}
 
 
+def test_json_holds_whole_texts_and_the_table_their_beginnings(quiver: Quiver, built: Built) -> None:
+    texts = {document.id: document.content() for document in DOCUMENTS}
+    assert len(texts["d4"]) > 700
+    assert {hit["id"]: hit["text"] for hit in found(quiver, built.dense, QUERY)} == texts
+    shown = " ".join(quiver("search", built.dense, QUERY).out.replace("│", " ").split())
+    assert shown.count("filler") < 10
+    assert "far behind them" not in shown
+
+
 def test_bm25_is_fused_with_an_index(quiver: Quiver, built: Built) -> None:
     vectors = scores(found(quiver, built.dense, QUERY))
     hits = found(quiver, built.dense, QUERY, "--fuse", "bm25")

@@ -133,9 +133,12 @@ def test_an_unknown_name_is_reported(data: str) -> None:
         resolve(data, "dev")
 
 
-def test_a_file_is_refused(make_collection: Callable[..., Path]) -> None:
-    with pytest.raises(InputError, match="neither a folder nor a registered name"):
-        resolve(make_collection() / "corpus.jsonl", "test")
+def test_a_file_is_refused_with_the_commands_that_take_one(make_collection: Callable[..., Path]) -> None:
+    file = make_collection() / "corpus.jsonl"
+    with pytest.raises(
+        InputError, match=r"^[^\n]*BEIR folder[^\n]*quiver index build [^\n]*corpus\.jsonl [^\n]*--queries FILE --qrels FILE[^\n]*$"
+    ):
+        resolve(file, "test")
 
 
 Fetched = Callable[..., Path]

@@ -39,8 +39,8 @@ def test_the_headline_table_has_the_expected_rows(make_scored: MakeScored, make_
     assert table(report, "## nDCG@10") == [
         ["System", "Average (of data sets)", "scifact (test)", "cosqa (test)"],
         ["bm25", "47.04 (2 of 2)", "65.69 (61.7\N{EN DASH}69.7)", "28.40 (24.4\N{EN DASH}32.4)"],
-        ["models/alpha", "**52.85** (2 of 2)", "**65.70** (60.7\N{EN DASH}70.7)", "40.00 (35.0\N{EN DASH}45.0)"],
-        ["org/beta", "(1 of 2)", "", "**50.00** (45.0\N{EN DASH}55.0)"],
+        ["alpha", "**52.85** (2 of 2)", "**65.70** (60.7\N{EN DASH}70.7)", "40.00 (35.0\N{EN DASH}45.0)"],
+        ["beta", "(1 of 2)", "", "**50.00** (45.0\N{EN DASH}55.0)"],
     ]
 
 
@@ -56,6 +56,12 @@ def test_a_group_counts_once_and_only_if_complete(make_scored: MakeScored, make_
     ]
     assert "### The parts of forums, which counts once, as their mean" in report
     assert table(report, "### forum-b (test)", number=1)[1][:2] == ["alpha", "40.00 (35.0\N{EN DASH}45.0)"]
+
+
+def test_one_data_set_has_no_average(make_scored: MakeScored, make_results: MakeResults) -> None:
+    report = render([make_results("alpha", make_scored("scifact", 0.5))])
+    assert table(report, "## nDCG@10")[0] == ["System", "scifact (test)"]
+    assert "average" not in report.lower()
 
 
 def test_all_measures_of_a_collection_are_listed(make_scored: MakeScored, make_results: MakeResults) -> None:
@@ -108,6 +114,16 @@ def test_worst_queries_show_the_first_result_and_the_best_relevant_document(make
     assert second[1].endswith("…")
     assert len(second[1]) == 100
     assert second[3:] == ["nothing", "d2, not in the first 1,000, ✓ grade 1: or this"]
+
+
+def test_queries_with_the_best_score_are_not_worst(make_scored: MakeScored, make_results: MakeResults) -> None:
+    collection = make_scored("scifact", 0.5)
+    best = replace(collection.worst[0], query="q2", score=1 - 1e-16)
+    report = render([make_results("alpha", replace(collection, worst=(collection.worst[0], best)))])
+    assert [row[0] for row in table(report, "#### alpha: 1 worst query")[1:]] == ["q1"]
+    perfect = render([make_results("alpha", replace(collection, measures={"ndcg@10": 1.0}, worst=(best,)))])
+    assert "alpha: no query is below the best possible nDCG@10." in perfect
+    assert "worst quer" not in perfect
 
 
 def test_provenance_contains_the_exact_command(make_scored: MakeScored, make_results: MakeResults) -> None:

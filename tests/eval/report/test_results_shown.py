@@ -15,13 +15,13 @@ MakeResults = Callable[..., Results]
 
 
 def test_results_show_a_row_per_collection_and_system(make_scored: MakeCollection, make_results: MakeResults) -> None:
-    results = make_results("org/model", make_scored("scifact", 0.645, floor=0.665), make_scored("nfcorpus", 0.3))
+    results = make_results("/home/me/model", make_scored("scifact", 0.645, floor=0.665), make_scored("nfcorpus", 0.3))
     header, *rows = [line.split() for line in repr(results).splitlines()[1:]]
     assert header[:3] == ["collection", "system", "ndcg@10"]
     assert [row[:3] for row in rows] == [
-        ["scifact.test", "org/model", "64.5"],
+        ["scifact.test", "model", "64.5"],
         ["scifact.test", "bm25", "66.5"],
-        ["nfcorpus.test", "org/model", "30.0"],
+        ["nfcorpus.test", "model", "30.0"],
     ]
     assert "<td>66.5</td>" in results._repr_html_()
 
@@ -31,6 +31,8 @@ def test_a_comparison_gives_differences_where_both_have_scores(make_scored: Make
     second = make_results("second", make_scored("scifact", 0.65), make_scored("fiqa", 0.4))
     compared = first.compare(second)
     assert compared.header == ("collection", "first", "second", "difference")
+    one, other = (make_results(f"/home/me/{run}/model", make_scored("scifact", 0.6)) for run in ("one", "other"))
+    assert one.compare(other).header == ("collection", "one/model", "other/model", "difference")
     assert compared.rows == (
         ("scifact.test", "60.0", "65.0", "+5.0"),
         ("nfcorpus.test", "30.0", "", ""),
@@ -53,6 +55,6 @@ def test_a_plot_has_a_bar_per_collection_and_system(make_scored: MakeCollection,
     results = make_results("org/model", make_scored("scifact", 0.645, floor=0.665), make_scored("nfcorpus", 0.3))
     figure: Any = results.plot()
     shown = " ".join(text.get_text() for text in figure.axes[0].texts)
-    assert all(name in shown for name in ("org/model on scifact.test", "bm25 on scifact.test", "org/model on nfcorpus.test"))
+    assert all(name in shown for name in ("model on scifact.test", "bm25 on scifact.test", "model on nfcorpus.test"))
     with pytest.raises(InputError, match="no collection has the measure 'ndcg@7'"):
         results.plot("ndcg@7")

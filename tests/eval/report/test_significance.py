@@ -62,7 +62,7 @@ def test_superscripts_by_hand(queries: int, expected: list[str] | None, make_fol
     assert (max(sorted(holm(list(p.values())))[:2]) < 0.05) == (expected is not None)
     for measure in ("ndcg@10", "map"):
         found = better(folders, measure)
-        assert found == ({("scifact.test", "gamma"): expected, (AVERAGE, "gamma"): expected} if expected else {})
+        assert found == ({("scifact.test", "gamma"): expected} if expected else {})
 
 
 def test_scipy_finds_the_same_p() -> None:
@@ -157,8 +157,8 @@ def test_every_format_shows_superscripts_and_names_the_test(make_folder: MakeFol
         texts[suffix] = (tmp_path / f"report.{suffix}").read_text(encoding="utf-8")
         for words in ("paired sign-flip test", "correction over 3 pairs of systems"):
             assert words in texts[suffix]
-    assert texts["md"].count("<sup>AB</sup>") == 2 + 7  # average and data set; all measures of the collection
-    assert texts["html"].count(">AB</sup>") == 2 + 7
+    assert texts["md"].count("<sup>AB</sup>") == 1 + 7  # the data set; all measures of the collection
+    assert texts["html"].count(">AB</sup>") == 1 + 7
     assert r"\textsuperscript{AB}" in texts["tex"]
     assert r"\textsuperscript{\phantom{AA}}" in texts["tex"]
     assert re.search(r"^C gamma &", texts["tex"], flags=re.MULTILINE)

@@ -168,9 +168,37 @@ def test_a_search_by_address_answers_as_one_by_post(app: Any) -> None:
     for query in ("", "?q=", "?q=a&k=0", "?q=a&k=x", "?q=a&effort=none", "?q=a&target_recall=2"):
         assert refused(answer(app, "GET", f"/v1/search{query}")) == (422, "invalid_request")
     assert refused(answer(app, "GET", "/v1/search?q=a&k=51")) == (422, "beyond_limit")
-    unknown = answer(app, "GET", "/v1/search?q=a&group_by=file")
+    unknown = answer(app, "GET", "/v1/search?q=a&top=3")
     assert refused(unknown) == (422, "invalid_request")
-    assert "unknown parameter 'group_by'; the parameters are effort, explain, facet, filter" in unknown.text
+    assert "unknown parameter 'top'; the parameters are effort, explain, facet, filter, group_by" in unknown.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("", {"query": "a", "facet": ["year"]}, "unknown field 'facet' (did you mean 'facets'?); the fields are query, k, offset,"),
+        ("", {"query": "a", "top": 1}, "unknown field 'top'; the fields are query, k, offset, retriever, filter, effort, target_recall,"),
+        ("", {"query": "a", "top": 1, "by": 2}, "unknown fields 'top', 'by'; the fields are query, k,"),
+        ("", {"q": "a"}, "unknown field 'q'; the fields are query, k, offset, retriever, filter, effort, target_recall, explain, facets,"),
+        ("/batch", {"queries": ["a"], "group_by": "year"}, "unknown field 'group_by'; the fields are queries, k,"),
+    ],
+)
+def test_an_unknown_field_of_a_body_is_named_with_those_that_there_are(app: Any, path: str, body: dict[str, Any], said: str) -> None:
+    response = answer(app, "POST", f"/v1/search{path}", json=body)
+    assert refused(response) == (422, "invalid_request")
+    message = response.json()["error"]["message"]
+    assert message.startswith(said)
+    assert ("body.query: Field required" in message) == ("q" in body)
+
+
+def test_unknown_fields_of_parts_of_a_body_are_named_by_their_place(indexes: Indexes, tmp_path: Path) -> None:
+    app = create_application(open_service({"dense": indexes.dense}, access=Access(TOKEN)))
+    body = {"documents": [{"id": "a", "text": "b", "txt": "c"}]}
+    response = answer(app, "POST", "/v1/documents", json=body, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert refused(response) == (422, "invalid_request")
+    assert response.json()["error"]["message"] == "unknown field 'documents.0.txt'"
+    response = answer(app, "POST", "/rerank", json={"query": "a", "texts": ["b"], "top": 1})
+    assert response.json()["error"]["message"] == "unknown field 'top'"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +295,7 @@ def test_documents_are_returned_by_id(app: Any) -> None:
 
 def test_hits_of_an_index_without_texts_have_null_texts(app: Any) -> None:
     hits = search(app, query="bird", retriever="silent", k=2).json()["hits"]
-    assert [set(hit) for hit in hits] == [{"id", "score", "title", "text", "metadata", "explanation"}] * 2
+    assert [set(hit) for hit in hits] == [{"id", "score", "title", "text", "metadata", "explanation", "group", "passages"}] * 2
     assert hits[0]["text"] is None
 
 

@@ -1,0 +1,246 @@
+"""Searches that group passages by a field: the command line, `Index.search`, POST and GET /v1/search and the MCP server agree."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import BuildOptions, Index, add_documents, build_index, delete_documents, open_index
+from quiver.retrieval.records import Document
+from quiver.retrieval.search.groups import field_of, search_groups
+from quiver.retrieval.search.search import SearchResult
+from quiver.retrieval.serving.application import create_application
+from quiver.retrieval.serving.schemas import Limits
+from quiver.retrieval.serving.service import Combinations, Service, open_service
+from tests.retrieval.serving.conftest import answer
+
+mcp = pytest.importorskip("mcp")
+QUERY = "sea bird"
+
+
+class Built(NamedTuple):
+    folder: Path
+    silent: Path
+    """The same documents, built without texts."""
+    service: Service
+    app: Any
+
+
+def passages() -> list[Document]:
+    """Twenty passages of document a rank first; b and c tie, so do the passages of d; the last document has no field."""
+    texts = {f"a#{number}": "sea bird " * (40 - number) for number in range(20)}
+    texts |= {"b#1": "sea wing stone", "c#1": "sea wing stone", "d#1": "sea wing stone salt", "d#2": "sea wing stone salt"}
+    found = [Document(key, text, f"On {key}", {"document": key[0], "year": 2000 + ord(key[0])}) for key, text in texts.items()]
+    return [*found, Document("alone", "the sea and the stone and the salt", metadata={"year": 2004})]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    root = tmp_path_factory.mktemp("grouped")
+    build_index(passages(), "bm25", root / "index")
+    build_index(passages(), "bm25", root / "silent", options=BuildOptions(store_text=False))
+    service = open_service({"words": root / "index", "silent": root / "silent"})
+    return Built(root / "index", root / "silent", service, create_application(service))
+
+
+class Shown(NamedTuple):
+    """What every way of searching says of a hit."""
+
+    id: str
+    score: float
+    group: str | None
+    passages: list[tuple[str, float]]
+
+
+def shown(hits: Any) -> list[Shown]:
+    return [Shown(hit["id"], hit["score"], hit["group"], list(hit["passages"].items())) for hit in hits]
+
+
+def post(app: Any, **request: Any) -> Any:
+    return answer(app, "POST", "/v1/search", json={"query": QUERY, "group_by": "document"} | request)
+
+
+def call_tool(service: Service, **arguments: Any) -> Any:
+    from quiver.retrieval.serving.mcp_server import create_server
+
+    async def call() -> Any:
+        async with mcp.Client(create_server(service)) as client:
+            return await client.call_tool("search", {"query": QUERY} | arguments)
+
+    return asyncio.run(call())
+
+
+def message_of(response: Any) -> str:
+    assert response.status_code == 422
+    said: str = response.json()["error"]["message"]
+    return said
+
+
+@pytest.mark.parametrize(("k", "filter"), [(1, None), (3, None), (9, None), (3, "year>=2098")])
+def test_grouped_hits_are_the_same_wherever_they_are_asked_for(
+    quiver: Callable[..., Any], built: Built, k: int, filter: str | None
+) -> None:
+    asked = ("search", built.folder, QUERY, "-k", k, "--group-by", "document", *(("--filter", filter) if filter else ()))
+    expected = shown(json.loads(quiver(*asked, "--json").out))
+    groups = ["a", "c", "b", "alone", "d"] if filter is None else ["c", "b", "d"]
+    assert [hit.group for hit in expected] == groups[:k]
+    if k == 9:
+        assert [hit.id for hit in expected] == ["a#0", "c#1", "b#1", "alone", "d#2"]
+        assert [len(hit.passages) for hit in expected] == [20, 1, 1, 1, 2]
+    hits = open_index(built.folder).search(QUERY, k, filter=filter, group_by="document")
+    assert [Shown(hit.id, hit.score, hit.group, list(hit.passages.items())) for hit in hits] == expected
+    posted = post(built.app, k=k, filter=filter).json()["hits"]
+    assert shown(posted) == expected
+    assert [hit["text"] for hit in posted] == [hit.text for hit in hits]
+    parameters = {"q": QUERY, "k": k, "group_by": "document"} | ({} if filter is None else {"filter": filter})
+    assert shown(answer(built.app, "GET", "/v1/search", params=parameters).json()["hits"]) == expected
+    called = call_tool(built.service, k=k, group_by="document", **({} if filter is None else {"filter": filter})).structured_content
+    assert shown(called["hits"]) == expected
+    assert not any(hit["more_passages"] for hit in called["hits"])
+
+
+def test_hits_that_are_not_grouped_have_no_group(built: Built) -> None:
+    hit = post(built.app, group_by=None, k=1).json()["hits"][0]
+    assert (hit["group"], hit["passages"]) == (None, None)
+    hit = call_tool(built.service, k=1).structured_content["hits"][0]
+    assert (hit["group"], hit["passages"], hit["more_passages"]) == (None, None, False)
+    (found,) = open_index(built.folder).search(QUERY, 1)
+    assert (found.group, dict(found.passages)) == (None, {})
+
+
+def test_several_queries_are_grouped_each_for_itself(built: Built) -> None:
+    index = open_index(built.folder)
+    queries = ["stone", QUERY, "xylophone"]
+    hits = index.search(queries, 2, group_by="document")
+    for number, query in enumerate(queries):
+        alone = index.search(query, 2, group_by="document")
+        assert list(hits[number]) == list(alone)
+        assert [hit.id for hit in alone] == list(hits.ids[number])
+    assert hits.scores[1].dtype == "float32"
+    assert [(hit.group, len(hit.passages)) for hit in hits[0]] == [("c", 1), ("b", 1)]
+    assert len(hits[2]) == 0
+    table = repr(hits[1]).splitlines()
+    assert table[0].split() == ["rank", "id", "score", "group", "passages", "title", "fields", "text"]
+    assert table[1].split()[3:5] == ["a", "20"]
+
+
+def test_the_groups_of_a_query_do_not_depend_on_other_queries() -> None:
+    rankings = {
+        "near": {f"{'ab'[number % 2]}#{number}": 1 - number / 100 for number in range(90)},
+        "far": {f"{'a' if number < 80 else 'b'}#{number}": 1 - number / 100 for number in range(90)},
+    }
+
+    def searched(*queries: str) -> Any:
+        def search(depth: int) -> SearchResult:
+            return SearchResult({query: dict(list(rankings[query].items())[:depth]) for query in queries})
+
+        return search_groups(search, 2, lambda ids: [key[0] for key in ids])[1]
+
+    assert searched("near", "far") == searched("near") | searched("far")
+    assert [len(group.passages) for group in searched("near", "far")["near"]] == [4, 4]
+
+
+def test_requests_that_are_searched_in_one_batch_are_grouped_each_for_itself(built: Built) -> None:
+    import httpx
+
+    queries = ["stone", QUERY, "salt", "stone"] * 3
+
+    async def together() -> list[Any]:
+        transport = httpx.ASGITransport(built.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            bodies = [{"query": query, "group_by": "document", "k": 2} for query in queries]
+            return await asyncio.gather(*(client.post("/v1/search", json=body) for body in bodies))
+
+    for query, response in zip(queries, asyncio.run(together()), strict=True):
+        assert shown(response.json()["hits"]) == shown(post(built.app, query=query, k=2).json()["hits"])
+
+
+def test_pages_of_groups_are_parts_of_one_ranking(built: Built) -> None:
+    whole = post(built.app, k=10, offset=0).json()["hits"]
+    assert [hit["group"] for hit in whole] == ["a", "c", "b", "alone", "d"]
+    assert [hit for offset in (0, 2, 4) for hit in post(built.app, k=2, offset=offset).json()["hits"]] == whole
+    assert post(built.app, k=2, offset=6).json()["hits"] == []
+    assert call_tool(built.service, offset=6, group_by="document").structured_content["nothing_found"] is None
+    explained = post(built.app, k=2, offset=1, explain=True).json()["hits"]
+    assert [hit["explanation"]["score"] for hit in explained] == pytest.approx([hit["score"] for hit in whole[1:3]])
+
+
+def test_a_fused_retriever_ranks_groups(quiver: Callable[..., Any], built: Built) -> None:
+    app = create_application(open_service({"one": built.folder, "two": built.silent}, combined=Combinations(fused=[["one", "two"]])))
+    hits = post(app, retriever="one+two", k=3).json()["hits"]
+    done = quiver("search", built.folder, QUERY, "-k", 3, "--group-by", "document", "--fuse", built.silent, "--json")
+    assert shown(hits) == shown(json.loads(done.out))
+    assert [hit["group"] for hit in hits] == ["a", "c", "b"]
+
+
+def test_an_answer_is_partial_if_more_groups_need_too_many_passages(built: Built) -> None:
+    service = open_service({"words": built.folder}, limits=Limits(passages=16))
+    app = create_application(service)
+    for k, filter, groups, partial in ((3, None, ["a"], True), (1, None, ["a"], False), (9, "year>=2098", ["c", "b", "d"], False)):
+        found = post(app, k=k, filter=filter).json()
+        assert ([hit["group"] for hit in found["hits"]], found["partial"]) == (groups, partial)
+    assert call_tool(service, k=3, group_by="document").structured_content["partial"]
+    assert not post(built.app, k=9).json()["partial"]
+
+
+def test_the_search_ends_when_all_values_are_found(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    documents = [Document(str(number), f"sea bird {number}", metadata={"kind": "ab"[number % 2]}) for number in range(60)]
+    build_index(documents[:50], "bm25", tmp_path / "index")
+    add_documents(tmp_path / "index", [*documents[50:], Document("z", "sea bird", metadata={"kind": "c"})], "bm25")
+    index = delete_documents(tmp_path / "index", ["z"])
+    assert field_of(index, "kind").most == 2
+    expected = shown(json.loads(quiver("search", index.path, QUERY, "-k", 10, "--group-by", "kind", "--json").out))
+    assert sum(len(hit.passages) for hit in expected) == 8
+    hits = index.search(QUERY, 10, group_by="kind")
+    assert [Shown(hit.id, hit.score, hit.group, list(hit.passages.items())) for hit in hits] == expected
+    app = create_application(open_service({"words": index.path}))
+    assert shown(post(app, group_by="kind").json()["hits"]) == expected
+    assert shown(post(app, group_by="kind", offset=0).json()["hits"]) == expected
+
+
+def test_a_field_that_no_document_has_is_refused_in_the_same_words(quiver: Callable[..., Any], built: Built) -> None:
+    said = "no document has the field 'page'; the fields are document, year"
+    done = quiver("search", built.folder, QUERY, "--group-by", "page")
+    assert (done.code, done.err.strip().endswith(said), done.err.count("\n")) == (2, True, 1)
+    with pytest.raises(InputError, match=said):
+        open_index(built.folder).search(QUERY, group_by="page")
+    assert message_of(post(built.app, group_by="page")) == said
+    assert message_of(answer(built.app, "GET", "/v1/search", params={"q": QUERY, "group_by": "page"})) == said
+    refused = call_tool(built.service, group_by="page")
+    assert refused.is_error
+    assert refused.content[0].text.endswith(said)
+    for wrong in ("", 7, ["document"]):
+        assert post(built.app, group_by=wrong).status_code == 422
+
+
+def test_an_index_without_texts_cannot_group_its_hits(quiver: Callable[..., Any], built: Built) -> None:
+    said = "the index was built with --no-text, so fields of hits are unknown; build it again to group hits"
+    done = quiver("search", built.silent, QUERY, "--group-by", "document")
+    assert (done.code, done.err.strip().endswith(said)) == (2, True)
+    with pytest.raises(InputError, match=said):
+        open_index(built.silent).search(QUERY, group_by="document")
+    assert message_of(post(built.app, retriever="silent")) == said
+    assert call_tool(built.service, group_by="document", retriever="silent").content[0].text.endswith(said)
+
+
+def test_k_of_groups_is_checked(built: Built) -> None:
+    index: Index = open_index(built.folder)
+    with pytest.raises(ValueError, match="k must be"):
+        index.search(QUERY, 0, group_by="document")
+    assert message_of(post(built.app, k=1001)).startswith("k: at most 1,000, got 1001")
+
+
+def test_an_agent_is_told_why_nothing_was_found(quiver: Callable[..., Any], built: Built) -> None:
+    for query, conditions in ((QUERY, ["year>=3000"]), (QUERY, ["year>=3000", "document=z"]), ("xylophone", [])):
+        done = quiver("search", built.folder, query, *(part for each in conditions for part in ("--filter", each)))
+        found = call_tool(built.service, query=query, filter=conditions).structured_content
+        assert (found["hits"], found["nothing_found"]) == ([], done.out.strip())
+    said = call_tool(built.service, filter="document=z").structured_content["nothing_found"]
+    assert said.startswith("nothing found: none of 25 documents matches the filter; values of document: a (20), d (2), b (1)")
+    assert call_tool(built.service).structured_content["nothing_found"] is None
