@@ -133,7 +133,8 @@ def search(
     if group_by is None:
         found = search_to(k)
     else:
-        found, groups = search_groups(search_to, k, field_of(index, group_by))
+        keys_of = field_of(index, group_by)
+        found, groups = search_groups(search_to, min(k, keys_of.most) if set(fuse or []) <= {"bm25"} else k, keys_of)
     _report_missing(found.missing, run=out)
     if out is not None:
         ranking = found.run if group_by is None else {query: {each.key: each.score for each in those} for query, those in groups.items()}

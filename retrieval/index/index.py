@@ -755,7 +755,7 @@ class Index:
             hits = self.answer(self.request(vectors, depth, options))
             return SearchResult(hits.to_run([str(query) for query in range(len(hits))]))
 
-        groups = list(search_groups(search, k, keys_of)[1].values())
+        groups = list(search_groups(search, min(k, keys_of.most), keys_of)[1].values())
         scores = [np.array([group.score for group in those], np.float32) for those in groups]
         return Hits([[group.best for group in those] for those in groups], scores, groups=groups)
 

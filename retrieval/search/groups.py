@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents import is_value
 from quiver.retrieval.index.engines import check_k
-from quiver.retrieval.index.index import OpenSegment, Place
+from quiver.retrieval.index.index import Place
 from quiver.retrieval.records import Group
 from quiver.retrieval.search.search import SearchResult
 
@@ -46,7 +47,7 @@ def search_groups(
 
     Args:
         search: Function from a number of passages to the result of their search.
-        k: Groups per query.
+        k: Groups per query; if there are fewer, all passages are searched, so `FieldValues.most` should bound k where it can.
         keys_of: Function from ids of passages to the group of each, see `field_of`.
 
     Returns:
@@ -69,7 +70,7 @@ def search_groups(
         depth *= 4
 
 
-def field_of(index: Index, field: str) -> Callable[[Sequence[str]], list[str]]:
+def field_of(index: Index, field: str) -> FieldValues:
     """Function from ids of documents to their values of a field; a document without the field is a group of its own.
 
     Of a list, the different values that filters can test count, or all if there are none such.
@@ -81,35 +82,74 @@ def field_of(index: Index, field: str) -> Callable[[Sequence[str]], list[str]]:
         raise InputError(f"{index.path}: the index was built with --no-text, so fields of hits are unknown; build it again to group hits")
     if field not in index.fields:
         raise InputError(f"{index.path}: no document has the field '{field}'; the fields are {', '.join(index.fields) or 'none'}")
-    known = dict[str, str]()  # queries have hits in common
-    columns = [_column(segment, field) for segment in index.segments]
+    columns = _COLUMNS.setdefault(index, {})
+    if field not in columns:
+        columns[field] = _read_column(index, field)
+    return FieldValues(index, field, columns[field])
 
-    def value(key: str, place: Place | None) -> str:
+
+class FieldValues:
+    """Function from ids of documents to their values of a field; see `field_of`.
+
+    Attributes:
+        most: The documents of the index have at most this number of different values, at least 1.
+    """
+
+    def __init__(self, index: Index, field: str, column: _Column) -> None:
+        self.most = column.most
+        self._index, self._field, self._column = index, field, column
+        self._known = dict[str, str]()  # queries have hits in common
+
+    def __call__(self, ids: Sequence[str]) -> list[str]:
+        """Return the value of each document."""
+        new = [key for key in ids if key not in self._known]
+        self._known.update((key, self._value(key, place)) for key, place in zip(new, self._index.locate(new), strict=True))
+        return [self._known[key] for key in ids]
+
+    def _value(self, key: str, place: Place | None) -> str:
         if place is None:  # of another index that is fused with this one
             return key
-        single: str | None = columns[place.segment][place.row]
-        if single is not None:
-            return single
-        found = (index.documents.at(place).metadata or {}).get(field, key)
+        code: int = self._column.codes[place.segment][place.row]
+        if code >= 0:
+            return self._column.values[code]
+        found = (self._index.documents.at(place).metadata or {}).get(self._field, key)
         several = found if isinstance(found, list | tuple) else [found]
         return ", ".join(dict.fromkeys(map(str, filter(is_value, several))) or map(str, several))
 
-    def values(ids: Sequence[str]) -> list[str]:
-        new = [key for key in ids if key not in known]
-        known.update((key, value(key, place)) for key, place in zip(new, index.locate(new), strict=True))
-        return [known[key] for key in ids]
 
-    return values
+@dataclass(frozen=True)
+class _Column:
+    """A field of all documents; columns are read faster than documents.
+
+    Attributes:
+        values: The different values.
+        codes: For each segment, the position in ``values`` of each row's value, or -1 if it has none, several or a long one, (n,) int32.
+        most: The documents have at most this number of different values.
+    """
+
+    values: Sequence[str]
+    codes: Sequence[NDArray[np.int32]]
+    most: int
 
 
-def _column(segment: OpenSegment, field: str) -> NDArray[np.object_]:
-    """The value of each row that has one, short value of a field, else None, (n,); columns are read faster than documents."""
-    values = np.full(len(segment.vectors), None, object)
-    entries = np.zeros(len(values), np.int64)
-    for column in segment.documents.metadata.columns:
-        if column.field == field:
-            distinct = np.array([str(value) for value in column.values], object)
-            values[column.rows] = np.repeat(distinct, np.diff(column.ends, prepend=0))
-            entries += np.bincount(column.rows, minlength=len(values))
-    values[entries != 1] = None
-    return values
+# The columns of each opened index by field: a service groups by the same fields again and again.
+_COLUMNS: WeakKeyDictionary[Index, dict[str, _Column]] = WeakKeyDictionary()
+
+
+def _read_column(index: Index, field: str) -> _Column:
+    known, codes = dict[str, int](), list[NDArray[np.int32]]()
+    used, others = set[int](), 0
+    for segment in index.segments:
+        rows = np.full(len(segment.vectors), -1, np.int32)
+        entries = np.zeros(len(rows), np.int64)
+        for column in segment.documents.metadata.columns:
+            if column.field == field:
+                numbers = np.array([known.setdefault(str(value), len(known)) for value in column.values], np.int32)
+                rows[column.rows] = np.repeat(numbers, np.diff(column.ends, prepend=0))
+                entries += np.bincount(column.rows, minlength=len(rows))
+        rows[entries != 1] = -1
+        found, counts = np.unique(rows[segment.kept], return_counts=True)
+        used.update(found[found >= 0].tolist())
+        others += int(counts[found < 0].sum())
+        codes.append(rows)
+    return _Column(list(known), codes, max(1, len(used) + others))

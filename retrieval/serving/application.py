@@ -264,24 +264,23 @@ async def _answers(
     snapshot = ranked.snapshot
     index = snapshot.generations[0].index
 
-    def shown() -> tuple[list[list[Hit]], dict[str, FieldFacet] | None, int, str | None]:
+    def shown() -> tuple[list[list[Hit]], dict[str, FieldFacet] | None, int, bool, str | None]:
         page, matching = slice(offset, offset + request.k), index.count(filter)
-        if group_by is not None and retriever.depth is None and matching > service.limits.passages:
-            _check_groups(ranked, offset + request.k, service.limits.passages)
+        cut = group_by is not None and retriever.depth is None and matching > service.limits.passages
+        partial = cut and _lacks_groups(ranked, offset + request.k, service.limits.passages)
         hits = _hits(retriever, batch, ranked, page, request.explain)
         facets = _facets(snapshot, request.facets, filter) if isinstance(request, SearchRequest) and request.facets is not None else None
-        return hits, facets, matching, service.warning_for(retriever)
+        return hits, facets, matching, partial, service.warning_for(retriever)
 
-    hits, facets, matching, warning = await loop.run_in_executor(service.threads, shown)
+    hits, facets, matching, partial, warning = await loop.run_in_executor(service.threads, shown)
     times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
-    return [SearchAnswer(retriever.name, found, times, snapshot.number, matching, offset, facets, warning=warning) for found in hits]
+    return [SearchAnswer(retriever.name, found, times, snapshot.number, matching, offset, facets, partial, warning) for found in hits]
 
 
-def _check_groups(ranked: RankedQueries, wanted: int, most: int) -> None:
+def _lacks_groups(ranked: RankedQueries, wanted: int, most: int) -> bool:
+    """Whether as many passages as are allowed were searched and had too few groups."""
     groups = ranked.groups[ranked.names[0]]
-    if len(groups) < wanted and sum(len(group.passages) for group in groups) >= most:
-        message = f"offset + k: the best {most:,} passages are of {len(groups):,} groups, got {wanted:,}; send a smaller k"
-        raise RequestError(422, "beyond_limit", message)
+    return len(groups) < wanted and sum(len(group.passages) for group in groups) >= most
 
 
 _PAGED = 100  # hits that pages share one ranking of

@@ -73,11 +73,15 @@ class FoundDocument:
 
 @dataclass(frozen=True)
 class FoundDocuments:
-    """Hits, best first, and the number of documents that match the filter; if there are no hits, why."""
+    """Hits, best first, and the number of documents that match the filter; if there are no hits, why.
+
+    Partial: a search with group_by found fewer groups than asked for in the passages that it may search, and there may be more.
+    """
 
     hits: list[FoundDocument]
     matching: int
     retriever: str
+    partial: bool
     warning: str | None
     nothing_found: str | None
 
@@ -170,7 +174,8 @@ class _Tools:
             index, condition = self._service.retriever(retriever).served.current.index, Filter.parse(filter) if filter else None
             loop = asyncio.get_running_loop()
             nothing = await loop.run_in_executor(self._service.threads, describe_nothing_found, index, condition)
-        return FoundDocuments([_found(hit) for hit in found.hits], found.matching, found.retriever, found.warning, nothing)
+        hits = [_found(hit) for hit in found.hits]
+        return FoundDocuments(hits, found.matching, found.retriever, found.partial, found.warning, nothing)
 
     async def read_document(self, id: DocumentId, start: Start = 0, retriever: RetrieverName = None) -> ReadDocument:  # noqa: A002
         """Read a document by its id, 20,000 characters at a time."""

@@ -468,8 +468,9 @@ class Retriever:
         search = partial(retriever.search, queries, filter=options.filter, effort=options.effort, target_recall=options.target_recall)
         if options.group_by is None:
             return search(options.k), {}
-        most = self.depth or self._limits.passages
-        return search_groups(lambda k: search(min(k, most)), options.k, field_of(snapshot.generations[0].index, options.group_by))
+        most, keys_of = self.depth or self._limits.passages, field_of(snapshot.generations[0].index, options.group_by)
+        one_index = len({part.served for part in self.parts}) == 1
+        return search_groups(lambda k: search(min(k, most)), min(options.k, keys_of.most) if one_index else options.k, keys_of)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Limits:
         conditions: Largest number of conditions in a filter.
         batch: Largest number of queries per request.
         hits: Largest number of hits per request, over all its queries.
-        passages: Largest number of passages that a search with ``group_by`` ranks.
+        passages: Largest number of passages that a search with ``group_by`` ranks; there may be more groups in the others.
         documents: Largest number of documents that a request adds or deletes.
         texts: Largest number of texts that a request embeds or re-ranks.
         body_bytes: Largest request body, in bytes.
@@ -352,7 +352,8 @@ class SearchAnswer:
         matching: Number of documents that match the filter; without a filter, of all documents.
         offset: Number of hits that were skipped.
         facets: Field -> counts over the matching documents; null if none were asked for.
-        partial: Whether a part of the index could not be searched.
+        partial: Whether a part of the index was not searched: with ``group_by``, if the passages that may be searched have fewer than
+            ``offset + k`` groups.
         warning: Why this ranking must not be compared with that of the first retriever: an index of it holds other documents. Null if it
             can be.
     """

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index import BuildOptions, Index, build_index, open_index
+from quiver.retrieval.index import BuildOptions, Index, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.groups import search_groups
+from quiver.retrieval.search.groups import field_of, search_groups
 from quiver.retrieval.search.search import SearchResult
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.schemas import Limits
@@ -179,12 +179,29 @@ def test_a_fused_retriever_ranks_groups(quiver: Callable[..., Any], built: Built
     assert [hit["group"] for hit in hits] == ["a", "c", "b"]
 
 
-def test_a_request_whose_groups_need_too_many_passages_is_refused(built: Built) -> None:
-    app = create_application(open_service({"words": built.folder}, limits=Limits(passages=16)))
-    said = "offset + k: the best 16 passages are of 1 groups, got 3; send a smaller k"
-    assert message_of(post(app, k=3)) == said
-    assert [hit["group"] for hit in post(app, k=1).json()["hits"]] == ["a"]
-    assert [hit["group"] for hit in post(app, k=9, filter="year>=2098").json()["hits"]] == ["c", "b", "d"]
+def test_an_answer_is_partial_if_more_groups_need_too_many_passages(built: Built) -> None:
+    service = open_service({"words": built.folder}, limits=Limits(passages=16))
+    app = create_application(service)
+    for k, filter, groups, partial in ((3, None, ["a"], True), (1, None, ["a"], False), (9, "year>=2098", ["c", "b", "d"], False)):
+        found = post(app, k=k, filter=filter).json()
+        assert ([hit["group"] for hit in found["hits"]], found["partial"]) == (groups, partial)
+    assert call_tool(service, k=3, group_by="document").structured_content["partial"]
+    assert not post(built.app, k=9).json()["partial"]
+
+
+def test_the_search_ends_when_all_values_are_found(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    documents = [Document(str(number), f"sea bird {number}", metadata={"kind": "ab"[number % 2]}) for number in range(60)]
+    build_index(documents[:50], "bm25", tmp_path / "index")
+    add_documents(tmp_path / "index", [*documents[50:], Document("z", "sea bird", metadata={"kind": "c"})], "bm25")
+    index = delete_documents(tmp_path / "index", ["z"])
+    assert field_of(index, "kind").most == 2
+    expected = shown(json.loads(quiver("search", index.path, QUERY, "-k", 10, "--group-by", "kind", "--json").out))
+    assert sum(len(hit.passages) for hit in expected) == 8
+    hits = index.search(QUERY, 10, group_by="kind")
+    assert [Shown(hit.id, hit.score, hit.group, list(hit.passages.items())) for hit in hits] == expected
+    app = create_application(open_service({"words": index.path}))
+    assert shown(post(app, group_by="kind").json()["hits"]) == expected
+    assert shown(post(app, group_by="kind", offset=0).json()["hits"]) == expected
 
 
 def test_a_field_that_no_document_has_is_refused_in_the_same_words(quiver: Callable[..., Any], built: Built) -> None:
