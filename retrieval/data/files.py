@@ -14,11 +14,10 @@ import json
 import logging
 import os
 import re
-import shlex
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -306,6 +305,11 @@ class FileChoice:
         parts = (self.opened, *(part for pattern in self.include for part in pattern.split("/")))
         return any(part == name or (part.startswith(".") and matches(name, part)) for part in parts)
 
+    @property
+    def has_only_hidden(self) -> bool:
+        """Whether each pattern names what is otherwise skipped, as if it were read beside the other files."""
+        return bool(self.include) and all(any(_is_skipped(part, folder=True) for part in each.split("/")) for each in self.include)
+
     def leaves_out(self, path: str) -> bool:
         """Whether a file or folder is left out."""
         return any(matches(path, pattern) for pattern in self.exclude)
@@ -434,6 +438,8 @@ class FolderFiles:
             skipped.hidden.append(path)
             return False
         if not self._choice.has(path):
+            if self._choice.has_only_hidden and type_of(Path(name)) is not None and not self._choice.leaves_out(path):
+                skipped.add("other files left out (--include '*' reads them too)", path)
             return False
         if _NO_NAME.search(path):
             skipped.add("names with control characters or without an encoding left out", ascii(path))
@@ -447,47 +453,22 @@ class FolderFiles:
         return True
 
     def _hidden(self, skipped: _Skipped) -> str:
-        """How many files were skipped under which names, and the patterns that include exactly these."""
-        paths: dict[str, list[str]] = {}
+        """How many files would be read if they were not hidden and not in folders of packages, by the names of these."""
+        found: Counter[str] = Counter()
         for path in skipped.hidden:
-            paths.setdefault(path.rpartition("/")[2], []).append(path)
-        found = Counter({name: self._count(paths[name], replace(self._choice, opened=name)) for name in paths})
-        most = [(name, count) for name, count in found.most_common() if count]
-        if not most:
-            return ""
-        named, rest = [name for name, _ in most[:_SHOWN_NAMES]], sum(count for _, count in most[_SHOWN_NAMES:])
-        patterns = ([] if self._choice.include else ["*"]) + [pattern for name in named for pattern in self._patterns(name, paths[name])]
-        choice = replace(self._choice, include=(*self._choice.include, *patterns))
-        counts = {name: self._count(paths[name], choice) for name in named}
-        read, shown = sum(counts.values()), ", ".join(f"{name}: {count:,}" for name, count in counts.items()) + (", ..." if rest else "")
-        return (
-            f"hidden files and files of package folders left out: {read + rest:,} ({shown});"
-            f" {' '.join(f'--include {shlex.quote(each)}' for each in patterns)} reads {f'{read:,} of them' if rest else 'them'} too"
-        )
-
-    def _patterns(self, name: str, paths: Sequence[str]) -> Sequence[str]:
-        """The patterns that include the skipped files and folders of a name, and of other files the fewest: the name, or their paths."""
-        include = self._choice.include
-        if not include:
-            return [name]
-        opened = replace(self._choice, opened=name)
-        chosen = [path for path in paths if self._count([path], opened)]
-        files = [path for path in chosen if not (self.root / path).is_dir()]
-        folders = [path for path in chosen if path not in files]
-        names = [pattern for pattern in include if "/" not in pattern.strip("/")]
-        inner = [f"{folder}/**/{pattern}" for folder in folders for pattern in names]
-        candidates = [[name], [*(f"{folder}/**" for folder in folders), *files], *([[*inner, *files]] if inner else [])]
-        return min(candidates, key=lambda each: self._count(paths, replace(self._choice, include=(*include, *each))))
-
-    def _count(self, paths: Iterable[str], choice: FileChoice) -> int:
-        """How many files a choice reads of skipped files and folders; what cannot be opened does not count."""
-        files, count = FolderFiles(self.root, choice, self._rules, self._token_spans), 0
-        for path in paths:
+            name = path.rpartition("/")[2]
+            opened = FolderFiles(self.root, replace(self._choice, opened=name), self._rules, self._token_spans)
             if (self.root / path).is_dir():
-                count += sum(1 for _ in files._walk(self.root / path, _Skipped(), None))
+                found[name] += sum(1 for _ in opened._walk(self.root / path, _Skipped(), None))  # what cannot be opened does not count
             else:
-                count += files._is_chosen(path, _Skipped())
-        return count
+                found[name] += opened._is_chosen(path, _Skipped())
+        counts = [f"{name}: {count:,}" for name, count in found.most_common() if count]
+        if not counts:
+            return ""
+        shown = ", ".join(counts[:_SHOWN_NAMES]) + (", ..." if counts[_SHOWN_NAMES:] else "")
+        others = "" if self._choice.include else "--include '*' "
+        left_out = f"hidden files and files of package folders left out: {found.total():,} ({shown})"
+        return f"{left_out}; to read those of a name too: {others}--include NAME"
 
 
 def _raise_unreadable(error: OSError) -> None:

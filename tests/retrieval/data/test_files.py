@@ -6,15 +6,15 @@ import json
 import logging
 import os
 import re
-import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.files import matches
+from quiver.retrieval.data.files import matches, type_of
 from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.records import Document
 
@@ -162,7 +162,7 @@ def test_what_is_left_out_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureF
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert line == (
         f"{tmp_path}: files read: 3; hidden files and files of package folders left out: 4 (node_modules: 2, .hidden.md: 1, .venv: 1);"
-        " --include '*' --include node_modules --include .hidden.md --include .venv reads them too;"
+        " to read those of a name too: --include '*' --include NAME;"
         " files of other types left out: 1 (.png); tables left out: 1 (such as f.csv); unreadable: 2 (such as h.txt)"
     )
 
@@ -185,31 +185,36 @@ def test_hidden_files_and_package_folders_are_read_if_a_pattern_names_them(tmp_p
     assert read("*", ".*", "node_modules", exclude=("*.png", ".git")) == sorted({*names} - {".git/a.txt", ".github/c.png", "h.weird"})
     caplog.clear()
     assert read(exclude=(".git", ".g.md", "node_modules")) == ["src/f.py"]
-    assert "left out: 2 (.github: 2); --include '*' --include .github reads them too" in caplog.text  # the pattern reads .github/c.png
+    assert "left out: 1 (.github: 1); to read those of a name too: --include '*' --include NAME" in caplog.text
     caplog.clear()
     assert read("src/**") == ["src/f.py"]
-    assert "left out: 1 (node_modules: 1); --include 'src/node_modules/**' reads them too" in caplog.text
+    assert "left out: 1 (node_modules: 1); to read those of a name too: --include NAME" in caplog.text
+    caplog.clear()
+    assert read(".*", "node_modules", exclude=(".git",)) == [
+        ".g.md",
+        ".github/b.yml",
+        ".github/c.png",
+        "node_modules/d.js",
+        "src/node_modules/e.js",
+    ]
+    assert "files read: 5; other files left out (--include '*' reads them too): 1 (such as src/f.py)" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("include", "exclude", "hint"),
     [
-        ((), (), "9 (node_modules: 4, .cache: 2, .h.md: 2, ...); --include '*' --include node_modules --include .cache --include .h.md"),
+        ((), (), "9 (node_modules: 4, .cache: 2, .h.md: 2, ...); to read those of a name too: --include '*' --include NAME"),
+        (("src/**",), (), "4 (node_modules: 2, .cache: 1, .h.md: 1); to read those of a name too: --include NAME"),
+        (("*.md",), (), "4 (node_modules: 2, .h.md: 2); to read those of a name too: --include NAME"),
+        (("src/*.md",), (), "1 (.h.md: 1); to read those of a name too: --include NAME"),
         (
-            ("src/**",),
             (),
-            "4 (node_modules: 2, .cache: 1, .h.md: 1); --include 'src/node_modules/**' --include 'src/.cache/**' --include src/.h.md",
+            ("src", ".cache", ".h.md", ".x"),
+            "3 (node_modules: 2, .github: 1); to read those of a name too: --include '*' --include NAME",
         ),
-        (
-            ("*.md",),
-            (),
-            "4 (node_modules: 2, .h.md: 2); --include 'node_modules/**/*.md' --include 'src/node_modules/**/*.md' --include .h.md",
-        ),
-        (("src/*.md",), (), "1 (.h.md: 1); --include src/.h.md"),
-        ((), ("src", ".cache", ".h.md", ".x"), "4 (node_modules: 2, .github: 2); --include '*' --include node_modules --include .github"),
     ],
 )
-def test_the_hint_reads_as_many_hidden_files_as_it_counts(
+def test_naming_hidden_files_reads_as_many_as_were_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, include: tuple[str, ...], exclude: tuple[str, ...], hint: str
 ) -> None:
     version_control = (".git/a.md", ".hg/a.md", "src/.svn/a.md", "node_modules/.git/a.md")
@@ -220,21 +225,20 @@ def test_the_hint_reads_as_many_hidden_files_as_it_counts(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x = 1")
     before = documents(tmp_path, SourceOptions(include=include, exclude=exclude))
-    assert f"left out: {hint} reads " in caplog.text
-    patterns = shlex.split(hint.partition(";")[2].replace("--include", ""))
-    after = documents(tmp_path, SourceOptions(include=(*include, *patterns), exclude=exclude))
-    counted = sum(int(count) for count in re.findall(r": (\d+)", hint))
-    assert len(after) - len(before) == counted
-    assert {document.id for document in after} > {document.id for document in before}
+    assert f"left out: {hint}\n" in caplog.text
+    counts = {name: int(count) for name, count in re.findall(r"([\w.]+): (\d+)", hint)}
+    after = documents(tmp_path, SourceOptions(include=(*(include or ("*",)), *counts), exclude=exclude))
+    added = [str(where(each, "file")[0]) for each in after if each not in before]
+    chosen = [file for file in added if type_of(Path(file)) and (not include or any(matches(file, pattern) for pattern in include))]
+    assert Counter(next(name for name in counts if name in file.split("/")) for file in chosen) == counts
+    assert sum(counts.values()) == int(hint.split()[0]) or "..." in hint
     assert not any(name in document.id for document in after for name in (".git/", ".hg/", ".svn/"))
-    if counted < int(hint.split()[0]):
-        assert f"reads {counted} of them too" in caplog.text
 
 
 def test_a_folder_of_hidden_files_alone_says_how_to_read_them(tmp_path: Path) -> None:
     (tmp_path / ".github").mkdir()
     (tmp_path / ".github" / "a.md").write_text("text")
-    with pytest.raises(InputError, match=r"left out: 1 \(.github: 1\); --include '\*' --include .github reads them too"):
+    with pytest.raises(InputError, match=r"left out: 1 \(.github: 1\); to read those of a name too: --include '\*' --include NAME"):
         open_corpus(tmp_path)
 
 
