@@ -311,10 +311,18 @@ def _parts_of(names: Sequence[str], parts: Mapping[str, Part]) -> list[Part]:
             raise InputError(f"--fuse {'+'.join(names)}: there is no ranking '{name}'; there are {', '.join(parts)}")
     if len(set(names)) < len(names):
         raise InputError(f"--fuse {'+'.join(names)}: a ranking occurs twice")
-    first, *others = [parts[name].served.current.index for name in names]
+    chosen = [parts[name] for name in names]
+    for part in chosen:
+        if (
+            not part.words
+            and part.served.current.index.kind == NAME
+            and any(other.words and other.served is part.served for other in chosen)
+        ):
+            raise InputError(f"{part.name}: an index of BM25, which bm25 would fuse with itself; leave out bm25")
+    first, *others = [part.served.current.index for part in chosen]
     for other in others:
         check_fusible(first, other)
-    return [parts[name] for name in names]
+    return chosen
 
 
 def _reranker(given: str, parts: Mapping[str, Part], device: str | None) -> Reranker:

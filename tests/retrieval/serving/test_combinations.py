@@ -212,6 +212,8 @@ def test_an_index_of_bm25_is_served_and_fused_without_a_model(indexes: Indexes, 
     body = {"documents": [{"id": "new", "text": "obsidian"}]}
     assert answer(app, "POST", "/v1/documents", json=body, headers={"Authorization": f"Bearer {TOKEN}"}).json()["documents"] == 61
     assert answer(app, "POST", "/v1/search", json={"query": "obsidian"}).json()["hits"][0]["id"] == "new"
+    with pytest.raises(InputError, match="words: an index of BM25, which bm25 would fuse with itself; leave out bm25"):
+        open_service({"words": tmp_path / "words"}, combined=Combinations(fused=[["words", "bm25"]]))
     folders = {"words": tmp_path / "words", "colbert": indexes.colbert}
     fused = create_application(open_service(folders, combined=Combinations(fused=[["words", "colbert"]], reranked_by="colbert")))
     library = open_retriever(tmp_path / "words", fuse=[indexes.colbert], rerank=indexes.colbert).search([Query("q", QUERY)], 9).run["q"]
