@@ -111,7 +111,7 @@ def run(script: str, kind: str, folder: Path, *arguments: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("dense", 60_000), *(pytest.param("colbert", count, marks=pytest.mark.slow) for count in (20_000, 60_000))]
+    ("kind", "count"), [("dense", 60_000), ("colbert", 60_000), pytest.param("colbert", 20_000, marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.slow
 def test_a_build_of_many_pieces_needs_few_open_files(kind: str, count: int, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     mend_interpreter()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+REPEATS = 2 if DEVICE == "cuda" else 1  # the interpreter runs one program after the other, so its bits are always the same
 
 
 def packed(lengths: Sequence[int], width: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
@@ -51,8 +52,8 @@ def test_ragged_scores_are_the_sums_of_maxima(
     """Odd widths, one token, empty texts; queries that fill several tiles; vectors wider than a tile."""
     monkeypatch.setenv("QUIVER_OPS", "triton")
     inputs = (*packed(queries, width, dtype, seed=1), *packed(documents, width, dtype, seed=2))
-    scores, again = (maxsim_ragged(*inputs) for _ in range(2))
-    assert torch.equal(scores, again)
+    scores, *again = (maxsim_ragged(*inputs) for _ in range(REPEATS))
+    assert all(torch.equal(scores, other) for other in again)
     assert scores.dtype == torch.float32
     # The products of half-precision numbers are exact in float32: only its sums round.
     torch.testing.assert_close(scores.cpu().double(), by_hand(*inputs), rtol=1e-5, atol=1e-3)
@@ -118,8 +119,8 @@ def test_padded_scores_and_their_gradients(
         document_mask.view(-1, tokens)[-1] = documents == 1
         document_mask.view(-1, tokens)[0, tokens - 3 :] = False
     for masks in ((query_mask, document_mask), (None, None), (query_mask, None)):
-        found, again = (differentiated("triton", (q, d), masks, masked, monkeypatch) for _ in range(2))
-        assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+        found, *again = (differentiated("triton", (q, d), masks, masked, monkeypatch) for _ in range(REPEATS))
+        assert all(torch.equal(one, other) for others in again for one, other in zip(found, others, strict=True))
         exact = differentiated("torch", (q.double(), d.double()), masks, masked, monkeypatch)
         lowest = exact[0] == torch.finfo(torch.float64).min
         assert torch.equal(found[0] == torch.finfo(dtype).min, lowest)
