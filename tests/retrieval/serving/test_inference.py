@@ -91,7 +91,7 @@ def test_embeddings_of_one_text_of_queries_of_token_ids_and_of_fewer_dimensions(
         ({"model": "dense", "input": [1] * 65}, 422, "invalid_request", "65 tokens; a text of this model has 1 to 64"),
         ({"model": "dense", "input": "a", "dimensions": 33}, 422, "invalid_request", "at most 32, the width of this model, got 33"),
         ({"model": "dense", "input": ["a"] * 9}, 422, "beyond_limit", "texts per request: at most 8, got 9"),
-        ({"model": "dense", "input": "a", "surprise": 1}, 422, "invalid_request", "body.surprise"),
+        ({"model": "dense", "input": "a", "surprise": 1}, 422, "invalid_request", "unknown field 'surprise'; the fields are input, model"),
     ],
 )
 def test_embeddings_that_cannot_be_made_are_refused(app: Any, body: dict[str, Any], status: int, code: str, said: str) -> None:
