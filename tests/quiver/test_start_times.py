@@ -54,6 +54,8 @@ def test_importing_quiver_imports_no_library(name: str) -> None:
 def test_the_first_search_of_a_small_index_takes_a_second_and_a_half(seconds: Callable[..., float], minilm: Path, tmp_path: Path) -> None:
     documents = [Document(f"d{number}", f"a text about the number {number}") for number in range(50)]
     build_index(documents, BiEncoder(minilm), tmp_path / "index", options=BuildOptions(calibrate=False))
+    build_index(documents, "bm25", tmp_path / "words")
+    assert seconds("-m", "quiver.cli.main", "search", str(tmp_path / "words"), "which text is about seven") < 1.5
     search = seconds("-m", "quiver.cli.main", "search", str(tmp_path / "index"), "which text is about seven")
     torch = seconds("-c", "import torch")
     allowed = OVER_TORCH * max(1.0, torch / TORCH)
