@@ -249,7 +249,7 @@ class _Process:
     def __init__(self, task: WorkerTask[Any, Any], device: str | None) -> None:
         self.device = device
         # macOS has it too, but libraries there do not survive a fork.
-        context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        context = multiprocessing.get_context("forkserver") if sys.platform == "linux" else multiprocessing.get_context("spawn")
         context.set_forkserver_preload([type(task).__module__])  # no effect once the fresh process runs, or where there is none
         self.pipe, theirs = context.Pipe()
         arguments = (theirs, task, device, dict(os.environ))
