@@ -138,6 +138,7 @@ def ask(path: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # this folder has one called quiver
     if len(sys.argv) > 2:
         code = ask(sys.argv[1], sys.argv[2:])
         if code < 0:

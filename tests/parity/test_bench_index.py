@@ -11,7 +11,7 @@ from quiver.eval.bench.index import Settings, bench_index
 from quiver.eval.bench.index_backends import baseline_systems, quiver_points, quiver_system, unsupported_reason
 from quiver.eval.bench.index_data import VectorFolder
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("quick_children")]
 
 DOCUMENTS, DIM = 400, 32
 # The least recall@10 at the most thorough point, on vectors without any structure.

@@ -96,7 +96,7 @@ def _their_values(batch: list[tuple[Grades, Scores]]) -> list[list[float]]:
     return rows
 
 
-@pytest.mark.parametrize("runs", [2_000, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("runs", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_random_runs(runs: int) -> None:
     assert set(DEFAULT) <= set(OURS)
     pytest.importorskip("pytrec_eval")

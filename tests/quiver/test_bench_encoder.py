@@ -14,6 +14,8 @@ from quiver.encoder import Encoder, EncoderConfig, init_weights, save_encoder
 from quiver.eval.bench.results import read_benchmark
 from quiver.retrieval.planning import read_rates
 
+pytestmark = pytest.mark.usefixtures("quick_children")
+
 
 @pytest.fixture
 def bench(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:

@@ -15,7 +15,10 @@ from quiver.eval.bench.results import read_benchmark
 from quiver.eval.bench.training_backends import ENGLISH
 
 EXTRA = ("sentence_transformers", "transformers", "pylate", "accelerate", "datasets")
-pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, EXTRA)), reason="needs the extra train")
+pytestmark = [
+    pytest.mark.skipif(not all(map(importlib.util.find_spec, EXTRA)), reason="needs the extra train"),
+    pytest.mark.usefixtures("quick_children"),
+]
 
 
 @pytest.fixture

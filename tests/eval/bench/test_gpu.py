@@ -43,6 +43,8 @@ from quiver.eval.bench.report import tables
 from quiver.eval.bench.results import Case, NotRun, Row, Series, with_ratios
 from quiver.eval.report.formats import Section, render_markdown
 
+pytestmark = pytest.mark.usefixtures("quick_children")
+
 CPU = Settings("cpu", minutes=1.0)
 
 

@@ -19,6 +19,8 @@ from quiver.eval.bench.report import tables, write_report
 from quiver.eval.bench.results import OWN, Benchmark, Row, Series, read_benchmark, write_benchmark
 from quiver.eval.report.formats import render_html, render_markdown
 
+pytestmark = pytest.mark.usefixtures("quick_children")
+
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory on a CPU is read from Linux's /proc")
 MakeVectors = Callable[..., VectorFolder]
 Scores = Callable[[VectorFolder], np.ndarray]

@@ -16,6 +16,8 @@ from quiver.encoder import InputError
 from quiver.eval.bench.index_data import VectorFolder, encode_collection
 from quiver.eval.bench.results import read_benchmark
 
+pytestmark = pytest.mark.usefixtures("quick_children")
+
 MakeVectors = Callable[..., VectorFolder]
 
 
