@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
+from typing import TypeAlias
 
 import numpy as np
 
@@ -46,6 +47,7 @@ from quiver.eval.results import (
 )
 from quiver.retrieval.data.corpus import Collection, NamedDocuments, ranked, write_run
 from quiver.retrieval.data.embedding_store import open_embedding_store
+from quiver.retrieval.index import Index
 from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions
@@ -82,7 +84,7 @@ class _Settings:
 
 
 def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice that a report states
-    model: str | Path | DenseModel | TokenModel | Retriever | None,
+    model: str | Path | DenseModel | TokenModel | Retriever | Index | None = None,
     data: str | Path | Benchmark | Sequence[str | Path | Benchmark] = (),
     *,
     queries: str | Path | None = None,
@@ -121,7 +123,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
 
     Args:
         model: A loaded model, its folder or Hugging Face Hub id, ``"bm25"`` (for a folder of that name pass ``"./bm25"``), or a retriever,
-            see `quiver.retrieval.search.retrievers`. None to score ``index``, ``run`` or only what ``fuse`` names.
+            see `quiver.retrieval.search.retrievers`; or an opened index. None to score ``index``, ``run`` or only what ``fuse`` names.
         index: Folder of an index of the collection's documents, searched with its own model.
         run: TREC run of the collection; or a folder with one run ``COLLECTION.SPLIT.trec`` per collection.
         fuse: Systems to fuse with: ``"bm25"``, an index, a run, a model or a retriever.
@@ -173,6 +175,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     """
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
+    model, index = _of_opened(model, index)
     first = [each for each in (model, index, run) if each is not None]
     if len(first) > 1:
         raise InputError("pass only one of a model, an index and a run; to combine them, fuse them")
@@ -260,6 +263,18 @@ def _check_combination(systems: int, fusion: Fusion | None, rerank: object, cand
         raise InputError("candidates are those of a fusion or a re-ranking: pass fuse or rerank, or leave them out")
 
 
+_Model: TypeAlias = "str | Path | DenseModel | TokenModel | Retriever | None"
+
+
+def _of_opened(model: _Model | Index, index: str | Path | None) -> tuple[_Model, str | Path | None]:
+    """The model and the folder of an index where an opened index was given as the model."""
+    if not isinstance(model, Index):
+        return model, index
+    if index is not None or not model.path.is_dir():
+        raise InputError(f"{model.path}: pass the folder of one index (index=DIR); an index in memory has none")
+    return None, model.path
+
+
 def _check_runs(given: Sequence[object], collections: int) -> None:
     """Refuse a single run for several collections."""
     for each in given:
@@ -284,7 +299,10 @@ def _benchmark_of_files(
     if not data:
         raise InputError("queries (--queries) and judgements (--qrels) go together; pass both, or a folder with the other as data (--data)")
     if len(data) > 1 or isinstance(data[0], Benchmark) or not expand_home(data[0]).is_dir():
-        raise InputError("queries (--queries) and judgements (--qrels) replace those of a single local folder (--data)")
+        raise InputError(
+            f"{data[-1]}: beside queries (--queries) and judgements (--qrels), data (--data) is one local collection folder; for "
+            "documents in other files, build an index of them and leave out data: quiver evaluate --index DIR --queries FILE --qrels FILE"
+        )
     return Benchmark.of_folder(expand_home(data[0]), split, queries=asked, qrels=judged)
 
 
@@ -546,10 +564,10 @@ def worst_queries(
     def show(case: _Case, document: str) -> ShownDocument:
         found = run.get(case.query, {})
         order = ranks[case.query]
-        explained = explain is not None and document in case.explained
+        explained = explain is not None and document in case.explained and document in contents
         return ShownDocument(
             id=document,
-            text=_snippet(contents[document]),
+            text=_snippet(contents.get(document, "(not among the documents)")),  # judged, and gone from an index
             grade=collection.qrels[case.query].get(document),
             rank=order.get(document),
             score=found.get(document),

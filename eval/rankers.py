@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -57,6 +58,8 @@ from quiver.retrieval.search.search import Fusion, SearchResult, search_slices
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
+
+logger = logging.getLogger(__name__)
 
 OVERLAPS = (10, 100)
 """Depths of the overlap of an index with exact search; depths beyond ``k`` are left out."""
@@ -526,7 +529,7 @@ class SystemDocuments:
         """A collection with these documents instead of its own; the index also decides whether titles are part of the texts.
 
         Raises:
-            InputError: Judged documents are not among them, or the run cannot be read.
+            InputError: Most judged documents are not among them, or the run cannot be read.
         """
         judged = NamedDocuments(document for grades in collection.qrels.values() for document in grades)
         if self.index is None:
@@ -547,7 +550,10 @@ class SystemDocuments:
             documents = self.index.documents if self.index.manifest.policy.store_text else NamedDocuments(self.index.ids)
         if missing:
             counted = f"{len(missing):,} of the {len(judged):,} judged documents of {benchmark.key}"
-            raise InputError(f"{self.index.path}: {counted}, such as {missing[0]!r}, are not {where}")
+            said = f"{self.index.path}: {counted}, such as {missing[0]!r}, are not {where}"
+            if 2 * len(missing) >= len(judged):  # other ids than those of the judgements
+                raise InputError(said)
+            logger.warning("%s; they count as not found", said)
         return benchmark, replace(collection, documents=documents)
 
 

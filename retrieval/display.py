@@ -59,15 +59,17 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def short_names(paths: Sequence[str]) -> list[str]:
     """Names of indexes and models in tables: the last part of each path, with as many before it as tell it from the other paths.
 
+    ``model``, the folder of a training run's model, tells nothing without the one before it.
+
     Example:
-        >>> short_names(["indexes/dense", "bm25"]), short_names(["/x/a/dense", "/x/b/dense", "/x/words"])
-        (['dense', 'bm25'], ['a/dense', 'b/dense', 'words'])
+        >>> short_names(["indexes/dense", "bm25"]), short_names(["/x/a/dense", "/x/b/dense", "runs/code/model"])
+        (['dense', 'bm25'], ['a/dense', 'b/dense', 'code/model'])
     """
     parts = {path: (Path(path) if Path(path).name else Path(path).resolve()).parts for path in paths}
     names = []
     for path, own in parts.items():
         others = [each for other, each in parts.items() if other != path]
-        ends = (own[-count:] for count in range(1, len(own) + 1))
+        ends = (own[-count:] for count in range(min(2, len(own)) if own[-1] == "model" else 1, len(own) + 1))
         found = next((end for end in ends if all(each[-len(end) :] != end for each in others)), None)
         names.append(path if found is None else Path(*found).as_posix())
     return [dict(zip(parts, names, strict=True))[path] for path in paths]

@@ -7,6 +7,7 @@ nDCG@10 is the test, the other measures explain it. A measure that one of the tw
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ from quiver.eval.report.retrieval import (
     rows,
 )
 from quiver.eval.results import FILE, HEADLINE, CollectionResult, FileReference, Results, evaluate_again, read_results
+
+logger = logging.getLogger(__name__)
 
 ALPHA = 0.05
 """A difference is significant if its corrected p is below this value."""
@@ -255,6 +258,9 @@ def _check_same(first: _Side, second: _Side, key: str) -> None:
     one, other = first.collections[key], second.collections[key]
     if one.data_sha256 != other.data_sha256:
         raise InputError(f"{key} is different data in {second.folder} and in {first.folder}; evaluate both on the same collection")
+    if one.documents and other.documents and one.documents != other.documents:
+        counts = f"{first.label} {one.documents:,} and {second.label} {other.documents:,}"
+        logger.warning("%s: the systems searched different documents: %s; a difference may be one of the documents", key, counts)
     for name, a, b in differently_scored(one, other):
         raise InputError(
             f"{key} was scored with {name}={a} in {first.folder} and {name}={b} in {second.folder}; evaluate both with the same setting"

@@ -284,7 +284,8 @@ def _shown_text(hit: Mapping[str, Any]) -> str:
 def _print_explained(text: str, hits: Sequence[Mapping[str, Any]], explained: Mapping[str, Mapping[str, Explained]]) -> None:
     console = Console()
     for hit in hits:
-        heading = f"{hit['rank']}. {_where(hit)}  {hit['score']:.4f}"
+        group = f"  {hit['group']}, passages found: {len(hit['passages'])}" if "group" in hit else ""
+        heading = f"{hit['rank']}. {_where(hit)}  {hit['score']:.4f}{group}"
         names = [*hit.get("lists", {}), *(["candidate"] if "candidate" in hit else [])]
         origin = ", ".join(f"{name} {rank}" for name, rank in zip(names, _ranks(hit), strict=True))
         console.print(Text.assemble((heading, "bold"), f"  {origin}" if origin else ""))

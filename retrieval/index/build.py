@@ -412,7 +412,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     Args:
         corpus: A source of `quiver.retrieval.data.source.open_corpus`, such as a folder or a CSV file; or documents; or texts, which get
             the numbers from 1 as ids; or mappings from field to value, a data set of the datasets library, or a data frame of pandas or
-            polars, whose fields are found as those of files are. It is read several times; an iterator is written to the index's folder
+            polars, whose fields are found as those of files are (to name them, pass ``open_corpus(source, SourceOptions(...))`` of
+            `quiver.retrieval.data.source`). It is read several times; an iterator is written to the index's folder
             first.
         model: Encodes the documents: a model, its folder or hub id, or ``"bm25"``, which needs no model (for a folder of that name pass
             ``"./bm25"``).

@@ -411,6 +411,7 @@ GRAMMAR = "field=value, !=, <, <=, >, >= or 'field in a,b'"
 """A condition in short."""
 
 _QUOTING = 'put a field or value that has spaces or any of " = ! < > , ( ) & | in double quotes, such as city="New York"'
+_BARE = "in a shell put the condition in single quotes, such as 'year>=2020', because > writes to a file there"
 _ALONE = "give each condition by itself, all of them must hold; for alternatives of one field write 'field in a,b'"
 # A text without white space at its end is split in time linear in its length: reading stops at the first character that fits nowhere.
 _TOKENS = re.compile(
@@ -592,7 +593,8 @@ def _split(text: str) -> list[_Token]:
 
 def _malformed(text: str, *, combined: bool) -> InputError:
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-    return InputError(f"filter {shown!r}: expected {GRAMMAR}; {_ALONE if combined else _QUOTING}")
+    advice = _ALONE if combined else _BARE if re.fullmatch(r"\w+", text) else _QUOTING
+    return InputError(f"filter {shown!r}: expected {GRAMMAR}; {advice}")
 
 
 def _string(token: _Token) -> str:

@@ -56,8 +56,8 @@ from quiver.retrieval.index.files import (
 )
 from quiver.retrieval.index.index import Contents, SegmentFolderWriter
 from quiver.retrieval.index.on_device import clustering_on, device_of
-from quiver.retrieval.index.store.reading import FileEntry, FileName, Layout, verify_files
-from quiver.retrieval.index.store.writing import seal
+from quiver.retrieval.index.store.reading import FileEntry, FileName, Layout, entries, is_resumable, verify_files
+from quiver.retrieval.index.store.writing import UNFINISHED_SECONDS, seal
 from quiver.retrieval.index.strings import id_hashes
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import WorkerModel
@@ -784,6 +784,12 @@ class WorkFolder:
         if self.folder.is_dir():
             logger.info("%s: resuming the interrupted build", layout.root)
         else:
+            if any(is_resumable(path.name) for path in entries(layout.temporary)):
+                logger.warning(
+                    "%s: an earlier change with other data or options was not finished; repeat its command to go on with it within %g days",
+                    layout.root,
+                    UNFINISHED_SECONDS / 86_400,
+                )
             disk.mkdir(self.folder)
             disk.sync_folder(layout.temporary)
 

@@ -16,7 +16,7 @@ from quiver.eval.report.compare import compare_results
 from quiver.eval.report.retrieval import results_report, write_report
 from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import load_collection, read_qrels, read_queries, read_run
-from quiver.retrieval.index import BuildOptions, build_index
+from quiver.retrieval.index import BuildOptions, build_index, open_index
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.retrievers import RECIPROCAL_RANKS, FusedRetriever, OpenIndexes, SharedModel, VectorRetriever
 from quiver.retrieval.search.search import fuse_runs
@@ -75,14 +75,18 @@ def grouped(run: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float
     return found
 
 
-def check_scores(measures: Mapping[str, float], run: Mapping[str, Mapping[str, float]]) -> None:
+def check_scores(
+    measures: Mapping[str, float], run: Mapping[str, Mapping[str, float]], judged: Mapping[str, Mapping[str, int]] = JUDGED
+) -> None:
     """Compare with what pytrec_eval computes for a run of files."""
     pytrec_eval = pytest.importorskip("pytrec_eval")
     ours = {"ndcg_cut_10": "ndcg@10", "recall_10": "recall@10", "map": "map"}
-    evaluator = pytrec_eval.RelevanceEvaluator(JUDGED, {"ndcg_cut.10", "recall.10", "map"})
+    evaluator = pytrec_eval.RelevanceEvaluator(
+        {query: dict(grades) for query, grades in judged.items()}, {"ndcg_cut.10", "recall.10", "map"}
+    )
     scored = evaluator.evaluate({query: dict(documents) for query, documents in run.items()})
     for theirs, name in ours.items() if "recall@10" in measures else [("ndcg_cut_10", "ndcg@10")]:
-        mean = sum(scored.get(query, {}).get(theirs, 0.0) for query in JUDGED) / len(JUDGED)
+        mean = sum(scored.get(query, {}).get(theirs, 0.0) for query in judged) / len(judged)
         assert measures[name] == pytest.approx(mean), name
 
 
@@ -95,7 +99,8 @@ def test_an_index_and_a_run_need_no_corpus(make_collection: MakeCollection, tmp_
     named = {key for documents in (*read_run(run).values(), *read_qrels(qrels).values()) for key in documents}
     for found in (
         evaluate(None, folder, index=tmp_path / "words"),
-        evaluate(None, queries=queries, qrels=qrels, index=tmp_path / "words"),
+        evaluate(open_index(tmp_path / "words"), folder),
+        evaluate(index=tmp_path / "words", queries=queries, qrels=qrels),
         evaluate(None, folder, qrels=qrels, run=run),
         evaluate(None, queries=queries, qrels=qrels, run=run),
     ):
@@ -131,6 +136,21 @@ def test_results_without_a_corpus_compare_although_the_indexes_differ(files: dic
     assert not compare_results(tmp_path / "3", tmp_path / "2").unpaired
     results_report(results)
     assert read_results(tmp_path / "3") == results[0]
+
+
+def test_a_judged_file_that_is_gone_counts_as_not_found(files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As after a refresh; most of them gone would be a mistake."""
+    index = build_index(passages(), "bm25", tmp_path / "words")
+    with files["qrels"].open("a", encoding="utf-8") as file:
+        file.write("q1,gone.md,2\n")
+    found = evaluate(index, **files, group_by="file", out=tmp_path / "results")
+    assert "1 of the 5 judged documents of questions, such as 'gone.md', are not values of the field 'file'" in caplog.text
+    assert "they count as not found" in caplog.text
+    queries = list(read_queries(files["queries"]))
+    by_hand = grouped(index.search([query.text for query in queries], 100).to_run([query.id for query in queries]))
+    check_scores(found.collections[0].measures, by_hand, JUDGED | {"q1": JUDGED["q1"] | {"gone.md": 2}})
+    shown = {document.id: document.text for worst in found.collections[0].worst for document in worst.wanted}
+    assert (shown["gone.md"], shown["stone.md"] != shown["gone.md"]) == ("(not among the documents)", True)
 
 
 def test_files_are_ranked_by_their_best_passages(files: dict[str, Path], tmp_path: Path) -> None:
@@ -202,8 +222,8 @@ def test_a_collection_with_a_corpus_is_judged_by_the_values_of_a_field(make_coll
         ({"model": "bm25", "group_by": "file"}, r"group_by \(--group-by\) file: needs an index"),
         ({"run": "run.trec", "fuse": ["bm25"]}, "BM25 ranks texts, and only the ids of the documents are known"),
         ({"index": "words", "split": "dev"}, "have no split"),
-        ({"index": "words", "data": ["a", "b"]}, "replace those of a single local folder"),
-        ({"index": "words", "data": "beir/scifact"}, "replace those of a single local folder"),
+        ({"index": "words", "data": ["a", "b"]}, "is one local collection folder"),
+        ({"index": "words", "data": "beir/scifact"}, "is one local collection folder"),
         ({"index": "words", "qrels": None}, "go together"),
         ({"index": "words", "qrels": "nowhere.csv"}, "nowhere.csv: no such file"),
     ],

@@ -45,6 +45,20 @@ def _of(pairings: Sequence[Pairing], system: str, data_set: str) -> Pairing:
     return found
 
 
+def test_a_comparison_over_different_documents_says_so(make_folder: MakeFolder, caplog: pytest.LogCaptureFixture) -> None:
+    """As of two indexes, whose evaluation needs no corpus."""
+    folders = [make_folder(name, {"scifact": _scores(1)}) for name in ("alpha", "beta")]
+    compare_results(*folders)
+    assert caplog.text == ""
+    record = json.loads((folders[1] / "results.json").read_text())
+    one = record["collections"][0]
+    one["documents"] += 3
+    (folders[1] / "results.json").write_text(json.dumps(record))
+    compare_results(*folders)
+    counts = f"alpha {one['documents'] - 3:,} and beta {one['documents']:,}"
+    assert f"scifact.test: the systems searched different documents: {counts};" in caplog.text
+
+
 def test_two_folders_are_compared(make_folder: MakeFolder) -> None:
     first = {"scifact": _scores(1), "cosqa": _scores(2, 30)}
     second = {"cosqa": _scores(3, 30), "scifact": _scores(4, shift=0.1)}

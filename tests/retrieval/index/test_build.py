@@ -309,7 +309,7 @@ def test_an_interrupted_build_resumes(tmp_path: Path, word_sum: Any, word_by_wor
 
 
 def test_a_damaged_piece_is_made_again_and_another_build_goes_ahead_of_an_interrupted_one(
-    tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = build_index(MANY, word_sum, tmp_path / "whole")
     stopping(word_sum, 5, monkeypatch)
@@ -325,6 +325,7 @@ def test_a_damaged_piece_is_made_again_and_another_build_goes_ahead_of_an_interr
         build_index(MANY[::-1], word_sum, tmp_path / "j", options=SMALL)
     stopping(word_sum, 100, monkeypatch)
     assert segment_bytes(build_index(MANY, word_sum, tmp_path / "j", options=SMALL)) == segment_bytes(whole)
+    assert caplog.text.count("an earlier change with other data or options was not finished; repeat its command") == 1
     again = stopping(word_sum, 100, monkeypatch)
     turned = build_index(MANY[::-1], word_sum, tmp_path / "j", options=SMALL, overwrite=True)
     assert again == [document.text for document in MANY[:24][::-1]]  # two pieces had been finished
