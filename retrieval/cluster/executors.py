@@ -316,7 +316,8 @@ def visible_devices(device: str, visible: str | None) -> str:
 
 def _serve(pipe: Connection, task: WorkerTask[Any, Any], device: str | None, environment: Mapping[str, str]) -> None:
     """Main loop of a worker process."""
-    os.environ.update(environment)  # it has that of the first worker's start
+    os.environ.clear()  # it is that of the first worker's start
+    os.environ.update(environment)
     if device is not None:
         # CUDA reads the variable when it is used for the first time, which is when the task loads its model.
         os.environ[VISIBLE] = visible_devices(device, os.environ.get(VISIBLE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -61,6 +62,14 @@ class Squares:
             raise OSError("the disk has gone")
         advance(1)
         return number * number
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Gives the value of a variable in a worker's environment."""
+
+    def open(self, advance):
+        return os.environ.get
 '''
 
 
@@ -225,6 +234,42 @@ def test_each_worker_sees_its_own_device(
 def test_devices_exclude_other_choices_of_workers(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         open_executor(**{"name": "local", **options}, devices=["cpu", "cpu"])
+
+
+UNASKED = """
+import torch
+import torch.cuda
+
+def asked(*_, **__):
+    raise SystemExit("a GPU was asked for")
+
+for module in (torch.cuda, torch._C):
+    for name in ("is_available", "device_count", "init", "_lazy_init", "_cuda_init", "_cuda_getDeviceCount"):
+        if hasattr(module, name):
+            setattr(module, name, asked)
+import quiver.retrieval.data.embedding_store, quiver.retrieval.index.pieces, quiver.retrieval.models.loading
+import quiver.retrieval.training.mining.teacher_scores
+import sys
+assert "triton" not in sys.modules
+"""
+"""Imports every module of a task."""
+
+
+@pytest.mark.slow
+def test_modules_of_tasks_use_no_gpu_while_they_are_imported() -> None:
+    """Workers are forked from a process that has imported them: they could not use a GPU that it has asked."""
+    done = subprocess.run([sys.executable, "-c", UNASKED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_workers_have_the_environment_of_their_run(tmp_path: Path, tasks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the first one, in which the process they are forked from was started."""
+    for value in ("first", "second", None):
+        if value is None:
+            monkeypatch.delenv("QUIVER_TEST_VALUE")
+        else:
+            monkeypatch.setenv("QUIVER_TEST_VALUE", value)
+        assert list(LocalProcesses(1).run(tasks.Environment(), ["QUIVER_TEST_VALUE"])) == [("QUIVER_TEST_VALUE", value)]
 
 
 def test_devices_are_parsed_and_checked() -> None:
