@@ -262,7 +262,7 @@ def test_modules_of_tasks_use_no_gpu_while_they_are_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_workers_have_the_environment_of_their_run(tmp_path: Path, tasks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_have_the_environment_of_their_run(tasks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of the first one, in which the process they are forked from was started."""
     for value in ("first", "second", None):
         if value is None:
