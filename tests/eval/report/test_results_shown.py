@@ -19,9 +19,9 @@ def test_results_show_a_row_per_collection_and_system(make_scored: MakeCollectio
     header, *rows = [line.split() for line in repr(results).splitlines()[1:]]
     assert header[:3] == ["collection", "system", "ndcg@10"]
     assert [row[:3] for row in rows] == [
-        ["scifact.test", "model", "64.5"],
+        ["scifact.test", "me/model", "64.5"],
         ["scifact.test", "bm25", "66.5"],
-        ["nfcorpus.test", "model", "30.0"],
+        ["nfcorpus.test", "me/model", "30.0"],
     ]
     assert "<td>66.5</td>" in results._repr_html_()
 
