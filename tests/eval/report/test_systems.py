@@ -24,13 +24,13 @@ MakeResults = Callable[..., Results]
         ({"source": "model"}, {"source": "/y/a/model/"}, ["model", "a/model"]),
         ({"source": "a/model"}, {"source": "org/other", "name": "model"}, ["a/model", "model"]),
         ({"source": "a/run.trec", "kind": "run"}, {"source": "a/b + run.trec", "kind": "fusion"}, ["run.trec", "a/b + run.trec"]),
-        ({"fingerprint": "1" * 64}, {"fingerprint": "2" * 64}, ["model (111111111111)", "model (222222222222)"]),
-        ({"fingerprint": "1" * 64}, {"fingerprint": None}, ["model (111111111111)", "model (fingerprint None)"]),
-        ({"dtype": "float32"}, {"dtype": "int8"}, ["model (dtype float32)", "model (dtype int8)"]),
+        ({"fingerprint": "1" * 64}, {"fingerprint": "2" * 64}, ["a/model (111111111111)", "a/model (222222222222)"]),
+        ({"fingerprint": "1" * 64}, {"fingerprint": None}, ["a/model (111111111111)", "a/model (fingerprint None)"]),
+        ({"dtype": "float32"}, {"dtype": "int8"}, ["a/model (dtype float32)", "a/model (dtype int8)"]),
         (
             {"query_length": 32, "library": "pylate"},
             {"query_length": 64},
-            ["model (library pylate, query length 32)", "model (library quiver, query length 64)"],
+            ["a/model (library pylate, query length 32)", "a/model (library quiver, query length 64)"],
         ),
     ],
 )
