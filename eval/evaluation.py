@@ -270,8 +270,10 @@ def _of_opened(model: _Model | Index, index: str | Path | None) -> tuple[_Model,
     """The model and the folder of an index where an opened index was given as the model."""
     if not isinstance(model, Index):
         return model, index
-    if index is not None or not model.path.is_dir():
-        raise InputError(f"{model.path}: pass the folder of one index (index=DIR); an index in memory has none")
+    if index is not None:
+        raise InputError("pass only one index, opened or as a folder (index=DIR)")
+    if not model.path.is_dir():
+        raise InputError(f"{model.path}: an index in memory cannot be evaluated; build it in a folder (out=DIR)")
     return None, model.path
 
 

@@ -529,7 +529,7 @@ class SystemDocuments:
         """A collection with these documents instead of its own; the index also decides whether titles are part of the texts.
 
         Raises:
-            InputError: Most judged documents are not among them, or the run cannot be read.
+            InputError: Half or more of the judged documents are not among them, or the run cannot be read.
         """
         judged = NamedDocuments(document for grades in collection.qrels.values() for document in grades)
         if self.index is None:

@@ -67,7 +67,8 @@ def _supervise(connection: socket.socket) -> None:
         _run(json.loads(request), streams)
     for stream in streams:
         os.close(stream)  # so that a pipe ends with the child
-    connection.sendall(f"{child}\n".encode())
+    with contextlib.suppress(OSError):
+        connection.sendall(f"{child}\n".encode())
     ended = os.pidfd_open(child)
     if ended not in select.select([ended, connection], [], [])[0]:  # the process that asked is gone
         os.kill(child, signal.SIGKILL)

@@ -25,9 +25,8 @@ def imported_python() -> str:
     interpreter = folder / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -SE {shlex.join(server[1:])} "$@"\n')
     interpreter.chmod(0o755)
-    process = subprocess.Popen(
-        server, stdin=subprocess.PIPE, env=os.environ | {"HF_HUB_OFFLINE": "1"}
-    )  # the pipe ends it with this process
+    # It ends when the pipe does, with this process.
+    process = subprocess.Popen(server, stdin=subprocess.PIPE, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     while not (folder / "socket").exists():
         assert process.poll() is None
         time.sleep(0.05)

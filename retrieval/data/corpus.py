@@ -627,9 +627,8 @@ def find_split(folder: Path, split: str) -> Path:
         raise InputError(f"{file}: is a folder; the judgements of a split must be a file")
     if not file.is_file():
         splits = sorted(path.name.removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv") if path.is_file())
-        existing = (
-            f"existing splits: {', '.join(splits)}" if splits else "the folder has no qrels/*.tsv; elsewhere, a file is named by --qrels"
-        )
+        none = "the folder has no qrels/*.tsv (quiver evaluate reads judgements of any file with --qrels FILE)"
+        existing = f"existing splits: {', '.join(splits)}" if splits else none
         raise InputError(f"{file}: no split '{split}'; {existing}")
     return file
 

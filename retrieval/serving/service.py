@@ -312,12 +312,9 @@ def _parts_of(names: Sequence[str], parts: Mapping[str, Part]) -> list[Part]:
     if len(set(names)) < len(names):
         raise InputError(f"--fuse {'+'.join(names)}: a ranking occurs twice")
     chosen = [parts[name] for name in names]
+    ranked_by_words = [part.served for part in chosen if part.words]
     for part in chosen:
-        if (
-            not part.words
-            and part.served.current.index.kind == NAME
-            and any(other.words and other.served is part.served for other in chosen)
-        ):
+        if not part.words and part.served in ranked_by_words and part.served.current.index.kind == NAME:
             raise InputError(f"{part.name}: an index of BM25, which bm25 would fuse with itself; leave out bm25")
     first, *others = [part.served.current.index for part in chosen]
     for other in others:

@@ -141,6 +141,10 @@ def test_results_without_a_corpus_compare_although_the_indexes_differ(files: dic
 def test_a_judged_file_that_is_gone_counts_as_not_found(files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As after a refresh; most of them gone would be a mistake."""
     index = build_index(passages(), "bm25", tmp_path / "words")
+    with pytest.raises(InputError, match="an index in memory cannot be evaluated; build it in a folder"):
+        evaluate(build_index(passages(), "bm25"), **files, group_by="file")
+    with pytest.raises(InputError, match="pass only one index"):
+        evaluate(index, index=tmp_path / "words", **files)
     with files["qrels"].open("a", encoding="utf-8") as file:
         file.write("q1,gone.md,2\n")
     found = evaluate(index, **files, group_by="file", out=tmp_path / "results")

@@ -70,18 +70,7 @@ def test_two_processes_train_like_one(make_recipe: MakeRecipe, tmp_path: Path) -
     (tmp_path / "two.json").write_text(json.dumps(recipe.model_dump()))
     (tmp_path / "worker.py").write_text(WORKER)
     python = imported_python()
-    command = [
-        python,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--no-python",
-        python,
-        "worker.py",
-        str(tmp_path),
-    ]
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     done = subprocess.run(
         [*command, python, "worker.py", str(tmp_path)],
         cwd=tmp_path,
