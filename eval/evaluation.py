@@ -22,6 +22,7 @@ import numpy as np
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, file_sha256, write_json
+from quiver.encoder.progress import progress_bar
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, resolve
 from quiver.eval.metrics import MEASURES, Interval, Scores, bootstrap_interval, judged_at, score
 from quiver.eval.rankers import BASELINES, Contenders, GroupedDocuments, GroupedRanker, Ranker, Ranking, SystemDocuments, is_run
@@ -51,7 +52,6 @@ from quiver.retrieval.index import Index
 from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Run, TokenModel
 from quiver.retrieval.search.explain import token_matches
 from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Retriever

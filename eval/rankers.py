@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
+from quiver.encoder.progress import progress_bar
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth
 from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated, index_name
 from quiver.retrieval.data.corpus import Collection, DocumentSource, NamedDocuments, read_run
@@ -34,7 +35,6 @@ from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, load_model
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, Run, TokenModel
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.groups import field_of, search_groups

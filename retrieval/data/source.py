@@ -253,6 +253,8 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
             return [find_jsonl(path, "corpus")]
         if (path / "dataset_dict.json").is_file():
             splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
+            if len(splits) == 1:
+                return _tables(path / splits[0], options, files)
             raise InputError(f"{path}: a data set with several splits; choose one of {', '.join(str(path / name) for name in splits)}")
         found = [file for file in path.iterdir() if is_table(file) and file.is_file() and file.name not in _DESCRIPTIONS]
         choice = FileChoice(options.include, options.exclude)
