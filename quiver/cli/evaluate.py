@@ -426,6 +426,12 @@ def _print_comparison(comparison: Comparison) -> None:
                 rows.append((pairing.data_set, *scores, f"{100 * paired.difference:+.2f}", interval, verdict))
         title = f"{LABELS[HEADLINE]} of {system} in points (hundredths), compared with {comparison.baseline}"
         print_table(title, ("collection", "before", "now", "change", "95% interval", "verdict"), rows)
+    if any(
+        measured.verdict == "not significant" and measured.paired.interval.low * measured.paired.interval.high > 0
+        for each in (*comparison.pairings, *comparison.averages)
+        for measured in each.measures.values()
+    ):
+        say("the verdict is corrected for all comparisons together (Holm), the interval is that of one alone")
     for each in comparison.unpaired:
         say(f"not compared: {each.collection}, because {each.lacks} was not evaluated on it")
 

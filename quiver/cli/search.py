@@ -104,7 +104,7 @@ def search(
     quiver search indexes/msmarco --queries queries.jsonl --out runs/msmarco.trec --shard-memory 16GB --replicas 2 --address auto
     """
     gc.set_threshold(50_000)  # collections while torch is imported take a tenth of a second, and find nothing
-    text = _checked_text(words, queries, out, explain=explain)
+    text = _checked_text(folder, words, queries, out, explain=explain)
     _check_effort(effort, target_recall)
     given = [str(folder), *(fuse or [])]
     if generation is not None and (shards or shard_memory):
@@ -164,7 +164,9 @@ def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
     return Filter.parse(conditions, ids=None if ids is None else read_ids(ids)) if conditions or ids else None
 
 
-def _checked_text(words: Sequence[str] | None, queries: Path | None, run: Path | None, *, explain: bool) -> str | None:
+def _checked_text(folder: Path, words: Sequence[str] | None, queries: Path | None, run: Path | None, *, explain: bool) -> str | None:
+    if words and not folder.exists() and Path(words[-1]).is_dir():
+        raise InputError(f"{folder}: no such folder; the index comes first, then the query: quiver search {words[-1]} '{folder}'")
     text = " ".join(words) if words else None
     if (text is None) == (queries is None):
         raise InputError("pass either a query text or --queries FILE")
