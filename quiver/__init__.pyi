@@ -1,5 +1,7 @@
 from .encoder.errors import InputError as InputError
 from .eval.evaluation import evaluate as evaluate
+from .retrieval.data.source import SourceOptions as SourceOptions
+from .retrieval.data.source import open_corpus as open_corpus
 from .retrieval.index.build import build_index as build_index
 from .retrieval.index.index import open_index as open_index
 from .retrieval.models.biencoder import BiEncoder as BiEncoder

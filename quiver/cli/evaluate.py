@@ -425,7 +425,7 @@ def _print_comparison(comparison: Comparison) -> None:
                 interval = f"{100 * between.low:+.1f} to {100 * between.high:+.1f}"
                 verdict = "unclear" if measured.verdict == "not significant" else measured.verdict
                 rows.append((pairing.data_set, *scores, f"{100 * paired.difference:+.2f}", interval, verdict))
-        title = f"{LABELS[HEADLINE]} of {system}, compared with {comparison.baseline}"
+        title = f"{LABELS[HEADLINE]} of {system} in points (hundredths), compared with {comparison.baseline}"
         print_table(title, ("collection", "before", "now", "change", "95% interval", "verdict"), rows)
     for each in comparison.unpaired:
         say(f"not compared: {each.collection}, because {each.lacks} was not evaluated on it")

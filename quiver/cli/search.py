@@ -45,7 +45,9 @@ _CONTEXT = 24  # characters of them before the first matched token
 def search(
     context: typer.Context,
     folder: options.IndexFolder,
-    text: Annotated[str | None, typer.Argument(help="Query text.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="QUERY", help="Query text; quotes around several words may be left out.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
     queries: options.QueryFile = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="TREC run file to write, with --queries.")] = None,
@@ -101,7 +103,7 @@ def search(
     quiver search indexes/msmarco --queries queries.jsonl --out runs/msmarco.trec --shard-memory 16GB --replicas 2 --address auto
     """
     gc.set_threshold(50_000)  # collections while torch is imported take a tenth of a second, and find nothing
-    _check_options(text, queries, out, explain=explain)
+    text = _checked_text(words, queries, out, explain=explain)
     _check_effort(effort, target_recall)
     given = [str(folder), *(fuse or [])]
     if generation is not None and (shards or shard_memory):
@@ -161,13 +163,15 @@ def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
     return Filter.parse(conditions, ids=None if ids is None else read_ids(ids)) if conditions or ids else None
 
 
-def _check_options(text: str | None, queries: Path | None, run: Path | None, *, explain: bool) -> None:
+def _checked_text(words: Sequence[str] | None, queries: Path | None, run: Path | None, *, explain: bool) -> str | None:
+    text = " ".join(words) if words else None
     if (text is None) == (queries is None):
         raise InputError("pass either a query text or --queries FILE")
     if (queries is None) != (run is None):
         raise InputError("--queries FILE and --out FILE must be used together")
     if explain and text is None:
         raise InputError("--explain explains the results of one query text; it cannot be used with --queries")
+    return text
 
 
 def _check_queries(queries: Sequence[Query], file: Path | None) -> None:

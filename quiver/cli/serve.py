@@ -32,7 +32,7 @@ Fuse: TypeAlias = Annotated[
     typer.Option(
         "--fuse",
         help="Rankings to fuse by reciprocal ranks, such as dense+colbert or dense+bm25; a single one is fused with the first index. bm25"
-        " ranks the texts of the first index, and is served by itself too. Repeatable.",
+        " ranks the texts of the index that it is fused with, and is served by itself too. Repeatable.",
     ),
 ]
 Rerank: TypeAlias = Annotated[

@@ -511,12 +511,15 @@ def assemble(
     for judgement in judged if wanted or missing_queries else ():
         if judgement.query in missing_queries:
             several = _of_several(len(missing_queries), len(qrels), "queries")
-            raise InputError(f"{judgement.position}: query '{judgement.query}' is not among the collection's queries{several}")
+            raise InputError(f"{judgement.position}: query '{judgement.query}' is not among the collection's queries{several}; {_REMEDY}")
         if judgement.document in wanted:
             several = _of_several(len(wanted), len(judged_documents), "documents")
-            raise InputError(f"{judgement.position}: document '{judgement.document}' is not in the corpus{several}")
+            raise InputError(f"{judgement.position}: document '{judgement.document}' is not in the corpus{several}; {_REMEDY}")
     known = judged_documents if documents is None else StreamedDocuments(documents, count)
     return Collection(name, split, known, tuple(judged_queries), qrels, empty, documents is not None)
+
+
+_REMEDY = "add what is missing, or leave out its judgements"
 
 
 def _of_several(missing: int, judged: int, what: str) -> str:
@@ -627,7 +630,9 @@ def find_split(folder: Path, split: str) -> Path:
         raise InputError(f"{file}: is a folder; the judgements of a split must be a file")
     if not file.is_file():
         splits = sorted(path.name.removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv") if path.is_file())
-        none = "the folder has no qrels/*.tsv (quiver evaluate reads judgements of any file with --qrels FILE)"
+        beside = sorted(path.name for path in folder.glob("*.tsv"))
+        none = f"move {beside[0]} to qrels/, or name it" if beside else "the folder has no qrels/*.tsv; name a file of judgements"
+        none += " with --qrels FILE (quiver evaluate)"
         existing = f"existing splits: {', '.join(splits)}" if splits else none
         raise InputError(f"{file}: no split '{split}'; {existing}")
     return file

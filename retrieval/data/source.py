@@ -56,6 +56,11 @@ class SourceOptions:
             for tables not at all.
         include: Patterns of files to read in a folder; empty for all of a known type that are neither hidden nor in a folder of packages.
         exclude: Patterns of files and folders to leave out.
+
+    Example:
+        >>> from quiver import SourceOptions
+        >>> SourceOptions(id="sku", title="name", text=("description", "features")).text
+        ('description', 'features')
     """
 
     id: str | None = None
@@ -68,7 +73,13 @@ class SourceOptions:
 
     @property
     def names_fields(self) -> bool:
-        """Whether an option applies only to tables."""
+        """Whether an option applies only to tables.
+
+        Example:
+            >>> from quiver import SourceOptions
+            >>> SourceOptions(id="sku").names_fields, SourceOptions(passages="headings").names_fields
+            (True, False)
+        """
         return bool(self.id or self.title or self.text or self.columns)
 
 
@@ -120,6 +131,11 @@ def open_corpus(
     Raises:
         InputError: The source does not exist or is of no known type, or the description of the passages is malformed. Malformed entries are
             found while the corpus is iterated.
+
+    Example:
+        >>> from quiver import open_corpus
+        >>> [document.id for document in open_corpus(tiny_collection())]
+        ['owl', 'trout']
     """
     rules = _rules(options, tokens)
     columns = Columns(options.id, options.title, options.text, options.columns, taken_over=taken_over)

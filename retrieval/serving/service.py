@@ -175,7 +175,9 @@ class Service:
             found = (differing_documents(first.served.current.index, each.current.index) for each in others)
             difference = next(filter(None, found), None)
             names = f"{first.name!r} and {retriever.name!r}"
-            warning = None if difference is None else f"{names} rank different documents; do not compare their rankings: {difference}"
+            warning = (
+                None if difference is None else f"{names} rank different documents, so their rankings cannot be compared: {difference}"
+            )
             self._warnings[retriever.name] = states, warning
         return warning
 
@@ -227,7 +229,8 @@ class Combinations:
 
     Attributes:
         words: Add a BM25 retriever over the texts of the first index.
-        fused: Names of the rankings that each fused retriever combines: of indexes, and ``bm25``.
+        fused: Names of the rankings that each fused retriever combines: of indexes, and ``bm25``, which ranks the texts of the first index
+            among them.
         reranked_by: Name of an index of a ColBERT model, or folder or hub id of such a model, that re-ranks every fused retriever, or the
             first index if there is none; None for no re-ranking.
     """
@@ -236,10 +239,14 @@ class Combinations:
     fused: Sequence[Sequence[str]] = ()
     reranked_by: str | None = None
 
-    @property
-    def uses_words(self) -> bool:
-        """Whether there is a BM25 retriever."""
-        return self.words or any(NAME in names for names in self.fused)
+    def with_words(self, first: str) -> list[str]:
+        """Names of the indexes whose texts BM25 ranks. The first of them is also that of the retriever ``bm25``.
+
+        Args:
+            first: Name of the first index.
+        """
+        fused = [_first_index(names, first) for names in self.fused if NAME in names]
+        return list(dict.fromkeys([first, *fused] if self.words else fused))
 
 
 def open_service(
@@ -269,10 +276,10 @@ def open_service(
         InputError: An index or its model cannot be opened, a name is not that of an index, or indexes to fuse share no document.
     """
     combined, limits, metrics = combined or Combinations(), limits or Limits(), Metrics()
-    words = combined.uses_words
+    words = combined.with_words(next(iter(folders)))
     if words and NAME in folders:
         raise InputError(f"the name '{NAME}' is reserved for BM25; name the index with NAME=FOLDER")
-    count = len(folders) + words + 2 * max(1, len(combined.fused))
+    count = len(folders) + len(words) + 2 * max(1, len(combined.fused))
     threads = ThreadPoolExecutor(max_workers=workers * count + 2, thread_name_prefix="quiver-serve")
     models: dict[str, SharedModel] = {}
     parts: dict[str, Part] = {}
@@ -282,12 +289,12 @@ def open_service(
         if card.fingerprint not in models:
             where = None if card.kind == NAME else device  # it is that of the other indexes
             models[card.fingerprint] = SharedModel(load_index_model(card, model if first else None, device=where))
-        parts[name] = Part(name, _served(folder, models[card.fingerprint], threads, words=words and first, verify=verify))
-    if words:
-        parts[NAME] = Part(NAME, next(iter(parts.values())).served, words=True)
+        parts[name] = Part(name, _served(folder, models[card.fingerprint], threads, words=name in words, verify=verify))
+    by_words = {name: Part(NAME, parts[name].served, words=True) for name in words if name in parts}
+    parts |= {part.name: part for part in list(by_words.values())[:1]}
     make = partial(Retriever, threads=threads, limits=limits, workers=workers, metrics=metrics)
     retrievers = {name: make(name, [part]) for name, part in parts.items()}
-    fused = [_parts_of(names, parts) for names in combined.fused]
+    fused = [_parts_of(names, parts, by_words) for names in combined.fused]
     for each in fused:
         name = "+".join(part.name for part in each)
         retrievers[name] = make(name, each)
@@ -304,14 +311,24 @@ def open_service(
     return service
 
 
-def _parts_of(names: Sequence[str], parts: Mapping[str, Part]) -> list[Part]:
-    """The rankings that a fused retriever combines."""
+def _first_index(names: Sequence[str], default: str) -> str:
+    return next((name for name in names if name != NAME), default)
+
+
+def _parts_of(names: Sequence[str], parts: Mapping[str, Part], by_words: Mapping[str, Part]) -> list[Part]:
+    """The rankings that a fused retriever combines.
+
+    Args:
+        names: Their names.
+        parts: Name -> ranking, ``bm25`` included.
+        by_words: Name of an index -> BM25 of its texts.
+    """
     for name in names:
         if name not in parts:
             raise InputError(f"--fuse {'+'.join(names)}: there is no ranking '{name}'; there are {', '.join(parts)}")
     if len(set(names)) < len(names):
         raise InputError(f"--fuse {'+'.join(names)}: a ranking occurs twice")
-    chosen = [parts[name] for name in names]
+    chosen = [by_words[_first_index(names, name)] if name == NAME else parts[name] for name in names]
     ranked_by_words = [part.served for part in chosen if part.words]
     for part in chosen:
         if not part.words and part.served in ranked_by_words and part.served.current.index.kind == NAME:

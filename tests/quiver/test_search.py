@@ -92,6 +92,7 @@ def test_json_holds_whole_texts_and_the_table_their_beginnings(quiver: Quiver, b
     shown = " ".join(quiver("search", built.dense, QUERY).out.replace("│", " ").split())
     assert shown.count("filler") < 10
     assert "far behind them" not in shown
+    assert quiver("search", built.dense, *QUERY.split()).out == quiver("search", built.dense, QUERY).out  # quotes may be left out
 
 
 def test_bm25_is_fused_with_an_index(quiver: Quiver, built: Built) -> None:

@@ -338,13 +338,13 @@ def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 def _part(source: Path, target: Path) -> Path:
-    """Six queries of a collection, up to four judged documents of each, and fifteen other documents."""
+    """Six queries of a collection, up to two judged documents of each, and five other documents: the page shows no more of them."""
     collection = load_collection(source, "test")
     queries = collection.queries[:6]
-    judged = {query.id: dict(sorted(collection.qrels[query.id].items(), key=lambda pair: -pair[1])[:4]) for query in queries}
+    judged = {query.id: dict(sorted(collection.qrels[query.id].items(), key=lambda pair: -pair[1])[:2]) for query in queries}
     wanted = {document for grades in judged.values() for document in grades}
     documents = list(collection.documents)
-    kept = [document for position, document in enumerate(documents) if position < 15 or document.id in wanted]
+    kept = [document for position, document in enumerate(documents) if position < 5 or document.id in wanted]
     (target / "qrels").mkdir(parents=True)
     rows = [{"_id": document.id, "title": document.title, "text": document.text} for document in kept]
     (target / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

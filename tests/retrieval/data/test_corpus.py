@@ -278,7 +278,7 @@ def test_judgements_with_only_a_header_are_refused(folder: Path) -> None:
 )
 def test_an_unknown_id_in_the_qrels_is_reported_with_its_line(folder: Path, row: str, message: str) -> None:
     path = lines(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q1\td1\t1", row)
-    with pytest.raises(InputError, match=re.escape(f"{path}:3: {message}")):
+    with pytest.raises(InputError, match=re.escape(f"{path}:3: {message}; add what is missing, or leave out its judgements")):
         load_collection(folder, "test")
 
 
@@ -288,7 +288,9 @@ def test_all_missing_files_of_a_collection_are_named_at_once(tmp_path: Path) -> 
     )
     with pytest.raises(InputError, match=message):
         load_collection(tmp_path, "test")
-    with pytest.raises(InputError, match=r": no queries\.jsonl or .*; .*test\.tsv: no split 'test'"):
+    lines(tmp_path / "test.tsv", "q1\td1\t1")
+    message = r": no queries\.jsonl or .*; .*test\.tsv: no split 'test'; move test\.tsv to qrels/, or name it with --qrels"
+    with pytest.raises(InputError, match=message):
         load_collection(tmp_path, "test", needs_corpus=False)
 
 

@@ -420,7 +420,7 @@ def test_rankings_of_different_documents_carry_a_warning(
     for name in ("dense", "colbert", "bm25"):
         assert search(app, query="granite", retriever=name).json()["warning"] is None
     warning = search(app, query="granite", retriever="other").json()["warning"]
-    assert warning.startswith(f"'dense' and 'other' rank different documents; do not compare their rankings: {expected[len(kept)]}")
+    assert warning.startswith(f"'dense' and 'other' rank different documents, so their rankings cannot be compared: {expected[len(kept)]}")
     batch = answer(app, "POST", "/v1/search/batch", json={"queries": ["sea", "bird"], "retriever": "other"}).json()["results"]
     assert [each["warning"] for each in batch] == [warning] * 2
 

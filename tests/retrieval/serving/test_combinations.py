@@ -218,3 +218,20 @@ def test_an_index_of_bm25_is_served_and_fused_without_a_model(indexes: Indexes, 
     fused = create_application(open_service(folders, combined=Combinations(fused=[["words", "colbert"]], reranked_by="colbert")))
     library = open_retriever(tmp_path / "words", fuse=[indexes.colbert], rerank=indexes.colbert).search([Query("q", QUERY)], 9).run["q"]
     assert [hit["id"] for hit in search(fused, k=9, retriever="words+colbert>colbert")["hits"]] == list(library)
+
+
+def test_each_index_is_fused_with_bm25_of_its_own_texts(indexes: Indexes, tmp_path: Path) -> None:
+    other = build_index([Document(f"other-{number}", f"a bird number {number}") for number in range(5)], "bm25", tmp_path / "other")
+    folders = {"other": other.path, "dense": indexes.dense}
+    service = open_service(folders, combined=Combinations(fused=[["dense", "bm25"]]))
+    assert list(service.retrievers) == ["other", "dense", "bm25", "dense+bm25"]
+    app = create_application(service)
+    expected = open_retriever(indexes.dense, fuse=["bm25"]).search([Query("q", QUERY)], 8).run["q"]
+    assert [hit["id"] for hit in search(app, k=8, retriever="dense+bm25")["hits"]] == list(expected)
+    assert {hit["id"] for hit in search(app, k=50, retriever="bm25")["hits"]} <= {document.id for document in documents()}
+    two = {"colbert": indexes.colbert, "dense": indexes.dense}
+    service = open_service(two, combined=Combinations(words=True, fused=[["dense", "bm25"], ["bm25", "colbert"]]))
+    served = {name: [part.served for part in retriever.parts] for name, retriever in service.retrievers.items()}
+    assert served["bm25"] == served["colbert"]
+    assert served["dense+bm25"] == served["dense"] * 2
+    assert served["bm25+colbert"] == served["colbert"] * 2
