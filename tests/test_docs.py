@@ -3,7 +3,7 @@
 Every fence of ``sh`` and ``python`` is executed, in the order of the page, in a folder with two Markdown files in ``docs`` and with
 ``data/code``, a part of what ``quiver collections docstrings`` makes there. The Python fences of a page share their names. A fence below
 ``<!-- not run: REASON -->`` is not executed; the commands in ``<!-- setup ... -->`` are, and readers do not see them. ``quiver serve`` runs
-until the end of its page. Training takes two steps of 16 rows.
+until the end of its page. Training takes two steps of 16 rows, and ``quiver estimate --measure`` measures for a second.
 """
 
 from __future__ import annotations
@@ -291,6 +291,10 @@ def tiny_colbert(folder: Path) -> None:
     ColBERT.from_parts(encoder, tokenizer, settings).save_pretrained(folder)
 
 
+# The variable is read when the library is imported, which has been when a process is forked.
+FIND_MODELS = "import os, huggingface_hub.constants as hub; hub.HF_HUB_CACHE = os.environ['HF_HOME'] + '/hub'"
+
+
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> tuple[Path, dict[str, str]]:
     """A folder with ``data/code``, and the environment of commands: a Hub without a network, and a ``quiver`` that starts quickly."""
@@ -299,12 +303,10 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> tuple[Pa
     command = root / "bin" / "quiver"
     shorter = (
         'case "$1 $2" in train*|sweep*) set -- "$@" training.max_steps=2 training.batch_size=16 data.limit=128;;\n'
+        'estimate*) case "$*" in *--measure*) set -- "$@" --seconds 1;; esac;;\n'
         f'"collections docstrings") [ "$3 $4" != "--out data/code" ] || {{ mkdir -p $4 && cp -r {root}/data/code/. $4; exit; }};; esac'
     )
-    called = (
-        "import os, sys, huggingface_hub.constants as hub; from quiver.cli.main import main\n"
-        "hub.HF_HUB_CACHE = os.environ['HF_HOME'] + '/hub'; sys.argv[0] = 'quiver'; main()"
-    )
+    called = f"{FIND_MODELS}; import sys; from quiver.cli.main import main; sys.argv[0] = 'quiver'; main()"
     command.write_text(f'#!/bin/sh\n{shorter}\nexec {imported_python()} -c {shlex.quote(called)} "$@"\n')
     command.chmod(0o755)
     tiny_colbert(root / "colbert")
@@ -371,10 +373,15 @@ def test_a_notebook_runs(notebook: str, workshop: tuple[Path, dict[str, str]], t
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     root, environment = workshop
     shutil.copytree(root / "data", tmp_path / "data")
+    started = f"{FIND_MODELS}; from ipykernel.kernelapp import launch_new_instance; launch_new_instance()"
+    kernel = {"argv": [imported_python(), "-c", started, "-f", "{connection_file}"], "display_name": "Python", "language": "python"}
+    (tmp_path / "kernels" / "forked").mkdir(parents=True)
+    (tmp_path / "kernels" / "forked" / "kernel.json").write_text(json.dumps(kernel))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     content = nbformat.read(REPOSITORY / "docs" / "notebooks" / f"{notebook}.ipynb", as_version=4)
     written = shown(content)
     monkeypatch.chdir(tmp_path)
-    nbclient.NotebookClient(content, timeout=120, kernel_name="python3").execute(env=environment)  # a failed cell raises
+    nbclient.NotebookClient(content, timeout=120, kernel_name="forked").execute(env=environment)  # a failed cell raises
     assert shown(content) == written, "run the notebook again: its stored outputs are those of an earlier version"
 
 
@@ -400,6 +407,7 @@ def test_the_site_builds_without_a_warning_and_is_searched_from_files(tmp_path: 
     commands = (tmp_path / "site" / "reference" / "commands.html").read_text(encoding="utf-8")
     assert all(f">quiver {name}<" in commands for name in COMMANDS)
     assert "shard-memory" in commands
+    assert commands.count('role="heading" aria-level="2"') == commands.count('role="heading"') > 2
     for page in pages:  # no style, script, font or image of another host
         loaded = re.findall(r'(?:src="|<link [^>]*href="|url\()(?:https?:)?//[^"]+', (tmp_path / "site" / page).read_text(encoding="utf-8"))
         assert not loaded, f"{page}: {loaded}"

@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -35,8 +36,8 @@ def outcome(monkeypatch: pytest.MonkeyPatch, code: str, function: Callable[..., 
     return [x.detach() for x in outputs] + list(torch.autograd.grad(loss, leaves))
 
 
-def compare(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
-    """The kernel is as near to double precision as torch's code is, in outputs and gradients."""
+def compare(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Outputs:
+    """The kernel is as near to double precision as torch's code is, in outputs and gradients, which are returned."""
     exact = outcome(monkeypatch, "torch", function, [x.double() for x in inputs])
     plain = outcome(monkeypatch, "torch", function, inputs)
     found = outcome(monkeypatch, "triton", function, inputs)
@@ -45,6 +46,7 @@ def compare(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Sequence[Te
         assert kernel.shape == reference.shape
         unit = torch.finfo(kernel.dtype).eps * truth.abs().max()
         assert (kernel - truth).abs().max() <= 1.1 * (reference - truth).abs().max() + 2 * unit
+    return found
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
@@ -157,9 +159,9 @@ def test_the_gradient_of_a_weight_has_the_same_bits_every_time(monkeypatch: pyte
     def function(h: Tensor, u: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         return normed(norms(8)["layernorm"], [w], h, u)
 
-    first, second = (outcome(monkeypatch, "triton", function, [hidden, update, weight]) for _ in range(2))
+    first = compare(monkeypatch, function, [hidden, update, weight])
+    second = outcome(monkeypatch, "triton", function, [hidden, update, weight])
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    compare(monkeypatch, function, [hidden, update, weight])
 
 
 def test_without_gradients_the_stream_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,8 +205,7 @@ def dropped(update: Tensor, probability: float, seed: int) -> Tensor:
     return add_norm(torch.zeros_like(update), update, nn.LayerNorm(update.shape[1]).to(DEVICE), dropout=probability)[0]
 
 
-@pytest.mark.parametrize(("tokens", "width"), [(1, 3), (40, 48), (64, 768)])
-@pytest.mark.parametrize("probability", [0.1, 0.5])
+@pytest.mark.parametrize(("tokens", "width", "probability"), [(1, 3, 0.1), (1, 3, 0.5), (40, 48, 0.5), (64, 768, 0.1)])
 def test_dropout_keeps_the_mean_and_depends_on_the_seed_alone(
     tokens: int, width: int, probability: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,8 +289,8 @@ def test_cross_entropy_of_a_vocabulary(
     def function(hidden: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
         return [linear_cross_entropy(hidden, weight, bias if with_bias else None, labels) + 0 * bias.sum()]
 
-    compare(monkeypatch, function, inputs)
-    first, second = (outcome(monkeypatch, "triton", function, inputs) for _ in range(2))
+    first = compare(monkeypatch, function, inputs)
+    second = outcome(monkeypatch, "triton", function, inputs)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     monkeypatch.setenv("QUIVER_OPS", "triton")
     with torch.no_grad():
@@ -334,14 +335,14 @@ def test_a_million_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = run()
     monkeypatch.setenv("QUIVER_OPS", "triton")
     if DEVICE == "cpu":
-        sample_programs(monkeypatch, 200)
+        sample_programs(monkeypatch, 50)
     with torch.no_grad():
         found = run()
     for one, other in zip(found, expected, strict=True):
         same = torch.isclose(one, other, atol=1e-5, rtol=1e-5).flatten(1).all(1)
         assert same[0]
         assert same[-1]
-        assert same.sum() >= (200 if DEVICE == "cpu" else tokens)
+        assert same.sum() >= (50 if DEVICE == "cpu" else tokens)
 
 
 def test_rotation_of_gradients_that_are_packed_already(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,8 +361,9 @@ def test_rotation_of_gradients_that_are_packed_already(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("norm_position", ["pre", "post", "parallel"])
 def test_checkpointing_replays_dropout(norm_position: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIVER_OPS", "triton")
-    encoder = init_weights(Encoder(small_config(norm_position, attention_output_dropout=0.2, mlp_output_dropout=0.2)), seed=0).to(DEVICE)
-    batch = pack_ids([list(range(1, 9)), [5, 6, 7]])
+    config = small_config(norm_position, attention_output_dropout=0.2, mlp_output_dropout=0.2, layer_types=("global", "local"))
+    encoder = init_weights(Encoder(config), seed=0).to(DEVICE)
+    batch = pack_ids([list(range(1, 6)), [5, 6]])
     states = []
     for checkpointing in (False, True):
         torch.manual_seed(3)
@@ -375,7 +377,7 @@ def test_checkpointing_replays_dropout(norm_position: str, monkeypatch: pytest.M
     assert not torch.equal(plain, encoder.train()(batch))
 
 
-def small_config(norm_position: str, **changes: float) -> EncoderConfig:
+def small_config(norm_position: str, **changes: Any) -> EncoderConfig:
     config = EncoderConfig.modernbert(
         vocab_size=64,
         hidden_size=48,

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -40,19 +41,26 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+PART = ("a", "c", "e")
+"""First letters of the modules of the standard library that are mined by the tests that do not ask how much it is."""
+
+
 @pytest.fixture(scope="module")
 def few_pairs() -> list[Pair]:
-    """Part of what is mined, once for all tests that do not ask how much it is."""
-    return [pair for pair in mine() if pair.module.startswith(("a", "c", "e"))]
+    return [pair for pair in mine() if pair.module.startswith(PART)]
 
 
 @pytest.fixture
 def module(few_pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module, mining little; packages are looked for all the same."""
+    """The module, mining little of the standard library; packages are mined all the same."""
     found = importlib.import_module("quiver.eval.quickstart")  # ``from quiver.eval import quickstart`` would be the function
-    monkeypatch.setattr(
-        found, "mine", lambda *, packages, progress: mine(packages=packages, progress=progress) if packages else list(few_pairs)
-    )
+
+    def few(*, packages: Sequence[str], progress: bool) -> list[Pair]:
+        if not packages:
+            return list(few_pairs)
+        return [pair for pair in mine(packages=packages, progress=progress) if pair.module.startswith((*PART, *packages))]
+
+    monkeypatch.setattr(found, "mine", few)
     return found
 
 
@@ -114,10 +122,11 @@ def test_the_whole_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_packages_are_mined_too_and_an_earlier_quickstart_is_replaced(earlier: Path) -> None:
+@pytest.mark.usefixtures("module")
+def test_packages_are_mined_too_and_an_earlier_quickstart_is_replaced(earlier: Path, few_pairs: list[Pair]) -> None:
     small = (*SMALL, "training.max_steps=1")
     result = quickstart(earlier, packages=["rich"], overrides=small, overwrite=True)
-    assert result.functions > 100 + sum(1 for _ in mine())  # how many the standard library has is Python's to say
+    assert result.functions > 100 + len(few_pairs)  # how many the standard library has is Python's to say
     assert sorted(path.name for path in earlier.iterdir()) == sorted([*MADE, MARKER, "notes.txt"])
     after = contents(earlier)
     assert after["notes.txt"] == b"notes.txt of the earlier run"

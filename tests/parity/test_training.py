@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +141,20 @@ def written(folder: Path, make: Callable[[Tokenizer], Any]) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[modernbert, pytest.param(bert, marks=pytest.mark.slow)], ids=["modernbert", "bert"])
+FAMILIES = {"modernbert": modernbert, "bert": bert}
+
+
+def of_families(names: Iterable[str], *, every: Container[str]) -> list[Any]:
+    """The losses of ModernBERT, and of BERT. A loss sees vectors: of BERT, all but those in ``every`` are left out of CI."""
+    found = [pytest.param("modernbert", name, id=f"modernbert-{name}") for name in names]
+    marks = {name: pytest.mark.slow if name in every else pytest.mark.exhaustive for name in names}
+    return found + [pytest.param("bert", name, id=f"bert-{name}", marks=mark) for name, mark in marks.items()]
+
+
+@pytest.fixture(scope="module")
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pre-norm with windows and rotary positions; post-norm with absolute positions, biases and token types."""
-    return written(tmp_path_factory.mktemp("family"), request.param)
+    return written(tmp_path_factory.mktemp("family"), FAMILIES[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +308,7 @@ def test_gradients_of_a_colbert(base: Path, tmp_path: Path, reading: dict[str, A
     torch.testing.assert_close(ours.model.projections[0].linear.weight.grad, theirs[1].linear.weight.grad, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", DENSE_LOSSES)
+@pytest.mark.parametrize(("family", "name"), of_families(DENSE_LOSSES, every=("mnrl", "cached_mnrl")), indirect=["family"])
 def test_dense_losses(family: Path, tmp_path: Path, name: str) -> None:
     theirs = plain_dense(family, tmp_path / "start", pooling="mean", normalize=True)
     ours = our_dense(tmp_path / "start", {"name": name, **SETTINGS[name]})
@@ -465,7 +475,7 @@ def compare_colbert(base: Path, folder: Path, name: str, reading: dict[str, Any]
     assert_same_losses(train(ours.module, ours.loss, ours.batches(rows)), train(theirs, COLBERT_LOSSES[name](theirs), batches), steps=steps)
 
 
-@pytest.mark.parametrize("name", COLBERT_LOSSES)
+@pytest.mark.parametrize(("family", "name"), of_families(COLBERT_LOSSES, every=("contrastive", "cached_contrastive")), indirect=["family"])
 def test_colbert_losses(family: Path, tmp_path: Path, name: str) -> None:
     compare_colbert(family, tmp_path / "start", name, {}, documents=3, steps=STEPS)
 
@@ -537,9 +547,12 @@ RUNS = {
     ("name", "accumulation"),
     [
         ("mnrl", 1),
-        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in RUNS if name != "mnrl"),
         pytest.param("mnrl", 2, marks=pytest.mark.slow),
-        pytest.param("distillation", 2, marks=pytest.mark.slow),
+        # Scores come with the rows in both kinds; a loss and the accumulation know nothing of each other.
+        pytest.param("distillation", 1, marks=pytest.mark.slow),
+        pytest.param("contrastive", 1, marks=pytest.mark.slow),
+        pytest.param("kl", 1, marks=pytest.mark.exhaustive),
+        pytest.param("distillation", 2, marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_whole_run_is_that_of_the_plain_library(base: Path, tmp_path: Path, name: str, accumulation: int) -> None:

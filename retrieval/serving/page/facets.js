@@ -12,7 +12,7 @@ function drawFacets() {
   const [retriever] = shownRetrievers();
   const answer = state.together ? null : shown.get(retriever?.name);
   const rows = answer === null || answer === undefined ? [] : Object.entries(answer.facets ?? {}).map(([field, facet]) => facetRow(field, facet, retriever)).filter(Boolean);
-  host.hidden = rows.length === 0;
+  host.hidden = rows.length === 0 || (answer.hits.length === 0 && state.filters.length === 0);
   host.querySelector("dl").replaceChildren(...rows);
 }
 
@@ -28,7 +28,7 @@ function facetRow(field, facet, retriever) {
     const made = condition(field, "=", String(value), typeof value === "string" ? ["string"] : types);
     const on = state.filters.includes(made);
     return element("button", { type: "button", class: "facet", "aria-pressed": String(on), title: `Only where ${visible(field)} is ${visible(value)}`,
-      onclick: () => (on ? removeFilter(state.filters.indexOf(made)) : filterBy(made)) }, others(String(value).slice(0, 60)), element("span", { class: "count" }, number(count)));
+      onclick: () => (on ? removeFilter(state.filters.indexOf(made)) : filterBy(made)) }, others(cut(value, 60)), element("span", { class: "count" }, number(count)));
   });
   const left = facet.distinct - values.length;
   return element("div", {}, element("dt", {}, visible(field)), element("dd", {}, buttons, left > 0 ? element("span", { class: "left" }, `${number(left)} more`) : null));

@@ -203,8 +203,11 @@ def test_invalid_settings_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory on a CPU is read from Linux's /proc")
-def test_memory_is_measured_in_fresh_processes(tiny: Path) -> None:
-    found = bench_training(str(tiny), [replace(TINY, rows=32)], settings(BOTH, memory=True))
+@pytest.mark.parametrize("kind", BOTH)
+def test_memory_is_measured_in_fresh_processes(tiny: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "colbert":  # the other kind's processes import all by themselves, which takes seconds each
+        request.getfixturevalue("quick_children")
+    found = bench_training(str(tiny), [replace(TINY, rows=32)], settings({kind: BOTH[kind]}, memory=True))
     assert found.not_run == ()
     for row in (row for case in found.cases for row in case.rows):
         assert int(row.values["memory_before"] or 0) > 100 * 2**20, "torch and the libraries"

@@ -21,7 +21,7 @@ from quiver.eval.results import Results, System
 
 Evaluated = Callable[..., list[Results]]
 
-VOID = {"meta", "link", "img", "br", "hr", "input"}
+VOID = {"meta", "wbr", "link", "img", "br", "hr", "input"}
 
 
 @dataclass
@@ -103,8 +103,14 @@ def _cell(cell: Element) -> str:
 
 
 @pytest.fixture(scope="module")
-def page(evaluated: Evaluated) -> Element:
-    return parse(render_html(results_report(evaluated())))
+def html(evaluated: Evaluated) -> str:
+    """The report of all systems."""
+    return render_html(results_report(evaluated()))
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Element:
+    return parse(html)
 
 
 def test_the_headline_table_has_the_expected_rows(evaluated: Evaluated) -> None:
@@ -159,9 +165,8 @@ def test_cells_sort_by_their_values(page: Element) -> None:
     assert checked > 300
 
 
-def test_every_chart_shows_its_systems(evaluated: Evaluated) -> None:
-    results = evaluated()
-    charts = section(parse(render_html(results_report(results))), "charts").all("svg")
+def test_every_chart_shows_its_systems(page: Element) -> None:
+    charts = section(page, "charts").all("svg")
     assert len(charts) == 7 + 4
     for chart in charts:
         values = re.findall(r"(\d+\.\d\d)(?:, |$)", (chart.attributes["aria-label"] or "").split(": ", 1)[1])
@@ -241,9 +246,8 @@ def test_the_worst_queries_show_found_and_relevant_documents(page: Element) -> N
     assert {shade for similarity, shade in shades if similarity <= 0} <= {0}
 
 
-def test_every_score_links_to_its_command(evaluated: Evaluated) -> None:
+def test_every_score_links_to_its_command(page: Element, evaluated: Evaluated) -> None:
     results = evaluated()
-    page = parse(render_html(results_report(results)))
     anchors = {
         each.attributes["id"]: each.all("code")[0].text
         for each in page.all("section", class_="sub")
@@ -312,8 +316,13 @@ def test_the_protocol_names_differences_in_scoring(page: Element) -> None:
     assert conditions[1][2:] == ["1,000", "yes", "no", "out", "740 | 14.3%", "0", "2", "1", conditions[1][-1]]
 
 
-def test_hostile_texts_are_escaped(page: Element, evaluated: Evaluated, hostile: str) -> None:
-    poisoned = parse(render_html(results_report([_poison(result, hostile) for result in evaluated()])))
+@pytest.fixture(scope="module")
+def poisoned_html(evaluated: Evaluated, hostile: str) -> str:
+    return render_html(results_report([_poison(result, hostile) for result in evaluated()], title=hostile))
+
+
+def test_hostile_texts_are_escaped(page: Element, poisoned_html: str) -> None:
+    poisoned = parse(poisoned_html)
     assert len(poisoned.all("script")) == 1
     assert not poisoned.all("img")
     assert {each.tag for each in poisoned.walk()} == {each.tag for each in page.walk()}
@@ -323,11 +332,10 @@ def test_hostile_texts_are_escaped(page: Element, evaluated: Evaluated, hostile:
     assert "49&" not in poisoned.text
 
 
-def test_control_characters_are_made_visible(evaluated: Evaluated, hostile: str) -> None:
-    page = render_html(results_report([_poison(result, hostile) for result in evaluated()], title=hostile))
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202d\u202e\ud800-\udfff]", page)
-    assert "\u2400\u2407\ufffd\ufffdgnp.exe\ufffd" in page
-    assert page.encode("utf-8")
+def test_control_characters_are_made_visible(poisoned_html: str) -> None:
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202d\u202e\ud800-\udfff]", poisoned_html)
+    assert "\u2400\u2407\ufffd\ufffdgnp.exe\ufffd" in poisoned_html
+    assert poisoned_html.encode("utf-8")
 
 
 def test_ids_are_unique_and_links_stay_on_the_page(page: Element) -> None:
@@ -340,21 +348,18 @@ def test_ids_are_unique_and_links_stay_on_the_page(page: Element) -> None:
     assert not [each for each in page.walk() if "src" in each.attributes]
 
 
-def test_the_page_allows_only_its_own_script(evaluated: Evaluated) -> None:
-    text = render_html(results_report(evaluated()))
-    page = parse(text)
+def test_the_page_allows_only_its_own_script(html: str, page: Element) -> None:
     script = page.all("script")[0].text
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = next(each for each in page.all("meta") if each.attributes.get("http-equiv") == "Content-Security-Policy")
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in (policy.attributes["content"] or "")
-    assert not re.search(r"https?://|@import|url\((?!#)|//cdn", text)
+    assert not re.search(r"https?://|@import|url\((?!#)|//cdn", html)
 
 
-def test_equal_results_give_equal_bytes(evaluated: Evaluated) -> None:
-    page = render_html(results_report(evaluated()))
-    assert page == render_html(results_report(evaluated()))
-    assert page.startswith("<!doctype html>\n")
-    assert page.endswith("</html>\n")
+def test_equal_results_give_equal_bytes(html: str, evaluated: Evaluated) -> None:
+    assert html == render_html(results_report(evaluated()))
+    assert html.startswith("<!doctype html>\n")
+    assert html.endswith("</html>\n")
 
 
 def test_the_caller_sets_the_title(evaluated: Evaluated) -> None:

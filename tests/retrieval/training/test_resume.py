@@ -118,7 +118,7 @@ def assert_same_run(out: Path, record: dict[str, Any], other_out: Path, other: d
     assert record["data"] == other["data"]
 
 
-LONG = ("training.epochs=40", "training.save_every=10", "training.log_every=1", "training.max_steps=100", "training.no_duplicates=true")
+LONG = ("training.epochs=40", "training.save_every=10", "training.log_every=1", "training.max_steps=70", "training.no_duplicates=true")
 
 
 def start_process(recipe: Recipe, out: Path) -> subprocess.Popen[str]:
@@ -145,7 +145,7 @@ def wait_for_lines(process: subprocess.Popen[str], out: Path, count: int) -> Non
 def test_a_process_killed_at_a_random_step_resumes(kind: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe(kind, *LONG)
     draw = random.Random()
-    killed_at = draw.randint(11, 60)
+    killed_at = draw.randint(11, 30)
     out = tmp_path / "killed"
     process = start_process(recipe, out)
     wait_for_lines(process, out, killed_at)

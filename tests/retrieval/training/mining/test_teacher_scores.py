@@ -553,7 +553,7 @@ def test_workers_score_with_several_teachers(cross_encoder: Path, tiny_model: Pa
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     other = make_cross_encoder(tmp_path / "other", labels=1, seed=8)
-    for name, executor in (("here", IN_PROCESS), ("there", LocalProcesses(2))):
+    for name, executor in (("here", IN_PROCESS), ("there", LocalProcesses(1))):  # for each teacher
         teachers = [load_teacher(str(source), executor=executor) for source in (cross_encoder, tiny_model, other)]
         score_rows(section(path), Ensemble(teachers, [1, 20, 0.5]), tmp_path / name)
     for row, same in zip(*(read_lines(tmp_path / name / "train.jsonl.gz") for name in ("here", "there")), strict=True):
