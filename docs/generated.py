@@ -34,6 +34,7 @@ def setup(sphinx: Sphinx) -> dict[str, Any]:
     sphinx.connect("autodoc-process-docstring", _keep_first_line, priority=1)
     sphinx.connect("autodoc-process-signature", _shorten_factories)
     sphinx.connect("doctree-read", _polish)
+    sphinx.connect("html-page-context", _level_captions, priority=900)  # after the theme
     return {"parallel_read_safe": True}
 
 
@@ -69,6 +70,13 @@ def _polish(sphinx: Sphinx, doctree: nodes.document) -> None:
             text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
         elif text == "Variables" and isinstance(text.parent, nodes.field_name):
             text.parent.replace(text, nodes.Text("Attributes"))
+
+
+def _level_captions(sphinx: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Give the captions of the navigation, which are headings, the level that screen readers need."""
+    del sphinx, page, template, doctree
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
 
 
 def escape(text: str) -> str:

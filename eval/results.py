@@ -275,9 +275,23 @@ class IndexUsed:
     query_milliseconds: Duration | None = None
 
 
+def describe_settings(settings: Mapping[str, object]) -> str:
+    """Settings in one line.
+
+    Example:
+        >>> describe_settings({"k1": 0.9, "stemmer": None, "k_factor": 15.0, "exhaustive": True})
+        'k1 0.9, no stemmer, k_factor 15, exhaustive'
+    """
+    return ", ".join(
+        f"no {name}" if value is None or value is False else name if value is True else f"{name} {value:g}" if isinstance(value, float)
+        else f"{name} {value}"
+        for name, value in settings.items()
+    )  # fmt: skip
+
+
 def index_name(index: IndexUsed) -> str:
     """An index with its settings in one line."""
-    settings = ", ".join(f"{name} {value}" for name, value in index.parameters.items())
+    settings = describe_settings(index.parameters)
     return f"{index.kind} ({settings})" if settings else index.kind
 
 
@@ -649,6 +663,8 @@ def read_results(folder: str | Path) -> Results:
     path = Path(folder) / FILE
     if not path.parent.is_dir():
         raise InputError(f"{folder}: no such folder")
+    if inside := sorted(each.parent.name for each in path.parent.glob(f"[!.]*/{FILE}")) if not path.is_file() else []:
+        raise InputError(f"{folder}: holds results in folders of its own; name them, such as {path.parent / inside[0]}")
     if not path.is_file():
         raise InputError(
             f"{folder}: no {FILE} here: the evaluation did not finish, or wrote elsewhere; to finish it, type: {evaluate_again(folder)}"

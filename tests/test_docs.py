@@ -407,6 +407,7 @@ def test_the_site_builds_without_a_warning_and_is_searched_from_files(tmp_path: 
     commands = (tmp_path / "site" / "reference" / "commands.html").read_text(encoding="utf-8")
     assert all(f">quiver {name}<" in commands for name in COMMANDS)
     assert "shard-memory" in commands
+    assert commands.count('role="heading" aria-level="2"') == commands.count('role="heading"') > 2
     for page in pages:  # no style, script, font or image of another host
         loaded = re.findall(r'(?:src="|<link [^>]*href="|url\()(?:https?:)?//[^"]+', (tmp_path / "site" / page).read_text(encoding="utf-8"))
         assert not loaded, f"{page}: {loaded}"

@@ -38,7 +38,7 @@ VARIABLES: Mapping[str, str] = {
 }
 """Colour of a figure -> CSS variable of the page, which has another value in dark mode."""
 
-WIDTH = 4.8
+WIDTH = 4.2
 """Width of a chart on a page, in inches."""
 
 MAX_DOTS = 40

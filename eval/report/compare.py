@@ -30,7 +30,7 @@ from quiver.eval.metrics import (
     is_whole,
     paired_tests,
 )
-from quiver.eval.report.formats import Block, Cell, Column, Paragraph, Report, Section, Span, Table, check_format, shorten, table, write
+from quiver.eval.report.formats import Block, Cell, Column, Paragraph, Report, Section, Span, check_format, shorten, table, write
 from quiver.eval.report.retrieval import (
     AVERAGE,
     LABELS,
@@ -493,22 +493,25 @@ def comparison_report(comparison: Comparison, *, latex: bool = False) -> Report:
     """
     pairings = (*comparison.pairings, *comparison.averages)
     method = _method(comparison)
-    headline, measured = [], []
+    headline: list[tuple[str, tuple[Block, ...]]] = []
+    measured: list[tuple[str, tuple[Block, ...]]] = []
     for number, system in enumerate(comparison.systems, start=1):
         own = [each for each in pairings if each.system == system]
         title = f"of {system}, compared with {comparison.baseline}, in points"
         rows: list[list[str | Cell]] = [[each.data_set, f"{each.queries:,}", *_cells(each.measures[HEADLINE])] for each in own]
         made = table((_COLLECTION, Column("Queries"), *_COLUMNS), rows, name=f"{LABELS[HEADLINE]} {title}", caption=method if latex else "")
-        headline.append((system, replace(made, label=f"comparison-{number}")))
+        headline.append((system, (replace(made, label=f"comparison-{number}"), *_cautions(own))))
         rows = [[each.data_set, LABELS[name], *_cells(measure)] for each in own for name, measure in each.measures.items()]
-        measured.append((system, table((_COLLECTION, Column("Measure", numeric=False), *_COLUMNS), rows, name=f"All measures {title}")))
+        made = table((_COLLECTION, Column("Measure", numeric=False), *_COLUMNS), rows, name=f"All measures {title}")
+        measured.append((system, (made,)))
     blocks: list[Block] = [
         *([] if latex else [Paragraph(method)]),
-        Section(LABELS[HEADLINE], (*_by_system(headline), *_cautions(pairings)), "headline"),
+        Section(LABELS[HEADLINE], tuple(_by_system(headline)), "headline"),
     ]
     if not latex:
         blocks.append(Section("All measures", tuple(_by_system(measured)), "measures"))
-        blocks += [section for pairing in comparison.pairings for section in _changes(pairing, comparison.query_texts)]
+        changed = tuple(section for pairing in comparison.pairings for section in _changes(pairing, comparison.query_texts))
+        blocks += [Section("Queries that changed most", changed, "changes")] if changed else []
     if comparison.unpaired:
         columns = [Column(title, numeric=False) for title in ("Collection", "Scored for", "Not scored for")]
         missing = table(columns, [[each.collection, each.has, each.lacks] for each in comparison.unpaired], name="Not compared")
@@ -516,10 +519,10 @@ def comparison_report(comparison: Comparison, *, latex: bool = False) -> Report:
     return Report(f"Compared with {comparison.baseline}", tuple(blocks))
 
 
-def _by_system(tables: Sequence[tuple[str, Table]]) -> Iterator[Block]:
+def _by_system(systems: Sequence[tuple[str, tuple[Block, ...]]]) -> Iterator[Block]:
     """The tables of the systems, with headings if there are several."""
-    for system, made in tables:
-        yield made if len(tables) == 1 else Section(system, (made,))
+    for system, blocks in systems:
+        yield from blocks if len(systems) == 1 else (Section(system, blocks),)
 
 
 _COLLECTION = Column("Collection", numeric=False)
@@ -529,10 +532,10 @@ _COLUMNS = (
     Column("System"),
     Column("Difference"),
     Column("Interval"),
+    Column("Verdict", numeric=False),
     Column("p"),
     Column("p corrected"),
     Column("Better / equal / worse"),
-    Column("Verdict", numeric=False),
 )
 
 
@@ -543,7 +546,7 @@ def _method(comparison: Comparison) -> str:
     return " ".join(
         [
             f"Differences are system minus {comparison.baseline}, in points, over the same judged queries.",
-            f"The interval holds {100 * interval.level:g} % of {interval.resamples:,} bootstrap resamples of the queries (percentiles).",
+            f"The interval holds {100 * interval.level:g}% of {interval.resamples:,} bootstrap resamples of the queries (percentiles).",
             f"p is that of a two-sided paired sign-flip test over all assignments of signs, or over {PERMUTATIONS:,} random ones"
             " if there are more.",
             f"Holm's correction covers {family} {'comparison' if family == 1 else 'comparisons'} of each measure"
@@ -563,33 +566,43 @@ def _cells(measured: Measured) -> list[str | Cell]:
         points(paired.second),
         _signed(paired.difference),
         Cell(f"{_signed(paired.interval.low)} to {_signed(paired.interval.high)}", paired.interval.low),
+        measured.verdict,
         Cell(_probability(paired.p), paired.p),
         Cell(_probability(measured.corrected), measured.corrected),
         Cell(f"{paired.wins:,} / {paired.ties:,} / {paired.losses:,}", float(paired.wins)),
-        measured.verdict,
     ]
 
 
 def _cautions(pairings: Iterable[Pairing]) -> Iterator[Paragraph]:
-    for each in pairings:
-        measured = each.measures[HEADLINE]
-        if measured.corrected >= ALPHA:
-            text = (
-                f" the difference between {each.system} and {each.baseline} on {each.data_set} is not significant"
-                f" ({_signed(measured.paired.difference)} points over {each.queries:,} queries, corrected p"
-                f" {_probability(measured.corrected)}): neither can be called better."
-            )
-            yield Paragraph((Span("Caution:", "strong"), text))
+    """One for all pairings of a system that are not significant."""
+    unclear = [(each, each.measures[HEADLINE]) for each in pairings if each.measures[HEADLINE].corrected >= ALPHA]
+    if unclear:
+        sets = [
+            f"{each.data_set} ({_signed(measured.paired.difference)} points over {each.queries:,} queries, corrected p"
+            f" {_probability(measured.corrected)})"
+            for each, measured in unclear
+        ]
+        first, _ = unclear[0]
+        text = f" the difference between {first.system} and {first.baseline} is not significant on {', '.join(sets)}: neither can be called"
+        yield Paragraph((Span("Caution:", "strong"), f"{text} better there."))
 
 
 def _changes(pairing: Pairing, texts: Mapping[str, Mapping[str, str]]) -> Iterator[Section]:
     paired = pairing.measures[HEADLINE].paired
-    names = (Column("Collection", numeric=False), Column("Query", numeric=False), Column("Text", numeric=False, wide=True))
-    columns = (*names, Column("Baseline"), Column("System"), Column("Difference"))
+    # A group has queries of several collections.
+    grouped = any(change.part != pairing.data_set for change in (*paired.gained, *paired.lost))
+    names = ("Collection", "Query", "Text")[not grouped :]
+    columns = (
+        *(Column(name, numeric=False, wide=name == "Text") for name in names),
+        Column("Baseline"),
+        Column("System"),
+        Column("Difference"),
+    )
     for verb, changes in (("gain", paired.gained), ("lose", paired.lost)):
         if changes:
             title = f"Queries of {pairing.data_set} that {verb} most with {pairing.system}"
-            yield Section(title, (table(columns, [_change(change, texts) for change in changes], name=title),))
+            rows = [_change(change, texts)[not grouped :] for change in changes]
+            yield Section(title, (table(columns, rows, name=title),))
 
 
 def _change(change: Change, texts: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -565,12 +565,17 @@ def _environment() -> Environment:
         svg=lambda figure: Markup(svg(figure.draw(), prefix=f"chart-{next(numbers)}", label=figure.alt)),
         shade=lambda similarity: f"{MAX_SHADE * max(0.0, similarity):.0f}",
         contents=_contents,
+        breakable=lambda text: Markup("<wbr>").join(_BREAKS.split(visible(text))),
     )
     return environment
 
 
 def _visible(value: object) -> object:
     return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+# A name such as designdocs_long goes on in the next line at its signs rather than inside a word.
+_BREAKS = re.compile(r"(?<=[_/])(?=\w)")
 
 
 def _contents(blocks: Iterable[Block]) -> list[Section]:

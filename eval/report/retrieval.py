@@ -49,6 +49,7 @@ from quiver.eval.results import (
     ShownDocument,
     System,
     WorstQuery,
+    describe_settings,
     index_name,
     read_results,
     short_sources,
@@ -178,8 +179,8 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
     """Give every result the shortest label that distinguishes its system from the others.
 
     A label is the given name or that of `quiver.eval.results.short_sources`. Fields that differ between systems of one source are added,
-    and the kind if a system has the name of a baseline. Results of one system share a label, unless they searched one collection with two
-    indexes: then the index is added.
+    and if a system has the name of a baseline, its kind, or that it has an index of its own where it scores otherwise. Results of one
+    system share a label, unless they searched one collection with two indexes: then the index is added.
     """
     systems = list(dict.fromkeys(result.system for result in results))
     baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
@@ -192,9 +193,27 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
         same_source = [] if system in unique else [other for other in systems if other.source == system.source]
         name = short.get(system, system.name)
         mistaken = name in baselines and system.kind != name
-        details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken])
+        unlike = name in baselines and not mistaken and _is_unlike(name, [each for each in results if each.system == system], results)
+        details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken, *["an index of its own"] * unlike])
         names[system] = f"{name} ({details})" if details else name
     return [(names[result.system] + _index_suffix(result, results), result) for result in results]
+
+
+def _is_unlike(baseline: str, own: Sequence[Results], results: Sequence[Results]) -> bool:
+    """Whether a system scores unlike a baseline of its name, such as BM25 of passages that are measured in the tokens of another model."""
+    scores = {
+        collection.key: each.measures
+        for result in results
+        for collection in result.collections
+        for each in collection.baselines
+        if each.name == baseline
+    }
+    mine = [collection for result in own for collection in result.collections if collection.key in scores]
+    return not all(_are_equal(collection.measures, scores[collection.key]) for collection in mine)
+
+
+def _are_equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return one.keys() == other.keys() and all(math.isclose(one[name], other[name], abs_tol=1e-9) for name in one)
 
 
 def _detail(field: str, value: object) -> str:
@@ -240,10 +259,11 @@ def rows(named: Named) -> list[ScoredRow]:
 def _add(found: dict[str, dict[str, Score]], label: str, key: str, score: Score) -> None:
     scores = found.setdefault(label, {})
     known = scores.setdefault(key, score)
-    if known.measures.keys() != score.measures.keys() or not all(
-        math.isclose(known.measures[name], score.measures[name], abs_tol=1e-9) for name in known.measures
-    ):
-        raise InputError(f"{label} has different scores on {key} in two of the results; evaluate both with the same k, policy and versions")
+    if not _are_equal(known.measures, score.measures):
+        raise InputError(
+            f"{label} has different scores on {key} in two of the results; evaluate both with the same k, policy, versions and documents"
+            " (passages of files are measured in the tokens of each index's model), or report them apart"
+        )
     if known.judged is None:
         scores[key] = score
 
@@ -538,14 +558,24 @@ def _links(named: Named) -> dict[tuple[str, str], str]:
 
 def _scores(content: _Content) -> Iterator[Block]:
     intervals = dict.fromkeys((each.interval.level, each.interval.resamples) for row in content.rows for each in row.scores.values())
-    made = "".join(
-        f"; small figures are the {100 * level:g}% bootstrap interval over queries ({resamples:,} resamples)"
+    made = (
+        f"small figures are the {100 * level:g}% bootstrap interval over queries ({resamples:,} resamples)"
         for level, resamples in intervals
     )
-    blank = " An average is blank where a data set is missing." if len(content.members) > 1 else ""
+    marks = "Bold is the highest of a column, underlined the second" if len(content.rows) > 1 else ""
+    small = "; ".join(filter(None, (marks, *made)))
     yield Paragraph(
-        f"In points, hundredths of 1. Bold is the highest of a column, underlined the second{made}.{blank}"
-        " In HTML, a score links to the command that made it."
+        " ".join(
+            filter(
+                None,
+                (
+                    "In points, hundredths of 1.",
+                    small and f"{small[0].upper()}{small[1:]}.",
+                    "An average is blank where a data set is missing." if len(content.members) > 1 else "",
+                    "In HTML, a score links to the command that made it.",
+                ),
+            )
+        )
     )
     yield _headline(content, "nDCG@10 of systems on data sets", "")
     for group, keys in content.members.items():
@@ -576,8 +606,13 @@ def _average_cell(content: _Content, row: ScoredRow) -> Cell:
 
 
 def _explained(content: _Content, made: Table) -> Table:
-    """The table with a caption that says what its superscripts mean, if its scores could be tested."""
+    """The first table with a caption that says what superscripts mean, if its scores could be tested."""
     return replace(made, caption=" ".join(filter(None, (content.significance.method, made.caption))))
+
+
+def _as_above(made: Table) -> Table:
+    """A later table, which need not say again what superscripts mean."""
+    return replace(made, caption="Superscripts: see the first table.") if made.lettered else made
 
 
 def _set_cell(content: _Content, row: ScoredRow, name: str, value: float | None) -> Cell:
@@ -607,14 +642,16 @@ def _parts_table(content: _Content, group: str, keys: Sequence[str]) -> Table:
         if not row.scores.keys().isdisjoint(keys)
     ]
     columns = [Column(*content.heading(key), ranked=True) for key in keys]
-    return _explained(content, Table(f"nDCG@10 on the parts of {group}", (SYSTEM, *columns), tuple(lines)))
+    return _as_above(Table(f"nDCG@10 on the parts of {group}", (SYSTEM, *columns), tuple(lines)))
 
 
 def _charts(content: _Content) -> Iterator[Block]:
     """One chart per data set, all on one axis; none for a group that no system has whole."""
     scores = [score for row in content.rows for score in row.scores.values()]
     top = axis_top(max((max(score.interval.high, score.measures.get(HEADLINE, 0.0)) for score in scores), default=1.0))
-    yield Paragraph("nDCG@10 in points, all charts on one scale. The line on a bar is its interval; a mean over a group has none.")
+    scale = ", all charts on one scale" if len(content.members) > 1 else ""
+    groups = "; a mean over a group has none" if not content.members.keys() <= content.collections.keys() else ""
+    yield Paragraph(f"nDCG@10 in points{scale}. The line on a bar is its interval{groups}.")
     yield Gallery(tuple(_bar_figures(content, content.members, top)))
     for group, keys in content.members.items():
         if group not in content.collections:
@@ -668,7 +705,8 @@ def _latency_blocks(content: _Content, timed: Mapping[str, Sequence[Dot]], measu
             alt = f"{label}, over milliseconds of search per query on {title}: {values}"
             yield Figure(title, partial(latency_chart, timed[name], limits, label), alt, note)
 
-    how = "The horizontal axis is the search time per query without encoding, all queries in one call. All charts share their axes."
+    how = "The horizontal axis is the search time per query without encoding, all queries in one call."
+    how += " All charts share their axes." if len(timed) > 1 else ""
     if approximate:
         yield Paragraph(
             f"The share of exact search's first ten documents that an index finds. {how} A ring is exact search, which finds all."
@@ -700,7 +738,7 @@ def _collection(content: _Content, position: int, key: str) -> Section:
     shown = Properties({name: value for name, value in properties.items() if value}, "wide")
     return Section(
         result.name,
-        (shown, _explained(content, Table(f"Measures on {key}", columns, lines)), *worst),
+        (shown, _as_above(Table(f"Measures on {key}", columns, lines)), *worst),
         f"collection-{position}",
         result.split,
     )
@@ -974,7 +1012,7 @@ def _domain_rule(scored: Sequence[CollectionResult]) -> str:
 
 
 def _settings(parameters: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in parameters.items()) + "."
+    return describe_settings(parameters) + "."
 
 
 def _names(collections: Iterable[CollectionResult]) -> str:

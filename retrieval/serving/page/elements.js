@@ -21,6 +21,14 @@ const visible = (text) => String(text).replace(UNSEEN, "\ufffd");
 // Others' words beside our own: their direction of writing stays theirs.
 const others = (text, properties = {}) => element("bdi", properties, visible(text));
 
+// A name such as dense+bm25>colbert, which goes on in the next line after a sign rather than inside a word.
+const retrieverName = (name) => element("bdi", {}, visible(name).split(/(?<=[+>])/).flatMap((part) => [part, element("wbr")]));
+
+const cut = (text, most) => {
+  const characters = [...visible(text)];
+  return characters.length > most ? `${characters.slice(0, most).join("")}\u2026` : characters.join("");
+};
+
 const number = (value) => value.toLocaleString("en");
 
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
@@ -30,6 +38,12 @@ const milliseconds = (value) => (value < 1000 ? `${value < 10 ? value.toFixed(1)
 const isTyping = (target) => target instanceof HTMLElement && (target.isContentEditable || target.matches("input, select, textarea"));
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+// A row that can be scrolled fades at the side where it goes on.
+function fade(row) {
+  row.classList.toggle("before", row.scrollLeft > 1);
+  row.classList.toggle("after", row.scrollLeft + row.clientWidth < row.scrollWidth - 1);
+}
 
 // What a screen reader says: the last of several messages, when the hand rests.
 let saying = 0;

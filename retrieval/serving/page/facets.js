@@ -3,14 +3,16 @@
 const FACETS = 6; // fields
 const VALUES = 8; // values of a field
 
-const facetFields = (retriever) => Object.keys(retriever.fields ?? {}).slice(0, Math.min(FACETS, limits.facets ?? FACETS));
+// The place of a passage in its file is different for nearly every passage.
+const PLACES = new Set(["line", "end_line", "page", "end_page", "cell", "end_cell"]);
+const facetFields = (retriever) => Object.keys(retriever.fields ?? {}).filter((field) => !PLACES.has(field)).slice(0, Math.min(FACETS, limits.facets ?? FACETS));
 
 function drawFacets() {
   const host = byId("facets");
   const [retriever] = shownRetrievers();
   const answer = state.together ? null : shown.get(retriever?.name);
   const rows = answer === null || answer === undefined ? [] : Object.entries(answer.facets ?? {}).map(([field, facet]) => facetRow(field, facet, retriever)).filter(Boolean);
-  host.hidden = rows.length === 0;
+  host.hidden = rows.length === 0 || (answer.hits.length === 0 && state.filters.length === 0);
   host.querySelector("dl").replaceChildren(...rows);
 }
 
@@ -26,7 +28,7 @@ function facetRow(field, facet, retriever) {
     const made = condition(field, "=", String(value), typeof value === "string" ? ["string"] : types);
     const on = state.filters.includes(made);
     return element("button", { type: "button", class: "facet", "aria-pressed": String(on), title: `Only where ${visible(field)} is ${visible(value)}`,
-      onclick: () => (on ? removeFilter(state.filters.indexOf(made)) : filterBy(made)) }, others(String(value).slice(0, 60)), element("span", { class: "count" }, number(count)));
+      onclick: () => (on ? removeFilter(state.filters.indexOf(made)) : filterBy(made)) }, others(cut(value, 60)), element("span", { class: "count" }, number(count)));
   });
   const left = facet.distinct - values.length;
   return element("div", {}, element("dt", {}, visible(field)), element("dd", {}, buttons, left > 0 ? element("span", { class: "left" }, `${number(left)} more`) : null));

@@ -46,8 +46,10 @@ function heatText(heat, begin, end) {
 function heatExcerpt(hit, heat, length) {
   const { from } = parts({ ...hit, text: heat.text });
   const places = [...metTokens(heat)].filter(([, score]) => score > 0.4).map(([token]) => heat.passage[token].span[0]).sort((a, b) => a - b);
-  const [begin, end] = windowAround(heat.text, places, { from, length });
-  return [begin > from ? "…\u00a0" : "", ...heatText(heat, begin, end), end < heat.text.length ? "\u00a0…" : ""];
+  const [place, end] = windowAround(heat.text, places, { from, length });
+  const code = isCode(heat.text);
+  const begin = code ? codeStart(heat.text, from, place) : place;
+  return [heat.text.slice(from, begin).trim() ? (code ? "…\n" : "…\u00a0") : "", ...heatText(heat, begin, end), end < heat.text.length ? "\u00a0…" : ""];
 }
 
 // The heading where it begins the text that was encoded, in shades too.

@@ -38,7 +38,7 @@ function drawOne() {
     return;
   }
   if (!answer.hits.length) {
-    byId("results").replaceChildren(nothing(), ...pages(answer));
+    byId("results").replaceChildren(nothing(answer), ...pages(answer));
     return;
   }
   const words = wordsOf(state.query);
@@ -49,14 +49,18 @@ function drawOne() {
 function card(hit, rank, retriever, answer, words) {
   const { heading } = parts(hit);
   const heat = state.heat ? meetingsOf(hit) : null;
-  const passage = heat ? heatExcerpt(hit, heat, PASSAGE) : excerpt(hit, words, PASSAGE);
   const best = answer.hits[0].score;
   return element("article", { class: "card", ...identity(hit, retriever) },
     element("span", { class: "rank", "aria-hidden": "true" }, rank),
     title(hit, rank, heat ? heatHeading(heading, heat) : marked(heading, words)),
-    score(hit.score, best),
-    passage.length ? element("p", { class: "passage", dir: "auto" }, passage) : null,
-    standings(hit), facts(hit));
+    score(hit.score, best), passage(hit, heat, words, PASSAGE), standings(hit), facts(hit));
+}
+
+function passage(hit, heat, words, length) {
+  const content = heat ? heatExcerpt(hit, heat, length) : excerpt(hit, words, length);
+  if (!content.length) return null;
+  const code = isCode(hit.text ?? "");
+  return element("p", { class: code ? "passage code" : "passage", dir: code ? "ltr" : "auto" }, content);
 }
 
 // Where a document stands in the rankings that were fused or re-ranked.
@@ -67,7 +71,7 @@ function standings(hit) {
     const kind = name === "candidates" ? "fused" : retrievers.find((each) => each.name === name)?.kind;
     const label = rank === null ? `not in the ranking of ${name}` : `rank ${rank} in ${name}`;
     return element("li", { "data-kind": kind ?? "fused", class: rank === null ? "absent" : null, title: visible(label) },
-      element("span", { class: "dot", "aria-hidden": "true" }), element("span", { "aria-hidden": "true" }, others(name), ` ${rank ?? "\u2013"}`),
+      element("span", { class: "dot", "aria-hidden": "true" }), element("span", { "aria-hidden": "true" }, retrieverName(name), ` ${rank ?? "\u2013"}`),
       element("span", { class: "unseen" }, visible(label)));
   });
   return element("ul", { class: "standing parts", "aria-label": "In the parts of this ranking" }, items);
@@ -78,16 +82,19 @@ const identity = (hit, retriever) => ({ "data-document": hit.id, "data-retriever
 
 function title(hit, rank, content) {
   const retriever = (event) => event.target.closest("[data-retriever]").dataset.retriever;
-  const button = element("button", { type: "button", class: "title", "aria-current": state.open === hit.id ? "true" : null, onclick: (event) => openDocument(hit.id, retriever(event)) },
-  element("span", { class: "unseen" }, `${rank}. `), element("bdi", {}, content));
+  const button = element("button", { type: "button", class: "title", dir: "auto", "aria-current": state.open === hit.id ? "true" : null, onclick: (event) => openDocument(hit.id, retriever(event)) },
+  element("span", { class: "unseen" }, `${rank}. `), element("span", {}, content));
   return element("h2", {}, button);
 }
+
+// Scores of fused rankings, 1 / (60 + rank), differ from the fourth decimal on.
+const scoreText = (value, best = value) => value.toFixed(Math.abs(best) < 0.1 ? 4 : value < 100 ? 3 : 1).replace("-", "\u2212");
 
 // The bar is of the best one's score; a score that is not above 0 has none.
 function score(value, best) {
   const bar = element("span", { class: "bar", "aria-hidden": "true" });
   bar.style.setProperty("--share", `${best > 0 ? Math.max(0, Math.min(100, (100 * value) / best)) : 0}%`);
-  return element("p", { class: "score" }, element("span", { class: "unseen" }, "score "), value.toFixed(value < 100 ? 3 : 1), bar);
+  return element("p", { class: "score" }, element("span", { class: "unseen" }, "score "), scoreText(value, best), bar);
 }
 
 const valueText = (value) => (Array.isArray(value) ? value.map(String).join(", ") : String(value));
@@ -96,14 +103,19 @@ function facts(hit) {
   const known = Object.entries(hit.metadata ?? {}).slice(0, 4);
   const name = element("span", { class: "id" }, others(hit.id));
   return element("p", { class: "facts" }, name, known.map(([field, value]) => element("span", {},
-    element("span", { class: "field" }, `${visible(field)} `), others(valueText(value).slice(0, 80)))));
+    element("span", { class: "field" }, `${visible(field)} `), others(cut(valueText(value), 80)))));
 }
 
-function nothing() {
+function reason(answer) {
   const held = state.filters.length > 0;
-  return element("div", { class: "empty" }, element("h2", {}, "Nothing found"),
-    element("p", {}, held ? "No document passes the filters." : "No document shares a word with the query."),
-    held ? element("button", { type: "button", class: "tool", onclick: () => { state.filters = []; changed({ entry: true }); } }, "Without filters") : null);
+  if (answer.matching === 0) return held ? "No document passes the filters." : "The index has no documents.";
+  if (answer.offset) return "The results end before this page.";
+  return held ? "No document that passes the filters shares a word with the query." : "No document shares a word with the query.";
+}
+
+function nothing(answer) {
+  return element("div", { class: "empty" }, element("h2", {}, "Nothing found"), element("p", {}, reason(answer)),
+    state.filters.length ? unfiltered() : null);
 }
 
 function pages(answer) {
@@ -129,11 +141,14 @@ function drawColumns() {
     "aria-selected": String(each === chosen), "aria-controls": `column-${place}`, tabindex: each === chosen ? 0 : -1,
     onclick: () => chooseColumn(place) }, element("span", { class: "dot", "aria-hidden": "true" }), others(each.name)));
   const columns = retrievers.map((each, place) => column(each, place, each === chosen, words));
-  byId("results").replaceChildren(element("div", { role: "tablist", "aria-label": "Rankings", onkeydown: tabKeys }, tabs),
-    element("div", { class: "columns" }, columns));
+  byId("results").replaceChildren(element("div", { role: "tablist", "aria-label": "Rankings", onkeydown: tabKeys, onscroll: faded }, tabs),
+    element("div", { class: "columns", onscroll: faded }, columns));
   const chosenTab = byId("results").querySelector("[aria-selected=true]");
   if (chosenTab) bringIntoView(chosenTab, chosenTab.parentElement);
+  [...byId("results").children].forEach(fade);
 }
+
+const faded = (event) => fade(event.currentTarget);
 
 function chooseColumn(place) {
   state.retriever = retrievers[place].name;
@@ -155,7 +170,7 @@ function tabKeys(event) {
 function column(retriever, place, chosen, words) {
   const answer = shown.get(retriever.name);
   const time = answer ? milliseconds(answer.milliseconds.total) : "";
-  const head = element("header", {}, element("h2", { id: `head-${place}` }, element("span", { class: "dot", "aria-hidden": "true" }), others(retriever.name)),
+  const head = element("header", {}, element("h2", { id: `head-${place}` }, element("span", { class: "dot", "aria-hidden": "true" }), retrieverName(retriever.name)),
     element("p", {}, `${kindOf(retriever)}${time ? ` \u00b7 ${time}` : ""}`));
   const hits = answer?.hits.slice(0, FIRST) ?? [];
   const list = element("ol", {}, hits.map((hit, rank) => element("li", {}, smallCard(hit, rank + 1, retriever, answer, words))));
@@ -167,11 +182,10 @@ function column(retriever, place, chosen, words) {
 function smallCard(hit, rank, retriever, answer, words) {
   const { heading } = parts(hit);
   const heat = state.heat ? meetingsOf(hit) : null;
-  const passage = heat ? heatExcerpt(hit, heat, COMPACT) : excerpt(hit, words, COMPACT);
   return element("article", { class: "card small", ...identity(hit, retriever), onmouseenter: () => showSame(hit.id), onmouseleave: () => showSame(null),
     onfocusin: () => showSame(hit.id), onfocusout: () => showSame(null) },
   element("span", { class: "rank", "aria-hidden": "true" }, rank), smallTitle(hit, rank, heat ? heatHeading(heading, heat) : marked(heading, words)),
-  passage.length ? element("p", { class: "passage", dir: "auto" }, passage) : null, standing(hit.id, retriever));
+  passage(hit, heat, words, COMPACT), standing(hit.id, retriever));
 }
 
 function smallTitle(hit, rank, content) {
@@ -187,7 +201,7 @@ function standing(id, own) {
     const rank = rankOf(answer, id);
     const label = rank === null ? `not among the first ${answer.hits.length} of ${each.name}` : `rank ${rank} in ${each.name}`;
     return element("li", { "data-kind": each.kind, class: rank === null ? "absent" : null, title: visible(label) },
-      element("span", { class: "dot", "aria-hidden": "true" }), element("span", { "aria-hidden": "true" }, others(each.name), ` ${rank ?? "\u2013"}`),
+      element("span", { class: "dot", "aria-hidden": "true" }), element("span", { "aria-hidden": "true" }, retrieverName(each.name), ` ${rank ?? "\u2013"}`),
       element("span", { class: "unseen" }, visible(label)));
   });
   return element("ul", { class: "standing", "aria-label": "In the other rankings" }, badges);

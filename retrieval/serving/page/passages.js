@@ -76,10 +76,27 @@ function unitsOf(text) {
   return (place) => units[Math.min(place, units.length - 1)];
 }
 
+// Code begins with a whole line.
+function codeStart(text, from, begin) {
+  const start = Math.max(from, text.lastIndexOf("\n", begin) + 1);
+  return start + text.slice(start).match(/^(?:\s*\n)?/)[0].length;
+}
+
+// Lines without the indentation that all of them have.
+function dedented(text) {
+  const least = Math.min(...text.split("\n").filter((line) => line.trim()).map((line) => line.search(/\S/)));
+  return text.replace(new RegExp(`^[ \\t]{0,${least}}`, "gm"), "");
+}
+
 function excerpt(hit, words, length) {
   const { text, from } = parts(hit);
   const places = words === null ? [] : [...text.matchAll(words)].map((match) => match.index);
   const [begin, end] = windowAround(text, places, { from, length });
+  if (isCode(text)) {
+    const start = codeStart(text, from, begin);
+    const lines = text.slice(start, end).trimEnd();
+    return lines ? [text.slice(from, start).trim() ? "…\n" : "", ...marked(dedented(lines), words), end < text.length ? "\u00a0…" : ""] : [];
+  }
   const shown = text.slice(begin, end).trim();
   if (!shown) return [];
   return [begin > from ? "…\u00a0" : "", ...marked(shown, words), end < text.length ? "\u00a0…" : ""];

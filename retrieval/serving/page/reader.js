@@ -53,8 +53,9 @@ function drawReader({ focus = false } = {}) {
   }
   const had = host.contains(document.activeElement) ? document.activeElement.dataset.control : null;
   fillReader(host);
-  if (over && !sheet.open) sheet.showModal();
-  if (focus) {
+  const opened = over && !sheet.open;
+  if (opened) sheet.showModal();
+  if (focus || opened) {
     host.scrollTop = 0;
     host.querySelector("h2")?.focus({ preventScroll: true });
   } else if (had) host.querySelector(`[data-control="${had}"]`)?.focus({ preventScroll: true });
@@ -85,8 +86,10 @@ async function fetchDocument(host, retriever) {
 }
 
 function readerBar(rank, retriever) {
-  const place = rank === null ? others(retriever.name) : element("span", {}, `${rank} in `, others(retriever.name));
-  const step = (way, name, path) => element("button", { type: "button", class: "tool icon", "data-control": name, "aria-label": name, onclick: () => stepDocument(way) }, drawing(path));
+  const place = rank === null ? others(retriever.name) : element("span", {}, `Rank ${rank} in `, others(retriever.name));
+  const hits = shown.get(retriever.name)?.hits ?? [];
+  const neighbour = (way) => hits[hits.findIndex((hit) => hit.id === state.open) + way];
+  const step = (way, name, path) => element("button", { type: "button", class: "tool icon", "data-control": name, "aria-label": name, disabled: !neighbour(way), onclick: () => stepDocument(way) }, drawing(path));
   return element("div", { class: "reader-bar" }, element("p", { "data-kind": retriever.kind }, element("span", { class: "dot", "aria-hidden": "true" }), place),
     rank === null ? null : [step(-1, "Previous result", "m6 15 6-6 6 6"), step(1, "Next result", "m6 9 6 6 6-6")],
     element("button", { type: "button", class: "tool icon", "data-control": "Close", "aria-label": "Close", onclick: closeDocument }, drawing("M6 6l12 12M18 6 6 18")));
@@ -108,7 +111,7 @@ function readerOf(hit, retriever, answer) {
   const body = element("div", { class: "reading" },
     element("h2", { tabindex: "-1", dir: "auto" }, visible(heading)),
     element("p", { class: "facts" }, element("span", { class: "id" }, others(hit.id)),
-      hit.score === null ? null : element("span", {}, element("span", { class: "field" }, "score "), hit.score.toFixed(4))),
+      hit.score === null ? null : element("span", {}, element("span", { class: "field" }, "score "), scoreText(hit.score, 0))),
     tags(hit), standings(hit), heat ? readerHeat(heat, hit) : readerText(text, from, hit), readerWhy(hit, retriever, rank, heat),
     state.together && answer ? standing(hit.id, retriever) : null);
   return [readerBar(rank, retriever), body];
@@ -149,7 +152,7 @@ function tags(hit) {
   const fields = fieldsOf(shownRetrievers());
   const made = Object.entries(hit.metadata ?? {}).map(([field, value]) => {
     const values = (Array.isArray(value) ? value : [value]).map((each) => {
-      const shownValue = others(String(each).slice(0, 200));
+      const shownValue = others(cut(each, 200));
       if (!fields.has(field) || String(each).trim() === "") return shownValue;
       return element("button", { type: "button", class: "tag", "aria-label": `Only where ${visible(field)} is ${visible(each)}`, title: "Filter by this",
         onclick: () => filterBy(condition(field, "=", String(each), [typeof each])) }, shownValue);

@@ -106,7 +106,8 @@ function drawFigures() {
   byId("figures").replaceChildren();
   if (!answer || (!answer.hits.length && !state.together)) return;
   if (state.together) {
-    byId("figures").append(`${plural(shown.size, "ranking")}, each ${number(Math.max(...[...shown.values()].map((each) => each.hits.length)))} deep`);
+    const deepest = Math.max(...[...shown.values()].map((each) => each.hits.length));
+    byId("figures").append(`First ${plural(Math.min(deepest, FIRST), "result")} of ${plural(shown.size, "ranking")}, compared over the first ${number(deepest)}`);
     return;
   }
   const { encode, search: searched, total } = answer.milliseconds;
@@ -118,13 +119,18 @@ function drawFigures() {
   };
   byId("figures").append(element("span", {}, counted(answer, retriever)),
     element("span", { class: "latency" }, element("b", {}, milliseconds(total)), element("span", { class: "split", "aria-hidden": "true" }, part("encode", encode), part("search", searched)),
-      element("span", {}, `${encode < 0.05 ? "" : `encode ${encode.toFixed(1)}, `}search ${searched.toFixed(1)}`)),
+      element("span", {}, `${encode < 0.05 ? "" : `encode ${milliseconds(encode)}, `}search ${milliseconds(searched)}`)),
     element("span", {}, `${milliseconds(answer.roundTrip)} round trip`));
 }
 
 function counted(answer, retriever) {
-  const documents = plural(answer.matching ?? retriever.documents, "document");
-  return `${number(state.from + 1)}\u2013${number(state.from + answer.hits.length)} of ${documents}${state.filters.length ? ` that ${answer.matching === 1 ? "passes" : "pass"} the filters` : ""}`;
+  const all = answer.matching ?? retriever.documents;
+  const last = state.from + answer.hits.length;
+  const shownHere = answer.hits.length === 1 ? number(last) : `${number(state.from + 1)}\u2013${number(last)}`;
+  // A list may end before the documents do: BM25 ranks those that share a word with the query.
+  const ends = answer.hits.length < FIRST && last < all ? `${plural(last, "result")} in ` : "";
+  const documents = `${plural(all, "document")}${state.filters.length ? ` that ${all === 1 ? "passes" : "pass"} the filters` : ""}`;
+  return `${shownHere} of ${ends}${documents}`;
 }
 
 function notice(kind, words, button = null) {
@@ -143,20 +149,29 @@ function drawNotices(faults) {
     timer = setTimeout(comeBack, wait * 1000);
   }
   const refused = new Set(faults.filter((fault) => fault !== lost && fault.status !== 401 && !(fault instanceof Unreachable)).map((fault) => fault.message));
-  for (const message of refused) made.push(notice("fault", visible(message), again()));
+  for (const message of refused) made.push(notice("fault", visible(message), state.filters.length ? unfiltered() : again()));
   if ([...shown.values()].some((answer) => answer.partial)) made.push(notice("part", "A part of the index did not answer: documents may be missing."));
   // Side by side only: one ranking is compared with nothing.
   if (state.together) for (const { warning } of shown.values()) if (warning) made.push(notice("part", `${visible(warning)}.`));
   byId("notices").replaceChildren(...made);
+  if (locked) byId("token").focus();
 }
 
 // A service that asks for a token to read: it is kept until the tab is closed.
 function tokenForm() {
-  const input = element("input", { type: "password", autocomplete: "off", "aria-label": "Token" });
-  return element("form", { class: "notice lock", onsubmit: (event) => { event.preventDefault(); keepToken(input.value.trim()); comeBack(); } },
-    element("p", {}, token() ? "The service does not accept this token." : "Reading needs the token of this service."), input,
-    element("button", { type: "submit", class: "tool firm" }, "Open"));
+  const input = element("input", { id: "token", type: "password", autocomplete: "off" });
+  const submit = async (event) => {
+    event.preventDefault();
+    keepToken(input.value.trim());
+    await comeBack();
+    if (!input.isConnected && !byId("token")) byId("query").focus();
+  };
+  return element("form", { class: `notice lock${token() ? " fault" : ""}`, onsubmit: submit },
+    element("p", { role: "alert" }, token() ? "The service does not accept this token." : "Reading needs the token of this service."),
+    element("label", {}, element("span", {}, "Token"), input), element("button", { type: "submit", class: "tool firm" }, "Open"));
 }
+
+const unfiltered = () => element("button", { type: "button", class: "tool", onclick: () => { state.filters = []; changed({ entry: true }); } }, "Without filters");
 
 const again = () => element("button", { type: "button", class: "tool", onclick: comeBack }, "Try again");
 
@@ -186,7 +201,7 @@ function rest() {
   byId("figures").replaceChildren();
   byId("notices").replaceChildren();
   byId("facets").hidden = true;
-  const list = retrievers.map((each) => element("li", { "data-kind": each.kind }, element("h2", {}, element("span", { class: "dot", "aria-hidden": "true" }), others(each.name)),
+  const list = retrievers.map((each) => element("li", { "data-kind": each.kind }, element("h2", {}, element("span", { class: "dot", "aria-hidden": "true" }), retrieverName(each.name)),
     element("p", {}, `${WAYS[each.kind] ?? visible(each.kind)} \u00b7 ${plural(each.documents, "document")}`), element("p", { class: "model" }, others(each.model))));
   byId("results").replaceChildren(element("div", { class: "welcome" }, element("p", { class: "lead" }, "Results appear as you type."),
     element("ul", {}, list), element("p", { class: "hint" }, element("kbd", {}, "/"), " to type a query, ", element("kbd", {}, "j"), " ", element("kbd", {}, "k"), " to go through the results, ",

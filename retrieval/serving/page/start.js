@@ -25,6 +25,7 @@ function drawRetrievers() {
   const checked = box.querySelector("input:checked");
   if (focused) checked?.focus();
   if (checked) bringIntoView(checked, box);
+  fade(box);
 }
 
 // Across only: the page itself does not move.
@@ -177,6 +178,7 @@ byId("asking").addEventListener("submit", (event) => {
   event.preventDefault();
   changed({ entry: true });
 });
+byId("retrievers").addEventListener("scroll", faded, { passive: true });
 byId("retrievers").addEventListener("change", (event) => chooseRetriever(event.target.value));
 byId("effort").addEventListener("change", (event) => {
   state.effort = event.target.value || null;
@@ -195,6 +197,7 @@ byId("sheet").addEventListener("click", (event) => { if (event.target === byId("
 night.addEventListener("change", drawTheme);
 roomy.addEventListener("change", () => { if (state.open !== null) drawReader(); });
 addEventListener("keydown", onKey);
+addEventListener("resize", () => document.querySelectorAll(".choice, .columns, [role=tablist]").forEach(fade));
 addEventListener("popstate", show);
 addEventListener("online", comeBack);
 // What stays below the top stays there however many filters there are.

@@ -187,6 +187,16 @@ def test_header_and_first_column_of_a_long_table_are_sticky(tab: Any, page: Path
     assert tab.run(edges) == [900, 200, 0, 0]
 
 
+def test_names_break_at_their_signs_and_links_are_not_marked_as_second(tab: Any, page: Path) -> None:
+    tab.open(page.as_uri(), TELEPHONE)
+    assert (
+        tab.run("[...document.querySelectorAll('nav a')].find(each => each.textContent === 'designdocs_long').innerHTML").count("<wbr>")
+        == 1
+    )
+    lines = "[...document.querySelectorAll('#scores td a')].filter(each => getComputedStyle(each).textDecorationLine === 'underline')"
+    assert tab.run(f"{lines}.length > 0 && {lines}.every(each => each.parentElement.matches('.second'))")
+
+
 def test_the_button_switches_to_the_dark_theme(tab: Any, page: Path) -> None:
     tab.open(page.as_uri(), DESK)
     seen = []
@@ -268,6 +278,8 @@ def test_a_table_that_goes_on_fades_until_it_is_scrolled_to_its_end(tab: Any, pa
 def test_the_printed_page_has_whole_tables_and_no_buttons(tab: Any, page: Path) -> None:
     tab.open(page.as_uri(), DESK, dark=True)
     tab.send("Emulation.setEmulatedMedia", media="print")
+    tab.send("Emulation.setDeviceMetricsOverride", width=720, height=1000, deviceScaleFactor=1, mobile=False)  # A4 without its margins
+    assert tab.run("document.querySelector('#collection-1 table').getBoundingClientRect().right") <= 720
     assert tab.run("[...document.querySelectorAll('nav, .tool')].every(each => getComputedStyle(each).display === 'none')")
     assert tab.run("[...document.querySelectorAll('.box')].every(each => getComputedStyle(each).overflow === 'visible')")
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

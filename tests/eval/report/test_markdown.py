@@ -142,7 +142,7 @@ def test_the_protocol_states_the_scoring_rules(make_scored: MakeScored, make_res
         "first 100 or 1,000",
         "dropped before the cut in arguana.test",
         "10,000 bootstrap resamples",
-        "| Baseline bm25 | k1 0.9, stemmer None",
+        "| Baseline bm25 | k1 0.9, no stemmer",
     ):
         assert sentence in protocol
 

@@ -21,7 +21,7 @@ from quiver.eval.results import Results, System
 
 Evaluated = Callable[..., list[Results]]
 
-VOID = {"meta", "link", "img", "br", "hr", "input"}
+VOID = {"meta", "wbr", "link", "img", "br", "hr", "input"}
 
 
 @dataclass

@@ -40,6 +40,7 @@ METADATA: dict[str, dict[str, Any]] = {
     f"hostile {HOSTILE}": {"year": 2020, "kind": HOSTILE, "open": True},
     "night": {"year": 2021, "kind": "animals", "open": True},
 }
+TITLES: dict[str, str] = {}
 FIELDS = {"year": ["integer"], "kind": ["string"], "open": ["boolean"], "places": ["string"]}
 KINDS = {"dense": "dense", "colbert": "colbert", "bm25": "bm25"}
 
@@ -95,7 +96,11 @@ class Service:
             name = unquote(parts.path.removeprefix("/v1/documents/"))
             if name in DOCUMENTS:
                 assert parse_qs(parts.query)["retriever"][0] in KINDS
-                answer(handler, 200, {"id": name, "title": None, "text": DOCUMENTS[name], "metadata": METADATA[name], "generation": 1})
+                answer(
+                    handler,
+                    200,
+                    {"id": name, "title": TITLES.get(name), "text": DOCUMENTS[name], "metadata": METADATA[name], "generation": 1},
+                )
             else:
                 answer(handler, 404, {"error": {"code": "not_found", "message": "no such document"}})
         else:
@@ -126,7 +131,7 @@ class Service:
 
     def found(self, body: dict[str, Any]) -> dict[str, Any]:
         hits = [
-            {"id": name, "score": score, "title": None, "text": DOCUMENTS[name], "metadata": METADATA[name],
+            {"id": name, "score": score, "title": TITLES.get(name), "text": DOCUMENTS[name], "metadata": METADATA[name],
              "explanation": explanation(body["query"], name, body["retriever"]) if body["explain"] else None}
             for name, score in ranking(body["query"], body["retriever"])
             if passes(METADATA[name], body["filter"] or [])
@@ -360,6 +365,30 @@ def test_an_empty_result_shows_the_reason(browser: Any, service: Service) -> Non
     browser.until(f"{FOUND}.length === 5")
 
 
+def test_code_arabic_texts_and_long_titles_are_readable_in_a_list(browser: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "def zebra(count):\n    if count:\n        return 'zebra'\n    raise ValueError(count)\n"
+    for name, text in {"code": code, "arabic": "\u0627\u0644\u0628\u062d\u0631 zebra.", "long": "A zebra. " * 9}.items():
+        monkeypatch.setitem(DOCUMENTS, name, text)
+        monkeypatch.setitem(METADATA, name, {})
+    monkeypatch.setitem(TITLES, "long", "Stripes of the zebra " * 40)
+    browser.open(f"{service.url}#in=bm25&q={quote(chr(0x628) + chr(0x62D) + ' zebra')}", TELEPHONE)
+    browser.until(f"{FOUND}.length === 3")
+    card = "document.querySelector('.card[data-document={}] {}')"
+    passage = card.format("code", ".passage")
+    assert browser.run(f"{passage}.textContent") == "if count:\n    return 'zebra'\nraise ValueError(count)"
+    assert browser.run(f"[getComputedStyle({passage}).whiteSpace, {passage}.querySelectorAll('mark').length]") == ["pre-wrap", 1]
+    assert browser.run(f"[{card.format('arabic', '.title')}, document.getElementById('query')].every(each => each.matches(':dir(rtl)'))")
+    title = card.format("long", ".title")
+    assert browser.run(f"{title}.clientHeight < 100 && {title}.scrollHeight > 300")
+    assert browser.run("document.getElementById('figures').innerText").startswith("1\u20133 of 3 results in 8 documents")
+    # A row with more retrievers than there is room for fades where it goes on.
+    row = "document.getElementById('retrievers')"
+    browser.run(f"{row}.style.width = '9rem'; {row}.scrollLeft = 0; dispatchEvent(new Event('resize'))")
+    browser.until(f"{row}.matches('.after:not(.before)') && getComputedStyle({row}).maskImage !== 'none'")
+    browser.run(f"{row}.scrollLeft = 999")
+    browser.until(f"{row}.matches('.before:not(.after)')")
+
+
 SHADES = "[...document.querySelectorAll('#pane .met')].map(each => [each.textContent, each.style.getPropertyValue('--heat')])"
 
 
@@ -495,6 +524,7 @@ def test_a_narrow_screen_has_tabs_and_a_sheet(browser: Any, service: Service) ->
     browser.run("document.querySelector('.column.chosen .title').click()")
     browser.until("document.getElementById('sheet').open")
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.run("[...document.querySelectorAll('#sheet .reader-bar button')].map(each => each.disabled)") == [True, False, False]
     browser.run("document.querySelector('#sheet [data-control=Close]').click()")
     assert not browser.run("document.getElementById('sheet').open")
 
@@ -612,12 +642,12 @@ def test_facets_pages_the_fused_tab_and_a_token(tab: Any, indexes: Any, serving:
         tab.open(f"{child.url}/#q=granite+sea", DESK)
         tab.until("document.querySelector('.lock input')", 30)
         for given in ("another token, a wrong one", token.read_text()):
-            tab.run("(each => { each.value = ''; each.focus(); })(document.querySelector('.lock input'))")
+            assert tab.run("document.activeElement.labels[0].textContent") == "Token"
             tab.type(given)
             tab.press("Enter")
             if given.startswith("another"):
                 tab.until("document.querySelector('.lock')?.innerText.includes('does not accept')", 30)
-        tab.until(f"{FOUND}.length === 10 && !document.querySelector('.lock')", 30)
+        tab.until(f"{FOUND}.length === 10 && !document.querySelector('.lock') && document.activeElement.id === 'query'", 30)
         # Facets count all sixty documents, and each value adds and removes a filter.
         facets = (
             "Object.fromEntries([...document.querySelectorAll('#facets dl > div')].map(each => [each.querySelector('dt').textContent,"
@@ -644,6 +674,7 @@ def test_facets_pages_the_fused_tab_and_a_token(tab: Any, indexes: Any, serving:
         tab.until(
             "document.querySelectorAll('.list .parts').length === 10 && document.querySelector('.parts').innerText.includes('bm25')", 30
         )
+        assert re.fullmatch(r"score 0\.0\d{3}", tab.run("document.querySelector('.list .score').textContent"))
         tab.press("5")
         tab.until(
             "document.querySelector('.list .parts')?.innerText.includes('candidates') && document.querySelector('.list .met')",
