@@ -27,10 +27,10 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
     ("file", "count", "without"),
     [
         # Without float16: its code differs from that of bfloat16 in the conversions alone; it is compiled below.
-        pytest.param("encoder/triton_kernels.py", 147, "dtype2", marks=pytest.mark.slow),
-        pytest.param("retrieval/models/triton_maxsim.py", 50, "dtype2", marks=pytest.mark.slow),
-        pytest.param("encoder/triton_kernels.py", 208, "nothing", marks=pytest.mark.exhaustive),
-        pytest.param("retrieval/models/triton_maxsim.py", 73, "nothing", marks=pytest.mark.exhaustive),
+        pytest.param("encoder/triton_kernels.py", 147, "dtype2", id="encoder", marks=pytest.mark.slow),
+        pytest.param("retrieval/models/triton_maxsim.py", 50, "dtype2", id="maxsim", marks=pytest.mark.slow),
+        pytest.param("encoder/triton_kernels.py", 208, "nothing", id="encoder-float16-too", marks=pytest.mark.exhaustive),
+        pytest.param("retrieval/models/triton_maxsim.py", 73, "nothing", id="maxsim-float16-too", marks=pytest.mark.exhaustive),
     ],
 )
 def test_kernels_do_what_torchs_code_does(file: str, count: int, without: str) -> None:

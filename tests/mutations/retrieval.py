@@ -880,7 +880,7 @@ MUTATIONS = [
         "retrieval/models/triton_maxsim.py",
         'tl.where((token < bound)[None, :], similarity, float("-inf"))\n                best',
         'tl.where((token <= bound)[None, :], similarity, float("-inf"))\n                best',
-        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[maxsim]"],
     ),
     (
         "a masked document token of MaxSim gets a gradient",
@@ -894,14 +894,14 @@ MUTATIONS = [
         "retrieval/models/triton_maxsim.py",
         "better = value > best  # the first",
         "better = value >= best  # the first",
-        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[maxsim]"],
     ),
     (
         "the gradient of a document has the weight of another pair",
         "retrieval/models/triton_maxsim.py",
         "weight = tl.load(incoming + pair)",
         "weight = tl.load(incoming + query)",
-        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[retrieval/models/triton_maxsim.py-73]"],
+        ["tests/test_triton.py::test_kernels_do_what_torchs_code_does[maxsim]"],
     ),
     (
         "batch size is ignored",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.cpu.support import kernels_available
+from tests.processes import imported_python
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="nothing is compiled on this machine")
@@ -83,12 +84,11 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_loops(script: Path, cache: Path, *, limit: int | None = None) -> tuple[float, list[str]]:
     """The printed sum and the lines of the log; no file of the process grows beyond ``limit`` bytes."""
-    first = "import resource, sys; "
+    first = f"import numba, resource, sys; numba.config.CACHE_DIR = {str(cache)!r}; "
     if limit is not None:
         first += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.getrlimit(resource.RLIMIT_FSIZE)[1])); "
-    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "NUMBA_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-c", f"{first}sys.path.insert(0, {str(script.parent)!r}); import loops"]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    command = [imported_python(), "-c", f"{first}sys.path.insert(0, {str(script.parent)!r}); import loops"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return float(done.stdout), done.stderr.splitlines()
 
