@@ -22,6 +22,7 @@ import numpy as np
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, file_sha256, write_json
+from quiver.encoder.progress import progress_bar
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, resolve
 from quiver.eval.metrics import MEASURES, Interval, Scores, bootstrap_interval, judged_at, score
 from quiver.eval.rankers import BASELINES, Contenders, GroupedDocuments, GroupedRanker, Ranker, Ranking, SystemDocuments, is_run
@@ -47,11 +48,11 @@ from quiver.eval.results import (
 )
 from quiver.retrieval.data.corpus import Collection, NamedDocuments, ranked, write_run
 from quiver.retrieval.data.embedding_store import open_embedding_store
-from quiver.retrieval.index import Index
+from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.engines import Setting, check_preset
+from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Run, TokenModel
 from quiver.retrieval.search.explain import token_matches
 from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Retriever
@@ -89,7 +90,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     *,
     queries: str | Path | None = None,
     qrels: str | Path | None = None,
-    index: str | Path | None = None,
+    index: str | Path | Index | None = None,
     run: str | Path | None = None,
     fuse: Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
     fusion: Fusion | None = None,
@@ -244,6 +245,8 @@ def require_baselines(names: Sequence[str]) -> None:
 
 def _check_model(model: object, index: object, run: object, fuse: Sequence[object], library: Library, engine: str, *, chosen: bool) -> None:
     """Reject settings that the given model does not support, before anything is read; ``chosen``: one for loading a model was."""
+    if isinstance(index, str | Path) and format_version(Path(index)) is None:
+        open_index(index)  # says what is wrong with the folder
     if fuse or index is not None:  # what the names stand for is known when they are opened
         return
     if (model == "bm25" or run is not None) and (library != "quiver" or chosen or engine != "exact"):
@@ -266,15 +269,17 @@ def _check_combination(systems: int, fusion: Fusion | None, rerank: object, cand
 _Model: TypeAlias = "str | Path | DenseModel | TokenModel | Retriever | None"
 
 
-def _of_opened(model: _Model | Index, index: str | Path | None) -> tuple[_Model, str | Path | None]:
-    """The model and the folder of an index where an opened index was given as the model."""
-    if not isinstance(model, Index):
+def _of_opened(model: _Model | Index, index: str | Path | Index | None) -> tuple[_Model, str | Path | None]:
+    """The model and the folder of an index, where an opened index was given as either."""
+    if isinstance(model, Index):
+        if index is not None:
+            raise InputError("pass only one index, opened or as a folder (index=DIR)")
+        model, index = None, model
+    if not isinstance(index, Index):
         return model, index
-    if index is not None:
-        raise InputError("pass only one index, opened or as a folder (index=DIR)")
-    if not model.path.is_dir():
-        raise InputError(f"{model.path}: an index in memory cannot be evaluated; build it in a folder (out=DIR)")
-    return None, model.path
+    if not index.path.is_dir():
+        raise InputError(f"{index.path}: an index in memory cannot be evaluated; build it in a folder (out=DIR)")
+    return model, index.path
 
 
 def _check_runs(given: Sequence[object], collections: int) -> None:
@@ -290,6 +295,9 @@ def _benchmark_of_files(
     data: Sequence[str | Path | Benchmark], queries: str | Path | None, qrels: str | Path | None, split: str | None
 ) -> Benchmark:
     """The collection of files of queries and judgements, and of a folder for what is not given."""
+    for name, given in (("queries", queries), ("qrels", qrels)):
+        if not isinstance(given, str | Path | None):
+            raise InputError(f"{name} must be a file, got a {type(given).__name__}; write it to one, such as a CSV or Parquet file")
     asked, judged = (None if file is None else Path(file) for file in (queries, qrels))
     if judged is not None and split is not None:
         raise InputError(f"{judged}: judgements from a file (--qrels) have no split; leave out the split (--split)")

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
+from quiver.encoder.progress import progress_bar
 from quiver.eval.datasets.benchmarks import Benchmark, Policy, cut, depth
 from quiver.eval.results import IndexUsed, Library, Parameter, System, Truncated, index_name
 from quiver.retrieval.data.corpus import Collection, DocumentSource, NamedDocuments, read_run
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
 from quiver.retrieval.display import short_names
-from quiver.retrieval.index.documents import FilterLike
+from quiver.retrieval.index.documents import Condition, Filter, FilterLike
 from quiver.retrieval.index.engines import EXACT, WORDS, Setting, check_engine, check_k
 from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.index.memory import index_vectors
@@ -34,7 +35,6 @@ from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, load_model
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, Run, TokenModel
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.groups import field_of, search_groups
@@ -546,7 +546,9 @@ class SystemDocuments:
         else:
             ids = [each.id for each in judged]
             missing = [each for each, place in zip(ids, self.index.locate(ids), strict=True) if place is None]
-            where = "in the index" + ("; if they are files, add --group-by file (group_by)" if "file" in self.index.fields else "")
+            where = "in the index"
+            if missing and (field := _field_with(self.index, missing[0])) is not None:
+                where += f"; they are values of the field {field!r}: add --group-by {field} (group_by)"
             documents = self.index.documents if self.index.manifest.policy.store_text else NamedDocuments(self.index.ids)
         if missing:
             counted = f"{len(missing):,} of the {len(judged):,} judged documents of {benchmark.key}"
@@ -555,6 +557,11 @@ class SystemDocuments:
                 raise InputError(said)
             logger.warning("%s; they count as not found", said)
         return benchmark, replace(collection, documents=documents)
+
+
+def _field_with(index: Index, value: str) -> str | None:
+    """A field of an index that has a value."""
+    return next((name for name in index.fields if index.count(Filter((Condition(name, "=", (value,)),)))), None)
 
 
 def _indexes_of(given: object) -> list[Index]:

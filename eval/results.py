@@ -663,6 +663,8 @@ def read_results(folder: str | Path) -> Results:
     path = Path(folder) / FILE
     if not path.parent.is_dir():
         raise InputError(f"{folder}: no such folder")
+    if inside := sorted(each.parent.name for each in path.parent.glob(f"[!.]*/{FILE}")) if not path.is_file() else []:
+        raise InputError(f"{folder}: holds results in folders of its own; name them, such as {path.parent / inside[0]}")
     if not path.is_file():
         raise InputError(
             f"{folder}: no {FILE} here: the evaluation did not finish, or wrote elsewhere; to finish it, type: {evaluate_again(folder)}"

@@ -22,6 +22,7 @@ import numpy as np
 from quiver.encoder import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.encoder.progress import progress_bar
 from quiver.retrieval.index.dense import settings as dense
 from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
 from quiver.retrieval.index.engines import Sample, Setting, engine, engine_name, train_codec
@@ -35,7 +36,6 @@ from quiver.retrieval.index.tokens.token_quantizer import WINDOW
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Document, ModelCard
 
 SCHEMA = "quiver-benchmark/2"

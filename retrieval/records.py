@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, overl
 import numpy as np
 from numpy.typing import NDArray
 
+from quiver.encoder.progress import Advance
 from quiver.retrieval.display import html_table, text_table
-from quiver.retrieval.progress import Advance
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Judgements: query id -> document id -> grade (0 means judged and not relevant)."""

@@ -221,14 +221,15 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> dict[str, Bar]:
     progress, shown = pytest.importorskip("rich.progress").Progress, dict[str, Bar]()
     add_task, advance = progress.add_task, progress.advance
 
-    def added(self: Any, description: str, total: int | None) -> Any:
+    def added(self: Any, description: str, total: int | None, **fields: Any) -> Any:
         self.shown = shown[description] = Bar(total, [])
-        return add_task(self, description, total=total)
+        return add_task(self, description, total=total, **fields)
 
     def advanced(self: Any, task: Any, steps: int) -> None:
         self.shown.steps.append(steps)
         advance(self, task, steps)
 
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     monkeypatch.setattr(progress, "add_task", added)
     monkeypatch.setattr(progress, "advance", advanced)
     return shown

@@ -25,15 +25,26 @@ from importlib import import_module
 from types import ModuleType
 
 MODULES = (
+    "bm25s",
     "faiss",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.figure",
     "numba",
+    "quiver.encoder.cpu.attention_kernels",
+    "quiver.encoder.cpu.block_kernels",
+    "quiver.encoder.pretraining.run",
     "quiver.eval.development",
     "quiver.eval.evaluation",
+    "quiver.eval.report.retrieval",
+    "quiver.eval.report.training",
     "quiver.retrieval.index.build",
     "quiver.retrieval.models.colbert",
     "quiver.retrieval.search.search",
     "quiver.retrieval.serving.server",
     "quiver.retrieval.training.losses",
+    "quiver.retrieval.training.mining.negatives",
+    "quiver.retrieval.training.run",
+    "torch.utils.tensorboard",
 )
 
 

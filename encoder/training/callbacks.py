@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from quiver.encoder.progress import progress_bar
 from quiver.encoder.training.trainer import Callback
 
 Show: TypeAlias = Callable[[int, Mapping[str, int | float]], None]
@@ -41,39 +42,24 @@ class BarCallback(Callback):
 
 @contextmanager
 def training_bar(done: int, total: int, *, enabled: bool, forms: Mapping[str, str] = FORMS, unit: str = "step") -> Iterator[Show]:
-    """Show a progress bar on standard error while the block runs.
+    """Show progress on standard error while the block runs.
 
     Args:
         done: Position at which earlier sessions stopped.
         total: Position at the end of the run.
-        enabled: Show the bar; nothing is shown otherwise.
+        enabled: Show progress; nothing is shown otherwise.
         forms: Log key -> format of its value; values of other keys are not shown.
         unit: Unit of the position.
     """
-    if not enabled:
-        yield lambda step, news: None
-        return
-    # Imported here, so that a run without a bar does not import rich.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(unit),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("eta"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[news]}"),
-    )
     latest: dict[str, int | float] = {}
-    # rich forgets steps after 30 seconds by default, and one step of a large batch may take longer.
-    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
-        task = bar.add_task("", total=total, completed=done, news="")
+    shown = done
+    with progress_bar(unit, total, enabled=enabled, done=done) as advance:
 
         def show(step: int, news: Mapping[str, int | float]) -> None:
+            nonlocal shown
             latest.update(news)
-            bar.update(task, completed=step, news=", ".join(form.format(latest[key]) for key, form in forms.items() if key in latest))
+            advance(step - shown, ", ".join(form.format(latest[key]) for key, form in forms.items() if key in latest))
+            shown = step
 
         yield show
 

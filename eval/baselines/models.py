@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
+from quiver.encoder.progress import shows_bars
 from quiver.retrieval.models.encoding import clean
 from quiver.retrieval.records import DenseEncoding, DenseModel, Dtype, ModelCard, Role, TextTokens, TokenEncoding, TokenModel
 
@@ -203,7 +204,7 @@ class PyLateModel:
             self._model.tokenizer, texts, self._lengths[role], prompt=self._prompt, lower_case=lower_case, inserted=inserted
         )
         # PyLate fails on an empty list.
-        vectors = self._model.encode(list(texts), is_query=role == "query", show_progress_bar=progress) if texts else []
+        vectors = self._model.encode(list(texts), is_query=role == "query", show_progress_bar=progress and shows_bars()) if texts else []
         return TokenEncoding([np.asarray(matrix, np.float32) for matrix in vectors], tokens)
 
 
@@ -311,7 +312,7 @@ def _sentence_transformers_card(model: Any, source: str, kind: Any, similarity: 
 
 def _encode(model: Any, texts: Sequence[str], role: Role, progress: bool) -> Any:
     encode = model.encode_query if role == "query" else model.encode_document
-    return encode(list(texts), show_progress_bar=progress, convert_to_numpy=True)
+    return encode(list(texts), show_progress_bar=progress and shows_bars(), convert_to_numpy=True)
 
 
 def _prompt(model: Any, role: Role) -> str:

@@ -25,6 +25,7 @@ from torch import Tensor
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.support import MIN_TOKENS_PER_THREAD
 from quiver.encoder.errors import InputError
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.eval.bench.child import Answer, Child, ChildError, KilledError, measure_memory
 from quiver.eval.bench.encoder_backends import (
     BACKENDS,
@@ -73,7 +74,6 @@ from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Row, Scalar,
 from quiver.eval.published import EFFICIENCY_SETS, EFFICIENCY_SOURCE, ENCODER_EFFICIENCY, TABLE_10
 from quiver.eval.report.formats import Paragraph, Report, Section
 from quiver.retrieval.models.encoding import clean
-from quiver.retrieval.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

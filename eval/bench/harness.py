@@ -24,10 +24,10 @@ import torch
 
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.eval.bench.child import ChildError, ask_once, is_out_of_memory
 from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Scalar, Subject
 from quiver.eval.results import provenance
-from quiver.retrieval.progress import Advance, progress_bar
 
 Item = TypeVar("Item")
 

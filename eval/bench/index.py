@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.environment import installed_version, resident
 from quiver.encoder.errors import InputError
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.eval.bench.child import Answer, Child, ChildError, KilledError, checked, reset_peak
 from quiver.eval.bench.harness import Recording, interleave
 from quiver.eval.bench.index_backends import LIBRARIES, NOT_COMPARED, OpenIndex, Point, System, unsupported_reason
@@ -46,7 +47,6 @@ from quiver.eval.bench.report import (
 from quiver.eval.bench.results import OWN, Benchmark, Case, FinishedRows, NotRun, Row, Scalar, Series, file_name
 from quiver.eval.report.formats import Details, Paragraph, Report, Section
 from quiver.retrieval.index.engines import format_settings
-from quiver.retrieval.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.eval.bench.child import Answer, measure_memory
 from quiver.eval.bench.encoder_backends import Settings as EncoderSettings
@@ -68,7 +69,6 @@ from quiver.eval.bench.training_backends import (
 from quiver.eval.report.formats import Report, Section
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.loading import default_device
-from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.training.model import require_extra
 
 if TYPE_CHECKING:

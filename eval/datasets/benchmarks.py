@@ -21,7 +21,7 @@ from quiver.eval.datasets.cache import Cache, CachedCollection, Record, is_offli
 from quiver.eval.datasets.catalogue import Entry, Metadata, beir, coir, mldr, mteb, nanobeir
 from quiver.eval.datasets.sources import Source
 from quiver.eval.metrics import Part
-from quiver.retrieval.data.corpus import Collection, has_corpus, load_collection, ranked, stem
+from quiver.retrieval.data.corpus import Collection, has_corpus, load_collection, name_of, ranked, stem
 from quiver.retrieval.records import Run
 
 logger = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class Benchmark:
     @classmethod
     def of_files(cls, queries: Path, qrels: Path) -> Benchmark:
         """The benchmark of a file of queries, which names it, and a file of judgements. It has no split and no corpus."""
-        return cls(stem(queries), "", Policy(), Metadata(), LocalFolder(None, stem(qrels), queries, qrels))
+        return cls(name_of(queries), "", Policy(), Metadata(), LocalFolder(None, stem(qrels), queries, qrels))
 
     @property
     def key(self) -> str:

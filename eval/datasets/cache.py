@@ -29,8 +29,8 @@ from filelock import FileLock
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import cache_folder, file_sha256, read_json, sync_folder
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from quiver.eval.datasets.sources import Source

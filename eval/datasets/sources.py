@@ -29,6 +29,7 @@ import yaml
 
 from quiver.encoder.errors import InputError, download_errors, first_line
 from quiver.encoder.files import read_json_lines
+from quiver.encoder.progress import progress_bar, shows_bars
 from quiver.eval.datasets.cache import check_room, download, reason, unpack
 from quiver.retrieval.data.corpus import (
     BEIR_FIELDS,
@@ -44,7 +45,6 @@ from quiver.retrieval.data.corpus import (
     to_judgement,
     to_query,
 )
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Document, Query
 
 QUERY_COLUMNS = ("query-id", "query_id")
@@ -286,7 +286,7 @@ def fetch_files(repository: str, revision: str | None, folder: Path, choose: Cho
     errors = download_errors()
     shown = f"{repository}@{revision[:12]}" if revision else repository
     try:
-        with _bars(progress):
+        with _bars(progress and shows_bars()):
             info = HfApi(endpoint=endpoint).dataset_info(repository, revision=revision, files_metadata=True)
             sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if _inside(file.rfilename)}
             card = ""

@@ -40,9 +40,9 @@ import torch
 from quiver.encoder.files import write_json
 from quiver.encoder.heads import Span, SpanQA, best_spans
 from quiver.encoder.packing import PackedBatch, pack
+from quiver.encoder.progress import progress_bar
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.eval.nlu.questions import NOWHERE, Question, Window, WindowSettings, make_windows
-from quiver.retrieval.progress import progress_bar
 
 Official = Literal["squad_v1", "squad_v2", "korquad_v1"]
 

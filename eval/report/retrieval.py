@@ -179,8 +179,8 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
     """Give every result the shortest label that distinguishes its system from the others.
 
     A label is the given name or that of `quiver.eval.results.short_sources`. Fields that differ between systems of one source are added,
-    and the kind if a system has the name of a baseline. Results of one system share a label, unless they searched one collection with two
-    indexes: then the index is added.
+    and if a system has the name of a baseline, its kind, or that it has an index of its own where it scores otherwise. Results of one
+    system share a label, unless they searched one collection with two indexes: then the index is added.
     """
     systems = list(dict.fromkeys(result.system for result in results))
     baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
@@ -193,9 +193,27 @@ def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
         same_source = [] if system in unique else [other for other in systems if other.source == system.source]
         name = short.get(system, system.name)
         mistaken = name in baselines and system.kind != name
-        details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken])
+        unlike = name in baselines and not mistaken and _is_unlike(name, [each for each in results if each.system == system], results)
+        details = ", ".join([*_differing(system, same_source), *[system.kind] * mistaken, *["an index of its own"] * unlike])
         names[system] = f"{name} ({details})" if details else name
     return [(names[result.system] + _index_suffix(result, results), result) for result in results]
+
+
+def _is_unlike(baseline: str, own: Sequence[Results], results: Sequence[Results]) -> bool:
+    """Whether a system scores unlike a baseline of its name, such as BM25 of passages that are measured in the tokens of another model."""
+    scores = {
+        collection.key: each.measures
+        for result in results
+        for collection in result.collections
+        for each in collection.baselines
+        if each.name == baseline
+    }
+    mine = [collection for result in own for collection in result.collections if collection.key in scores]
+    return not all(_are_equal(collection.measures, scores[collection.key]) for collection in mine)
+
+
+def _are_equal(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return one.keys() == other.keys() and all(math.isclose(one[name], other[name], abs_tol=1e-9) for name in one)
 
 
 def _detail(field: str, value: object) -> str:
@@ -241,10 +259,11 @@ def rows(named: Named) -> list[ScoredRow]:
 def _add(found: dict[str, dict[str, Score]], label: str, key: str, score: Score) -> None:
     scores = found.setdefault(label, {})
     known = scores.setdefault(key, score)
-    if known.measures.keys() != score.measures.keys() or not all(
-        math.isclose(known.measures[name], score.measures[name], abs_tol=1e-9) for name in known.measures
-    ):
-        raise InputError(f"{label} has different scores on {key} in two of the results; evaluate both with the same k, policy and versions")
+    if not _are_equal(known.measures, score.measures):
+        raise InputError(
+            f"{label} has different scores on {key} in two of the results; evaluate both with the same k, policy, versions and documents"
+            " (passages of files are measured in the tokens of each index's model), or report them apart"
+        )
     if known.judged is None:
         scores[key] = score
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import command_line, help_alone, print_json, print_table, say, show_progress, vector_cache
+from quiver.cli.output import command_line, help_alone, print_json, print_table, say, vector_cache
 from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def encoder(
     ] = None,
     out: BenchOut = None,
     overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Time an encoder beside other libraries that run the same weights: tokens per second, memory, largest batch.
@@ -152,13 +152,11 @@ def encoder(
             name=data.name,
             backends=chosen,
             command=command_line(),
-            progress=show_progress(progress),
+            progress=progress,
         )
     else:
         workloads = _workloads(sets or [], lengths or [], table, docs, settings)
-        result = subject.bench_token_ids(
-            model, workloads, settings, backends=chosen, command=command_line(), progress=show_progress(progress)
-        )
+        result = subject.bench_token_ids(model, workloads, settings, backends=chosen, command=command_line(), progress=progress)
     _finish(subject, result, out, as_json=as_json)
 
 
@@ -192,7 +190,7 @@ def training(
     memory: PeakMemory = False,
     out: BenchOut = None,
     overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Time training steps beside sentence-transformers, PyLate and transformers, with the same weights and batches, and compare losses.
@@ -227,7 +225,7 @@ def training(
         settings,
         source=subject.synthetic_source if data is None else subject.texts_of_collection(data, split),
         command=command_line(),
-        progress=show_progress(progress),
+        progress=progress,
     )
     _finish(subject, result, out, as_json=as_json)
 
@@ -289,7 +287,7 @@ def index(
     ] = 7200.0,
     out: BenchOut = None,
     overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Measure indexes beside other libraries on the same vectors: recall against exact search, latency, size, build cost, memory.
@@ -303,7 +301,6 @@ def index(
     from quiver.eval.bench import index as subject
 
     _check_out(out, overwrite=overwrite)
-    shown = show_progress(progress)
     counts = subject.threads_up_to(threads)
     settings = subject.Settings(k=k, deep=max(100, k), rounds=rounds, threads=counts, build_threads=threads)
     with TemporaryDirectory(prefix="quiver-bench-") as temporary:
@@ -312,7 +309,7 @@ def index(
             for finished in ("finished", "indexes"):
                 shutil.rmtree(work / finished, ignore_errors=True)
         try:
-            folder = _vectors(data, model, split, work / _VECTORS, cache=(cache, no_cache), limit_docs=limit_docs, progress=shown)
+            folder = _vectors(data, model, split, work / _VECTORS, cache=(cache, no_cache), limit_docs=limit_docs, progress=progress)
             folder = replace(folder, synthetic=synthetic, seed=seed, limit_queries=limit_queries)
             folder.check()
             result = subject.bench_index(
@@ -323,7 +320,7 @@ def index(
                 name=data.resolve().name,
                 model=model,
                 command=command_line(),
-                running=subject.Running(progress=shown, timeout=time_limit),
+                running=subject.Running(progress=progress, timeout=time_limit),
             )
         finally:
             # As large as the collection, and written again from the cache of vectors when the command is repeated.

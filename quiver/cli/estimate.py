@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import parse_memory, print_json, print_table, say, show_progress
+from quiver.cli.output import parse_memory, print_json, print_table, say
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
@@ -85,7 +85,7 @@ def estimate(
     memory: options.BuildMemory = "2GB",
     search_memory: Annotated[str, typer.Option("--search-memory", help="Memory of a machine that searches, such as 64GB.")] = "64GB",
     formulas: Annotated[bool, typer.Option("--formulas", help="Print the formulas.")] = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Estimate tokens, hours, disk, memory, shards and cost of an index.
@@ -104,7 +104,6 @@ def estimate(
     corpora = _corpora(loaded, docs, collection, (sample, texts, count), words)
     spec = parse_engine(engine)
     machine = Machine(parse_size(search_memory), parse_memory(memory), gpus, price)
-    bars = show_progress(progress)
     plans = {}
     known: dict[str, Rates] = {}
     for name, corpus in corpora.items():
@@ -112,7 +111,7 @@ def estimate(
         found = read_rates(rates or [], tokens=corpus.tokens, kind=loaded.size.card.kind)
         if measured and loaded.model is not None:
             if chosen not in known:
-                known[chosen] = measure(loaded.model, texts, name=chosen, settings=spec.settings, seconds=seconds, progress=bars)
+                known[chosen] = measure(loaded.model, texts, name=chosen, settings=spec.settings, seconds=seconds, progress=progress)
             found = known[chosen].filled(found)
         if gpu is not None:
             found = found.filled(estimated(loaded.config, gpu, tokens=corpus.tokens))

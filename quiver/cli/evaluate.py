@@ -19,11 +19,10 @@ from quiver.cli.output import (
     print_json,
     print_table,
     say,
-    show_progress,
     vector_cache,
 )
 from quiver.encoder.errors import InputError
-from quiver.retrieval.progress import progress_bar
+from quiver.encoder.progress import progress_bar
 
 if TYPE_CHECKING:
     from quiver.eval.datasets.cache import Cache
@@ -61,7 +60,7 @@ def quickstart(
     overrides: options.Overrides = None,
     packages: options.Packages = None,
     overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Train a small code search model on Python's standard library, evaluate it beside BM25, and write a report. Needs no download.
@@ -87,7 +86,7 @@ def quickstart(
         packages=packages or [],
         overrides=overrides or [],
         overwrite=overwrite,
-        progress=show_progress(progress),
+        progress=progress,
         command=command_line(),
         say=(lambda message: None) if as_json else say_stage,
     )
@@ -224,7 +223,7 @@ def evaluate(
     address: options.Address = None,
     offline: Annotated[bool, typer.Option("--offline", help="Work offline; list missing files instead of downloading them.")] = False,
     overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Evaluate a model, an index, a run, a fusion or a re-ranking on collections. Repeat the command to resume an evaluation.
@@ -283,12 +282,12 @@ def evaluate(
         cache=vector_cache(cache, no_cache),
         executor=encoding,
         offline=offline,
-        progress=show_progress(progress),
+        progress=progress,
         command=command_line(),
         overwrite=overwrite,
     )
     reports = [out / name for name in REPORTS]
-    with progress_bar("reports", 1, enabled=show_progress(progress)):
+    with progress_bar("reports", 1, enabled=progress):
         write_report([out], *reports)
         if add_to is not None:
             write_report([*(each for each in before if each.resolve() != out.resolve()), out], add_to)
@@ -358,7 +357,7 @@ def report_write(
         str | None,
         typer.Option("--against", help="Row of the paper to show differences from, such as ModernBERT-base, with --layout paper."),
     ] = None,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
 ) -> None:
     """Write a report on the results of one or more systems.
 
@@ -372,7 +371,7 @@ def report_write(
     elif against is not None:
         raise InputError("--against names a row of the paper and needs --layout paper")
     else:
-        with progress_bar("comparing", 1, enabled=show_progress(progress)):
+        with progress_bar("comparing", 1, enabled=progress):
             write_report(folders, out)
     say(f"report: {out}")
 
@@ -387,7 +386,7 @@ def report_compare(
             "--out", "-o", help="Report file (.md, .html or .tex), with all measures, p values and the queries that changed most."
         ),
     ] = None,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Test which differences are significant, by paired tests over the queries with correction for multiple tests.
@@ -398,7 +397,7 @@ def report_compare(
 
     if out is not None:
         check_comparison_target(out)
-    with progress_bar("comparing", 1, enabled=show_progress(progress)):
+    with progress_bar("comparing", 1, enabled=progress):
         comparison = compare_results(baseline, *systems)
     if out is not None:
         write_comparison(comparison, out)
@@ -427,6 +426,12 @@ def _print_comparison(comparison: Comparison) -> None:
                 rows.append((pairing.data_set, *scores, f"{100 * paired.difference:+.2f}", interval, verdict))
         title = f"{LABELS[HEADLINE]} of {system} in points (hundredths), compared with {comparison.baseline}"
         print_table(title, ("collection", "before", "now", "change", "95% interval", "verdict"), rows)
+    if any(
+        measured.verdict == "not significant" and measured.paired.interval.low * measured.paired.interval.high > 0
+        for each in (*comparison.pairings, *comparison.averages)
+        for measured in each.measures.values()
+    ):
+        say("the verdict is corrected for all comparisons together (Holm), the interval is that of one alone")
     for each in comparison.unpaired:
         say(f"not compared: {each.collection}, because {each.lacks} was not evaluated on it")
 
@@ -555,7 +560,7 @@ def collections_fetch(
     source: Annotated[
         str | None, typer.Option("--from", help="Source to download from, as listed by quiver collections show. Default: the first.")
     ] = None,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
 ) -> None:
     """Download collections into the cache. Collections that are cached already are verified against their checksums.
 
@@ -572,7 +577,7 @@ def collections_fetch(
         if chosen.unit in done:  # an archive that holds several collections
             continue
         done.add(chosen.unit)
-        record = cache.fetch(chosen, progress=show_progress(progress))
+        record = cache.fetch(chosen, progress=progress)
         say(f"{entry.key}: {cache.folder(chosen)}, {_size(record.bytes)}, {record.revision}")
 
 
@@ -624,7 +629,7 @@ def collections_squad(
 def collections_docstrings(
     out: Annotated[Path, typer.Option("--out", "-o", help="BEIR folder to write.")],
     packages: options.Packages = None,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
 ) -> None:
     """Make a code search collection of Python's standard library, without a download: docstrings are queries, functions are documents.
 
@@ -634,7 +639,7 @@ def collections_docstrings(
     """
     from quiver.retrieval.data.docstrings import TRAINING_PAIRS, mine, split_pairs, write_collection
 
-    splits = split_pairs(mine(packages=packages or [], progress=show_progress(progress)))
+    splits = split_pairs(mine(packages=packages or [], progress=progress))
     write_collection(splits, out)
     counts = ", ".join(f"{len(pairs):,} {name}" for name, pairs in splits._asdict().items())
     say(f"{out}: {sum(map(len, splits)):,} functions; queries: {counts}\ntraining pairs: {out / TRAINING_PAIRS}")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import help_alone, parse_memory, place_encoding, print_json, print_table, read_ids, say, show_progress
+from quiver.cli.output import help_alone, parse_memory, place_encoding, print_json, print_table, read_ids, say
 from quiver.encoder.errors import InputError
-from quiver.retrieval.progress import progress_bar
+from quiver.encoder.progress import progress_bar
 from quiver.retrieval.units import parse_duration
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def build(
     threads: options.Threads = None,
     overwrite: options.Overwrite = False,
     wait: options.Wait = "0s",
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Encode a corpus and index it. Repeat the command to resume an interrupted build.
@@ -97,8 +97,8 @@ def build(
     settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
     loaded = load_index_model(model, dtype=dtype, device=here, batch_tokens=batch_tokens, options=settings)
     corpus = open_corpus(source, given, tokens_of(loaded))
-    shown, begun = show_progress(progress), time.monotonic()
-    index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
+    begun = time.monotonic()
+    index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=progress)
     _describe(index, as_json)
     if not as_json:
         folder = shlex.quote(str(out))
@@ -123,7 +123,7 @@ def add(
     replace: Annotated[bool, typer.Option("--replace", help="Replace documents that have the same id.")] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Add documents to an index. Repeat the command to resume an interrupted addition.
@@ -146,7 +146,7 @@ def add(
         replace_existing=replace,
         memory=parse_memory(memory),
         wait=parse_duration(wait),
-        progress=show_progress(progress),
+        progress=progress,
     )
     _describe_change(index, opened, as_json)
 
@@ -195,7 +195,7 @@ def refresh(
     force: Annotated[bool, typer.Option("--force", help="Delete even more than half of the documents.")] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Read the sources of an index again: encode what is new or changed, delete what is gone. Repeat the command to resume.
@@ -222,7 +222,7 @@ def refresh(
         force=force,
         memory=parse_memory(memory),
         wait=parse_duration(wait),
-        progress=show_progress(progress),
+        progress=progress,
     )
     counts = {name: getattr(done, name) for name in ("added", "changed", "deleted", "unchanged")}
     if as_json:
@@ -260,7 +260,7 @@ def compact(
     folder: options.IndexFolder,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Merge segments and remove deleted documents, without encoding anything again.
@@ -269,8 +269,7 @@ def compact(
     """
     from quiver.retrieval.index import compact_index
 
-    shown = show_progress(progress)
-    _describe(compact_index(folder, memory=parse_memory(memory), wait=parse_duration(wait), progress=shown), as_json)
+    _describe(compact_index(folder, memory=parse_memory(memory), wait=parse_duration(wait), progress=progress), as_json)
 
 
 @app.command("calibrate")
@@ -285,7 +284,7 @@ def calibrate(
     count: Annotated[int, typer.Option("--count", min=1, help="Largest number of queries to search.")] = 200,
     seed: options.Seed = 0,
     wait: options.Wait = "0s",
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Measure recall and latency of search parameters from cheap to exhaustive. Searches then choose among them.
@@ -308,8 +307,8 @@ def calibrate(
         raise InputError("--model encodes the queries of --queries; pass --queries FILE too, or remove --model")
     elif min(wanted) < LEAST_HITS:
         raise InputError(f"-k must be at least {LEAST_HITS} without --queries, because the documents a query was made from do not count")
-    waiting, shown = parse_duration(wait), show_progress(progress)
-    index = calibrate_index(folder, loaded, queries=texts, count=count, ks=wanted, seed=seed, wait=waiting, progress=shown)
+    waiting = parse_duration(wait)
+    index = calibrate_index(folder, loaded, queries=texts, count=count, ks=wanted, seed=seed, wait=waiting, progress=progress)
     if as_json:
         print_json(index.manifest.calibration)
     else:
@@ -317,14 +316,14 @@ def calibrate(
 
 
 @app.command("check")
-def check(folder: options.IndexFolder, progress: options.Progress = None, as_json: options.Json = False) -> None:
+def check(folder: options.IndexFolder, progress: options.Progress = True, as_json: options.Json = False) -> None:
     """Read every file and verify its checksum. Exit status 1 if the index is damaged.
 
     Example: quiver index check indexes/scifact
     """
     from quiver.retrieval.index import check_index
 
-    with progress_bar("checking", 1, enabled=show_progress(progress)):
+    with progress_bar("checking", 1, enabled=progress):
         report = check_index(folder)
     if as_json:
         generations = [{"generation": each.generation, "problems": each.problems} for each in report.generations]
@@ -350,7 +349,7 @@ def repair(
     folder: options.IndexFolder,
     dry_run: options.DryRun = False,
     wait: options.Wait = "0s",
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Repair a damaged index: keep everything that is intact, and list what is lost.
@@ -361,7 +360,7 @@ def repair(
     """
     from quiver.retrieval.index import repair_index
 
-    with progress_bar("repairing", 1, enabled=show_progress(progress)):
+    with progress_bar("repairing", 1, enabled=progress):
         report = repair_index(folder, dry_run=dry_run, wait=parse_duration(wait))
     if as_json:
         print_json({**dataclasses.asdict(report), "quarantined": _names(report.quarantined)})
@@ -433,7 +432,7 @@ def export(
     ] = None,
     overwrite: options.Overwrite = False,
     verify: options.Verify = True,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Export documents and vectors to files (JSON lines and arrays), or to Qdrant or LanceDB.
@@ -450,9 +449,8 @@ def export(
 
     if (out is None) == (store is None):
         raise InputError("pass either --out FOLDER, for files, or --store STORE")
-    shown = show_progress(progress)
     if store is not None:
-        stored = export_to(open_index(folder, verify=verify), store, collection=collection, overwrite=overwrite, progress=shown)
+        stored = export_to(open_index(folder, verify=verify), store, collection=collection, overwrite=overwrite, progress=progress)
         if as_json:
             print_json(dataclasses.asdict(stored))
         else:
@@ -460,7 +458,7 @@ def export(
         return
     if collection is not None or overwrite:
         raise InputError("--collection and --overwrite apply only to --store; --out must be a new folder")
-    described = export_index(open_index(folder, verify=verify), Path(out or ""), vectors=vectors, progress=shown)
+    described = export_index(open_index(folder, verify=verify), Path(out or ""), vectors=vectors, progress=progress)
     if as_json:
         print_json({"folder": str(out), **described})
         return

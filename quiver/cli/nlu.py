@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quiver.cli import options
-from quiver.cli.output import command_line, help_alone, print_json, print_table, say, show_progress
+from quiver.cli.output import command_line, help_alone, print_json, print_table, say
 from quiver.cli.train import report_stopped, with_dtype
 from quiver.encoder.errors import InputError
 
@@ -45,7 +45,7 @@ def glue(
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     task: Annotated[list[Task] | None, typer.Option("--task", help="Task to train. Repeatable. Default: all tasks.")] = None,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Fine-tune a model on each GLUE task and compare its scores with those of the ModernBERT paper.
@@ -60,12 +60,12 @@ def glue(
     from quiver.eval.nlu.glue_training import RESULTS
     from quiver.eval.nlu.recipes import load_glue_recipe
 
-    resolved, bars = load_glue_recipe(recipe, with_dtype(overrides, dtype)), show_progress(progress)
+    resolved = load_glue_recipe(recipe, with_dtype(overrides, dtype))
     requested = {each.value for each in task or []}
     chosen = [name for name in TASKS if name in requested]
     try:
         results = train_glue(
-            resolved, out, tasks=chosen, resume=resume, overwrite=overwrite, progress=bars, command=command_line(), device=device
+            resolved, out, tasks=chosen, resume=resume, overwrite=overwrite, progress=progress, command=command_line(), device=device
         )
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
@@ -100,7 +100,7 @@ def qa_train(
     device: options.Device = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Train a model that answers questions with spans of a text, and evaluate it on the recipe's test data.
@@ -114,9 +114,9 @@ def qa_train(
     from quiver.eval.nlu.qa_training import train_qa
     from quiver.eval.nlu.recipes import load_qa_recipe
 
-    resolved, bars = load_qa_recipe(recipe, with_dtype(overrides, dtype)), show_progress(progress)
+    resolved = load_qa_recipe(recipe, with_dtype(overrides, dtype))
     try:
-        results = train_qa(resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line(), device=device)
+        results = train_qa(resolved, out, resume=resume, overwrite=overwrite, progress=progress, command=command_line(), device=device)
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if as_json:
@@ -150,7 +150,7 @@ def qa_evaluate(
     dtype: options.Dtype = None,
     device: options.Device = None,
     overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Evaluate a model by exact match and F1, as the official evaluation script defines them.
@@ -187,9 +187,8 @@ def qa_evaluate(
     }
     settings = parse_options(WindowSettings, lengths, source="options")
     check_settings(settings, tokenizer, positions=positions)
-    bars = show_progress(progress)
     predictions = answer_questions(
-        opened, tokenizer, questions, settings, may_have_none=may_have_none, no_answer_margin=no_answer_margin, progress=bars
+        opened, tokenizer, questions, settings, may_have_none=may_have_none, no_answer_margin=no_answer_margin, progress=progress
     )
     results = score_predictions(questions, predictions, tokenizer, official)
     made_with = {

@@ -253,7 +253,6 @@ SearchedIndex: TypeAlias = Annotated[
 DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")]
 Seed: TypeAlias = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 Progress: TypeAlias = Annotated[
-    bool | None,
-    typer.Option("--progress/--no-progress", help="Show progress bars on standard error. Default: only on a terminal."),
+    bool, typer.Option("--progress/--no-progress", help="Show progress on standard error: bars on a terminal, elsewhere a line a minute.")
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -263,11 +263,6 @@ def help_alone(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-def show_progress(choice: bool | None) -> bool:
-    """Return whether to show progress bars: the option if it was given, otherwise whether standard error is a terminal."""
-    return sys.stderr.isatty() if choice is None else choice
-
-
 def command_line() -> str:
     """Return the command line, to be recorded with the results."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

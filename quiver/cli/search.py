@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.cli import options
-from quiver.cli.output import print_json, print_table, read_ids, say, say_error, show_progress
+from quiver.cli.output import print_json, print_table, read_ids, say, say_error
 from quiver.encoder.errors import InputError
 from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.units import parse_size
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 _SHADES = ((0.8, "bold green"), (0.6, "green"), (0.4, "yellow"), (-1.0, "dim"))  # least similarity, style
 _WIDE = 100  # columns of a terminal from which on a ranking shows scores beside ranks
 _EXCERPT = 160  # characters of a text that a table shows
+_VALUE = 40  # characters of the value of a field
 _PASSAGE = 480  # characters of a text that an explanation shows
 _CONTEXT = 24  # characters of them before the first matched token
 
@@ -55,8 +56,8 @@ def search(
         list[str] | None,
         typer.Option(
             "--filter",
-            help="Condition on a field: field=value, !=, <, <=, >, >= or 'field in a,b'. Repeatable; all conditions must hold. Put fields"
-            " and values that contain spaces or operators in double quotes: --filter 'city=\"New York\"'.",
+            help="Condition on a field: field=value, field=beginning*, !=, <, <=, >, >= or 'field in a,b'. Repeatable; all must hold. Put"
+            " fields and values that contain spaces or operators in double quotes: --filter 'city=\"New York\"'.",
         ),
     ] = None,
     ids: options.DocumentIds = None,
@@ -87,7 +88,7 @@ def search(
         typer.Option("--replicas", min=1, help="Replicas per shard; with 2, searches survive the loss of an actor. Default: 1."),
     ] = None,
     address: options.Address = None,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Search an index with one query text or a file of queries.
@@ -103,7 +104,7 @@ def search(
     quiver search indexes/msmarco --queries queries.jsonl --out runs/msmarco.trec --shard-memory 16GB --replicas 2 --address auto
     """
     gc.set_threshold(50_000)  # collections while torch is imported take a tenth of a second, and find nothing
-    text = _checked_text(words, queries, out, explain=explain)
+    text = _checked_text(folder, words, queries, out, explain=explain)
     _check_effort(effort, target_recall)
     given = [str(folder), *(fuse or [])]
     if generation is not None and (shards or shard_memory):
@@ -121,7 +122,7 @@ def search(
     query_list = queries_of(text, queries)
     _check_queries(query_list, queries)
     sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
-    opened = OpenIndexes(device=device, verify=verify, progress=show_progress(progress))
+    opened = OpenIndexes(device=device, verify=verify, progress=progress)
     index = opened.index(folder, model=model, generation=generation, sharded=sharded)
     retriever = opened.fused(given, how, candidates=candidates or CANDIDATES)
     if rerank is not None:
@@ -154,7 +155,7 @@ def search(
     elif explain:
         _print_explained(text or "", hits, explained)
     else:
-        _print_hits(hits, found, len(index), group_by)
+        _print_hits(hits, found, len(index), group_by, [] if condition is None else [each.field for each in condition.conditions])
 
 
 def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
@@ -163,7 +164,9 @@ def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
     return Filter.parse(conditions, ids=None if ids is None else read_ids(ids)) if conditions or ids else None
 
 
-def _checked_text(words: Sequence[str] | None, queries: Path | None, run: Path | None, *, explain: bool) -> str | None:
+def _checked_text(folder: Path, words: Sequence[str] | None, queries: Path | None, run: Path | None, *, explain: bool) -> str | None:
+    if words and not folder.exists() and Path(words[-1]).is_dir():
+        raise InputError(f"{folder}: no such folder; the index comes first, then the query: quiver search {words[-1]} '{folder}'")
     text = " ".join(words) if words else None
     if (text is None) == (queries is None):
         raise InputError("pass either a query text or --queries FILE")
@@ -251,18 +254,27 @@ def _ranks(hit: Mapping[str, Any]) -> list[str]:
     return ["-" if entry is None else f"{entry['rank']} ({entry['score']:.4f})" for entry in ranked]
 
 
-def _print_hits(hits: Sequence[Mapping[str, Any]], found: SearchResult, documents: int, group_by: str | None) -> None:
+def _print_hits(
+    hits: Sequence[Mapping[str, Any]], found: SearchResult, documents: int, group_by: str | None, filtered: Sequence[str]
+) -> None:
     origins = [*found.lists, *(["candidate"] if found.candidates is not None else [])]
     # Documents show their file already.
     grouped = [] if group_by is None else ["passages"] if group_by == "file" else [group_by, "passages"]
+    fields = [name for name in dict.fromkeys(filtered) if name not in ("file", group_by)]
     rows = []
     for hit in hits:
         counts = [] if group_by is None else [str(hit["group"]), str(len(hit["passages"]))][-len(grouped) :]
         ranks = _ranks(hit) if Console().width >= _WIDE else [text.partition(" ")[0] for text in _ranks(hit)]
-        rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *ranks, _shown_text(hit)))
+        values = [_shown_value(hit.get("metadata", {}).get(name)) for name in fields]
+        rows.append((_where(hit), f"{hit['score']:.4f}", *counts, *values, *ranks, _shown_text(hit)))
     each = "" if group_by is None else f", one for each {group_by}; passages: number found of each"
     places = f"; {', '.join(origins)}: rank there" if origins else ""
-    print_table(f"{len(hits)} of {documents:,} documents{each}{places}", ("document", "score", *grouped, *origins, "text"), rows)
+    print_table(f"{len(hits)} of {documents:,} documents{each}{places}", ("document", "score", *grouped, *fields, *origins, "text"), rows)
+
+
+def _shown_value(value: Any) -> str:
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    return ", ".join(str(each) for each in values)[:_VALUE]
 
 
 def _where(hit: Mapping[str, Any]) -> str:

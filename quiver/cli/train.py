@@ -19,7 +19,6 @@ from quiver.cli.output import (
     print_table,
     say,
     say_error,
-    show_progress,
     vector_cache,
 )
 from quiver.encoder.errors import InputError
@@ -73,7 +72,7 @@ def train(
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     dry_run: options.DryRun = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Train a retriever from a recipe.
@@ -95,19 +94,18 @@ def train(
     from quiver.retrieval.training.run import RunStoppedError
 
     resolved = load_recipe(recipe, with_dtype(overrides, dtype))
-    bars = show_progress(progress)
     section = resolved.development
     if dry_run:
         _check_dry_run(out, resume=resume, overwrite=overwrite)
-        _dry_run(resolved, device=device, progress=bars, as_json=as_json)
+        _dry_run(resolved, device=device, progress=progress, as_json=as_json)
         return
     if out is None:
         raise InputError(_NO_OUT)
     # Only the process that scores holds the development collection in memory.
-    scorer = None if section is None else development_scorer(section, progress=bars) if is_main_process() else _broadcast_score
+    scorer = None if section is None else development_scorer(section, progress=progress) if is_main_process() else _broadcast_score
     try:
         record = training_run.train(
-            resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line(), scorer=scorer, device=device
+            resolved, out, resume=resume, overwrite=overwrite, progress=progress, command=command_line(), scorer=scorer, device=device
         )
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
@@ -206,7 +204,7 @@ def pretrain(
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Only train the tokenizer and tokenize the corpus, in one process; --resume then trains.")
     ] = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Pretrain an encoder by masked language modelling, in one or more phases.
@@ -235,7 +233,7 @@ def pretrain(
         if prepare:
             raise InputError("--dry-run writes nothing, and --prepare writes the corpus; remove one of the two")
         _check_dry_run(out, resume=resume, overwrite=None)
-        _dry_run_pretraining(resolved, device=device, progress=show_progress(progress), as_json=as_json)
+        _dry_run_pretraining(resolved, device=device, progress=progress, as_json=as_json)
         return
     if out is None:
         raise InputError(_NO_OUT)
@@ -244,7 +242,7 @@ def pretrain(
         say(f"prepared: {out}; repeat the command with --resume instead of --prepare to train")
         return
     try:
-        record = run_recipe(resolved, out, resume=resume, progress=show_progress(progress), command=command_line(), device=device)
+        record = run_recipe(resolved, out, resume=resume, progress=progress, command=command_line(), device=device)
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if is_main_process():
@@ -314,7 +312,7 @@ def sweep(
     dtype: options.TrainingDtype = None,
     device: options.Device = None,
     overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Train a recipe with every combination of some settings and select the best on its development collection.
@@ -336,18 +334,17 @@ def sweep(
     development = grid.runs[0].recipe.development
     if development is None:  # make_grid requires one
         raise ValueError("the runs of a sweep have a development section")
-    bars = show_progress(progress)
-    scorer = development_scorer(development, progress=bars)
+    scorer = development_scorer(development, progress=progress)
 
     def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
         training_run.train(
-            recipe, out, resume=resume, progress=bars, command=command_line(), scorer=scorer, data_folder=data_folder, device=device
+            recipe, out, resume=resume, progress=progress, command=command_line(), scorer=scorer, data_folder=data_folder, device=device
         )
 
     def write_report(sweep: Sweep) -> None:
         write_sweep_report(sweep, out)
 
-    report = (lambda line: typer.echo(line, err=True)) if bars else lambda line: None
+    report = (lambda line: typer.echo(line, err=True)) if progress else lambda line: None
     try:
         found = run_sweep(grid, out, train=train, overwrite=overwrite, command=command_line(), report=report, changed=write_report)
     except RunStoppedError as stopped:
@@ -498,7 +495,7 @@ def mine(
     workers: options.Workers = None,
     address: options.Address = None,
     overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Mine hard negatives with a model, an index or BM25. Repeat the command to resume an interrupted run.
@@ -536,7 +533,7 @@ def mine(
         rules=rules,
         output=Output(ids=form == "ids", suspects=suspects, limit=limit),
         overwrite=overwrite,
-        progress=show_progress(progress),
+        progress=progress,
         command=command_line(),
     )
     if as_json:
@@ -669,7 +666,7 @@ def teacher_scores(
     workers: options.Workers = None,
     address: options.Address = None,
     overwrite: options.Overwrite = False,
-    progress: options.Progress = None,
+    progress: options.Progress = True,
     as_json: options.Json = False,
 ) -> None:
     """Score the documents of training rows with one or more teachers, for distillation. Repeat the command to resume an interrupted run.
@@ -707,7 +704,7 @@ def teacher_scores(
         normalize=normalize,
         cache=vector_cache(cache, no_cache),
         overwrite=overwrite,
-        progress=show_progress(progress),
+        progress=progress,
         command=command_line(),
     )
     if as_json:

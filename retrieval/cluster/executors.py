@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.progress import Advance
+from quiver.encoder.progress import Advance
 from quiver.retrieval.records import Item, Result, WorkerTask
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quiver.encoder.errors import InputError, first_line
+from quiver.encoder.progress import Advance
 from quiver.retrieval.cluster.executors import Assignment, Assignments, Worker, WorkerError
 from quiver.retrieval.cluster.shard import PackedRequest, Shard, ShardHits, ShardLostError, ShardSpec
-from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import Item, Result, WorkerTask
 
 logger = logging.getLogger(__name__)

@@ -316,12 +316,18 @@ QUERY_TEXTS = ("text", "query", "question")
 JUDGED_QUERIES = ("query-id", "query_id", "qid", "question_id", "query", "question")
 """Names of the query's id in a table of judgements."""
 
-JUDGED_DOCUMENTS = ("corpus-id", "corpus_id", "doc-id", "doc_id", "docid", "document_id", "document", "passage_id", "passage", "file")
+JUDGED_DOCUMENTS = (
+    *("corpus-id", "corpus_id", "doc-id", "doc_id", "docid", "document_id", "document", "passage_id", "passage", "file"),
+    *("documents", "passages", "files", "relevant"),
+)
 """Names of the document's id in a table of judgements."""
 
 # A first line of TSV whose third column has one of these names is a header; anything else that is not a grade is an error.
 GRADES = ("score", "relevance", "rel", "grade", "label")
 """Names of the grade in a table of judgements."""
+
+_OF_QUERIES = (QUERY_IDS, QUERY_TEXTS, JUDGED_DOCUMENTS, GRADES)
+_OF_JUDGEMENTS = (JUDGED_QUERIES, JUDGED_DOCUMENTS, GRADES)
 
 
 class DocumentSource(Protocol):
@@ -414,7 +420,7 @@ def load_collection(
     The corpus is read once to check it, and not kept in memory.
 
     Args:
-        folder: Folder of the collection; None for a collection of ``queries`` and ``qrels`` without a corpus, named after the queries.
+        folder: Folder of the collection; None for a collection of ``queries`` and ``qrels`` without a corpus, named by `name_of`.
         split: Name of the judgements, such as ``test``.
         queries: File of queries instead of the folder's, see `read_queries`.
         qrels: File of judgements instead of the folder's, see `read_qrels`.
@@ -438,12 +444,30 @@ def load_collection(
     if queries is None or qrels is None:
         raise ValueError("without a folder, queries and qrels must be given")
     return assemble(
-        stem(queries) if folder is None else folder.resolve().name,
+        name_of(queries) if folder is None else folder.resolve().name,
         split,
         documents=None if folder is None or without_corpus else partial(_documents, folder),
         queries=partial(_queries, queries),
-        judgements=read_judgements(qrels),
+        judgements=_with_numbers(read_judgements(qrels), queries),
     )
+
+
+def _with_numbers(judgements: Iterable[Judgement], queries: Path) -> Iterable[Judgement]:
+    """The judgements; if the queries have no ids, the judgements name their texts, and get their numbers.
+
+    Raises:
+        InputError: The queries have no ids, and no judgement names the text of one.
+    """
+    if _has_ids(queries):
+        return judgements
+    numbers = {query.text: query.id for _, query in _queries(queries)}
+    judged = list(judgements)
+    if judged and not any(judgement.query in numbers for judgement in judged):
+        raise InputError(
+            f"{queries}: no field for the id of the queries, and {judged[0].position.file} does not name their texts; call the field of the"
+            f" id {', '.join(QUERY_IDS[:-1])} or {QUERY_IDS[-1]}"
+        )
+    return (judgement._replace(query=numbers.get(judgement.query, judgement.query)) for judgement in judged)
 
 
 def _found(find: Callable[[Path, str], Path], folder: Path, name: str, problems: list[str]) -> Path | None:
@@ -468,6 +492,12 @@ def stem(file: Path) -> str:
         'questions'
     """
     return PurePath(file.name.removesuffix(".gz")).stem
+
+
+def name_of(queries: Path) -> str:
+    """Name of the collection of a file of queries: the file's, or the folder's of ``queries.jsonl``."""
+    own = stem(queries)
+    return queries.resolve().parent.name if own == "queries" else own
 
 
 def assemble(
@@ -579,7 +609,8 @@ def read_documents(path: Path) -> Iterator[Document]:
 def read_queries(path: Path) -> Iterator[Query]:
     """Stream queries from a table: JSON Lines, JSON, CSV, TSV, Parquet or Arrow, whose fields have names of `QUERY_IDS` and `QUERY_TEXTS`.
 
-    A TSV file without such a header has two columns, id and text.
+    A single field of another name is the id or the text that is missing. A table of texts, and of documents that answer them, has no ids:
+    its different texts are numbered from 1. A TSV file without such a header has two columns, id and text.
 
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if an id is repeated; or the suffix is not supported.
@@ -646,7 +677,7 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
     """
     from quiver.retrieval.data.tables import is_table, read_rows  # imports this module
 
-    if is_table(path) and not path.name.endswith(_TABS):
+    if is_table(path) and not (path.name.endswith(_TABS) and _is_of_beir(path)):
         yield from _judgement_rows(path, read_rows(path))
         return
     split: str | None = "\t"
@@ -669,6 +700,12 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
         raise InputError(f"{path}: no judgements, only a header")
 
 
+def _is_of_beir(path: Path) -> bool:
+    """Whether a TSV file has BEIR's or TREC's layout, and no header that names two other columns or more than three."""
+    cells: dict[str, object] = dict.fromkeys(next(read_lines(path))[1].split("\t"))
+    return len(cells) == 3 or _named(cells, JUDGED_QUERIES) is None or _named(cells, JUDGED_DOCUMENTS) is None
+
+
 def _documents(path: Path) -> Iterator[tuple[EntryPosition, Document]]:
     file = find_jsonl(path, "corpus") if path.is_dir() else path
     for number, row in read_json_lines(file):
@@ -685,12 +722,13 @@ def _judgement_rows(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str,
     for position, row in rows:
         if names is None:
             names = (
-                _column(position, row, JUDGED_QUERIES, "the query's id"),
-                _column(position, row, JUDGED_DOCUMENTS, "the document's id"),
+                _column(position, row, JUDGED_QUERIES, "the query's id", _OF_JUDGEMENTS),
+                _column(position, row, JUDGED_DOCUMENTS, "the document's id", _OF_JUDGEMENTS),
                 _named(row, GRADES),
             )
-        query, document = (key_of(row.get(name)) or "" for name in names[:2])
-        yield to_judgement(position, query, document, 1 if names[2] is None else row.get(names[2]))
+        query, found, grade = key_of(row.get(names[0])) or "", row.get(names[1]), 1 if names[2] is None else row.get(names[2])
+        for document in found if isinstance(found, list) else [found]:
+            yield to_judgement(position, query, key_of(document) or "", grade)
     if names is None:
         raise InputError(f"{path}: no judgements, only a header")
 
@@ -701,9 +739,17 @@ def _named(row: Mapping[str, object], names: Sequence[str]) -> str | None:
     return next((fields[name] for name in names if name in fields), None)
 
 
-def _column(position: EntryPosition, row: Mapping[str, object], names: Sequence[str], what: str) -> str:
+def _is_unknown(name: str, known: Sequence[Sequence[str]]) -> bool:
+    return not any(name.lower() in names for names in known)
+
+
+def _column(position: EntryPosition, row: Mapping[str, object], names: Sequence[str], what: str, known: Sequence[Sequence[str]]) -> str:
+    """The field that has one of the names, or the only one that has none of ``known``."""
     field = _named(row, names)
     if field is None:
+        unknown = [name for name in row if _is_unknown(name, known)]
+        if len(unknown) == 1:
+            return unknown[0]
         raise InputError(
             f"{position}: no field for {what}; call it {', '.join(names[:-1])} or {names[-1]}; the fields are {', '.join(row)}"
         )
@@ -723,22 +769,50 @@ def _queries(path: Path) -> Iterator[tuple[EntryPosition, Query]]:
                 raise InputError(f"{position}: expected 2 columns (id, tab, text), got {len(columns)}")
             yield position, Query(check_id(position, columns[0]), columns[1])
         return
+    yield from _queries_of_table(path, read_rows(path))
+
+
+def _queries_of_table(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> Iterator[tuple[EntryPosition, Query]]:
     fields: FieldNames | None = None
-    for position, row in read_rows(path):
+    judged, numbers, seen = False, dict[str, int](), set[Query]()
+    for position, row in rows:
         if fields is None:
-            text = _column(position, row, QUERY_TEXTS, "the text of the queries")
-            key = _column(position, row, QUERY_IDS, "the id of the queries")
-            fields = FieldNames(BEIR_FIELDS.id if key in BEIR_FIELDS.id else (key,), text)
-        yield position, to_query(position, row, fields)
+            fields, judged = _query_fields(position, row), _named(row, JUDGED_DOCUMENTS) is not None
+        if fields.id:
+            query = to_query(position, row, fields)
+            if not judged or query not in seen:  # a row of a table with judgements is one judgement
+                yield position, query
+            seen |= {query} if judged else set()
+        elif (text := _text(position, row, fields)) not in numbers:
+            numbers[text] = len(numbers) + 1
+            yield position, Query(str(numbers[text]), text)
     if fields is None:
         raise InputError(f"{path}: no queries, only a header")
 
 
+def _query_fields(position: EntryPosition, row: Mapping[str, object]) -> FieldNames:
+    """The fields of queries, of the first one; without an id if all others are the text, the judged document and its grade."""
+    text = _column(position, row, QUERY_TEXTS, "the text of the queries", _OF_QUERIES)
+    if not any(_is_unknown(name, (QUERY_TEXTS, JUDGED_DOCUMENTS, GRADES)) and name != text for name in row):
+        return FieldNames((), text)
+    key = _column(position, {name: value for name, value in row.items() if name != text}, QUERY_IDS, "the id of the queries", _OF_QUERIES)
+    return FieldNames(BEIR_FIELDS.id if key in BEIR_FIELDS.id else (key,), text)
+
+
+def _has_ids(queries: Path) -> bool:
+    from quiver.retrieval.data.tables import is_table, read_rows  # imports this module
+
+    if not is_table(queries) or (queries.name.endswith(_TABS) and not _has_header(queries)):
+        return True
+    first = next(read_rows(queries), None)
+    return first is None or bool(_query_fields(*first).id)
+
+
 def _has_header(path: Path) -> bool:
-    """Whether the first line of a TSV file names columns of queries."""
+    """Whether the first line of a TSV file names columns of queries, or of their texts and documents."""
     _, line = next(read_lines(path))
     cells: dict[str, object] = dict.fromkeys(line.split("\t"))
-    return _named(cells, QUERY_IDS) is not None and _named(cells, QUERY_TEXTS) is not None
+    return _named(cells, QUERY_TEXTS) is not None and _named(cells, (*QUERY_IDS, *JUDGED_DOCUMENTS)) is not None
 
 
 def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:

@@ -38,8 +38,8 @@ from typing import NamedTuple
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import write_json_lines
+from quiver.encoder.progress import progress_bar
 from quiver.retrieval.data.corpus import write_beir
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Document, Metadata, Query
 
 logger = logging.getLogger(__name__)

@@ -46,12 +46,12 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, write_json
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import WorkerModel
-from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import (
     IN_PROCESS,
     PLURALS,

@@ -71,6 +71,12 @@ class SourceOptions:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Make tuples of lists and of single names."""
+        for name in ("text", "columns", "include", "exclude"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+
     @property
     def names_fields(self) -> bool:
         """Whether an option applies only to tables.
@@ -137,6 +143,11 @@ def open_corpus(
         >>> [document.id for document in open_corpus(tiny_collection())]
         ['owl', 'trout']
     """
+    if not isinstance(source, str | Path):
+        raise InputError(
+            f"open_corpus opens a source by its name, not a {type(source).__name__}; pass documents in memory to build_index, with fields"
+            " called id, title and text"
+        )
     rules = _rules(options, tokens)
     columns = Columns(options.id, options.title, options.text, options.columns, taken_over=taken_over)
     if has_no_path(source):
@@ -253,6 +264,8 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
             return [find_jsonl(path, "corpus")]
         if (path / "dataset_dict.json").is_file():
             splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
+            if len(splits) == 1:
+                return _tables(path / splits[0], options, files)
             raise InputError(f"{path}: a data set with several splits; choose one of {', '.join(str(path / name) for name in splits)}")
         found = [file for file in path.iterdir() if is_table(file) and file.is_file() and file.name not in _DESCRIPTIONS]
         choice = FileChoice(options.include, options.exclude)
@@ -260,7 +273,7 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
         if not found and not files.is_empty():
             raise InputError(f"{path}: {_NOT_TABLES}")
         if not found:
-            hidden = files.skipped()
+            hidden = files.skipped() or _excluded(options)
             raise InputError(
                 f"{path}: no corpus.jsonl[.gz], no tables ({_SUFFIXES}) and no files of text or code to read in this folder"
                 + (f"; {hidden}" if hidden else "")
@@ -275,6 +288,10 @@ def _tables(path: Path, options: SourceOptions, files: FolderFiles) -> Sequence[
             f"{path}: unsupported type; documents are read from tables ({_SUFFIXES}), and from files of text and code such as .md or .pdf"
         )
     return [path]
+
+
+def _excluded(options: SourceOptions) -> str:
+    return "change or remove --include and --exclude" if options.include or options.exclude else ""
 
 
 _NOT_TABLES = "--id, --title, --text and --columns name fields of tables, and these are files of text or code; remove them"

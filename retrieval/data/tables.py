@@ -202,10 +202,22 @@ def _of_one_kind(items: Iterable[Any], kind: type) -> Iterator[Any]:
 
 
 def _rows_of_frame(given: Any) -> Iterable[Any]:
-    """The rows of a data frame as mappings, without pandas' and polars' help to import them; other values are returned unchanged."""
-    if hasattr(given, "iter_rows") and hasattr(given, "columns"):  # polars
-        rows: Iterable[Any] = given.iter_rows(named=True)
+    """The rows of a data frame as mappings, without pandas' and polars' help to import them, or of the only split of a data set.
+
+    Other values are returned unchanged.
+
+    Raises:
+        InputError: A data set has several splits, or the documents are a mapping of something else.
+    """
+    if isinstance(given, Mapping):
+        if not given or not all(hasattr(split, "column_names") for split in given.values()):
+            raise InputError("documents: must be a list, a data frame or a data set, got a mapping; put one document into a list")
+        if len(given) > 1:
+            raise InputError(f"documents: a data set with several splits; pass one of {', '.join(map(repr, given))}, such as data['train']")
+        rows: Iterable[Any] = next(iter(given.values()))
         return rows
+    if hasattr(given, "iter_rows") and hasattr(given, "columns"):  # polars
+        return given.iter_rows(named=True)  # type: ignore[no-any-return]
     if hasattr(given, "itertuples") and hasattr(given, "columns"):  # pandas
         names = [str(name) for name in given.columns]
         return (
@@ -226,7 +238,11 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
             raise _no_field(position, option, name, row, columns)
     texts = columns.text or tuple(name for name in TEXT_FIELDS if name in row)[:1]
     if not texts:
-        advice = "name the field of the text with --text" if columns.by_options else "rename the field of the text to 'text'"
+        advice = (
+            "name the field of the text with --text"
+            if columns.by_options
+            else "rename the field of the text to 'text' (those of the id and title to 'id' and 'title')"
+        )
         raise InputError(f"{position}: no field 'text'; {_known('text', row)}; {advice}")
     if columns.id is not None:
         ids: tuple[str, ...] = (columns.id,)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.schema import RECORD, Field, with_config
 from quiver.retrieval.data.source import DEFAULTS as DEFAULT_SOURCE
 from quiver.retrieval.data.source import Corpus, open_corpus, tokens_of
@@ -97,7 +98,6 @@ from quiver.retrieval.index.store.reading import (
 )
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.models.loading import WorkerModel, load_index_model, with_absolute_source
-from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import IN_PROCESS, Document, Executor, ModelCard
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ begins with ``'``, is written in double quotes with the escapes of JSON. ``and``
 and all of them must hold.
 
 An unquoted value that reads as a number or as ``true`` or ``false`` is compared with numbers and booleans as such, and with strings
-as written; a quoted value is only compared with strings. If a field is a list, a document has every value in it.
+as written; a quoted value is only compared with strings. An unquoted value with ``*`` at its end, after ``=``, ``!=`` or ``in``, stands for
+the strings that begin so. If a field is a list, a document has every value in it.
 
 Shapes: P documents of a segment.
 """
@@ -407,7 +408,7 @@ def _summed(parts: Sequence[tuple[Values, NDArray[np.int64]]]) -> tuple[Values, 
 
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">="]
 
-GRAMMAR = "field=value, !=, <, <=, >, >= or 'field in a,b'"
+GRAMMAR = "field=value, field=beginning*, !=, <, <=, >, >= or 'field in a,b'"
 """A condition in short."""
 
 _QUOTING = 'put a field or value that has spaces or any of " = ! < > , ( ) & | in double quotes, such as city="New York"'
@@ -426,6 +427,13 @@ _OPERATORS: dict[str, Operator] = {"=": "=", "==": "=", "!=": "!=", "<": "<", "<
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """The beginning of the strings that a condition asks for, written with a ``*`` behind it."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Condition:
     """A comparison of a field.
 
@@ -438,7 +446,7 @@ class Condition:
 
     field: str
     operator: Operator
-    values: tuple[Value, ...]
+    values: tuple[Value | Prefix, ...]
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -454,6 +462,8 @@ class Condition:
             Condition(field='lang', operator='=', values=('en', 'de'))
             >>> Condition.parse('"first author" == "J. Doe"')
             Condition(field='first author', operator='=', values=('J. Doe',))
+            >>> Condition.parse("file = guides/*")
+            Condition(field='file', operator='=', values=(Prefix(text='guides/'),))
         """
         tokens = _split(text)
         words, between = tokens[::2], tokens[1::2]
@@ -467,7 +477,8 @@ class Condition:
         ):
             raise _malformed(text, combined=any(token.kind == "bare" and token.text.lower() in _COMBINING for token in tokens[3:]))
         operator: Operator = "=" if membership else _OPERATORS[between[0].text]
-        return cls(_string(words[0]), operator, tuple(each for value in words[1:] for each in _read(value)))
+        read = _read_or_prefix if operator in ("=", "!=") else _read
+        return cls(_string(words[0]), operator, tuple(each for value in words[1:] for each in read(value)))
 
 
 @dataclass(frozen=True)
@@ -531,7 +542,7 @@ def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDA
     return ~found if condition.operator == "!=" else found
 
 
-def _span(column: Column, operator: Operator, value: Value) -> tuple[int, int]:
+def _span(column: Column, operator: Operator, value: Value | Prefix) -> tuple[int, int]:
     """The numbers of a column's values that stand in a relation to a value, from the first to behind the last."""
     size = len(column.values)
     bounds = _bounds(column, value)
@@ -542,8 +553,13 @@ def _span(column: Column, operator: Operator, value: Value) -> tuple[int, int]:
     return spans[operator]
 
 
-def _bounds(column: Column, value: Value) -> tuple[int, int] | None:
+def _bounds(column: Column, value: Value | Prefix) -> tuple[int, int] | None:
     """How many of a column's values are less than a value, and how many are not greater; None if they cannot be compared."""
+    if isinstance(value, Prefix):
+        if not isinstance(column.values, StringColumn):
+            return None
+        text = value.text.encode("utf-8", "surrogatepass")
+        return _bisect(column.values, text)[0], _bisect(column.values, text + b"\xff")[0]  # no byte of UTF-8 is 255
     kind, stored = typed(value)
     if column.type == "string" or kind == "string":
         if not isinstance(column.values, StringColumn) or not isinstance(stored, str):
@@ -604,6 +620,12 @@ def _string(token: _Token) -> str:
         return str(json.loads(token.text))
     except ValueError as error:
         raise InputError(f"filter: {token.text} is not a string in double quotes ({error})") from error
+
+
+def _read_or_prefix(token: _Token) -> tuple[Value | Prefix, ...]:
+    if token.kind == "bare" and len(token.text) > 1 and token.text.endswith("*"):
+        return (Prefix(token.text[:-1]),)
+    return _read(token)
 
 
 def _read(token: _Token) -> tuple[Value, ...]:

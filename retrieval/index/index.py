@@ -70,6 +70,7 @@ from quiver.retrieval.records import (
     Document,
     Hits,
     ModelCard,
+    Query,
     QueryHits,
     TextTokens,
     TokenCounts,
@@ -80,6 +81,8 @@ from quiver.retrieval.records import (
 
 if TYPE_CHECKING:
     import torch
+
+    from quiver.retrieval.search.retrievers import OpenIndexes, Retriever
 
 
 class PartHits(Protocol):
@@ -537,6 +540,7 @@ class Index:
         self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
         self._parsed_presets: dict[tuple[str, int], Any] = {}
         self._facets: dict[tuple[str, int], Facet] = {}
+        self._combined: dict[tuple[str | Path | None, ...], tuple[OpenIndexes, Retriever]] = {}
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
@@ -680,6 +684,8 @@ class Index:
         k: int = 10,
         *,
         filter: FilterLike = None,
+        fuse: str | Path | Sequence[str | Path] = (),
+        rerank: str | Path | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         group_by: str | None = None,
@@ -691,6 +697,8 @@ class Index:
         k: int = 10,
         *,
         filter: FilterLike = None,
+        fuse: str | Path | Sequence[str | Path] = (),
+        rerank: str | Path | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         group_by: str | None = None,
@@ -701,6 +709,8 @@ class Index:
         k: int = 10,
         *,
         filter: FilterLike = None,
+        fuse: str | Path | Sequence[str | Path] = (),
+        rerank: str | Path | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         group_by: str | None = None,
@@ -716,6 +726,8 @@ class Index:
             k: Hits per query; capped at the number of documents that match the filter and have a vector, or with BM25 a positive score.
             filter: Condition on fields as on the command line, such as ``"year>=2015"``, several conditions that must all hold, or a
                 `Filter`. It is applied during the search, so that k hits are found if k documents match.
+            fuse: Rankings to fuse with by reciprocal ranks: ``"bm25"``, or folders of other indexes of the same documents.
+            rerank: ColBERT model, or index of one, that re-ranks the best 100 documents.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
             target_recall: Recall to reach, instead of an effort: the share of the k best documents that a search finds, averaged over
                 queries; see ``search_params_for``. It was measured without a filter; filtered searches visit more of the index.
@@ -723,8 +735,9 @@ class Index:
                 counts values. Passages are searched until k values are found.
 
         Raises:
-            InputError: The filter is malformed, it or ``group_by`` names a field that no document has, hits are to be grouped and the index
-                stores no texts, the preset or search parameter does not exist, or recall was not measured for the target.
+            InputError: An index to fuse or a model cannot be opened, the filter is malformed, it or ``group_by`` names a field that no
+                document has, hits are to be grouped and the index stores no texts, the preset or search parameter does not exist, or recall
+                was not measured for the target.
             ValueError: k < 1, the queries are not finite or have a wrong width, or both an effort and a target recall are given.
 
         Example:
@@ -733,31 +746,59 @@ class Index:
             ['owl']
             >>> index.search(["trout have fins", "owls have wings"], k=1).ids
             [['trout'], ['owl']]
+            >>> [hit.id for hit in index.search("owls have wings", k=1, fuse="bm25")]
+            ['owl']
             >>> [(hit.group, hit.id) for hit in index.search("owls have wings", group_by="year")]
             [('2012', 'owl'), ('2008', 'trout')]
         """
-        options = SearchOptions(filter, effort, target_recall)
-        if isinstance(queries, str):
-            return self.search([queries], k, filter=filter, effort=effort, target_recall=target_recall, group_by=group_by)[0]
-        search = self._search if group_by is None else partial(self._search_groups, group_by)
-        return replace(search(queries, k, options), document=self._document_or_none)
+        options, others = SearchOptions(filter, effort, target_recall), [fuse] if isinstance(fuse, str | Path) else list(fuse)
+        texts = [queries] if isinstance(queries, str) else queries
+        if not others and rerank is None:
+            vectors = self._encoded(texts)
+            hits = self._ranked(lambda depth: self.answer(self.request(vectors, depth, options)), k, group_by)
+        else:
+            hits = self._search_combined(texts, k, options, others, rerank, group_by)
+        hits = replace(hits, document=hits.document or self._document_or_none)
+        return hits[0] if isinstance(queries, str) else hits
 
-    def _search(self, queries: Any, k: int, options: SearchOptions) -> Hits:
-        return self.answer(self.request(self._encoded(queries), k, options))
-
-    def _search_groups(self, field: str, queries: Any, k: int, options: SearchOptions) -> Hits:
+    def _ranked(self, find: Callable[[int], Hits], k: int, group_by: str | None, *, bounded: bool = True) -> Hits:
+        """The k best passages, or values of a field; ``bounded`` if ``find`` finds only documents of this index."""
+        if group_by is None:
+            return find(k)
         from quiver.retrieval.search.groups import field_of, search_groups
         from quiver.retrieval.search.search import SearchResult
 
-        keys_of, vectors = field_of(self, field), self._encoded(queries)
-
         def search(depth: int) -> SearchResult:
-            hits = self.answer(self.request(vectors, depth, options))
+            hits = find(depth)
             return SearchResult(hits.to_run([str(query) for query in range(len(hits))]))
 
-        groups = list(search_groups(search, min(k, keys_of.most), keys_of)[1].values())
+        keys_of = field_of(self, group_by)
+        groups = list(search_groups(search, min(k, keys_of.most) if bounded else k, keys_of)[1].values())
         scores = [np.array([group.score for group in those], np.float32) for those in groups]
         return Hits([[group.best for group in those] for those in groups], scores, groups=groups)
+
+    def _search_combined(
+        self, queries: Any, k: int, options: SearchOptions, others: Sequence[str | Path], rerank: str | Path | None, group_by: str | None
+    ) -> Hits:
+        """Search by a fusion or re-ranking, whose indexes and models are opened at its first use."""
+        from quiver.retrieval.search.retrievers import OpenIndexes
+
+        if not all(isinstance(query, str) for query in queries):
+            raise InputError("fuse and rerank need queries that are texts, which every ranking encodes by itself")
+        key = (*map(str, others), rerank)
+        if key not in self._combined:
+            opened = OpenIndexes()
+            opened.add(self)
+            retriever = opened.fused([self.path, *others])
+            self._combined[key] = opened, retriever if rerank is None else opened.reranked(retriever, rerank)
+        opened, retriever = self._combined[key]
+        asked = [Query(str(number), text) for number, text in enumerate(queries)]
+
+        def find(depth: int) -> Hits:
+            run = retriever.search(asked, depth, filter=options.filter, effort=options.effort, target_recall=options.target_recall).run
+            return Hits([list(run[each.id]) for each in asked], [np.array(list(run[each.id].values()), np.float32) for each in asked])
+
+        return replace(self._ranked(find, k, group_by, bounded=set(map(str, others)) <= {"bm25"}), document=opened.document)
 
     def _encoded(self, queries: Any) -> Any:
         """Encode queries that are texts; others are vectors, or words, already."""

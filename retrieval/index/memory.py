@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.progress import progress_bar
 from quiver.retrieval.data.corpus import checked_document
 from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.index.documents import DocumentTable, MetadataTable
@@ -42,7 +43,6 @@ from quiver.retrieval.index.pieces import BuildOptions, Encoded, Model, encode, 
 from quiver.retrieval.index.ranking import LIMITS, document_blocks, token_rows
 from quiver.retrieval.index.store.reading import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.index.strings import IdTable
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import DenseVectors, Document, MatrixRows, ModelCard, Rows, TokenCounts
 
 logger = logging.getLogger(__name__)

@@ -37,6 +37,7 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.progress import Advance
 from quiver.encoder.schema import RECORD, Count, Field, SchemaError, parse_record, with_config
 from quiver.retrieval.data.corpus import checked_document
 from quiver.retrieval.data.embedding_store import Encoding, encode_here, stack_vectors
@@ -61,7 +62,6 @@ from quiver.retrieval.index.store.writing import UNFINISHED_SECONDS, seal
 from quiver.retrieval.index.strings import id_hashes
 from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.models.loading import WorkerModel
-from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import DenseEncoding, DenseModel, Document, ModelCard, TextTokens, TokenCounts, TokenModel
 
 # English has about four characters per token, code and other scripts two or three; special tokens are added.

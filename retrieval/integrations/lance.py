@@ -23,9 +23,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError, first_line
+from quiver.encoder.progress import progress_bar
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.integrations.stores import BATCH_DOCUMENTS, DocumentBatch, batches, metadata_text, state_of
-from quiver.retrieval.progress import progress_bar
 
 STATE, VECTOR = "quiver_state", "vector"
 

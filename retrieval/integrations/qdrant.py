@@ -26,9 +26,9 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException
 
 from quiver.encoder.errors import InputError, first_line
+from quiver.encoder.progress import progress_bar
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.integrations.stores import BATCH_DOCUMENTS, DocumentBatch, batches, point_id, state_of
-from quiver.retrieval.progress import progress_bar
 
 TOKENS, MEAN = "tokens", "mean"
 """Names of the two vectors of ColBERT models."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from quiver.encoder import Encoder, InputError, PackedBatch
 from quiver.encoder.packing import copy_to, pack_ids, rows_by_length
-from quiver.retrieval.progress import Advance
+from quiver.encoder.progress import Advance
 from quiver.retrieval.records import Role, TextTokens
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
 from quiver.retrieval.models.encoding import (
@@ -40,7 +41,6 @@ from quiver.retrieval.models.encoding import (
 )
 from quiver.retrieval.models.export.sentence_transformers import write_dense
 from quiver.retrieval.models.loading import ModelFolder, ModelOptions, PretrainedModel, dtype_of
-from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import PLURALS, DenseEncoding, DenseVectors, Dtype, ModelCard, Role, TextTokens
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quiver.retrieval.progress import Advance
+from quiver.encoder.progress import Advance
 from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
 
 NAME = "bm25"

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.batches import BatchLoop, ModelInputs, copies_for, text_windows
 from quiver.retrieval.models.encoding import (
@@ -44,7 +45,6 @@ from quiver.retrieval.models.encoding import (
 from quiver.retrieval.models.export.pylate import write_colbert
 from quiver.retrieval.models.loading import ModelFolder, ModelOptions, PretrainedModel, dtype_of
 from quiver.retrieval.models.maxsim import maxsim_ragged
-from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import PLURALS, Dtype, ModelCard, Role, TokenEncoding, TokenVectors
 
 if TYPE_CHECKING:

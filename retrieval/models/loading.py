@@ -27,11 +27,11 @@ from quiver.encoder import Encoder, Tokenizer, load_encoder, optimize_for_infere
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError, first_line
 from quiver.encoder.files import read_json
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.display import html_table
 from quiver.retrieval.models.batches import BatchSize
 from quiver.retrieval.models.bm25 import BM25, NAME
 from quiver.retrieval.models.encoding import Devices, EncodingJob, Projection, Texts, check_texts
-from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import PLURALS, DenseModel, Dtype, ModelCard, TokenModel
 
 if TYPE_CHECKING:

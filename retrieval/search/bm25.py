@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from quiver.encoder.environment import installed_version
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.encoder.schema import RECORD, Count, parse_record, with_config
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.index import Index
@@ -43,7 +44,6 @@ from quiver.retrieval.index.store.reading import CodecEntry, FileEntry, FileName
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.words import Postings, WordCodec, WordSegment, WordTable, count_words, score_postings, total_statistics
 from quiver.retrieval.models.bm25 import BM25, PARAMETERS, Words, query_words, split_words
-from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import Hits
 
 logger = logging.getLogger(__name__)
@@ -334,9 +334,10 @@ def word_index(
     segments = []
     for segment, entry in zip(index.segments, manifest.segments, strict=True):
         # The counts depend on the stored texts and on whether titles are included.
-        checksum = f"{entry.files[_TEXTS].sha256} {policy.use_title} {policy.separator!r}"
+        file = entry.files.get(_TEXTS)  # None of an index in memory, whose tables are not kept
+        checksum = "" if file is None else f"{file.sha256} {policy.use_title} {policy.separator!r}"
         texts = _contents(segment, use_title=policy.use_title, progress=progress)
-        tables = word_tables(texts, texts_sha256=checksum, cache=cache, verify=verify, limits=limits)
+        tables = word_tables(texts, texts_sha256=checksum, cache=None if file is None else cache, verify=verify, limits=limits)
         segments.append(replace(segment, vectors=WordSegment(tables)))
     words = replace(manifest, model=BM25().card, codec=CodecEntry(codec.name, "", codec.parameters, {}), calibration=None)
     return Index(index.path, words, codec, segments, verified=index.verified)

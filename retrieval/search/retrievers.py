@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder
+from quiver.encoder.progress import progress_bar
 from quiver.retrieval.display import short_names
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.documents import FilterLike
@@ -28,10 +29,10 @@ from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
 from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import BM25, NAME
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import (
     DenseEncoding,
     DenseModel,
+    Document,
     Metadata,
     Query,
     Role,
@@ -540,6 +541,11 @@ class OpenIndexes:
                 self._sources[path] = model
         return self._indexes[path]
 
+    def add(self, index: Index) -> None:
+        """Use an index that is open, with its model."""
+        self._indexes[index.path.resolve()] = index
+        self._models[index.manifest.model.fingerprint] = SharedModel(index.model)
+
     def vectors(self, folder: str | Path, *, name: str | None = None) -> VectorRetriever:
         """Make a retriever of an index and its model.
 
@@ -628,10 +634,17 @@ class OpenIndexes:
 
     def stored(self, key: str) -> Stored | None:
         """A document of the first index that contains it and stores texts; None if there is no such index."""
-        for index in self._indexes.values():
-            if index.manifest.policy.store_text and index.locate([key])[0] is not None:
-                return Stored(index.text_of(key), index.document(key).metadata)
-        return None
+        index = self._storing(key)
+        return None if index is None else Stored(index.text_of(key), index.document(key).metadata)
+
+    def document(self, key: str) -> Document | None:
+        """The document of `stored`, with its title apart."""
+        index = self._storing(key)
+        return None if index is None else index.document(key)
+
+    def _storing(self, key: str) -> Index | None:
+        texts = (index for index in self._indexes.values() if index.manifest.policy.store_text)
+        return next((index for index in texts if index.locate([key])[0] is not None), None)
 
     def text_of(self, key: str) -> str:
         """Text of a document as it was encoded.

@@ -32,6 +32,7 @@ from quiver.encoder.pretraining.run import open_session, prepare
 from quiver.encoder.pretraining.stream import read_shares
 from quiver.encoder.pretraining.task import COUNTS as ROW_COUNTS
 from quiver.encoder.pretraining.task import OPTIMIZER, PretrainingTask
+from quiver.encoder.progress import progress_bar
 from quiver.encoder.training.autocast import with_training_dtype
 from quiver.encoder.training.log import LOG, RunLog
 from quiver.encoder.training.optimization import require_optimizer
@@ -41,7 +42,6 @@ from quiver.encoder.training.trainer import Callback, Progress, RunOutput, Train
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import check_device, default_device
-from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.training.data import SCORES, TrainingRows, prepare_rows
 from quiver.retrieval.training.dataloader import BatchOrder, DataLoader
 from quiver.retrieval.training.model import build_model, require_extra

@@ -101,12 +101,13 @@ def test_an_index_and_a_run_need_no_corpus(make_collection: MakeCollection, tmp_
         evaluate(None, folder, index=tmp_path / "words"),
         evaluate(open_index(tmp_path / "words"), folder),
         evaluate(index=tmp_path / "words", queries=queries, qrels=qrels),
+        evaluate(index=open_index(tmp_path / "words"), queries=queries, qrels=qrels),
         evaluate(None, folder, qrels=qrels, run=run),
         evaluate(None, queries=queries, qrels=qrels, run=run),
     ):
         [collection] = found.collections
         assert collection.measures == expected.measures
-        assert (collection.key, collection.queries) == ("tiny.test" if "tiny" in collection.key else "queries", expected.queries)
+        assert (collection.key, collection.queries) == ("tiny.test" if "." in collection.key else "tiny", expected.queries)
         assert collection.documents == (len(named) if found.system.kind == "run" else expected.documents)
         assert not collection.baselines
 
@@ -125,6 +126,28 @@ def test_the_texts_of_the_index_are_those_of_the_baseline_and_of_the_worst_queri
     retriever = VectorRetriever("index", untitled, SharedModel(model))
     result = evaluate(retriever, queries=folder / "queries.jsonl", qrels=folder / "qrels" / "test.tsv")
     assert not result.collections[0].use_title, "the index decides about titles where there is no corpus"
+
+
+def test_one_table_of_questions_and_files_is_enough(files: dict[str, Path], tmp_path: Path) -> None:
+    index = build_index(passages(), "bm25", tmp_path / "words")
+    rows = [(ASKED[query], file) for query, grades in JUDGED.items() for file, grade in grades.items() if grade]
+    table = write_csv(tmp_path / "asked.csv", ("question", "file"), rows)
+    judged = write_csv(
+        tmp_path / "j.csv", ("q", "file"), [(query, file) for query, grades in JUDGED.items() for file, g in grades.items() if g]
+    )
+    found = evaluate(index, queries=table, qrels=table, group_by="file").collections[0]
+    assert found.measures == evaluate(index, queries=files["queries"], qrels=judged, group_by="file").collections[0].measures
+    assert found.name == "asked"
+
+
+def test_what_is_wrong_with_an_index_or_its_judgements_is_said(files: dict[str, Path], tmp_path: Path) -> None:
+    index = build_index(passages(), "bm25", tmp_path / "words")
+    with pytest.raises(InputError, match="they are values of the field 'file': add --group-by file"):
+        evaluate(index, **files)
+    with pytest.raises(InputError, match="nowhere: no such folder"):
+        evaluate(index=tmp_path / "nowhere", **files)
+    with pytest.raises(InputError, match="queries must be a file, got a list; write it to one"):
+        evaluate(index, queries=[], qrels=files["qrels"])  # type: ignore[arg-type]
 
 
 def test_results_without_a_corpus_compare_although_the_indexes_differ(files: dict[str, Path], tmp_path: Path) -> None:

@@ -85,6 +85,10 @@ def test_a_folder_without_results_is_half_written(tmp_path: Path) -> None:
         read_results(tmp_path)
     with pytest.raises(InputError, match="nowhere: no such folder"):
         read_results(tmp_path / "nowhere")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "results.json").write_text("{}")
+    with pytest.raises(InputError, match=r"holds results in folders of its own; name them, such as .*one$"):
+        read_results(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.9])

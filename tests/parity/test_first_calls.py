@@ -19,7 +19,7 @@ sentence_transformers = pytest.importorskip("sentence_transformers")
 pytestmark = pytest.mark.parity
 
 TEXTS = ["which animal has wings", "An owl has wings and flies by night.", "", "Trout are fish of rivers. " * 60, "Ünïcode, ❤ and\ttabs\n"]
-MANY = [f"{text} {number}" for number in range(25) for text in TEXTS]  # enough for ranges of columns
+MANY = [f"{text} {number}" for number in range(25) for text in TEXTS if len(text) < 99]  # enough for ranges of columns
 PROMPTS = {"query": "question: ", "passage": "text: "}
 
 

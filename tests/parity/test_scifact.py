@@ -10,7 +10,7 @@ import pytest
 
 from quiver.cli.main import main
 
-pytestmark = [pytest.mark.parity, pytest.mark.data, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.parity, pytest.mark.data, pytest.mark.slow]
 
 
 def test_minilm_reaches_its_published_score(

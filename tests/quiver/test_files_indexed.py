@@ -19,7 +19,7 @@ from quiver.retrieval.search.groups import field_of, group_hits, search_groups
 from quiver.retrieval.search.search import SearchResult
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = ("docs/glossary.md", "docs/indexes.md", "docs/serving.md", "retrieval/progress.py", "retrieval/units.py", "retrieval/records.py")
+PAGES = ("docs/glossary.md", "docs/indexes.md", "docs/serving.md", "encoder/progress.py", "retrieval/units.py", "retrieval/records.py")
 
 
 @pytest.fixture(scope="module")

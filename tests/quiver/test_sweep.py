@@ -92,7 +92,7 @@ def test_a_run_that_fills_the_disk_does_not_stop_the_sweep(
     """The disk is full when the first run saves its weights, and has space for those of the second."""
     once = ("training.max_steps=1", "training.learning_rate=1e-3", "model.architecture.hidden_size=512,32")
     with full_disk(3_000_000):
-        done = quiver("sweep", recipe, "--out", tmp_path / "sweep", *once)
+        done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "--no-progress", *once)
     assert done.code == 1
     assert len(done.err.splitlines()) == 1, done.err
     assert "1 of 2 runs failed, runs/hidden_size=512 with: " in done.err

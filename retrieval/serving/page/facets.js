@@ -3,7 +3,9 @@
 const FACETS = 6; // fields
 const VALUES = 8; // values of a field
 
-const facetFields = (retriever) => Object.keys(retriever.fields ?? {}).slice(0, Math.min(FACETS, limits.facets ?? FACETS));
+// The place of a passage in its file is different for nearly every passage.
+const PLACES = new Set(["line", "end_line", "page", "end_page", "cell", "end_cell"]);
+const facetFields = (retriever) => Object.keys(retriever.fields ?? {}).filter((field) => !PLACES.has(field)).slice(0, Math.min(FACETS, limits.facets ?? FACETS));
 
 function drawFacets() {
   const host = byId("facets");

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, file_sha256, read_json, sync_folder, write_json
+from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.data.corpus import find_jsonl, find_split, load_collection
 from quiver.retrieval.data.docstrings import Pair, mine, split_pairs
-from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.training.data.sources import (
     Example,
     count_rows,

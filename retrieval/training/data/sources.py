@@ -25,9 +25,9 @@ from pyarrow import parquet
 
 from quiver.encoder.errors import InputError, download_errors, first_line, import_for
 from quiver.encoder.files import expand_home, read_json_lines
+from quiver.encoder.progress import Advance
 from quiver.retrieval.data.corpus import key_of
 from quiver.retrieval.data.hub import HUB, LOCAL_HUB, SUFFIXES, HubSource
-from quiver.retrieval.progress import Advance
 from quiver.retrieval.training.recipe import DataSection
 
 # Parquet rows held in memory at a time: few enough for documents of a megabyte.

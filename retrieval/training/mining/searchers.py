@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.progress import Advance
 from quiver.retrieval.data.embedding_store import KeyTable, StoredVectors, text_keys
 from quiver.retrieval.index.engines import in_order
 from quiver.retrieval.index.index import Index
@@ -19,7 +20,6 @@ from quiver.retrieval.index.ranking import token_rows
 from quiver.retrieval.index.words import ScoredPostings, count_words, score_postings, total_statistics
 from quiver.retrieval.models.bm25 import split_words
 from quiver.retrieval.models.maxsim import maxsim_packed
-from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import DenseVectors, Rows, TokenVectors
 from quiver.retrieval.search.bm25 import in_blocks
 

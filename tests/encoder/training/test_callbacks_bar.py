@@ -7,6 +7,11 @@ import pytest
 from quiver.encoder.training.callbacks import FORMS, training_bar
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+
 def test_the_bar_shows_the_latest_value_of_each_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     with training_bar(3, 10, enabled=True, forms={**FORMS, "ndcg@10": "nDCG@10 {:.4f}"}) as show:

@@ -70,6 +70,8 @@ def test_bm25_as_a_system_shares_the_row_of_the_baseline(make_scored: MakeScored
     assert list(below.scores) == ["scifact.test", "cosqa.test"]
     # A baseline has no share of judged documents; a system does.
     assert below.scores["scifact.test"].judged == 0.125
+    others = [make_results("alpha", make_scored("scifact", 0.7, floor=0.5)), bm25]  # as of passages of another length
+    assert [row.label for row in rows(label_systems(others))] == ["bm25", "alpha", "bm25 (an index of its own)"]
 
 
 def test_averages_are_over_the_data_sets_of_a_table(make_scored: MakeScored, make_results: MakeResults) -> None:

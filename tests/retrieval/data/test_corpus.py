@@ -145,18 +145,55 @@ def test_queries_and_judgements_are_read_from_every_kind_of_table(tmp_path: Path
     assert read_qrels(lines(tmp_path / "b.csv", "file;query", "a.md;1", "b.md;1")) == {"1": {"a.md": 1, "b.md": 1}}
 
 
+def test_a_single_field_of_another_name_is_the_one_that_is_missing(tmp_path: Path) -> None:
+    assert list(read_queries(lines(tmp_path / "q.csv", "number,text", "7,owls"))) == [Query("7", "owls")]
+    assert list(read_queries(lines(tmp_path / "q.csv", "qid,utterance", "7,owls"))) == [Query("7", "owls")]
+    assert read_qrels(lines(tmp_path / "a.csv", "query_id,snippet_id,relevance", "7,s1,2")) == {"7": {"s1": 2}}
+    assert read_qrels(lines(tmp_path / "a.csv", "topic,file", "7,s1")) == {"7": {"s1": 1}}
+
+
+def test_a_row_may_have_a_list_of_documents_and_a_query_several_rows(tmp_path: Path) -> None:
+    asked = [{"question": "what flies", "relevant": ["owl.md", "bat.md"]}, {"question": "what swims", "relevant": ["trout.md"]}]
+    table = lines(tmp_path / "asked.jsonl", *map(json.dumps, asked))
+    found = load_collection(None, "asked", queries=table, qrels=table)
+    assert found.qrels == {"1": {"owl.md": 1, "bat.md": 1}, "2": {"trout.md": 1}}
+    table = lines(tmp_path / "asked.csv", "query_id,query,passage_id,relevance", "a,what flies,p1,2", "a,what flies,p2,1", "b,why,p1,0")
+    found = load_collection(None, "asked", queries=table, qrels=table)
+    assert (found.queries, found.qrels) == ((Query("a", "what flies"), Query("b", "why")), {"a": {"p1": 2, "p2": 1}, "b": {"p1": 0}})
+    lines(table, "query_id,query,passage_id", "a,what flies,p1", "a,what swims,p2")
+    with pytest.raises(InputError, match="id 'a' is already used on line 2"):
+        list(read_queries(table))
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [("csv", ";"), ("tsv", "\t")])
+def test_one_table_of_questions_and_answering_files_needs_no_ids(tmp_path: Path, suffix: str, separator: str) -> None:
+    rows = (("question", "file"), ("what flies", "owl.md"), ("what swims", "trout.md"), ("what flies", "bat.md"))
+    table = lines(tmp_path / f"asked.{suffix}", *map(separator.join, rows))
+    collection = load_collection(None, "asked", queries=table, qrels=table)
+    assert collection.queries == (Query("1", "what flies"), Query("2", "what swims"))
+    assert collection.qrels == {"1": {"owl.md": 1, "bat.md": 1}, "2": {"trout.md": 1}}
+    others = lines(tmp_path / "others.csv", "query,document", "what flies,heron.md", "why,no.md")
+    with pytest.raises(InputError, match=r"others\.csv:3: query 'why' is not among the collection's queries; add what"):
+        load_collection(None, "asked", queries=table, qrels=others)
+    by_id = lines(tmp_path / "by_id.csv", "query,document", "q1,heron.md")
+    with pytest.raises(
+        InputError, match=rf"asked\.{suffix}: no field for the id of the queries, and .*by_id\.csv does not name their texts"
+    ):
+        load_collection(None, "asked", queries=table, qrels=by_id)
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
         (
             "q.csv",
-            ["number,topic", "1,owls"],
+            ["number,lang,topic", "1,en,owls"],
             "q.csv:2: no field for the text of the queries; call it text, query or question; the fields are",
         ),
-        ("q.csv", ["number,text", "1,owls"], "q.csv:2: no field for the id of the queries; call it _id, id, query-id, "),
+        ("q.csv", ["number,lang,text", "1,en,owls"], "q.csv:2: no field for the id of the queries; call it _id, id, query-id, "),
         ("q.csv", ["id,text"], "q.csv: no queries, only a header"),
-        ("a.csv", ["id,document", "1,a"], "a.csv:2: no field for the query's id; call it query-id, "),
-        ("a.csv", ["query,where", "1,a"], "a.csv:2: no field for the document's id; call it corpus-id, "),
+        ("a.csv", ["id,year,document", "1,2020,a"], "a.csv:2: no field for the query's id; call it query-id, "),
+        ("a.csv", ["query,where,when", "1,a,2"], "a.csv:2: no field for the document's id; call it corpus-id, "),
         ("a.csv", ["query,file,grade", "1,a,2", "1,b,much"], 'a.csv:3: the grade must be an integer of at most 9 digits, got "much"'),
         ("a.csv", ["query,file", "1,a", "1,"], "a.csv:3: the document id is blank"),
         ("a.csv", ["query,file"], "a.csv: no judgements, only a header"),

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder.progress import Advance
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.data.embedding_store import Chunk, EmbeddingStore, StoreLimits, encode_chunks
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder, load_model
-from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import IN_PROCESS
 
 TEXTS = [f"{word} {number}" for number in range(12) for word in ("stone", "bird", "sea", "stone")]

@@ -104,6 +104,8 @@ def test_a_saved_data_set_is_a_folder_of_tables(tmp_path: Path) -> None:
     made = datasets.Dataset.from_list(ROWS)
     made.save_to_disk(str(tmp_path / "saved"), num_shards=2)
     assert list(open_corpus(tmp_path / "saved")) == EXPECTED
+    datasets.DatasetDict({"train": made}).save_to_disk(str(tmp_path / "one"))
+    assert list(open_corpus(tmp_path / "one")) == EXPECTED
     datasets.DatasetDict({"train": made, "test": made}).save_to_disk(str(tmp_path / "splits"))
     with pytest.raises(InputError, match=r"several splits; choose one of .*splits/test, .*splits/train"):
         open_corpus(tmp_path / "splits")

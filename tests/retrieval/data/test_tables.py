@@ -80,7 +80,8 @@ def test_tsv_has_no_quoting(tmp_path: Path) -> None:
 
 def test_a_table_without_header_gets_its_column_names(tmp_path: Path) -> None:
     (tmp_path / "collection.tsv").write_text("0\tfirst passage\n1\tsecond\n")
-    options = SourceOptions(columns=("id", "text"))
+    options = SourceOptions(columns=["id", "text"])  # type: ignore[arg-type]
+    assert (options.columns, SourceOptions(text="a").text) == (("id", "text"), ("a",))  # type: ignore[arg-type]
     assert list(open_corpus(tmp_path / "collection.tsv", options)) == [Document("0", "first passage"), Document("1", "second")]
 
 

@@ -61,8 +61,8 @@ class Noise:
 @pytest.mark.parametrize(
     ("kind", "options", "documents", "bytes_a_document"),
     [
-        ("colbert", BuildOptions("ivf-tokens", {"centroids": 512}, calibrate=False), 10_000, TOKENS * (WIDTH // 8 + 8)),
-        ("dense", BuildOptions("ivf-dense", {"nlist": 64}, calibrate=False), 200_000, WIDTH // 4 + 8),
+        ("colbert", BuildOptions("ivf-tokens", {"centroids": 512}, calibrate=False), 4_000, TOKENS * (WIDTH // 8 + 8)),
+        ("dense", BuildOptions("ivf-dense", {"nlist": 64}, calibrate=False), 80_000, WIDTH // 4 + 8),
     ],
 )
 def test_lists_take_the_memory_of_their_codes_and_labels_once(

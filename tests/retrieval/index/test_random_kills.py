@@ -21,9 +21,9 @@ PARTS = ["vectors", "ids", "texts", "metadata", "manifests"]
 
 # How often in the slow run, and in the exhaustive one.
 KILLS = (4, 200)
-FLIPS = (6, 334)
-SPOILT = (10, 150)
-FULL_DISKS = (12, 67)
+FLIPS = (4, 334)
+SPOILT = (7, 150)
+FULL_DISKS = (8, 67)
 
 # The slow run takes one engine.
 SOME = [pytest.param(engine, 0, marks=pytest.mark.slow) for engine in ENGINES[:1]]

@@ -18,6 +18,7 @@ import pytest
 
 from quiver.cli.output import open_executor
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder.progress import Advance
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.index import BuildOptions, Index, build_index, open_index
 from quiver.retrieval.index.files import REAL
@@ -26,7 +27,6 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
-from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import Document, Executor
 from tests.processes import imported_python
 

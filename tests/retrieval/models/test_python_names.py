@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.data.source import open_corpus
 from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -127,6 +128,11 @@ def test_an_index_is_built_of_a_data_set(folder: Path) -> None:
     rows = datasets.Dataset.from_list([{"id": "a", "text": "wings", "year": 2012}, {"id": "b", "text": "fins", "year": 2008}])
     index = build_index(rows, BiEncoder(folder, device="cpu"))
     assert [hit.id for hit in index.search("wings", filter="year >= 2010")] == ["a"]
+    assert list(build_index(datasets.DatasetDict({"train": rows}), "bm25").documents) == list(index.documents)
+    with pytest.raises(InputError, match="a data set with several splits; pass one of 'train', 'test'"):
+        build_index(datasets.DatasetDict({"train": rows, "test": rows}), "bm25")
+    with pytest.raises(InputError, match="open_corpus opens a source by its name, not a Dataset; pass documents in memory to build_index"):
+        open_corpus(rows)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +142,7 @@ def test_an_index_is_built_of_a_data_set(folder: Path) -> None:
         ([3], "documents:1: must be a string, a mapping or a Document, got int"),
         ([{"id": "a", "body_of": "x"}], "no field 'text'; the fields are id, body_of; rename the field of the text to 'text'"),
         ([], "there are no documents to index"),
+        ({"id": "a", "text": "x"}, "documents: must be a list, a data frame or a data set, got a mapping; put one document into a list"),
     ],
 )
 def test_mistakes_in_documents_are_named(folder: Path, given: Any, message: str) -> None:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
@@ -54,6 +55,32 @@ def test_several_threads_search_one_retriever(stages: RerankedRetriever) -> None
     with ThreadPoolExecutor(4) as threads:
         runs = list(threads.map(lambda _: stages.search(QUERIES, 5).run, range(20)))
     assert runs == [wanted] * 20
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_an_index_fuses_and_reranks_its_own_search(tmp_path: Path, word_sum: Any, word_by_word: Any, stored: bool) -> None:
+    dense = build_index(DOCUMENTS, word_sum, tmp_path / "dense" if stored else None)
+    tokens = build_index([*DOCUMENTS, Document("other", "word1 word1")], word_by_word, tmp_path / "tokens")
+    retriever = OpenIndexes()
+    for index, model in ((dense, word_sum), (tokens, word_by_word)):
+        index.model = model
+        retriever.add(index)
+    texts = [query.text for query in QUERIES]
+    for fuse in ("bm25", [tmp_path / "tokens", "bm25"]) if stored else ("bm25",):
+        library = retriever.fused([dense.path, *([fuse] if isinstance(fuse, str) else fuse)])
+        if not isinstance(fuse, str):  # a model of a test is not found by its card
+            dense.search(texts[:1], fuse="bm25")
+            dense._combined[(*map(str, fuse), None)] = retriever, library
+        found = dense.search(texts, 9, fuse=fuse, filter="part < 20" if isinstance(fuse, str) else None)
+        expected = library.search(QUERIES, 9, filter="part < 20" if isinstance(fuse, str) else None).run
+        assert found.ids == [list(expected[query.id]) for query in QUERIES]
+        assert np.allclose(found.scores[1], list(expected["q2"].values()))
+        assert [hit.text for hit in found[0]] == [retriever.text_of(hit.id) for hit in found[0]]
+    assert list(dense.search(texts[0], 3, fuse="bm25")) == list(dense.search(texts, 3, fuse=["bm25"])[0])
+    grouped = dense.search(texts[0], 5, fuse="bm25", group_by="part")
+    assert [hit.group for hit in grouped] == [str(DOCUMENTS[int(hit.id[1:])].metadata["part"]) for hit in grouped]  # type: ignore[index]
+    with pytest.raises(InputError, match="fuse and rerank need queries that are texts"):
+        dense.search(word_sum.encode_texts(texts, "query").vectors, fuse="bm25")
 
 
 def test_bm25_needs_an_index_for_its_documents() -> None:

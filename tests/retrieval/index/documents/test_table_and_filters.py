@@ -22,6 +22,7 @@ from quiver.retrieval.index.documents import (
     DocumentTable,
     DocumentTableWriter,
     Filter,
+    Prefix,
     count_values,
     describe,
     merge_documents,
@@ -118,6 +119,12 @@ def test_conditions_find_the_documents_that_match(tmp_path: Path, seed: int) -> 
         condition = Condition(field, comparison, (value,))  # type: ignore[arg-type]
         assert table.matching(condition).tolist() == [is_true(document, condition) for document in documents], condition
         compared += 1
+    strings = sorted({value for value in ASKED if isinstance(value, str)})
+    for field, comparison, text in itertools.product(["f", "h i"], ["=", "!="], {text[:size] for text in strings for size in (1, 2, 9)}):
+        condition = Condition(field, comparison, (Prefix(text),))  # type: ignore[arg-type]
+        found = [(document.metadata or {}).get(field, []) for document in documents]
+        begins = [any(isinstance(each, str) and each.startswith(text) for each in (v if isinstance(v, list) else [v])) for v in found]
+        assert table.matching(condition).tolist() == [each == (comparison == "=") for each in begins], condition
     several = Condition("f", "=", (1, "x", True))
     assert table.matching(several).tolist() == [is_true(document, several) for document in documents]
     assert compared == 4 * 6 * 18
@@ -191,6 +198,11 @@ def test_long_values_are_left_out_and_a_chosen_field_alone_is_kept(tmp_path: Pat
         ('lang in en, "de", 3', Condition("lang", "=", ("en", "de", 3, "3"))),
         ('x in "a,b","c d"', Condition("x", "=", ("a,b", "c d"))),
         ("in in in", Condition("in", "=", ("in",))),
+        ("file=guides/*", Condition("file", "=", (Prefix("guides/"),))),
+        ("file in a*, 2*, b", Condition("file", "=", (Prefix("a"), Prefix("2"), "b"))),
+        ('x != "a*"', Condition("x", "!=", ("a*",))),
+        ("x=*", Condition("x", "=", ("*",))),
+        ("x<a*", Condition("x", "<", ("a*",))),
     ],
 )
 def test_conditions_are_read(text: str, condition: Condition) -> None:

@@ -1,0 +1,134 @@
+"""Progress on standard error: a bar on a terminal and in a notebook, elsewhere, as in the log of a job, a line a minute."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+LINES_EVERY = 60.0
+"""Seconds between two lines where there is no bar; shorter work prints nothing."""
+
+
+class Advance(Protocol):
+    """Function that moves the progress on."""
+
+    def __call__(self, steps: int, /) -> None:
+        """Count steps as done."""
+
+
+class AdvanceWithNews(Advance, Protocol):
+    """Function that moves the progress on and shows values beside it."""
+
+    def __call__(self, steps: int, news: str = "", /) -> None:
+        """Count steps as done, and show a text until the next one."""
+
+
+@contextmanager
+def progress_bar(description: str, total: int | None, *, enabled: bool, done: int = 0) -> Iterator[AdvanceWithNews]:
+    """Show progress while the block runs.
+
+    Args:
+        description: What is done, or the unit of the steps.
+        total: Number of steps; None if it is unknown: the steps and the time so far are then shown. A single step ends with the block.
+        enabled: Show progress; nothing is shown otherwise, or if there are no steps.
+        done: Number of steps that were done before.
+
+    Yields:
+        Function that advances the bar by a number of steps.
+    """
+    if not enabled or total == 0:
+        yield lambda steps, news="": None
+        return
+    if not shows_bars():
+        yield _in_lines(description, total, done)
+        return
+    # Imported here, so that library users without a bar do not import rich.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("eta"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[news]}"),
+    )
+    # rich forgets steps after 30 seconds by default, and one batch of a large model may take longer.
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
+        task = bar.add_task(description, total=total, completed=done, news="")
+
+        def advance(steps: int, news: str = "") -> None:
+            bar.advance(task, steps)
+            if news:
+                bar.update(task, news=news)
+
+        yield advance
+        if total == 1:
+            bar.update(task, completed=1)
+
+
+def shows_bars() -> bool:
+    """Whether standard error is a terminal or the output of a notebook, where a bar can move."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.is_terminal or console.is_jupyter
+
+
+def _in_lines(description: str, total: int | None, done: int) -> AdvanceWithNews:
+    began = last = time.monotonic()
+    counted = done
+
+    def advance(steps: int, news: str = "") -> None:
+        nonlocal counted, last
+        counted += steps
+        now = time.monotonic()
+        if now - last < LINES_EVERY:
+            return
+        last = now
+        parts = [f"{counted:,}" if total is None else f"{counted:,} of {total:,}", f"{_duration(now - began)} so far"]
+        if total is not None and done < counted < total:
+            parts.append(f"{_duration((now - began) * (total - counted) / (counted - done))} left")
+        sys.stderr.write(f"{description}: {', '.join([*parts, news] if news else parts)}\n")
+        sys.stderr.flush()
+
+    return advance
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def timed_slices(count: int, *, most: int | None = None, clock: Callable[[], float] = time.perf_counter) -> Iterator[slice]:
+    """Divide items into successive slices, so that a bar can move after each: the work on a slice takes about a second.
+
+    A slice is twice as long as the one before if that took less than a second, or if longer slices save time: each slice may have a cost
+    of its own, such as reading the corpus from disk.
+
+    Args:
+        count: Number of items.
+        most: Largest length of a slice.
+        clock: Clock in seconds.
+
+    Example:
+        >>> times = iter([0, 0.1, 0.1, 0.3, 0.3, 1.4, 1.4, 2.5])
+        >>> [part.stop for part in timed_slices(11, clock=lambda: next(times))]
+        [1, 3, 7, 11]
+    """
+    first, size, shorter = 0, 1, math.inf  # seconds per item of the last shorter slice
+    while first < count:
+        part = slice(first, min(first + size, count))
+        started = clock()
+        yield part
+        seconds = clock() - started
+        first = part.stop
+        if seconds < 1 or seconds / size < 0.75 * shorter:
+            shorter, size = seconds / size, min(2 * size, most or count)
