@@ -12,6 +12,13 @@ NOT_SHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 """Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid."""
 
 
+FIGURE = re.compile(r"[-+]?[\d.,]*%?")
+"""A cell that is a number, or empty."""
+
+CELL = 300
+"""Characters of a cell in a notebook."""
+
+
 def text_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 100, limits: Mapping[str, int] = MappingProxyType({})
 ) -> str:
@@ -45,15 +52,26 @@ def _cut(text: str, most: int) -> str:
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in HTML; the cells are text, not markup.
+    """Return a table in HTML; the cells are text, not markup, and long ones are cut.
+
+    Notebooks align cells to the right, which is for figures: columns of words begin where their script begins.
 
     Example:
-        >>> html_table(("id", "text"), [("a", "1 < 2")])
-        '<table><thead><tr><th>id</th><th>text</th></tr></thead><tbody><tr><td>a</td><td>1 &lt; 2</td></tr></tbody></table>'
+        >>> html_table(("score",), [("0.5",), ("1.0",)])
+        '<table><thead><tr><th>score</th></tr></thead><tbody><tr><td>0.5</td></tr><tr><td>1.0</td></tr></tbody></table>'
+        >>> html_table(("text",), [("1 < 2",)]).split("><")[-4]
+        'td dir="auto" style="text-align: start; max-width: 30em; overflow-wrap: break-word">1 &lt; 2</td'
     """
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    words = [any(FIGURE.fullmatch(row[column]) is None for row in rows) for column in range(len(header))]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        opened = [
+            f'{tag} dir="auto" style="text-align: start; max-width: 30em; overflow-wrap: break-word"' if word else tag for word in words
+        ]
+        return "".join(f"<{start}>{html.escape(_cut(cell, CELL))}</{tag}>" for start, cell in zip(opened, cells, strict=True))
+
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{line('th', header)}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

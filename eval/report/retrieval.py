@@ -707,6 +707,9 @@ def _latency_blocks(content: _Content, timed: Mapping[str, Sequence[Dot]], measu
 
     how = "The horizontal axis is the search time per query without encoding, all queries in one call."
     how += " All charts share their axes." if len(timed) > 1 else ""
+    keys = tuple(key for key in content.keys.values() if any(dot.key == key for dot in every))
+    absent = ", ".join(key.label for key in content.keys.values() if key not in keys)
+    how += f" Without a point, because this time was not measured apart: {absent}." if absent else ""
     if approximate:
         yield Paragraph(
             f"The share of exact search's first ten documents that an index finds. {how} A ring is exact search, which finds all."
@@ -714,7 +717,6 @@ def _latency_blocks(content: _Content, timed: Mapping[str, Sequence[Dot]], measu
     else:
         yield Paragraph(f"No index was approximate, so the charts show nDCG@10 instead of recall. {how}")
     homes = {key: group for group, keys in content.members.items() if group not in content.collections for key in keys}
-    keys = tuple(key for key in content.keys.values() if any(dot.key == key for dot in every))
     yield Gallery(tuple(drawn(name for name in timed if name not in homes)), keys)
     for group in dict.fromkeys(homes[name] for name in timed if name in homes):
         yield Details(f"The parts of {group}", (Gallery(tuple(drawn(name for name in timed if homes.get(name) == group))),))

@@ -176,7 +176,9 @@ def mcp(
 ) -> None:
     """Let agents search indexes and read documents, by the Model Context Protocol over standard input and output.
 
-    Example: quiver mcp indexes/notes, as the command of a server in the configuration of an agent.
+    An agent starts it from its configuration, such as {"mcpServers": {"notes": {"command": "quiver", "args": ["mcp", "indexes/notes"]}}}.
+
+    Example: quiver mcp indexes/notes
     """
     _check_extra("mcp", _MCP)
     from quiver.retrieval.serving.mcp_server import run_server

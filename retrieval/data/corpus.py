@@ -316,7 +316,10 @@ QUERY_TEXTS = ("text", "query", "question")
 JUDGED_QUERIES = ("query-id", "query_id", "qid", "question_id", "query", "question")
 """Names of the query's id in a table of judgements."""
 
-JUDGED_DOCUMENTS = ("corpus-id", "corpus_id", "doc-id", "doc_id", "docid", "document_id", "document", "passage_id", "passage", "file")
+JUDGED_DOCUMENTS = (
+    *("corpus-id", "corpus_id", "doc-id", "doc_id", "docid", "document_id", "document", "passage_id", "passage", "file"),
+    *("documents", "passages", "files", "relevant"),
+)
 """Names of the document's id in a table of judgements."""
 
 # A first line of TSV whose third column has one of these names is a header; anything else that is not a grade is an error.
@@ -723,8 +726,9 @@ def _judgement_rows(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str,
                 _column(position, row, JUDGED_DOCUMENTS, "the document's id", _OF_JUDGEMENTS),
                 _named(row, GRADES),
             )
-        query, document = (key_of(row.get(name)) or "" for name in names[:2])
-        yield to_judgement(position, query, document, 1 if names[2] is None else row.get(names[2]))
+        query, found, grade = key_of(row.get(names[0])) or "", row.get(names[1]), 1 if names[2] is None else row.get(names[2])
+        for document in found if isinstance(found, list) else [found]:
+            yield to_judgement(position, query, key_of(document) or "", grade)
     if names is None:
         raise InputError(f"{path}: no judgements, only a header")
 
@@ -765,16 +769,23 @@ def _queries(path: Path) -> Iterator[tuple[EntryPosition, Query]]:
                 raise InputError(f"{position}: expected 2 columns (id, tab, text), got {len(columns)}")
             yield position, Query(check_id(position, columns[0]), columns[1])
         return
+    yield from _queries_of_table(path, read_rows(path))
+
+
+def _queries_of_table(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str, object]]]) -> Iterator[tuple[EntryPosition, Query]]:
     fields: FieldNames | None = None
-    numbers: dict[str, int] = {}
-    for position, row in read_rows(path):
+    judged, numbers, seen = False, dict[str, int](), set[Query]()
+    for position, row in rows:
         if fields is None:
-            fields = _query_fields(position, row)
+            fields, judged = _query_fields(position, row), _named(row, JUDGED_DOCUMENTS) is not None
         if fields.id:
-            yield position, to_query(position, row, fields)
-        elif (query := _text(position, row, fields)) not in numbers:
-            numbers[query] = len(numbers) + 1
-            yield position, Query(str(numbers[query]), query)
+            query = to_query(position, row, fields)
+            if not judged or query not in seen:  # a row of a table with judgements is one judgement
+                yield position, query
+            seen |= {query} if judged else set()
+        elif (text := _text(position, row, fields)) not in numbers:
+            numbers[text] = len(numbers) + 1
+            yield position, Query(str(numbers[text]), text)
     if fields is None:
         raise InputError(f"{path}: no queries, only a header")
 

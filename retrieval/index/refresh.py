@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.files import FolderFiles
-from quiver.retrieval.data.source import DEFAULTS, STANDARD_INPUT, Corpus, SourceOptions, open_corpus, tokens_of
+from quiver.retrieval.data.source import DEFAULTS, STANDARD_INPUT, Corpus, SourceOptions, has_no_path, open_corpus, tokens_of
 from quiver.retrieval.index.build import add_documents, delete_documents
 from quiver.retrieval.index.files import REAL, DamagedIndexError, Disk, LostTextError
 from quiver.retrieval.index.index import Index, Place, open_index
@@ -74,7 +74,8 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
     Args:
         path: Folder of the index, which stores texts.
         model: The model that built the index.
-        source: A source as `open_corpus` takes it; None for all sources that the index was built from and extended with.
+        source: A source as `open_corpus` takes it; None for all sources that the index was built from and extended with. One that the
+            index does not know takes the place of the only one that is no longer there, as after a folder was moved.
         options: How documents are made of ``source``; None for the options that it was last read with.
         dry_run: Only count.
         force: Delete even more than half of the documents.
@@ -143,8 +144,12 @@ def _chosen(path: Path, known: Sequence[IndexSource], source: str | Path | None,
     if not known:
         return [IndexSource(opened.source, opened.options, {})]
     if opened.source not in [each.source for each in known]:
-        names = ", ".join(each.source for each in known)
-        raise InputError(f"{path}: was built from {names}, not from {opened.source}; add a source with quiver index add")
+        moved = [each for each in known if not has_no_path(each.source) and not Path(each.source).exists()]
+        if len(moved) != 1 or has_no_path(source):
+            names = ", ".join(each.source for each in known)
+            raise InputError(f"{path}: was built from {names}, not from {opened.source}; add a source with quiver index add")
+        logger.warning("%s: %s is no longer there; %s is read instead, from now on", path, moved[0].source, opened.source)
+        known = [replace(each, source=opened.source) if each is moved[0] else each for each in known]
     return [IndexSource(each.source, options, {}) if options is not None and each.source == opened.source else each for each in known]
 
 

@@ -73,19 +73,21 @@ def _style() -> str:
 
 
 def _operation(path: str, method: str, operation: Schema, schemas: Schema) -> str:
-    parts = [f"<p>{escape(operation.get('description', ''))}</p>"]
+    described = operation.get("description", operation["summary"])
+    does = described.partition("\n\n")[0].partition(". ")[0].rstrip(".")
+    parts = [] if described.rstrip(".") == does else [f"<p>{escape(described)}</p>"]
     if operation.get("parameters"):
         rows = [(each["name"], each["schema"], each.get("description", ""), bool(each.get("required"))) for each in operation["parameters"]]
         parts.append(_table("Parameters", rows))
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if body is not None:
-        parts.append(f"<h4>Body</h4><p>{_name(body)}</p>")
-    parts.append(f"<h4>Call</h4><pre><code>{escape(_curl(path, method, operation, body, schemas))}</code></pre>")
+        parts.append(f"<h3>Body</h3><p>{_name(body)}</p>")
+    call = escape(_curl(path, method, operation, body, schemas))
+    parts.append(f'<h3>Call</h3><pre tabindex="0" aria-label="Call"><code>{call}</code></pre>')
     answers = "".join(
         f"<tr><th><code>{escape(status)}</code></th><td>{_answer(each)}</td></tr>" for status, each in operation["responses"].items()
     )
-    parts.append(f'<h4>Answers</h4><div class="wide"><table>{answers}</table></div>')
-    does = operation.get("description", operation["summary"]).partition("\n\n")[0].partition(". ")[0].rstrip(".")
+    parts.append(f'<h3>Answers</h3><div class="wide"><table>{answers}</table></div>')
     head = f"<b>{method.upper()}</b> <code>{escape(path)}</code> <span>{escape(' '.join(does.split()))}</span>"
     return _folded(operation["operationId"], head, "".join(parts))
 
@@ -126,7 +128,7 @@ def _table(title: str, rows: list[tuple[str, Schema, str, bool]]) -> str:
         f"<tr><th><code>{escape(name)}</code>{' <em>required</em>' * required}</th><td>{_name(schema)}</td><td>{escape(text)}</td></tr>"
         for name, schema, text, required in rows
     )
-    return f'{f"<h4>{title}</h4>" if title else ""}<div class="wide"><table>{lines}</table></div>'
+    return f'{f"<h3>{title}</h3>" if title else ""}<div class="wide"><table>{lines}</table></div>'
 
 
 def _name(schema: Schema) -> str:

@@ -188,6 +188,7 @@ def test_recall_is_plotted_over_search_time(evaluated: Evaluated) -> None:
     assert all("overlap@10" in each and "ms per query" in each for each in titles)
     assert "A ring is exact search" in latency.words
     assert "bm25" not in latency.all("ul", class_="legend")[0].words
+    assert "Without a point, because this time was not measured apart: bm25." in latency.words
 
 
 def test_exact_search_has_no_recall_plot(evaluated: Evaluated) -> None:

@@ -152,6 +152,19 @@ def test_a_single_field_of_another_name_is_the_one_that_is_missing(tmp_path: Pat
     assert read_qrels(lines(tmp_path / "a.csv", "topic,file", "7,s1")) == {"7": {"s1": 1}}
 
 
+def test_a_row_may_have_a_list_of_documents_and_a_query_several_rows(tmp_path: Path) -> None:
+    asked = [{"question": "what flies", "relevant": ["owl.md", "bat.md"]}, {"question": "what swims", "relevant": ["trout.md"]}]
+    table = lines(tmp_path / "asked.jsonl", *map(json.dumps, asked))
+    found = load_collection(None, "asked", queries=table, qrels=table)
+    assert found.qrels == {"1": {"owl.md": 1, "bat.md": 1}, "2": {"trout.md": 1}}
+    table = lines(tmp_path / "asked.csv", "query_id,query,passage_id,relevance", "a,what flies,p1,2", "a,what flies,p2,1", "b,why,p1,0")
+    found = load_collection(None, "asked", queries=table, qrels=table)
+    assert (found.queries, found.qrels) == ((Query("a", "what flies"), Query("b", "why")), {"a": {"p1": 2, "p2": 1}, "b": {"p1": 0}})
+    lines(table, "query_id,query,passage_id", "a,what flies,p1", "a,what swims,p2")
+    with pytest.raises(InputError, match="id 'a' is already used on line 2"):
+        list(read_queries(table))
+
+
 @pytest.mark.parametrize(("suffix", "separator"), [("csv", ";"), ("tsv", "\t")])
 def test_one_table_of_questions_and_answering_files_needs_no_ids(tmp_path: Path, suffix: str, separator: str) -> None:
     rows = (("question", "file"), ("what flies", "owl.md"), ("what swims", "trout.md"), ("what flies", "bat.md"))

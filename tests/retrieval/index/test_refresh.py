@@ -222,6 +222,12 @@ def test_every_source_of_an_index_is_refreshed(root: Path, index: Path, tmp_path
     assert {"1", "3"} <= set(done.index.ids)
     with pytest.raises(InputError, match=r"was built from .*, not from .*; add a source with quiver index add"):
         refresh_index(index, Counting(), tmp_path)
+    moved = root.rename(tmp_path / "moved")
+    (moved / "new.md").write_text("# New\n\nwhat came after the move\n")
+    model = Counting()
+    done = refresh_index(index, model, moved)
+    assert (done.added, done.changed, done.deleted, len(model.encoded)) == (1, 0, 0, 1)
+    assert refresh_index(index, Counting()).unchanged == len(done.index)
 
 
 def test_of_two_sources_with_one_id_the_later_one_counts(tmp_path: Path) -> None:

@@ -183,3 +183,8 @@ def test_models_and_indexes_describe_themselves(folder: Path, colbert: ColBERT) 
     assert "query 'query: '" in model._repr_html_().replace("&#x27;", "'")
     assert "queries of 32, documents of 60 tokens" in repr(colbert)
     assert "documents: 2" in repr(build_index(["a", "b"], model))
+    shown = build_index(["a word " * 90], model).search("a")._repr_html_()
+    assert "<tr><td>1</td><td>" in shown  # figures at the right, as notebooks have all cells
+    assert '<td dir="auto" style="text-align: start' in shown
+    assert "word a wor\u2026</td>" in shown
+    assert shown.count("word") < 45

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -264,6 +265,9 @@ def test_the_reference_describes_every_operation_without_another_host(app: Any) 
             assert f"<b>{method.upper()}</b> <code>{path}</code>" in page.text
     assert {f"type-{name}" for name in schema["components"]["schemas"]} <= set(re.findall(r'id="([^"]+)"', page.text))
     assert set(re.findall(r'href="#([^"]+)"', page.text)) <= set(re.findall(r'id="([^"]+)"', page.text))
+    levels = [int(level) for level in re.findall(r"<h(\d)", page.text)]
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert page.text.count("List the retrievers and the limits") == 1  # not in the heading and again below it
     (style,) = re.findall(r"<style>(.*?)</style>", page.text, re.DOTALL)
     assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in page.headers["content-security-policy"]
 
