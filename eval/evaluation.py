@@ -46,7 +46,7 @@ from quiver.eval.results import (
     results_folder,
     write_results,
 )
-from quiver.retrieval.data.corpus import Collection, NamedDocuments, ranked, write_run
+from quiver.retrieval.data.corpus import Collection, NamedDocuments, fits_run, ranked, write_run
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.engines import Setting, check_preset
@@ -367,10 +367,10 @@ def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool
         if named is not None and replaced:
             benchmark, collection = named.of_collection(benchmark, collection)
         queries, shared, empty = collection.qrels.keys(), 0, 0
-        if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
+        if written and (spaced := next((key for key in queries if not fits_run(key)), None)):
             raise _spaced(benchmark, spaced)
         for document in collection.documents:
-            if written and document.id.split() != [document.id]:
+            if written and not fits_run(document.id):
                 raise _spaced(benchmark, document.id)
             shared += document.id in queries
             empty += not document.text.strip()
@@ -386,7 +386,7 @@ def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool
 
 
 def _spaced(benchmark: Benchmark, key: str) -> InputError:
-    return InputError(f"{benchmark.name}: the id {key!r} contains white space, which a TREC run cannot hold; rename it")
+    return InputError(f"{benchmark.name}: the id {key!r} contains a tab or line feed, which a TREC run cannot hold; rename it")
 
 
 def _baseline_rankers(names: Sequence[str], groups: GroupedDocuments | None, *, progress: bool) -> dict[str, Ranker]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_target
-from quiver.retrieval.data.corpus import ranked, read_queries
+from quiver.retrieval.data.corpus import fits_run, ranked, read_queries
 from quiver.retrieval.index import DamagedIndexError, Index
 from quiver.retrieval.index.files import LostTextError
 from quiver.retrieval.records import Query
@@ -69,13 +69,13 @@ def check_run(run: Path, queries: Sequence[Query], indexes: Sequence[Index]) -> 
     """Check before the search that the run can be written.
 
     Raises:
-        InputError: The file cannot be written, or an id contains white space, which a run cannot hold.
+        InputError: The file cannot be written, or an id cannot stand in a run.
     """
     check_target(run)
     for kind, ids in (("query", [query.id for query in queries]), *(("document", index.ids) for index in indexes)):
         for key in ids:
-            if key.split() != [key]:
-                raise InputError(f"{run}: the {kind} id {key!r} contains white space, which a TREC run cannot hold")
+            if not fits_run(key):
+                raise InputError(f"{run}: the {kind} id {key!r} contains a tab or line feed, which a TREC run cannot hold")
 
 
 def describe_hits(opened: OpenIndexes, found: SearchResult, explained: Mapping[str, Mapping[str, Explained]]) -> list[dict[str, Any]]:

@@ -50,6 +50,7 @@ def build(
     id_field: options.IdField = None,
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
+    lists: options.ListFields = None,
     columns: options.ColumnNames = None,
     passages: options.Passages = None,
     include: options.Include = None,
@@ -91,7 +92,7 @@ def build(
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
     waiting = parse_duration(wait)
     encoding, here = place_encoding(executor, workers=workers, address=address, device=device, devices=devices)
-    given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
+    given = _source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
     if source != STANDARD_INPUT:
         next(iter(open_corpus(source, given)), None)  # a wrong name of a field is found before the model is loaded
     settings = ModelOptions(query_length, document_length, query_prompt, document_prompt, truncate_dim)
@@ -116,6 +117,7 @@ def add(
     id_field: options.IdField = None,
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
+    lists: options.ListFields = None,
     columns: options.ColumnNames = None,
     passages: options.Passages = None,
     include: options.Include = None,
@@ -136,7 +138,7 @@ def add(
     from quiver.retrieval.index import add_documents, open_index
     from quiver.retrieval.models.loading import load_index_model
 
-    given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
+    given = _source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
     opened = open_index(folder)
     loaded = load_index_model(opened.manifest.model, model, device=device, batch_tokens=batch_tokens)
     index = add_documents(
@@ -163,6 +165,7 @@ def _source_options(
     id_field: str | None,
     title_field: str | None,
     text_fields: list[str] | None,
+    lists: list[str] | None,
     columns: str | None,
     passages: str | None,
     include: list[str] | None,
@@ -172,7 +175,7 @@ def _source_options(
 
     names = tuple(name.strip() for name in columns.split(",")) if columns else ()
     texts, kept, left_out = (tuple(each or ()) for each in (text_fields, include, exclude))
-    return SourceOptions(id_field, title_field, texts, names, passages or "", kept, left_out)
+    return SourceOptions(id_field, title_field, texts, names, passages or "", kept, left_out, tuple(lists or ()))
 
 
 @app.command("refresh")
@@ -187,6 +190,7 @@ def refresh(
     id_field: options.IdField = None,
     title_field: options.TitleField = None,
     text_fields: options.TextFields = None,
+    lists: options.ListFields = None,
     columns: options.ColumnNames = None,
     passages: options.Passages = None,
     include: options.Include = None,
@@ -209,7 +213,7 @@ def refresh(
     from quiver.retrieval.index import open_index, refresh_index
     from quiver.retrieval.models.loading import load_index_model
 
-    given = _source_options(id_field, title_field, text_fields, columns, passages, include, exclude)
+    given = _source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
     changed = given != type(given)()
     if changed and source is None:
         raise InputError("options of a source need the source: quiver index refresh DIR SOURCE --include ...")

@@ -116,6 +116,13 @@ TextFields: TypeAlias = Annotated[
         " document.",
     ),
 ]
+ListFields: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--list",
+        help="Field of a table whose texts hold several values, such as tags separated by commas, semicolons or vertical bars. Repeatable.",
+    ),
+]
 ColumnNames: TypeAlias = Annotated[
     str | None, typer.Option("--columns", help="Column names of a CSV or TSV file without a header, such as id,text.")
 ]

@@ -843,6 +843,10 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
     return [document for _, document in _in_order(scores)]
 
 
+SPACE = "\N{SYMBOL FOR SPACE}"
+"""What a run holds instead of a space in an id, such as the name of a file, because its columns are separated by white space."""
+
+
 def write_run(run: Run, path: Path, *, tag: str) -> None:
     """Write a run by one rename. A query without documents has no line.
 
@@ -852,7 +856,7 @@ def write_run(run: Run, path: Path, *, tag: str) -> None:
         tag: Name of the system, the last column.
 
     Raises:
-        InputError: An id is empty or contains white space, which the format does not allow, or a score is not finite.
+        InputError: An id is empty or contains white space other than `SPACE`, which the format does not allow, or a score is not finite.
         ValueError: The tag is empty or contains white space.
     """
     if tag.split() != [tag]:
@@ -864,8 +868,10 @@ def write_run(run: Run, path: Path, *, tag: str) -> None:
                 _check_id(document, "document", path)
                 if not math.isfinite(score):
                     raise InputError(f"{path}: query '{query}', document '{document}': the score is {score}, it must be finite")
+            query = query.replace(" ", SPACE)
             lines = (
-                f"{query} Q0 {document} {rank} {score:.9g} {tag}\n" for rank, (score, document) in enumerate(_in_order(scores), start=1)
+                f"{query} Q0 {document.replace(' ', SPACE)} {rank} {score:.9g} {tag}\n"
+                for rank, (score, document) in enumerate(_in_order(scores), start=1)
             )
             file.write("".join(lines).encode("utf-8"))
 
@@ -882,7 +888,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         columns = line.split()
         if len(columns) != 6:
             raise InputError(f"{path}:{number}: expected 6 columns (query Q0 document rank score tag), got {len(columns)}")
-        query, _, document, _, text, _ = columns
+        query, _, document, _, text, _ = (column.replace(SPACE, " ") for column in columns)
         try:
             score = float(text)
         except ValueError as error:
@@ -906,6 +912,12 @@ def _in_order(scores: Mapping[str, float]) -> list[tuple[float, str]]:
     return sorted(zip(single.tolist(), scores, strict=True), reverse=True)
 
 
+def fits_run(key: str) -> bool:
+    """Whether a run can hold an id: it is not empty, and has no white space but spaces, for which `SPACE` stands."""
+    written = key.replace(" ", SPACE)
+    return written.split() == [written] and SPACE not in key
+
+
 def _check_id(key: str, kind: str, path: Path) -> None:
-    if key.split() != [key]:
-        raise InputError(f"{path}: a run cannot hold the {kind} id {key!r}: ids must not be empty or contain white space")
+    if not fits_run(key):
+        raise InputError(f"{path}: a run cannot hold the {kind} id {key!r}: ids must not be empty or contain line feeds or tabs")

@@ -56,6 +56,7 @@ class SourceOptions:
             for tables not at all.
         include: Patterns of files to read in a folder; empty for all of a known type that are neither hidden nor in a folder of packages.
         exclude: Patterns of files and folders to leave out.
+        lists: Fields of a table whose texts hold several values, separated by commas, semicolons or vertical bars.
 
     Example:
         >>> from quiver import SourceOptions
@@ -70,10 +71,11 @@ class SourceOptions:
     passages: str = ""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Make tuples of lists and of single names."""
-        for name in ("text", "columns", "include", "exclude"):
+        for name in ("text", "columns", "include", "exclude", "lists"):
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
 
@@ -86,7 +88,7 @@ class SourceOptions:
             >>> SourceOptions(id="sku").names_fields, SourceOptions(passages="headings").names_fields
             (True, False)
         """
-        return bool(self.id or self.title or self.text or self.columns)
+        return bool(self.id or self.title or self.text or self.columns or self.lists)
 
 
 DEFAULTS = SourceOptions()
@@ -149,7 +151,7 @@ def open_corpus(
             " called id, title and text"
         )
     rules = _rules(options, tokens)
-    columns = Columns(options.id, options.title, options.text, options.columns, taken_over=taken_over)
+    columns = Columns(options.id, options.title, options.text, options.columns, taken_over=taken_over, lists=options.lists)
     if has_no_path(source):
         _refuse(str(source), "it has no files to choose and no columns without a header", options.include, options.exclude, options.columns)
     if str(source) == STANDARD_INPUT:
@@ -294,7 +296,7 @@ def _excluded(options: SourceOptions) -> str:
     return "change or remove --include and --exclude" if options.include or options.exclude else ""
 
 
-_NOT_TABLES = "--id, --title, --text and --columns name fields of tables, and these are files of text or code; remove them"
+_NOT_TABLES = "--id, --title, --text, --list and --columns name fields of tables, and these are files of text or code; remove them"
 _SUFFIXES = ".jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow"
 
 

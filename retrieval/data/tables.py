@@ -44,6 +44,7 @@ TITLE_FIELD = "title"
 _ROWS = 256  # of a Parquet or Arrow file in memory at a time
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][+-]?[0-9]+)?")
+_SEPARATORS = re.compile(r"[,;|]")
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
@@ -57,6 +58,7 @@ class Columns(NamedTuple):
         names: Names of the columns of a CSV or TSV file without a header; empty if the first line is the header.
         by_options: Whether options choose these fields, which messages then name; otherwise the caller renames its fields.
         taken_over: Whether the options are those of another source of the same index, which errors then say.
+        lists: Fields whose texts hold several values, separated by commas, semicolons or vertical bars.
     """
 
     id: str | None = None
@@ -65,6 +67,7 @@ class Columns(NamedTuple):
     names: tuple[str, ...] = ()
     by_options: bool = True
     taken_over: bool = False
+    lists: tuple[str, ...] = ()
 
 
 BY_NAME = Columns()
@@ -72,12 +75,13 @@ BY_NAME = Columns()
 
 
 class _Chosen(NamedTuple):
-    """The fields found in a table: names of the id (none: numbers), the texts, the title; whether all values are cells of text."""
+    """The fields found in a table: of the id (none: numbers), the texts, the title and lists; whether all values are cells of text."""
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
     title: str
     cells: bool = False
+    lists: tuple[str, ...] = ()
 
 
 def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path | None = None) -> Iterator[tuple[EntryPosition, Document]]:
@@ -233,7 +237,7 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
     Raises:
         InputError: A named field is missing, or there is no field that could be the text.
     """
-    for option, name in (("--id", columns.id), *(("--text", name) for name in columns.text)):
+    for option, name in (("--id", columns.id), *(("--text", name) for name in columns.text), *(("--list", name) for name in columns.lists)):
         if name is not None and name not in row:
             raise _no_field(position, option, name, row, columns)
     texts = columns.text or tuple(name for name in TEXT_FIELDS if name in row)[:1]
@@ -250,7 +254,7 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
         found = tuple(name for name in ID_FIELDS if name in row and name not in texts)[:1]
         ids = BEIR_FIELDS.id if found and found[0] in BEIR_FIELDS.id else found
     title = columns.title or TITLE_FIELD
-    return _Chosen(ids, texts, "" if title in texts else title)
+    return _Chosen(ids, texts, "" if title in texts else title, lists=columns.lists)
 
 
 def _no_field(place: EntryPosition | Path, option: str, name: str, row: Row, columns: Columns) -> InputError:
@@ -294,8 +298,17 @@ def _document(position: EntryPosition, row: Row, chosen: _Chosen, number: int) -
     if len(chosen.texts) > 1 or isinstance(row.get(chosen.texts[0]), list):
         given = {**given, chosen.texts[0]: _joined(position, row, chosen.texts)}
     document = to_document(position, given, names)
-    rest = {name: _typed(value) if chosen.cells else value for name, value in row.items() if name not in chosen.texts[1:]}
+    rest = {
+        name: _listed(value) if name in chosen.lists else _typed(value) if chosen.cells else value
+        for name, value in row.items()
+        if name not in chosen.texts[1:]
+    }
     return document._replace(metadata=to_metadata(position, rest, names))
+
+
+def _listed(value: object) -> object:
+    """The values that a text holds, none if it is blank; other values are returned unchanged."""
+    return [part for part in map(str.strip, _SEPARATORS.split(value)) if part] or None if isinstance(value, str) else value
 
 
 def _joined(position: EntryPosition, row: Row, texts: Sequence[str]) -> str | None:

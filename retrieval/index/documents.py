@@ -10,8 +10,8 @@ begins with ``'``, is written in double quotes with the escapes of JSON. ``and``
 and all of them must hold.
 
 An unquoted value that reads as a number or as ``true`` or ``false`` is compared with numbers and booleans as such, and with strings
-as written; a quoted value is only compared with strings. An unquoted value with ``*`` at its end, after ``=``, ``!=`` or ``in``, stands for
-the strings that begin so. If a field is a list, a document has every value in it.
+as written; a quoted value is only compared with strings. A value with an unquoted ``*`` behind it, after ``=``, ``!=`` or ``in``, is the
+beginning of strings. If a field is a list, a document has every value in it.
 
 Shapes: P documents of a segment.
 """
@@ -25,7 +25,7 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -416,7 +416,8 @@ _BARE = "in a shell put the condition in single quotes, such as 'year>=2020', be
 _ALONE = "give each condition by itself, all of them must hold; for alternatives of one field write 'field in a,b'"
 # A text without white space at its end is split in time linear in its length: reading stops at the first character that fits nowhere.
 _TOKENS = re.compile(
-    r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<operator>==|[!<>]=|[=<>])|(?P<comma>,)|(?P<bare>[^\s"=!<>,()&|'][^\s"=!<>,()&|]*)|(?P<other>\S))""",
+    r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*"\*?)"""
+    r"""|(?P<operator>==|[!<>]=|[=<>])|(?P<comma>,)|(?P<bare>[^\s"=!<>,()&|'][^\s"=!<>,()&|]*)|(?P<other>\S))""",
     re.DOTALL,
 )
 _WORDS = frozenset({"quoted", "bare"})
@@ -623,8 +624,8 @@ def _string(token: _Token) -> str:
 
 
 def _read_or_prefix(token: _Token) -> tuple[Value | Prefix, ...]:
-    if token.kind == "bare" and len(token.text) > 1 and token.text.endswith("*"):
-        return (Prefix(token.text[:-1]),)
+    if len(token.text) > 1 and token.text.endswith("*"):
+        return (Prefix(_string(replace(token, text=token.text[:-1]))),)
     return _read(token)
 
 

@@ -93,7 +93,7 @@ def options_like(root: Path, source: str) -> SourceOptions:
         return SourceOptions(passages=alike[-1].passages)
     latest = alike[-1]
     columns = latest.columns if latest.columns and holds_delimited(source) else ()
-    return SourceOptions(latest.id, latest.title, latest.text, columns, latest.passages)
+    return SourceOptions(latest.id, latest.title, latest.text, columns, latest.passages, lists=latest.lists)
 
 
 def describe_source(corpus: Corpus) -> IndexSource:

@@ -257,11 +257,16 @@ def test_two_collections_of_one_name_are_refused(model: Any, make_collection: Ma
 
 
 def test_ids_that_a_run_cannot_hold_are_found_first(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
-    folder = make_collection(documents={"d 1": ("", "bird")}, queries={"q": "bird"}, qrels={"q": {"d 1": 1}})
-    with pytest.raises(InputError, match="the id 'd 1' contains white space"):
+    rows = [{"_id": "d\n1", "text": "bird"}, {"_id": "d 2", "text": "stone"}]
+    folder = make_collection(queries={"q": "bird"}, qrels={"q": {"d 2": 1}})
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with pytest.raises(InputError, match=r"the id 'd\\n1' contains a tab or line feed"):
         evaluate(model, folder, out=tmp_path / "out")
     assert model.encoded == []
-    assert evaluate(model, folder, baselines=()).collections[0].measures["ndcg@10"] == 1.0
+    expected = evaluate(model, folder, baselines=()).collections[0].measures
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows).replace("\\n", "-"), encoding="utf-8")
+    assert evaluate(model, folder, out=tmp_path / "out", baselines=()).collections[0].measures == expected  # a space can be written
+    assert set(read_run(tmp_path / "out" / "runs" / "tiny.test.trec")["q"]) == {"d-1", "d 2"}
 
 
 def test_existing_results_are_replaced_only_on_request(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:

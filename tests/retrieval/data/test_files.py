@@ -376,8 +376,8 @@ def test_a_pdf_whose_encryption_cannot_be_read_costs_only_itself(tmp_path: Path,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (SourceOptions(text=("body",)), "--id, --title, --text and --columns name fields of tables"),
-        (SourceOptions(id="x"), "--id, --title, --text and --columns name fields of tables"),
+        (SourceOptions(text=("body",)), "--id, --title, --text, --list and --columns name fields of tables"),
+        (SourceOptions(id="x"), "--id, --title, --text, --list and --columns name fields of tables"),
     ],
 )
 @pytest.mark.parametrize("source", ["folder", "file"])

@@ -30,6 +30,13 @@ def test_a_run_is_written_as_trec_text(tmp_path: Path) -> None:
     assert (tmp_path / "r.trec").read_text() == "q2 Q0 b 1 2 bm25\nq2 Q0 a 2 0.5 bm25\nq1 Q0 a 1 0.333333343 bm25\n"
 
 
+def test_a_space_in_an_id_is_written_as_a_sign(tmp_path: Path) -> None:
+    run = {"q 1": {"PDF exports/a b.pdf": 2.0, "c": 1.0}}
+    write_run(run, tmp_path / "r.trec", tag="x")
+    assert (tmp_path / "r.trec").read_text("utf-8").splitlines()[0] == "q\u24201 Q0 PDF\u2420exports/a\u2420b.pdf 1 2 x"
+    assert read_run(tmp_path / "r.trec") == run
+
+
 @pytest.mark.parametrize("name", ["r.trec", "r.trec.gz"])
 def test_a_run_read_again_has_the_same_order_and_float32_scores(tmp_path: Path, name: str) -> None:
     rng = np.random.default_rng(0)
@@ -51,7 +58,8 @@ def test_a_run_read_again_has_the_same_order_and_float32_scores(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        ({"q 1": {"a": 1.0}}, "the query id 'q 1'"),
+        ({"q\n1": {"a": 1.0}}, r"the query id 'q\\n1'"),
+        ({"q": {"a\u2420b": 1.0}}, "document id"),
         ({"": {"a": 1.0}}, "the query id ''"),
         ({"q": {"a\tb": 1.0}}, r"the document id 'a\\tb'"),
         ({"q": {"a\u00a0b": 1.0}}, "document id"),

@@ -78,6 +78,15 @@ def test_tsv_has_no_quoting(tmp_path: Path) -> None:
     assert [document.text for document in open_corpus(tmp_path / "a.tsv")] == ['"so" he said, "', 'a"b']
 
 
+def test_a_text_of_several_values_is_split(tmp_path: Path) -> None:
+    path = tmp_path / "posts.csv"
+    path.write_text('id,text,tags\n1,a,"linux, bash"\n2,b,git;\n3,c,\n4,d,007\n')
+    found = [document.metadata for document in open_corpus(path, SourceOptions(lists="tags"))]  # type: ignore[arg-type]
+    assert found == [{"tags": ["linux", "bash"]}, {"tags": ["git"]}, None, {"tags": ["007"]}]
+    with pytest.raises(InputError, match=r"no field 'tag' \(--list\); did you mean 'tags'"):
+        list(open_corpus(path, SourceOptions(lists=("tag",))))
+
+
 def test_a_table_without_header_gets_its_column_names(tmp_path: Path) -> None:
     (tmp_path / "collection.tsv").write_text("0\tfirst passage\n1\tsecond\n")
     options = SourceOptions(columns=["id", "text"])  # type: ignore[arg-type]

@@ -201,6 +201,7 @@ def test_long_values_are_left_out_and_a_chosen_field_alone_is_kept(tmp_path: Pat
         ("file=guides/*", Condition("file", "=", (Prefix("guides/"),))),
         ("file in a*, 2*, b", Condition("file", "=", (Prefix("a"), Prefix("2"), "b"))),
         ('x != "a*"', Condition("x", "!=", ("a*",))),
+        ('x in "a b/"*, "c"', Condition("x", "=", (Prefix("a b/"), "c"))),
         ("x=*", Condition("x", "=", ("*",))),
         ("x<a*", Condition("x", "<", ("a*",))),
     ],
