@@ -804,9 +804,11 @@ def build_model(parts: ModelParts, source: str | Path, *, batch_tokens: int | No
 
 
 def with_absolute_source(card: ModelCard) -> ModelCard:
-    """Return the card with a local folder's path made absolute, so that other processes can load the model."""
+    """Return the card with a local folder's path made absolute, so that other processes can load the model; links keep their names."""
     source = Path(card.source)
-    return replace(card, source=str(source.resolve())) if card.source and card.kind != "bm25" and source.is_dir() else card
+    if not card.source or card.kind == "bm25" or not source.is_dir():
+        return card
+    return replace(card, source=str(source.resolve() if ".." in source.parts else source.absolute()))
 
 
 @dataclass(frozen=True)

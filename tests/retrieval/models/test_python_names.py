@@ -123,6 +123,12 @@ def test_an_index_is_built_of_a_data_frame(folder: Path) -> None:
     assert list(index.documents) == [Document("7", "wings", "Owls", {"year": 2012.0}), Document("8", "fins")]
 
 
+def test_an_index_keeps_the_name_of_a_linked_model(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "minilm").symlink_to(folder, target_is_directory=True)
+    index = build_index(["wings"], BiEncoder(tmp_path / "minilm", device="cpu"), tmp_path / "index")
+    assert index.manifest.model.source == str(tmp_path / "minilm")
+
+
 def test_an_index_is_built_of_a_data_set(folder: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list([{"id": "a", "text": "wings", "year": 2012}, {"id": "b", "text": "fins", "year": 2008}])
