@@ -75,10 +75,11 @@ def progress_bar(description: str, total: int | None, *, enabled: bool, done: in
 
 def shows_bars() -> bool:
     """Whether standard error is a terminal or the output of a notebook, where a bar can move."""
+    if sys.stderr.isatty():
+        return True
     from rich.console import Console
 
-    console = Console(stderr=True)
-    return console.is_terminal or console.is_jupyter
+    return Console(stderr=True).is_jupyter
 
 
 def _in_lines(description: str, total: int | None, done: int) -> AdvanceWithNews:

@@ -46,7 +46,7 @@ from quiver.eval.results import (
     results_folder,
     write_results,
 )
-from quiver.retrieval.data.corpus import Collection, NamedDocuments, fits_run, ranked, write_run
+from quiver.retrieval.data.corpus import UNFIT, Collection, NamedDocuments, fits_run, ranked, write_run
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.engines import Setting, check_preset
@@ -92,7 +92,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     qrels: str | Path | None = None,
     index: str | Path | Index | None = None,
     run: str | Path | None = None,
-    fuse: Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
+    fuse: str | Path | Sequence[str | Path | DenseModel | TokenModel | Retriever] = (),
     fusion: Fusion | None = None,
     rerank: str | Path | None = None,
     candidates: int | None = None,
@@ -176,6 +176,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     """
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
+    fuse = [fuse] if isinstance(fuse, str | Path) else fuse
     model, index = _of_opened(model, index)
     first = [each for each in (model, index, run) if each is not None]
     if len(first) > 1:
@@ -386,7 +387,7 @@ def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool
 
 
 def _spaced(benchmark: Benchmark, key: str) -> InputError:
-    return InputError(f"{benchmark.name}: the id {key!r} contains a tab or line feed, which a TREC run cannot hold; rename it")
+    return InputError(f"{benchmark.name}: the id {key!r} {UNFIT}; rename it")
 
 
 def _baseline_rankers(names: Sequence[str], groups: GroupedDocuments | None, *, progress: bool) -> dict[str, Ranker]:

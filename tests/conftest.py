@@ -229,7 +229,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> dict[str, Bar]:
         self.shown.steps.append(steps)
         advance(self, task, steps)
 
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setattr("quiver.encoder.progress.shows_bars", lambda: True)
     monkeypatch.setattr(progress, "add_task", added)
     monkeypatch.setattr(progress, "advance", advanced)
     return shown

@@ -9,7 +9,7 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_target
-from quiver.retrieval.data.corpus import fits_run, ranked, read_queries
+from quiver.retrieval.data.corpus import UNFIT, fits_run, ranked, read_queries
 from quiver.retrieval.index import DamagedIndexError, Index
 from quiver.retrieval.index.files import LostTextError
 from quiver.retrieval.records import Query
@@ -75,7 +75,7 @@ def check_run(run: Path, queries: Sequence[Query], indexes: Sequence[Index]) -> 
     for kind, ids in (("query", [query.id for query in queries]), *(("document", index.ids) for index in indexes)):
         for key in ids:
             if not fits_run(key):
-                raise InputError(f"{run}: the {kind} id {key!r} contains a tab or line feed, which a TREC run cannot hold")
+                raise InputError(f"{run}: the {kind} id {key!r} {UNFIT}")
 
 
 def describe_hits(opened: OpenIndexes, found: SearchResult, explained: Mapping[str, Mapping[str, Explained]]) -> list[dict[str, Any]]:

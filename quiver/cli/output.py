@@ -185,7 +185,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
         table = Table(title=Text(title, style="table.title") if part_number == 0 else None, title_justify="left")
         for number, width in zip(part, widths, strict=True):
             justify: Literal["right", "left"] = "right" if numbers[number] else "left"
-            table.add_column(columns[number][0], justify=justify, no_wrap=numbers[number], overflow="fold", width=width)
+            table.add_column(Text(columns[number][0]), justify=justify, no_wrap=numbers[number], overflow="fold", width=width)
         for row in rows:
             table.add_row(*(Text(_broken(row[number], width)) for number, width in zip(part, widths, strict=True)))
         console.print(table)

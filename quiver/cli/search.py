@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -166,7 +167,8 @@ def _condition(conditions: list[str], ids: Path | None) -> Filter | None:
 
 def _checked_text(folder: Path, words: Sequence[str] | None, queries: Path | None, run: Path | None, *, explain: bool) -> str | None:
     if words and not folder.exists() and Path(words[-1]).is_dir():
-        raise InputError(f"{folder}: no such folder; the index comes first, then the query: quiver search {words[-1]} '{folder}'")
+        turned = ["quiver", "search", words[-1], " ".join([str(folder), *words[:-1]])]
+        raise InputError(f"{folder}: no such folder; the index comes first, then the query: {shlex.join(turned)}")
     text = " ".join(words) if words else None
     if (text is None) == (queries is None):
         raise InputError("pass either a query text or --queries FILE")
@@ -274,7 +276,7 @@ def _print_hits(
 
 def _shown_value(value: Any) -> str:
     values = value if isinstance(value, list) else [] if value is None else [value]
-    return ", ".join(str(each) for each in values)[:_VALUE]
+    return NOT_SHOWN.sub(" ", ", ".join(map(str, values)))[:_VALUE]
 
 
 def _where(hit: Mapping[str, Any]) -> str:

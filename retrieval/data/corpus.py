@@ -609,8 +609,8 @@ def read_documents(path: Path) -> Iterator[Document]:
 def read_queries(path: Path) -> Iterator[Query]:
     """Stream queries from a table: JSON Lines, JSON, CSV, TSV, Parquet or Arrow, whose fields have names of `QUERY_IDS` and `QUERY_TEXTS`.
 
-    A single field of another name is the id or the text that is missing. A table of texts, and of documents that answer them, has no ids:
-    its different texts are numbered from 1. A TSV file without such a header has two columns, id and text.
+    A single field of another name beside the id is the text. A table of texts alone, or of texts and documents that answer them, needs no
+    ids: its different texts are numbered from 1. A TSV file without such a header has two columns, id and text.
 
     Raises:
         InputError: While iterating, at the first malformed line; at the end, if an id is repeated; or the suffix is not supported.
@@ -695,7 +695,8 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
         if number == 0 and split and grade.lower() in GRADES:
             continue
         found = True
-        yield to_judgement(position, columns[0], columns[-2], grade)
+        query, document = (name.replace(SPACE, " ") for name in (columns[0], columns[-2]))
+        yield to_judgement(position, query, document, grade)
     if not found:
         raise InputError(f"{path}: no judgements, only a header")
 
@@ -722,7 +723,7 @@ def _judgement_rows(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str,
     for position, row in rows:
         if names is None:
             names = (
-                _column(position, row, JUDGED_QUERIES, "the query's id", _OF_JUDGEMENTS),
+                _judged_query(position, row),
                 _column(position, row, JUDGED_DOCUMENTS, "the document's id", _OF_JUDGEMENTS),
                 _named(row, GRADES),
             )
@@ -731,6 +732,12 @@ def _judgement_rows(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[str,
             yield to_judgement(position, query, key_of(document) or "", grade)
     if names is None:
         raise InputError(f"{path}: no judgements, only a header")
+
+
+def _judged_query(position: EntryPosition, row: Mapping[str, object]) -> str:
+    """The field that names the query: its id, also ``id`` where there is a text beside it, or its text."""
+    key = _named(row, QUERY_IDS) if _named(row, QUERY_TEXTS) is not None else None
+    return _column(position, row, JUDGED_QUERIES, "the query's id", _OF_JUDGEMENTS) if key is None else key
 
 
 def _named(row: Mapping[str, object], names: Sequence[str]) -> str | None:
@@ -791,11 +798,12 @@ def _queries_of_table(path: Path, rows: Iterable[tuple[EntryPosition, Mapping[st
 
 
 def _query_fields(position: EntryPosition, row: Mapping[str, object]) -> FieldNames:
-    """The fields of queries, of the first one; without an id if all others are the text, the judged document and its grade."""
+    """The fields of queries, of the first one; without an id where a table of texts names judged documents, or has nothing else."""
     text = _column(position, row, QUERY_TEXTS, "the text of the queries", _OF_QUERIES)
-    if not any(_is_unknown(name, (QUERY_TEXTS, JUDGED_DOCUMENTS, GRADES)) and name != text for name in row):
+    judged, has_id = _named(row, JUDGED_DOCUMENTS) is not None, _named(row, QUERY_IDS) is not None
+    if not has_id and (judged or not any(_is_unknown(name, (QUERY_TEXTS, GRADES)) and name != text for name in row)):
         return FieldNames((), text)
-    key = _column(position, {name: value for name, value in row.items() if name != text}, QUERY_IDS, "the id of the queries", _OF_QUERIES)
+    key = _column(position, row, QUERY_IDS, "the id of the queries", (tuple(map(str.lower, row)),))
     return FieldNames(BEIR_FIELDS.id if key in BEIR_FIELDS.id else (key,), text)
 
 
@@ -845,6 +853,9 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
 
 SPACE = "\N{SYMBOL FOR SPACE}"
 """What a run holds instead of a space in an id, such as the name of a file, because its columns are separated by white space."""
+
+UNFIT = f"is empty, or has {SPACE} or white space other than a space, which a TREC run cannot hold"
+"""What is wrong with an id for which `fits_run` is false."""
 
 
 def write_run(run: Run, path: Path, *, tag: str) -> None:
@@ -920,4 +931,4 @@ def fits_run(key: str) -> bool:
 
 def _check_id(key: str, kind: str, path: Path) -> None:
     if not fits_run(key):
-        raise InputError(f"{path}: a run cannot hold the {kind} id {key!r}: ids must not be empty or contain line feeds or tabs")
+        raise InputError(f"{path}: the {kind} id {key!r} {UNFIT}")

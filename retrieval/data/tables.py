@@ -52,7 +52,7 @@ class Columns(NamedTuple):
     """The fields of a table that make a document.
 
     Attributes:
-        id: Field of the id; None for the first of `ID_FIELDS`, or running numbers.
+        id: Field of the id; None for the first of `ID_FIELDS`, in any case, or running numbers.
         title: Field of the title; None for ``title``, if there is one.
         text: Fields of the text, joined by line feeds; empty for the first of `TEXT_FIELDS`.
         names: Names of the columns of a CSV or TSV file without a header; empty if the first line is the header.
@@ -75,13 +75,14 @@ BY_NAME = Columns()
 
 
 class _Chosen(NamedTuple):
-    """The fields found in a table: of the id (none: numbers), the texts, the title and lists; whether all values are cells of text."""
+    """The fields found in a table: of the id (none: numbers), texts, title and lists; whether values are cells, the title is metadata."""
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
     title: str
     cells: bool = False
     lists: tuple[str, ...] = ()
+    keeps_title: bool = False
 
 
 def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path | None = None) -> Iterator[tuple[EntryPosition, Document]]:
@@ -140,7 +141,7 @@ def _documents(
     tables: Iterable[tuple[bool, Iterable[tuple[EntryPosition, Row]]]], columns: Columns
 ) -> Iterator[tuple[EntryPosition, Document]]:
     """The documents of tables, each with whether its values are cells of text."""
-    number, has_title = 0, columns.title is None
+    number, missing = 0, {"--title": columns.title, **{f"--list {name}": name for name in columns.lists}}
     position: EntryPosition | None = None
     row: Row = {}
     for cells, rows in tables:
@@ -150,10 +151,11 @@ def _documents(
             if chosen is None:
                 chosen = _choose(position, row, columns)._replace(cells=cells)
                 _tell_guess(position, row, columns, chosen)
-            has_title = has_title or columns.title in row
+            missing = {option: name for option, name in missing.items() if name is not None and name not in row} if missing else missing
             yield position, _document(position, row, chosen, number)
-    if position is not None and not has_title:
-        raise _no_field(position.file, "--title", columns.title or "", row, columns)
+    for option, name in missing.items():
+        if position is not None and name is not None:
+            raise _no_field(position.file, option.partition(" ")[0], name, row, columns)
 
 
 class GivenDocuments:
@@ -237,10 +239,10 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
     Raises:
         InputError: A named field is missing, or there is no field that could be the text.
     """
-    for option, name in (("--id", columns.id), *(("--text", name) for name in columns.text), *(("--list", name) for name in columns.lists)):
+    for option, name in (("--id", columns.id), *(("--text", name) for name in columns.text)):
         if name is not None and name not in row:
             raise _no_field(position, option, name, row, columns)
-    texts = columns.text or tuple(name for name in TEXT_FIELDS if name in row)[:1]
+    texts = columns.text or _usual(row, TEXT_FIELDS)
     if not texts:
         advice = (
             "name the field of the text with --text"
@@ -251,10 +253,16 @@ def _choose(position: EntryPosition, row: Row, columns: Columns) -> _Chosen:
     if columns.id is not None:
         ids: tuple[str, ...] = (columns.id,)
     else:
-        found = tuple(name for name in ID_FIELDS if name in row and name not in texts)[:1]
+        found = _usual(row, ID_FIELDS, texts)
         ids = BEIR_FIELDS.id if found and found[0] in BEIR_FIELDS.id else found
-    title = columns.title or TITLE_FIELD
-    return _Chosen(ids, texts, "" if title in texts else title, lists=columns.lists)
+    title = columns.title or next(iter(_usual(row, (TITLE_FIELD,), texts)), TITLE_FIELD)
+    return _Chosen(ids, texts, "" if title in texts else title, lists=columns.lists, keeps_title=columns.title is not None)
+
+
+def _usual(row: Row, names: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
+    """The field that has the first of several names, whatever its case; empty if there is none."""
+    fields = {field.lower(): field for field in reversed(list(row)) if field not in taken}
+    return tuple(fields[name] for name in names if name in fields)[:1]
 
 
 def _no_field(place: EntryPosition | Path, option: str, name: str, row: Row, columns: Columns) -> InputError:
@@ -283,15 +291,16 @@ def _log_once(message: str) -> None:
 
 def _known(name: str, row: Row) -> str:
     """The fields of a row, the closest to a missing one first."""
-    close = difflib.get_close_matches(name, list(row), n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
+    fields = {field.lower(): field for field in row}
+    close = difflib.get_close_matches(name.lower(), list(fields), n=1)
+    hint = f"did you mean '{fields[close[0]]}'? " if close else ""
     return f"{hint}the fields are {', '.join(row) or 'none'}"
 
 
 def _document(position: EntryPosition, row: Row, chosen: _Chosen, number: int) -> Document:
     names = FieldNames(chosen.ids, chosen.texts[0], chosen.title)
-    if not chosen.ids and (late := next((name for name in ID_FIELDS if name in row and name not in chosen.texts), None)):
-        raise InputError(f"{position}: has an id in the field '{late}', but the first row has none; give every row an id")
+    if not chosen.ids and (late := _usual(row, ID_FIELDS, chosen.texts)):
+        raise InputError(f"{position}: has an id in the field '{late[0]}', but the first row has none; give every row an id")
     given = row if chosen.ids else {**row, "": number}
     if not chosen.ids:
         names = names._replace(id=("",))
@@ -303,12 +312,14 @@ def _document(position: EntryPosition, row: Row, chosen: _Chosen, number: int) -
         for name, value in row.items()
         if name not in chosen.texts[1:]
     }
-    return document._replace(metadata=to_metadata(position, rest, names))
+    return document._replace(
+        metadata=to_metadata(position, rest, names._replace(title="") if chosen.keeps_title and document.title else names)
+    )
 
 
 def _listed(value: object) -> object:
     """The values that a text holds, none if it is blank; other values are returned unchanged."""
-    return [part for part in map(str.strip, _SEPARATORS.split(value)) if part] or None if isinstance(value, str) else value
+    return [_typed(part) for part in map(str.strip, _SEPARATORS.split(value)) if part] or None if isinstance(value, str) else value
 
 
 def _joined(position: EntryPosition, row: Row, texts: Sequence[str]) -> str | None:

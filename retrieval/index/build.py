@@ -438,6 +438,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         ['owl']
     """
     begun = time.monotonic()
+    if not isinstance(options, BuildOptions):
+        raise InputError(f"options must be BuildOptions, got {type(options).__name__}; how documents are read is said by open_corpus")
     model = load_index_model(str(model)) if isinstance(model, str | Path) else model
     corpus = _opened_corpus(corpus, model)
     spec = parse_engine(options.engine)

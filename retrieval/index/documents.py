@@ -617,6 +617,8 @@ def _malformed(text: str, *, combined: bool) -> InputError:
 def _string(token: _Token) -> str:
     if token.kind == "bare":
         return token.text
+    if token.text.endswith("*"):
+        raise InputError(f"filter: {token.text}: a beginning is for =, != and in")
     try:
         return str(json.loads(token.text))
     except ValueError as error:

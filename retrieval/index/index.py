@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from itertools import compress
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args, overload
 
 import numpy as np
@@ -83,6 +84,10 @@ if TYPE_CHECKING:
     import torch
 
     from quiver.retrieval.search.retrievers import OpenIndexes, Retriever
+
+
+_COMBINING = Lock()
+"""Held while an index opens what it is fused with, so that several threads open it once."""
 
 
 class PartHits(Protocol):
@@ -540,7 +545,7 @@ class Index:
         self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
         self._parsed_presets: dict[tuple[str, int], Any] = {}
         self._facets: dict[tuple[str, int], Facet] = {}
-        self._combined: dict[tuple[str | Path | None, ...], tuple[OpenIndexes, Retriever]] = {}
+        self._combined: tuple[OpenIndexes, dict[tuple[str | Path | None, ...], Retriever]] | None = None
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
@@ -684,7 +689,7 @@ class Index:
         k: int = 10,
         *,
         filter: FilterLike = None,
-        fuse: str | Path | Sequence[str | Path] = (),
+        fuse: str | Path | Index | Sequence[str | Path | Index] = (),
         rerank: str | Path | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
@@ -697,7 +702,7 @@ class Index:
         k: int = 10,
         *,
         filter: FilterLike = None,
-        fuse: str | Path | Sequence[str | Path] = (),
+        fuse: str | Path | Index | Sequence[str | Path | Index] = (),
         rerank: str | Path | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
@@ -709,7 +714,7 @@ class Index:
         k: int = 10,
         *,
         filter: FilterLike = None,
-        fuse: str | Path | Sequence[str | Path] = (),
+        fuse: str | Path | Index | Sequence[str | Path | Index] = (),
         rerank: str | Path | None = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
@@ -726,7 +731,8 @@ class Index:
             k: Hits per query; capped at the number of documents that match the filter and have a vector, or with BM25 a positive score.
             filter: Condition on fields as on the command line, such as ``"year>=2015"``, several conditions that must all hold, or a
                 `Filter`. It is applied during the search, so that k hits are found if k documents match.
-            fuse: Rankings to fuse with by reciprocal ranks: ``"bm25"``, or folders of other indexes of the same documents.
+            fuse: Rankings to fuse with by reciprocal ranks: ``"bm25"``, or other indexes of the same documents, opened or their folders.
+                What is named here and in ``rerank`` is opened at its first use, and searched as it was then.
             rerank: ColBERT model, or index of one, that re-ranks the best 100 documents.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
             target_recall: Recall to reach, instead of an effort: the share of the k best documents that a search finds, averaged over
@@ -751,7 +757,7 @@ class Index:
             >>> [(hit.group, hit.id) for hit in index.search("owls have wings", group_by="year")]
             [('2012', 'owl'), ('2008', 'trout')]
         """
-        options, others = SearchOptions(filter, effort, target_recall), [fuse] if isinstance(fuse, str | Path) else list(fuse)
+        options, others = SearchOptions(filter, effort, target_recall), [fuse] if isinstance(fuse, str | Path | Index) else list(fuse or ())
         texts = [queries] if isinstance(queries, str) else queries
         if not others and rerank is None:
             vectors = self._encoded(texts)
@@ -777,28 +783,48 @@ class Index:
         scores = [np.array([group.score for group in those], np.float32) for those in groups]
         return Hits([[group.best for group in those] for those in groups], scores, groups=groups)
 
+    def _twin(self) -> Index:
+        """This index with the same segments and model, without what it has opened."""
+        twin = Index(self.path, self.manifest, self.codec, self.segments, fields=self._fields, verified=self.verified)
+        twin._model = self.model
+        return twin
+
     def _search_combined(
-        self, queries: Any, k: int, options: SearchOptions, others: Sequence[str | Path], rerank: str | Path | None, group_by: str | None
+        self,
+        queries: Any,
+        k: int,
+        options: SearchOptions,
+        others: Sequence[str | Path | Index],
+        rerank: str | Path | None,
+        group_by: str | None,
     ) -> Hits:
         """Search by a fusion or re-ranking, whose indexes and models are opened at its first use."""
         from quiver.retrieval.search.retrievers import OpenIndexes
 
         if not all(isinstance(query, str) for query in queries):
             raise InputError("fuse and rerank need queries that are texts, which every ranking encodes by itself")
-        key = (*map(str, others), rerank)
-        if key not in self._combined:
-            opened = OpenIndexes()
-            opened.add(self)
-            retriever = opened.fused([self.path, *others])
-            self._combined[key] = opened, retriever if rerank is None else opened.reranked(retriever, rerank)
-        opened, retriever = self._combined[key]
+        names = [str(each.path if isinstance(each, Index) else each) for each in others]
+        with _COMBINING:
+            if self._combined is None:
+                # A twin: a reference to this index would be a cycle, and keep deleted files mapped until the next garbage collection.
+                self._combined = OpenIndexes(), {}
+                self._combined[0].add(self._twin())
+            opened, retrievers = self._combined
+            for index in others:
+                if isinstance(index, Index):
+                    opened.add(index)
+            key = (*names, rerank)
+            if key not in retrievers:
+                fused = opened.fused([self.path, *names])
+                retrievers[key] = fused if rerank is None else opened.reranked(fused, rerank)
+            retriever = retrievers[key]
         asked = [Query(str(number), text) for number, text in enumerate(queries)]
 
         def find(depth: int) -> Hits:
             run = retriever.search(asked, depth, filter=options.filter, effort=options.effort, target_recall=options.target_recall).run
             return Hits([list(run[each.id]) for each in asked], [np.array(list(run[each.id].values()), np.float32) for each in asked])
 
-        return replace(self._ranked(find, k, group_by, bounded=set(map(str, others)) <= {"bm25"}), document=opened.document)
+        return replace(self._ranked(find, k, group_by, bounded=set(names) <= {"bm25"}), document=opened.document)
 
     def _encoded(self, queries: Any) -> Any:
         """Encode queries that are texts; others are vectors, or words, already."""

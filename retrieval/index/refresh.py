@@ -78,7 +78,7 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
             index does not know takes the place of the only one that is no longer there, as after a folder was moved.
         options: How documents are made of ``source``; None for the options that it was last read with.
         dry_run: Only count.
-        force: Delete even more than half of the documents.
+        force: Delete even more than half of the documents, or any where a source takes the place of another.
         memory: Memory limit in bytes, see `add_documents`.
         wait: Seconds to wait for another writer to finish.
         progress: Show a bar over the documents that are encoded.
@@ -86,7 +86,7 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
 
     Raises:
         InputError: The sources are not known or malformed, the index stores no texts or was built by another model, or more than half of
-            the documents would be deleted without ``force``.
+            the documents, or any where a source takes the place of another, would be deleted without ``force``.
     """
     path = Path(path)
     index = open_index(path)
@@ -95,14 +95,14 @@ def refresh_index(  # noqa: PLR0913 - the public entry: one option for each choi
         raise InputError(f"{path}: was built with --no-text, so changed documents cannot be recognized; build it again")
     known = read_sources(path)
     trusted = known.generation == index.manifest.generation
-    chosen = [
-        (open_corpus(each.source, each.options, tokens_of(model)), each.files if trusted else {})
-        for each in _chosen(path, known.sources, source, options)
-    ]
+    sources = _chosen(path, known.sources, source, options)
+    chosen = [(open_corpus(each.source, each.options, tokens_of(model)), each.files if trusted else {}) for each in sources]
+    # A folder that takes the place of another may be a wrong one, from which all documents are gone.
+    moved = bool(known.sources) and not {each.source for each in sources} <= {each.source for each in known.sources}
     work = _Comparison(index)
     changes = chain.from_iterable(work.changes(corpus, files) for corpus, files in reversed(chosen))
     files_only = all(isinstance(corpus.read, FolderFiles) for corpus, _ in chosen)
-    gone = partial(work.gone, files_only=files_only, limit=None if force else _SAFE)
+    gone = partial(work.gone, files_only=files_only, limit=None if force else 0.0 if moved else _SAFE)
     if dry_run:
         for _ in changes:
             pass
@@ -148,7 +148,7 @@ def _chosen(path: Path, known: Sequence[IndexSource], source: str | Path | None,
         if len(moved) != 1 or has_no_path(source):
             names = ", ".join(each.source for each in known)
             raise InputError(f"{path}: was built from {names}, not from {opened.source}; add a source with quiver index add")
-        logger.warning("%s: %s is no longer there; %s is read instead, from now on", path, moved[0].source, opened.source)
+        logger.warning("%s is no longer there; %s takes its place", moved[0].source, opened.source)
         known = [replace(each, source=opened.source) if each is moved[0] else each for each in known]
     return [IndexSource(each.source, options, {}) if options is not None and each.source == opened.source else each for each in known]
 

@@ -7,6 +7,7 @@ imported inside the functions that call them.
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 import logging
 import platform
@@ -707,6 +708,8 @@ def load_model(
     """
     from quiver.retrieval.models.biencoder import BiEncoder
 
+    if difflib.get_close_matches(str(source).lower(), [NAME]) and not Path(source).exists():
+        raise InputError(f"{source}: no such model; did you mean {NAME}?")
     model = build_model(_load_for_inference(source, revision, dtype, device, options), source, batch_tokens=batch_tokens)
     if isinstance(model, BiEncoder):
         if options.truncate_dim is not None and options.truncate_dim > model.dim:

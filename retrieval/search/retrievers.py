@@ -510,6 +510,7 @@ class OpenIndexes:
         self._indexes: dict[Path, Index] = {}
         self._sharded: dict[Path, ShardedIndex] = {}
         self._sources: dict[Path, str] = {}
+        self._words: dict[Path, Index] = {}
         self._models: dict[str, SharedModel] = {}
 
     @property
@@ -562,7 +563,11 @@ class OpenIndexes:
         Raises:
             InputError: The index stores no texts.
         """
-        return WordRetriever(word_index(self.index(folder), cache=cache_folder("words"), verify=self._verify, progress=self._progress))
+        path = Path(folder).resolve()
+        if path not in self._words:
+            index, cache = self.index(folder), cache_folder("words")
+            self._words[path] = word_index(index, cache=cache, verify=self._verify, progress=self._progress)
+        return WordRetriever(self._words[path])
 
     def fused(self, given: Sequence[str | Path], fusion: Fusion | None = None, *, candidates: int = CANDIDATES) -> Retriever:
         """Make a retriever that fuses indexes, and BM25 over the documents of the first index.

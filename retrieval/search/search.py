@@ -293,7 +293,7 @@ def describe_nothing_found(index: Index, condition: Filter | None) -> str:
     names = list(dict.fromkeys(each.field for each in condition.conditions))
     parts = [f"nothing found: none of {len(index):,} documents matches the filter"]
     if any(isinstance(value, str) and value.endswith("*") for each in condition.conditions for value in each.values):
-        parts.append('a * in double quotes is a star; for a beginning write it behind them, field="beginning"*')
+        parts.append('a * stands for any ending only behind a beginning, outside of quotes: file=guides/* or city="New "*')
     for name, facet in index.facets(names, most=_VALUES).items():
         values = ", ".join(f"{NOT_SHOWN.sub(' ', str(value))[:_VALUE]} ({count:,})" for value, count in facet.values)
         parts.append(f"values of {name}: {values}{', ...' if facet.distinct > len(facet.values) else ''}")

@@ -463,7 +463,9 @@ class Routes:
         k: Annotated[int, Query(ge=1, description="Number of hits.")] = 10,
         offset: Annotated[int | None, Query(ge=0, description="Number of leading hits to skip, for paging.")] = None,
         retriever: Annotated[Text | None, Query(description="Name of the retriever. Default: the first.")] = None,
-        filter: Annotated[List[Text] | None, Query(description="Condition such as year>=2015. Repeatable: all must hold.")] = None,
+        filter: Annotated[
+            List[Text] | None, Query(description="Condition such as year>=2015 or file=guides/*. Repeatable: all must hold.")
+        ] = None,
         effort: Annotated[Effort | None, Query(description="Search effort. Default: balanced.")] = None,
         target_recall: Annotated[float | None, Query(gt=0, le=1, description="Target recall, instead of an effort.")] = None,
         explain: Annotated[bool, Query(description="Explain every hit by the tokens or words that matched.")] = False,

@@ -36,7 +36,7 @@ Skip = Annotated[int, Field(description="Number of leading hits to skip, for mor
 Conditions = Annotated[
     Text | List[Text] | None,
     Field(
-        description="Condition, or list of conditions that must all hold, such as year>=2015, 'lang in en,de' or city=\"New York\";"
+        description="Condition, or list of conditions that all hold, as year>=2015, file=guides/*, 'lang in en,de' or city=\"New York\";"
         " list_fields names the fields."
     ),
 ]

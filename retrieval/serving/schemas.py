@@ -127,7 +127,8 @@ class SearchRequest:
             every page within the first 100 hits comes from one ranking, and every deeper page from another one of the largest k; both are
             the same for engines that search exhaustively. Default: no paging.
         retriever: Name of the retriever. Default: the first.
-        filter: Condition, or list of conditions that must all hold, such as ``year>=2015``, ``lang in en,de`` or ``city="New York"``.
+        filter: Condition, or list of conditions that must all hold, such as ``year>=2015``, ``file=guides/*``, ``lang in en,de`` or
+            ``city="New York"``.
             Fields and values that contain spaces or operators must be in double quotes.
         effort: Search effort: exact, balanced or fast. Default: balanced.
         target_recall: Target recall: use the fastest search parameters measured to reach it, instead of ``effort``.

@@ -323,16 +323,17 @@ def _parts_of(names: Sequence[str], parts: Mapping[str, Part], by_words: Mapping
         parts: Name -> ranking, ``bm25`` included.
         by_words: Name of an index -> BM25 of its texts.
     """
+    default = next(iter(parts))
     for name in names:
-        if name not in parts:
+        if name not in parts and name != NAME:
             raise InputError(f"--fuse {'+'.join(names)}: there is no ranking '{name}'; there are {', '.join(parts)}")
     if len(set(names)) < len(names):
         raise InputError(f"--fuse {'+'.join(names)}: a ranking occurs twice")
-    chosen = [by_words[_first_index(names, name)] if name == NAME else parts[name] for name in names]
+    chosen = [by_words[_first_index(names, default)] if name == NAME else parts[name] for name in names]
     ranked_by_words = [part.served for part in chosen if part.words]
     for part in chosen:
         if not part.words and part.served in ranked_by_words and part.served.current.index.kind == NAME:
-            raise InputError(f"{part.name}: an index of BM25, which bm25 would fuse with itself; leave out bm25")
+            raise InputError(f"{part.name}: an index of BM25, which bm25 would fuse with itself; leave out bm25, or fuse NAME+bm25")
     first, *others = [part.served.current.index for part in chosen]
     for other in others:
         check_fusible(first, other)

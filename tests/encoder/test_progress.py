@@ -30,7 +30,7 @@ def test_there_are_no_slices_of_nothing() -> None:
 
 
 def test_a_log_gets_a_line_a_minute_with_the_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which logs of CI have, and which makes rich take them for terminals
     now = [0.0]
     monkeypatch.setattr("quiver.encoder.progress.time.monotonic", lambda: now[0])
     with progress_bar("encoding", 3000, enabled=True, done=1000) as advance:
@@ -52,7 +52,7 @@ def test_a_log_gets_a_line_a_minute_with_the_time_left(capsys: pytest.CaptureFix
 
 
 def test_a_terminal_gets_a_bar_and_a_disabled_one_is_silent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("quiver.encoder.progress.shows_bars", lambda: True)
     with progress_bar("encoding", 30, enabled=True) as advance:
         advance(12)
     shown = capsys.readouterr().err

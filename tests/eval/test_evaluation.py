@@ -260,7 +260,7 @@ def test_ids_that_a_run_cannot_hold_are_found_first(model: Any, make_collection:
     rows = [{"_id": "d\n1", "text": "bird"}, {"_id": "d 2", "text": "stone"}]
     folder = make_collection(queries={"q": "bird"}, qrels={"q": {"d 2": 1}})
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with pytest.raises(InputError, match=r"the id 'd\\n1' contains a tab or line feed"):
+    with pytest.raises(InputError, match=r"the id 'd\\n1' is empty, or has \u2420 or white space other than a space"):
         evaluate(model, folder, out=tmp_path / "out")
     assert model.encoded == []
     expected = evaluate(model, folder, baselines=()).collections[0].measures

@@ -138,6 +138,8 @@ def test_one_table_of_questions_and_files_is_enough(files: dict[str, Path], tmp_
     found = evaluate(index, queries=table, qrels=table, group_by="file").collections[0]
     assert found.measures == evaluate(index, queries=files["queries"], qrels=judged, group_by="file").collections[0].measures
     assert found.name == "asked"
+    fused = evaluate(index, fuse=str(index.path), queries=table, qrels=table, group_by="file")
+    assert fused.system.kind == "fusion"
 
 
 def test_what_is_wrong_with_an_index_or_its_judgements_is_said(files: dict[str, Path], tmp_path: Path) -> None:

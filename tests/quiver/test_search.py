@@ -93,8 +93,8 @@ def test_json_holds_whole_texts_and_the_table_their_beginnings(quiver: Quiver, b
     assert shown.count("filler") < 10
     assert "far behind them" not in shown
     assert quiver("search", built.dense, *QUERY.split()).out == quiver("search", built.dense, QUERY).out  # quotes may be left out
-    swapped = quiver("search", QUERY, built.dense)
-    said = f"the index comes first, then the query: quiver search {built.dense} '{QUERY}'"
+    swapped = quiver("search", QUERY, "at", "sea", built.dense)
+    said = f"the index comes first, then the query: quiver search {built.dense} '{QUERY} at sea'"
     assert (swapped.code, swapped.err) == (2, f"quiver: error: {QUERY}: no such folder; {said}\n")
     shown = quiver("search", built.dense, QUERY, "--filter", "year>=2005")
     assert ("year" in shown.out, "2005" in shown.out, "2020" in shown.out) == (True, True, True)

@@ -48,7 +48,7 @@ function heatExcerpt(hit, heat, length) {
   const places = [...metTokens(heat)].filter(([, score]) => score > 0.4).map(([token]) => heat.passage[token].span[0]).sort((a, b) => a - b);
   const [place, end] = windowAround(heat.text, places, { from, length });
   const code = isCode(heat.text);
-  const begin = code ? codeStart(heat.text, from, place) : place;
+  const begin = code ? codeStart(heat.text, from, place, length) : place;
   return [heat.text.slice(from, begin).trim() ? (code ? "…\n" : "…\u00a0") : "", ...heatText(heat, begin, end), end < heat.text.length ? "\u00a0…" : ""];
 }
 

@@ -76,9 +76,10 @@ function unitsOf(text) {
   return (place) => units[Math.min(place, units.length - 1)];
 }
 
-// Code begins with a whole line.
-function codeStart(text, from, begin) {
-  const start = Math.max(from, text.lastIndexOf("\n", begin) + 1);
+// Code begins with a whole line, unless the line is so long that the place would be out of sight.
+function codeStart(text, from, begin, length) {
+  const line = text.lastIndexOf("\n", begin) + 1;
+  const start = Math.max(from, begin - line > length / 2 ? begin : line);
   return start + text.slice(start).match(/^(?:\s*\n)?/)[0].length;
 }
 
@@ -93,7 +94,7 @@ function excerpt(hit, words, length) {
   const places = words === null ? [] : [...text.matchAll(words)].map((match) => match.index);
   const [begin, end] = windowAround(text, places, { from, length });
   if (isCode(text)) {
-    const start = codeStart(text, from, begin);
+    const start = codeStart(text, from, begin, length);
     const lines = text.slice(start, end).trimEnd();
     return lines ? [text.slice(from, start).trim() ? "…\n" : "", ...marked(dedented(lines), words), end < text.length ? "\u00a0…" : ""] : [];
   }

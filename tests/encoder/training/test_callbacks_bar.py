@@ -9,7 +9,7 @@ from quiver.encoder.training.callbacks import FORMS, training_bar
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("quiver.encoder.progress.shows_bars", lambda: True)
 
 
 def test_the_bar_shows_the_latest_value_of_each_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

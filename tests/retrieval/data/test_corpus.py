@@ -146,7 +146,9 @@ def test_queries_and_judgements_are_read_from_every_kind_of_table(tmp_path: Path
 
 
 def test_a_single_field_of_another_name_is_the_one_that_is_missing(tmp_path: Path) -> None:
-    assert list(read_queries(lines(tmp_path / "q.csv", "number,text", "7,owls"))) == [Query("7", "owls")]
+    with pytest.raises(InputError, match="no field for the id of the queries"):  # it may be any number
+        list(read_queries(lines(tmp_path / "q.csv", "created,text", "2020,owls")))
+    assert list(read_queries(lines(tmp_path / "q.csv", "text", "owls", "owls"))) == [Query("1", "owls")]
     assert list(read_queries(lines(tmp_path / "q.csv", "qid,utterance", "7,owls"))) == [Query("7", "owls")]
     assert read_qrels(lines(tmp_path / "a.csv", "query_id,snippet_id,relevance", "7,s1,2")) == {"7": {"s1": 2}}
     assert read_qrels(lines(tmp_path / "a.csv", "topic,file", "7,s1")) == {"7": {"s1": 1}}
@@ -160,6 +162,12 @@ def test_a_row_may_have_a_list_of_documents_and_a_query_several_rows(tmp_path: P
     table = lines(tmp_path / "asked.csv", "query_id,query,passage_id,relevance", "a,what flies,p1,2", "a,what flies,p2,1", "b,why,p1,0")
     found = load_collection(None, "asked", queries=table, qrels=table)
     assert (found.queries, found.qrels) == ((Query("a", "what flies"), Query("b", "why")), {"a": {"p1": 2, "p2": 1}, "b": {"p1": 0}})
+    for header, first in (("id,question,file", "7,what flies,owl.md"), ("_id,text,file,note", "7,what flies,owl.md,x")):
+        found = load_collection(None, "asked", queries=lines(table, header, first), qrels=table)
+        assert (found.queries, found.qrels) == ((Query("7", "what flies"),), {"7": {"owl.md": 1}}), header
+    for header, first in (("question,file,note", "what flies,owl.md,seen"), ("question,file,lang,note", "what flies,owl.md,en,seen")):
+        found = load_collection(None, "asked", queries=lines(table, header, first), qrels=table)
+        assert (found.queries, found.qrels) == ((Query("1", "what flies"),), {"1": {"owl.md": 1}}), header
     lines(table, "query_id,query,passage_id", "a,what flies,p1", "a,what swims,p2")
     with pytest.raises(InputError, match="id 'a' is already used on line 2"):
         list(read_queries(table))

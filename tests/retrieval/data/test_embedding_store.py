@@ -382,7 +382,7 @@ def test_one_progress_bar_counts_encoded_and_stored_texts(tmp_path: Path, monkey
         def advance(self, task_id: rich.progress.TaskID, advance: float = 1) -> None:
             bars[-1][2].append(int(advance))
 
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setattr("quiver.encoder.progress.shows_bars", lambda: True)
     monkeypatch.setattr(rich.progress, "Progress", RecordedProgress)
     model = Counting()
     shown: list[bool] = []

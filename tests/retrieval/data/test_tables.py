@@ -29,7 +29,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 OPTIONS = SourceOptions(id="sku", title="name", text=("about",))
 EXPECTED = [
-    Document("007", "gives light", "Lamp", {"price": 12.5, "year": 2019}),
+    Document("007", "gives light", "Lamp", {"name": "Lamp", "price": 12.5, "year": 2019}),
     Document("8", 'multi\nline, "quoted" text', "", {"price": 3.0, "year": 2020}),
 ]
 
@@ -76,6 +76,16 @@ def test_an_arrow_file_is_read_like_a_stream(tmp_path: Path) -> None:
 def test_tsv_has_no_quoting(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text('id\ttext\n1\t"so" he said, "\n2\ta"b\n')
     assert [document.text for document in open_corpus(tmp_path / "a.tsv")] == ['"so" he said, "', 'a"b']
+
+
+def test_usual_names_are_found_in_any_case_and_a_chosen_title_can_be_filtered_by(tmp_path: Path) -> None:
+    path = tmp_path / "posts.csv"
+    path.write_text("Id,Title,Body,Score\n7,On owls,wings,3\n")
+    assert list(open_corpus(path)) == [Document("7", "wings", "On owls", {"Score": 3})]
+    chosen = SourceOptions(id="Id", title="Title", text="Body")  # type: ignore[arg-type]
+    assert list(open_corpus(path, chosen)) == [Document("7", "wings", "On owls", {"Title": "On owls", "Score": 3})]
+    with pytest.raises(InputError, match=r"no field 'id' \(--id\); did you mean 'Id'"):
+        list(open_corpus(path, SourceOptions(id="id")))
 
 
 def test_a_text_of_several_values_is_split(tmp_path: Path) -> None:

@@ -223,6 +223,12 @@ def test_every_source_of_an_index_is_refreshed(root: Path, index: Path, tmp_path
     with pytest.raises(InputError, match=r"was built from .*, not from .*; add a source with quiver index add"):
         refresh_index(index, Counting(), tmp_path)
     moved = root.rename(tmp_path / "moved")
+    (tmp_path / "unrelated").mkdir()
+    (tmp_path / "unrelated" / "a.md").write_text("# Other\n\nnothing of the index\n")
+    before = open_index(index).manifest.generation
+    with pytest.raises(InputError, match="documents are no longer in the source and would be deleted; if that is right, add --force"):
+        refresh_index(index, Counting(), tmp_path / "unrelated")
+    assert open_index(index).manifest.generation == before
     (moved / "new.md").write_text("# New\n\nwhat came after the move\n")
     model = Counting()
     done = refresh_index(index, model, moved)

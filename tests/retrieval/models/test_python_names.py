@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from quiver.retrieval.data.source import open_corpus
+from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -121,6 +121,14 @@ def test_an_index_is_built_of_a_data_frame(folder: Path) -> None:
     frame = pandas.DataFrame({"id": [7, 8], "title": ["Owls", None], "text": ["wings", "fins"], "year": [2012.0, float("nan")]})
     index = build_index(frame, BiEncoder(folder, device="cpu"))
     assert list(index.documents) == [Document("7", "wings", "Owls", {"year": 2012.0}), Document("8", "fins")]
+
+
+def test_bm25_is_recognised_and_options_of_a_source_are_refused() -> None:
+    for name in ("BM25", "bm-25", "bm52"):
+        with pytest.raises(InputError, match=f"{name}: no such model; did you mean bm25"):
+            build_index(["wings"], name)
+    with pytest.raises(InputError, match="options must be BuildOptions, got SourceOptions; how documents are read is said by open_corpus"):
+        build_index(["wings"], "bm25", options=SourceOptions())  # type: ignore[arg-type]
 
 
 def test_an_index_keeps_the_name_of_a_linked_model(folder: Path, tmp_path: Path) -> None:

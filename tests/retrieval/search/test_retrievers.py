@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import build_index
 from quiver.retrieval.records import Document, Query
+from quiver.retrieval.search import retrievers
 from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.retrievers import (
     FusedRetriever,
@@ -66,21 +69,43 @@ def test_an_index_fuses_and_reranks_its_own_search(tmp_path: Path, word_sum: Any
         index.model = model
         retriever.add(index)
     texts = [query.text for query in QUERIES]
-    for fuse in ("bm25", [tmp_path / "tokens", "bm25"]) if stored else ("bm25",):
-        library = retriever.fused([dense.path, *([fuse] if isinstance(fuse, str) else fuse)])
-        if not isinstance(fuse, str):  # a model of a test is not found by its card
-            dense.search(texts[:1], fuse="bm25")
-            dense._combined[(*map(str, fuse), None)] = retriever, library
-        found = dense.search(texts, 9, fuse=fuse, filter="part < 20" if isinstance(fuse, str) else None)
-        expected = library.search(QUERIES, 9, filter="part < 20" if isinstance(fuse, str) else None).run
+    for fuse in ("bm25", [tokens, "bm25"], tokens):
+        given = [getattr(each, "path", each) for each in (fuse if isinstance(fuse, list) else [fuse])]
+        library, filter = retriever.fused([dense.path, *given]), "part < 20" if fuse == "bm25" else None
+        found = dense.search(texts, 9, fuse=fuse, filter=filter)
+        expected = library.search(QUERIES, 9, filter=filter).run
         assert found.ids == [list(expected[query.id]) for query in QUERIES]
         assert np.allclose(found.scores[1], list(expected["q2"].values()))
         assert [hit.text for hit in found[0]] == [retriever.text_of(hit.id) for hit in found[0]]
+    reranked = retriever.reranked(retriever.fused([dense.path, tokens.path]), tokens.path).search(QUERIES, 5).run
+    assert dense.search(texts, 5, fuse=tokens, rerank=tokens.path).ids == [list(reranked[query.id]) for query in QUERIES]
     assert list(dense.search(texts[0], 3, fuse="bm25")) == list(dense.search(texts, 3, fuse=["bm25"])[0])
     grouped = dense.search(texts[0], 5, fuse="bm25", group_by="part")
     assert [hit.group for hit in grouped] == [str(DOCUMENTS[int(hit.id[1:])].metadata["part"]) for hit in grouped]  # type: ignore[index]
     with pytest.raises(InputError, match="fuse and rerank need queries that are texts"):
         dense.search(word_sum.encode_texts(texts, "query").vectors, fuse="bm25")
+
+
+def test_what_an_index_is_fused_with_is_opened_once_and_freed_with_it(
+    tmp_path: Path, word_sum: Any, word_by_word: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, tokens = build_index(DOCUMENTS, word_sum, tmp_path / "dense"), build_index(DOCUMENTS, word_by_word, tmp_path / "tokens")
+    dense.model, tokens.model, made = word_sum, word_by_word, list[Path]()
+    counted: Any = retrievers.word_index
+    monkeypatch.setattr(retrievers, "word_index", lambda index, **options: made.append(index.path) or counted(index, **options))
+    fusions: list[Any] = ["bm25", ["bm25", tokens], [tokens, "bm25"], tokens] * 2
+    with ThreadPoolExecutor(8) as threads:
+        for waiting in [threads.submit(dense.search, "word1 text2", 3, fuse=fuse) for fuse in fusions]:
+            assert len(waiting.result()) == 3
+    del waiting
+    assert made == [dense.path]
+    gc.disable()
+    try:
+        alive = weakref.ref(dense)
+        del dense
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_bm25_needs_an_index_for_its_documents() -> None:
