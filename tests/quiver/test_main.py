@@ -453,13 +453,13 @@ def test_files_that_cannot_be_written_are_found_before_encoding(
 def test_ids_that_no_run_can_hold_are_found_before_encoding(
     quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, file: str
 ) -> None:
-    damage(data / file, lambda text: text + json.dumps({"_id": "two words", "text": "wings"}) + "\n")
+    damage(data / file, lambda text: text + json.dumps({"_id": "two\nwords", "text": "wings"}) + "\n")
     assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
     monkeypatch.setattr(BiEncoder, "encode_texts", _must_not_be_called)
     done = quiver("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--out", tmp_path / "run.trec")
     assert done.code == 2
     assert is_one_line(done.err), done.err
-    assert f"the {kind} id 'two words'" in done.err
+    assert f"the {kind} id 'two\\nwords'" in done.err
     assert not (tmp_path / "run.trec").exists()
 
 
