@@ -78,7 +78,8 @@ def test_a_sweep_trains_selects_and_resumes(quiver: Callable[..., Any], recipe: 
 
 @pytest.mark.slow
 def test_a_failed_run_is_reported_and_the_others_are_compared(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
-    done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "training.learning_rate=1e-3", "data.train=lost.jsonl,train.jsonl")
+    settings = ("training.learning_rate=1e-3", "data.train=lost.jsonl,train.jsonl")
+    done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "--no-progress", *settings)
     assert done.code == 1
     assert "1 of 2 runs failed, runs/train=lost.jsonl with: " in done.err
     assert len(done.err.splitlines()) == 1
@@ -133,7 +134,7 @@ def test_a_stopped_sweep_reports_how_to_resume(quiver: Callable[..., Any], recip
         raise RunStoppedError(3)
 
     monkeypatch.setattr("quiver.retrieval.training.run.train", stop)
-    done = quiver("sweep", recipe, "--out", "sweep")
+    done = quiver("sweep", recipe, "--out", "sweep", "--no-progress")
     assert (done.code, done.err) == (1, "quiver: error: stopped after step 3, with a checkpoint; repeat the command to resume\n")
     done = quiver("sweep", recipe, "--out", "sweep", "--overwrite")
     assert (done.code, "repeat the command without --overwrite to resume" in done.err) == (1, True)

@@ -259,6 +259,7 @@ def test_packages_come_after_the_standard_library_and_mining_again_gives_the_sam
     alone = mine(stdlib=False, packages=["quiver_mined"])
     assert [pair.query for pair in alone] == ["Scale a quiver of arrows up."]
     assert mine(packages=["quiver_mined"]) == [*stdlib, *alone]
+    monkeypatch.setattr("quiver.encoder.progress.shows_bars", lambda: True)
     capsys.readouterr()
     assert mine(stdlib=False, packages=["quiver_mined"], progress=True) == alone
     shown = capsys.readouterr()
