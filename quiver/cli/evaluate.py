@@ -426,11 +426,8 @@ def _print_comparison(comparison: Comparison) -> None:
                 rows.append((pairing.data_set, *scores, f"{100 * paired.difference:+.2f}", interval, verdict))
         title = f"{LABELS[HEADLINE]} of {system} in points (hundredths), compared with {comparison.baseline}"
         print_table(title, ("collection", "before", "now", "change", "95% interval", "verdict"), rows)
-    if any(
-        measured.verdict == "not significant" and measured.paired.interval.low * measured.paired.interval.high > 0
-        for each in (*comparison.pairings, *comparison.averages)
-        for measured in each.measures.values()
-    ):
+    shown = [each.measures[HEADLINE] for each in (*comparison.pairings, *comparison.averages) if HEADLINE in each.measures]
+    if any(each.verdict == "not significant" and each.paired.interval.low * each.paired.interval.high > 0 for each in shown):
         say("the verdict is corrected for all comparisons together (Holm), the interval is that of one alone")
     for each in comparison.unpaired:
         say(f"not compared: {each.collection}, because {each.lacks} was not evaluated on it")

@@ -196,7 +196,9 @@ def refresh(
     include: options.Include = None,
     exclude: options.Exclude = None,
     dry_run: options.DryRun = False,
-    force: Annotated[bool, typer.Option("--force", help="Delete even more than half of the documents.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete even more than half of the documents, or any where a source was moved.")
+    ] = False,
     memory: options.BuildMemory = "2GB",
     wait: options.Wait = "0s",
     progress: options.Progress = True,

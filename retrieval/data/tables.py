@@ -141,7 +141,8 @@ def _documents(
     tables: Iterable[tuple[bool, Iterable[tuple[EntryPosition, Row]]]], columns: Columns
 ) -> Iterator[tuple[EntryPosition, Document]]:
     """The documents of tables, each with whether its values are cells of text."""
-    number, missing = 0, {"--title": columns.title, **{f"--list {name}": name for name in columns.lists}}
+    number, missing = 0, [("--list", name) for name in columns.lists]
+    missing += [] if columns.title is None else [("--title", columns.title)]
     position: EntryPosition | None = None
     row: Row = {}
     for cells, rows in tables:
@@ -151,11 +152,10 @@ def _documents(
             if chosen is None:
                 chosen = _choose(position, row, columns)._replace(cells=cells)
                 _tell_guess(position, row, columns, chosen)
-            missing = {option: name for option, name in missing.items() if name is not None and name not in row} if missing else missing
+            missing = [(option, name) for option, name in missing if name not in row] if missing else missing
             yield position, _document(position, row, chosen, number)
-    for option, name in missing.items():
-        if position is not None and name is not None:
-            raise _no_field(position.file, option.partition(" ")[0], name, row, columns)
+    if position is not None and missing:
+        raise _no_field(position.file, *missing[0], row, columns)
 
 
 class GivenDocuments:

@@ -731,8 +731,8 @@ class Index:
             k: Hits per query; capped at the number of documents that match the filter and have a vector, or with BM25 a positive score.
             filter: Condition on fields as on the command line, such as ``"year>=2015"``, several conditions that must all hold, or a
                 `Filter`. It is applied during the search, so that k hits are found if k documents match.
-            fuse: Rankings to fuse with by reciprocal ranks: ``"bm25"``, or other indexes of the same documents, opened or their folders.
-                What is named here and in ``rerank`` is opened at its first use, and searched as it was then.
+            fuse: Rankings to fuse with by reciprocal ranks: ``"bm25"``, or other indexes of the same documents, as folders or opened from
+                one. What is named here and in ``rerank`` is opened at its first use, and searched as it was then.
             rerank: ColBERT model, or index of one, that re-ranks the best 100 documents.
             effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
             target_recall: Recall to reach, instead of an effort: the share of the k best documents that a search finds, averaged over
@@ -803,6 +803,9 @@ class Index:
 
         if not all(isinstance(query, str) for query in queries):
             raise InputError("fuse and rerank need queries that are texts, which every ranking encodes by itself")
+        given = [each for each in others if isinstance(each, Index)]
+        if any(not each.path.is_dir() for each in given):
+            raise InputError("an index in memory cannot be fused with another one; build it in a folder (out=DIR)")
         names = [str(each.path if isinstance(each, Index) else each) for each in others]
         with _COMBINING:
             if self._combined is None:
@@ -810,9 +813,8 @@ class Index:
                 self._combined = OpenIndexes(), {}
                 self._combined[0].add(self._twin())
             opened, retrievers = self._combined
-            for index in others:
-                if isinstance(index, Index):
-                    opened.add(index)
+            for index in given:
+                opened.add(index)
             key = (*names, rerank)
             if key not in retrievers:
                 fused = opened.fused([self.path, *names])

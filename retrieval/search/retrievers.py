@@ -543,9 +543,10 @@ class OpenIndexes:
         return self._indexes[path]
 
     def add(self, index: Index) -> None:
-        """Use an index that is open, with its model."""
-        self._indexes[index.path.resolve()] = index
-        self._models[index.manifest.model.fingerprint] = SharedModel(index.model)
+        """Use an index that is open, with its model, unless one of its path is open here already."""
+        self._indexes.setdefault(index.path.resolve(), index)
+        if index.manifest.model.fingerprint not in self._models:  # a second wrapper would have a lock of its own
+            self._models[index.manifest.model.fingerprint] = SharedModel(index.model)
 
     def vectors(self, folder: str | Path, *, name: str | None = None) -> VectorRetriever:
         """Make a retriever of an index and its model.

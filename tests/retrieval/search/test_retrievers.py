@@ -82,6 +82,8 @@ def test_an_index_fuses_and_reranks_its_own_search(tmp_path: Path, word_sum: Any
     assert list(dense.search(texts[0], 3, fuse="bm25")) == list(dense.search(texts, 3, fuse=["bm25"])[0])
     grouped = dense.search(texts[0], 5, fuse="bm25", group_by="part")
     assert [hit.group for hit in grouped] == [str(DOCUMENTS[int(hit.id[1:])].metadata["part"]) for hit in grouped]  # type: ignore[index]
+    with pytest.raises(InputError, match="an index in memory cannot be fused with another one"):
+        dense.search(texts, fuse=build_index(DOCUMENTS, "bm25"))
     with pytest.raises(InputError, match="fuse and rerank need queries that are texts"):
         dense.search(word_sum.encode_texts(texts, "query").vectors, fuse="bm25")
 
@@ -106,6 +108,16 @@ def test_what_an_index_is_fused_with_is_opened_once_and_freed_with_it(
         assert alive() is None
     finally:
         gc.enable()
+
+
+def test_a_model_that_is_added_twice_has_one_lock(tmp_path: Path, word_sum: Any) -> None:
+    index = build_index(DOCUMENTS, word_sum, tmp_path / "dense")
+    index.model = word_sum
+    opened = OpenIndexes()
+    opened.add(index)
+    model = opened.vectors(index.path).model
+    opened.add(index)
+    assert opened.vectors(index.path).model is model
 
 
 def test_bm25_needs_an_index_for_its_documents() -> None:
