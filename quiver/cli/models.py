@@ -31,7 +31,8 @@ def export(
             "--layout",
             help="Layout to write. sentence-transformers: bi-encoders for versions 5 and 6, ColBERT models for 6; pylate: ColBERT models"
             " for PyLate 1.6 and sentence-transformers 6; hf: the encoder alone, for transformers; stanford: ColBERT models for Stanford's"
-            " ColBERT; onnx: a graph for ONNX Runtime, verified against Quiver's vectors; that of a bi-encoder searches without PyTorch (quiver search --model).",
+            " ColBERT; onnx: a graph for ONNX Runtime, verified against Quiver's vectors; that of a bi-encoder"
+            " searches without PyTorch (quiver search --model).",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write. Its name becomes the model name in the model card.")],
