@@ -23,6 +23,7 @@ class ModelOptions:
         truncate_dim: Width to which the vectors of a bi-encoder are cut (Matryoshka).
 
     Example:
+        >>> from quiver.retrieval import load_model
         >>> load_model(tiny_model("dense"), options=ModelOptions(document_length=16, query_prompt="query: ", truncate_dim=8)).card.dim
         8
     """

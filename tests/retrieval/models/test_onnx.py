@@ -207,7 +207,7 @@ def test_onnx_gives_the_vectors_of_minilm(tmp_path: Path, monkeypatch: pytest.Mo
 
     # Built by the export, an index needs no option, and workers can build it.
     built = build_index(TEXTS, str(out), tmp_path / "exported")
-    assert built.search("wings", k=4).ids == open_index(index).search("wings", k=4).ids
+    assert [hit.id for hit in built.search("wings", k=4)] == [hit.id for hit in open_index(index).search("wings", k=4)]
     assert WorkerModel.of(built.model).load().card.fingerprint == model.card.fingerprint
 
 
