@@ -110,7 +110,7 @@ class Service:
         common = {"documents": len(DOCUMENTS), "generation": 1, "fields": self.fields, "stores_text": True}
         retrievers = [
             {"name": name, "kind": kind, "model": f"{name}-model {HOSTILE}", **common, "explains": kind != "dense",
-             "efforts": [] if kind == "bm25" else ["exact", "balanced", "fast"]}
+             "efforts": [] if kind == "bm25" else ["exact", "balanced", "fast"], "warning": self.warnings.get(name)}
             for name, kind in KINDS.items()
         ]  # fmt: skip
         return {"retrievers": retrievers, "limits": {"k": 100, "explained": 20, "query_characters": 500}, "writable": False, "version": "0"}
@@ -145,7 +145,7 @@ class Service:
             "milliseconds": {"encode": 4.25, "search": 1.5, "total": 6.5},
             "generation": 1,
             "partial": self.partial,
-            "warning": self.warnings.get(body["retriever"]),
+            "warning": None,
         }
 
 
