@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import pytest
 
 from quiver.retrieval.index import Condition
+from quiver.retrieval.index.documents import Prefix
 from quiver.retrieval.serving.page import content_security_policy, page_html
 
 DESK, TELEPHONE = (1280, 900), (390, 844)
@@ -510,6 +511,14 @@ def test_a_field_of_any_name_can_be_filtered_by(browser: Any, service: Service) 
     browser.until("document.querySelector('.empty')")
     (condition,) = service.searches[-1]["filter"]
     assert Condition.parse(condition) == Condition(name, "=", ("x",))
+    # A star that is typed behind a text asks for a beginning; one before it is a sign of the text.
+    for count, (typed, value) in enumerate((("guides/*", Prefix("guides/")), ("*.pdf", "*.pdf")), start=2):
+        browser.run("document.getElementById('add-filter').click()")
+        browser.run(f"document.getElementById('filter-value').value = '{typed}'; document.getElementById('filter').requestSubmit()")
+        end = time.monotonic() + 10
+        while len(service.searches[-1]["filter"]) < count and time.monotonic() < end:
+            time.sleep(0.02)
+        assert Condition.parse(service.searches[-1]["filter"][-1]) == Condition(name, "=", (value,))
 
 
 def test_a_narrow_screen_has_tabs_and_a_sheet(browser: Any, service: Service) -> None:
