@@ -405,7 +405,8 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
     if name == "missing":
         problem = "missing"
     elif name in ("extra_forbidden", "unexpected_keyword_argument"):
-        problem = f"unknown key{_did_you_mean(loc[-1], _fields_of(_hint_at(kind, loc[:-1])))}"
+        owner = _hint_at(kind, loc[:-1])
+        problem = f"unknown key{_did_you_mean(loc[-1], _fields_of(owner)) or _known_keys(owner)}"
     elif name == "literal_error":
         choices = [str(one) for one in typing.get_args(_hint_at(kind, loc))]
         problem = f"must be one of {', '.join(choices)}; got {_show(raw)}{_did_you_mean(raw, choices)}"
@@ -466,3 +467,8 @@ def _show(raw: object) -> str:
 def _did_you_mean(name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
     return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _known_keys(kind: object) -> str:
+    """The keys of a section that people write; empty for other data."""
+    return f"; the keys are {', '.join(kind.model_fields)}" if isinstance(kind, type) and issubclass(kind, TextSchema) else ""

@@ -70,7 +70,11 @@ def development_scorer(section: DevelopmentSection, *, progress: bool = False) -
         InputError: The collection or split does not exist or cannot be downloaded, a file is malformed (names file and line), or no
             document is judged relevant.
     """
-    benchmarks = resolve(section.data, section.split, progress=progress)
+    try:
+        benchmarks = resolve(section.data, section.split, progress=progress)
+    except InputError as error:
+        other = "development.data=DIR names another collection, development=null trains without one"
+        raise InputError(f"development.data: {error}; {other}") from error
     collections = tuple((benchmark, benchmark.load()) for benchmark in benchmarks)
     for benchmark, collection in collections:
         if not any(grade > 0 for grades in collection.qrels.values() for grade in grades.values()):

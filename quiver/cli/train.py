@@ -444,7 +444,8 @@ def average_checkpoints(
 
 def mine(
     data: Annotated[
-        list[str], typer.Argument(help="BEIR folder; or files of pairs (.jsonl[.gz], .parquet), folders of such files, or hub:// sources.")
+        list[str],
+        typer.Argument(help="BEIR folder; or files of pairs (.jsonl, .csv, .tsv, .parquet), folders of such files, or hub:// sources."),
     ],
     out: options.Out,
     model: Annotated[
@@ -614,7 +615,7 @@ def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool
 
 def teacher_scores(
     data: Annotated[
-        list[str], typer.Argument(help="Training rows: .jsonl[.gz] or .parquet files, folders of such files, or hub:// sources.")
+        list[str], typer.Argument(help="Training rows: .jsonl, .csv, .tsv or .parquet files, folders of such files, or hub:// sources.")
     ],
     teachers: Annotated[
         list[str],

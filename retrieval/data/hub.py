@@ -31,7 +31,7 @@ IR = "ir:"
 LOCAL_HUB = "QUIVER_HUB"
 """Environment variable: folder of local copies of data sets of the Hub."""
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 """Ends of the names of files of rows on the Hub."""
 
 _PART = r"(?!\.\.?[/:@]|\.\.?$)[^\s/:@]+"

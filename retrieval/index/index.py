@@ -31,6 +31,7 @@ from quiver.retrieval.index.documents import (
     Facet,
     Filter,
     FilterLike,
+    Prefix,
     as_filter,
     count_values,
     describe,
@@ -1042,7 +1043,8 @@ class Index:
         """Parse a filter and check that its fields exist.
 
         Raises:
-            InputError: The filter is malformed, or no document has one of its fields (names the fields that exist).
+            InputError: The filter is malformed, no document has one of its fields (names the fields that exist), or a field that holds no
+                text is asked for a beginning.
 
         Example:
             >>> index = open_index(tiny_index())
@@ -1057,6 +1059,10 @@ class Index:
             if condition.field not in self.fields:
                 there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
                 raise InputError(f"{self.path}: no document has the field '{condition.field}' to filter by; {there}")
+            prefix = next((value.text for value in condition.values if isinstance(value, Prefix)), None)
+            if prefix is not None and "string" not in self.fields[condition.field]:
+                kind, asked = self.fields[condition.field][0], f"{condition.field}={prefix}*"
+                raise InputError(f"filter: {asked}: a beginning is for text, and {condition.field} holds {kind} values; use = or >= and <")
         return chosen
 
     def count(self, filter: FilterLike = None) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from inspect import signature
 from typing import Annotated, Any
 
@@ -64,6 +63,7 @@ from quiver.retrieval.serving.schemas import (
     NonBlankText,
     PartRank,
     RequestError,
+    RetrieverInfo,
     SearchAnswer,
     SearchRequest,
     Status,
@@ -72,6 +72,7 @@ from quiver.retrieval.serving.schemas import (
     TokenSpan,
     WordPart,
     answer_problems,
+    json_body,
 )
 from quiver.retrieval.serving.service import Service
 
@@ -270,7 +271,7 @@ async def _answers(
         partial = cut and _lacks_groups(ranked, offset + request.k, service.limits.passages)
         hits = _hits(retriever, batch, ranked, page, request.explain)
         facets = _facets(snapshot, request.facets, filter) if isinstance(request, SearchRequest) and request.facets is not None else None
-        return hits, facets, matching, partial, service.warning_for(retriever)
+        return hits, facets, matching, partial, service.combined_warning(retriever)
 
     hits, facets, matching, partial, warning = await loop.run_in_executor(service.threads, shown)
     times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
@@ -453,7 +454,11 @@ class Routes:
     async def info(self) -> Response:
         """List the retrievers and the limits."""
         service = self._service
-        retrievers = [retriever.info() for retriever in service.retrievers.values()]
+
+        def described() -> list[RetrieverInfo]:
+            return [replace(each.info(), warning=service.compared_warning(each)) for each in service.retrievers.values()]
+
+        retrievers = await asyncio.get_running_loop().run_in_executor(service.threads, described)
         return _answer(Info(retrievers, service.limits, service.access.writable, service.access.private, _version()))
 
     async def search_by_address(  # noqa: PLR0913 - the parameters of the address
@@ -604,9 +609,9 @@ _UNFINISHED = "not finished within {} seconds; the change continues, watch the g
 
 
 def _answer(content: Any) -> Response:
-    """Make a JSON response of a dataclass or of a list; ASCII, so that every character of a document can be sent."""
+    """Make a JSON response of a dataclass or of a list."""
     plain = [_plain(each) for each in content] if isinstance(content, list) else _plain(content)
-    return Response(json.dumps(plain, allow_nan=False).encode("ascii"), media_type="application/json")
+    return Response(json_body(plain), media_type="application/json")
 
 
 def _version() -> str:

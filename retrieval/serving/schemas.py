@@ -355,8 +355,7 @@ class SearchAnswer:
         facets: Field -> counts over the matching documents; null if none were asked for.
         partial: Whether a part of the index was not searched: with ``group_by``, if the passages that may be searched have fewer than
             ``offset + k`` groups.
-        warning: Why this ranking must not be compared with that of the first retriever: an index of it holds other documents. Null if it
-            can be.
+        warning: The retriever combines indexes that hold different documents; null if they hold the same, or there is one index.
     """
 
     retriever: str
@@ -420,6 +419,8 @@ class RetrieverInfo:
         efforts: Search efforts that a request can choose; empty for bm25.
         parts: Names of the rankings of a fusion, and of what re-ranks; empty for a single ranking.
         depth: Largest ``offset + k``: the candidates of a re-ranking; null if only the limit of k bounds it.
+        warning: Why its rankings must not be compared with those of the first retriever: an index of it holds other documents. Null if they
+            can be.
     """
 
     name: str
@@ -433,6 +434,7 @@ class RetrieverInfo:
     efforts: list[str]
     parts: list[str]
     depth: int | None
+    warning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,9 +498,14 @@ class RequestError(Exception):
         self.headers = headers or {}
 
 
+def json_body(content: Any) -> bytes:
+    """Body of a response: UTF-8, with half of a surrogate pair, which UTF-8 cannot hold, as a JSON escape."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")
+
+
 def problem_body(problem: Problem) -> bytes:
-    """Body of an error response; ASCII, so that every message can be sent."""
-    return json.dumps(asdict(ErrorAnswer(problem))).encode("ascii")
+    """Body of an error response."""
+    return json_body(asdict(ErrorAnswer(problem)))
 
 
 def problem_answer(error: RequestError) -> Response:
@@ -540,10 +547,45 @@ async def _malformed(request: Any, error: Any) -> Response:
         return problem_answer(RequestError(400, "malformed_json", "the body is not JSON"))
     unknown = [problem["loc"][1:] for problem in problems if problem["type"] == "unexpected_keyword_argument"]
     others = [problem for problem in problems if problem["type"] != "unexpected_keyword_argument"]
-    messages = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in others[:5]]
+    messages = _wrong_values(others)[:5]
     if unknown:
         messages.insert(0, _unknown_fields(unknown, get_type_hints(request.scope["endpoint"]).get("request")))
     return problem_answer(RequestError(422, "invalid_request", "; ".join(messages)))
+
+
+_WANTED = {
+    "string_type": "text",
+    "list_type": "a list",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "dataclass_type": "an object",
+}
+_EXAMPLES = {"filter": '; write it as "year>=2015", or as a list of such conditions'}
+
+
+def _wrong_values(problems: Sequence[Any]) -> list[str]:
+    """Describe what is wrong at each place, once: pydantic has a problem for each type of a field, and names the type as a part."""
+    places: dict[tuple[Any, ...], list[Any]] = {}
+    for problem in problems:
+        places.setdefault(tuple(part for part in problem["loc"] if not _is_type(part)), []).append(problem)
+    messages = []
+    for place, found in places.items():
+        if any(other[: len(place)] == place for other in places if len(other) > len(place)):  # the problem is in a part of it
+            continue
+        wanted = list(dict.fromkeys(_WANTED[each["type"]] for each in found if each["type"] in _WANTED))
+        other = next((each["msg"] for each in found if each["type"] not in _WANTED), None)
+        said = other or f"must be {', '.join(wanted[:-1])}{' or ' if len(wanted) > 1 else ''}{wanted[-1]}"
+        example = "" if other is not None else _EXAMPLES.get(str(place[1]), "") if len(place) > 1 else ""
+        messages.append(f"{'.'.join(map(str, place))}: {said}{example}")
+    return messages
+
+
+def _is_type(part: object) -> bool:
+    """Whether a part of a place names one of the types of a union, such as ``list[int]``, and no field."""
+    return isinstance(part, str) and (part in ("bool", "int", "float", "str", "TextDocument") or "[" in part)
 
 
 def _unknown_fields(places: Sequence[Sequence[Any]], kind: Any) -> str:

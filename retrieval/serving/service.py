@@ -166,20 +166,26 @@ class Service:
     def _count_reload(self, name: str, worked: bool) -> None:
         self.metrics.reloads.labels(name, "done" if worked else "failed").inc()
 
-    def warning_for(self, retriever: Retriever) -> str | None:
+    def compared_warning(self, retriever: Retriever) -> str | None:
         """Why the rankings of a retriever must not be compared with those of the first; None if both rank the same documents."""
         first, *_ = self.retrievers.values()
-        others = [each for each in retriever.indexes if each is not first.served]
-        states = [(each.current.number, each.current.index.manifest.created) for each in (first.served, *others)]
-        known, warning = self._warnings.get(retriever.name, (None, None))
+        names = f"{first.name!r} and {retriever.name!r}"
+        return self._warning(first.served, retriever, f"{names} rank different documents, so their rankings cannot be compared")
+
+    def combined_warning(self, retriever: Retriever) -> str | None:
+        """Why a fused or re-ranked ranking can lack documents; None if the indexes that it combines hold the same documents."""
+        problem = f"{retriever.name!r} combines indexes of different documents, and one that an index lacks ranks lower or not at all"
+        return self._warning(retriever.served, retriever, problem)
+
+    def _warning(self, first: ServedIndex, retriever: Retriever, problem: str) -> str | None:
+        others = [each for each in retriever.indexes if each is not first]
+        states = [(each.current.number, each.current.index.manifest.created) for each in (first, *others)]
+        known, warning = self._warnings.get(problem, (None, None))
         if known != states:
-            found = (differing_documents(first.served.current.index, each.current.index) for each in others)
+            found = (differing_documents(first.current.index, each.current.index) for each in others)
             difference = next(filter(None, found), None)
-            names = f"{first.name!r} and {retriever.name!r}"
-            warning = (
-                None if difference is None else f"{names} rank different documents, so their rankings cannot be compared: {difference}"
-            )
-            self._warnings[retriever.name] = states, warning
+            warning = None if difference is None else f"{problem}: {difference}"
+            self._warnings[problem] = states, warning
         return warning
 
     @asynccontextmanager
@@ -305,7 +311,7 @@ def open_service(
             name = f"{'+'.join(part.name for part in each)}>{reranker.name}"
             retrievers[name] = make(name, each, reranker=reranker)
     service = Service(retrievers, limits, access or Access(None), metrics, threads)
-    warned = {name: warning for name, retriever in retrievers.items() if (warning := service.warning_for(retriever)) is not None}
+    warned = {name: warning for name, retriever in retrievers.items() if (warning := service.compared_warning(retriever)) is not None}
     if warned:
         others = ", ".join(repr(name) for name in list(warned)[1:])
         logger.warning("%s%s", next(iter(warned.values())), f" (and neither {others})" if others else "")

@@ -101,9 +101,10 @@ class ModelSection(TextSchema):
 class DataSection(TextSchema):
     """Sources of the training rows, and the fields that are read.
 
-    A source is a .jsonl, .jsonl.gz or .parquet file; a folder with such files; ``hub://OWNER/NAME[@REVISION]/CONFIG:SPLIT`` for a data set
-    on the Hugging Face Hub; or ``hub://OWNER/NAME[@REVISION]/path/to/file.jsonl.gz`` for a file on it. Paths are relative to the working
-    directory. A field is a key of a row, or a dotted path into lists and mappings, in which ``*`` stands for every item:
+    A source is a .jsonl, .csv or .tsv file, each also with .gz, or a .parquet file; a folder with such files;
+    ``hub://OWNER/NAME[@REVISION]/CONFIG:SPLIT`` for a data set on the Hugging Face Hub; or
+    ``hub://OWNER/NAME[@REVISION]/path/to/file.jsonl.gz`` for a file on it. Paths are relative to the working directory. The columns of CSV
+    and TSV are fields. A field is a key of a row, or a dotted path into lists and mappings, in which ``*`` stands for every item:
     ``negative_passages.*.text``.
     """
 

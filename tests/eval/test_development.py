@@ -166,7 +166,7 @@ def test_a_group_counts_once(make_collection: MakeCollection, folder: Path, tmp_
 def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no split 'dev'; existing splits: test"):
         development_scorer(DevelopmentSection(data=str(folder)))
-    with pytest.raises(InputError, match="unknown collection"):
+    with pytest.raises(InputError, match=r"^development\.data: unknown collection .*; .*development=null trains without one$"):
         development_scorer(DevelopmentSection(data=str(tmp_path / "nothing")))
     with (folder / "corpus.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"_id": "broken"\n')

@@ -22,9 +22,13 @@ const relationsOf = (types) => {
 };
 
 // A name of other characters stands in quotes. In quotes a word is a text; without them it is a number or a truth value where it reads as one.
-function condition(field, relation, value, types) {
-  const word = (part) => (types.some((type) => type !== "string") && /^(?:true|false|[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)$/i.test(part)
-    ? part : JSON.stringify(part));
+// With stars, one behind a text stays outside of the quotes: it asks for a beginning.
+function condition(field, relation, value, types, { stars = false } = {}) {
+  const word = (part) => {
+    if (types.some((type) => type !== "string") && /^(?:true|false|[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)$/i.test(part)) return part;
+    const beginning = stars && /^[^]+\*$/.test(part) && ["=", "!=", "in"].includes(relation);
+    return beginning ? `${JSON.stringify(part.slice(0, -1))}*` : JSON.stringify(part);
+  };
   const name = /^[^\s"=!<>,()&|'][^\s"=!<>,()&|]*$/.test(field) ? field : JSON.stringify(field);
   if (relation === "in") return `${name} in ${value.split(",").map((part) => part.trim()).filter(Boolean).map(word).join(",")}`;
   return `${name}${relation}${word(value.trim())}`;
@@ -82,7 +86,8 @@ function drawValueHint(types) {
   const numeric = !types.includes("string") && !types.includes("boolean");
   value.inputMode = numeric && byId("filter-operator").value !== "in" ? "decimal" : "text";
   if (byId("filter-operator").value === "in") value.placeholder = "one, another";
-  else value.placeholder = types.every((type) => type === "boolean") ? "true" : "";
+  else if (types.every((type) => type === "boolean")) value.placeholder = "true";
+  else value.placeholder = types.includes("string") && ["=", "!="].includes(byId("filter-operator").value) ? "text, or beginning*" : "";
 }
 
 function submitFilter() {
@@ -95,7 +100,7 @@ function submitFilter() {
     byId("filter-value").focus();
     return;
   }
-  const made = condition(field, byId("filter-operator").value, value, types);
+  const made = condition(field, byId("filter-operator").value, value, types, { stars: true });
   if (!state.filters.includes(made)) state.filters = [...state.filters, made];
   byId("filter-value").value = "";
   closeFilter();

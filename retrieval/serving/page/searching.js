@@ -152,7 +152,7 @@ function drawNotices(faults) {
   for (const message of refused) made.push(notice("fault", visible(message), state.filters.length ? unfiltered() : again()));
   if ([...shown.values()].some((answer) => answer.partial)) made.push(notice("part", "A part of the index did not answer: documents may be missing."));
   // Side by side only: one ranking is compared with nothing.
-  if (state.together) for (const { warning } of shown.values()) if (warning) made.push(notice("part", `${visible(warning)}.`));
+  if (state.together) for (const { warning } of retrievers) if (warning) made.push(notice("part", `${visible(warning)}.`));
   byId("notices").replaceChildren(...made);
   if (locked) byId("token").focus();
 }

@@ -1,7 +1,7 @@
 """Read training rows from any source: files, folders and data sets of the Hugging Face Hub; turn each row into an example.
 
-A source is a ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` file; a folder with such files, read in the order of their names; or a split or file
-of a data set of the Hugging Face Hub, ``hub://``, see `quiver.retrieval.data.hub`.
+A source is a table (``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` and others, see `quiver.retrieval.data.tables`); a folder with such files,
+read in the order of their names; or a split or file of a data set of the Hugging Face Hub, ``hub://``, see `quiver.retrieval.data.hub`.
 
 Rows are streamed. Every error about a row begins with its location, ``file:line``.
 """
@@ -24,10 +24,11 @@ import pyarrow.dataset
 from pyarrow import parquet
 
 from quiver.encoder.errors import InputError, download_errors, first_line, import_for
-from quiver.encoder.files import expand_home, read_json_lines
+from quiver.encoder.files import expand_home
 from quiver.encoder.progress import Advance
 from quiver.retrieval.data.corpus import key_of
 from quiver.retrieval.data.hub import HUB, LOCAL_HUB, SUFFIXES, HubSource
+from quiver.retrieval.data.tables import is_delimited, is_table, read_rows
 from quiver.retrieval.training.recipe import DataSection
 
 # Parquet rows held in memory at a time: few enough for documents of a megabyte.
@@ -45,7 +46,8 @@ def iter_source(source: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, 
         fields: Dotted paths that are needed; Parquet columns that none of them names are not read. Empty for all.
 
     Yields:
-        The location of a row, such as ``rows.jsonl:7``, and the row. For Parquet and the Hub the number counts rows, from 1.
+        The location of a row, such as ``rows.jsonl:7``, and the row. For Parquet, Arrow and the Hub the number counts rows, from 1. The
+        values of CSV and TSV are strings.
 
     Raises:
         InputError: A file is missing, empty, damaged or of an unsupported type, or the data set cannot be downloaded.
@@ -70,13 +72,13 @@ def source_files(source: str) -> list[Path]:
         return _visible_files(hub.local) if hub.file is None else [hub.local / hub.file]
     path = expand_home(source)
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
+        files = sorted(file for file in path.iterdir() if file.name.lower().endswith(SUFFIXES) and file.is_file())
         if not files:
             raise InputError(f"{path}: the folder contains no file with the suffix {', '.join(SUFFIXES)}")
         return files
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
-    if not path.name.endswith(SUFFIXES):
+    if not is_table(path):
         raise InputError(
             f"{path}: unsupported type; rows are read from {', '.join(SUFFIXES)}, a folder of them, or {HUB}OWNER/NAME/CONFIG:SPLIT"
         )
@@ -87,14 +89,14 @@ def count_rows(sources: Sequence[str], *, sample: int = 1 << 20) -> int:
     """Count the rows of local sources for a progress bar; lines are estimated from the beginning of a file.
 
     Args:
-        sources: Sources; those on the Hub count as 0.
+        sources: Sources; those on the Hub, JSON and Arrow count as 0.
         sample: Bytes of a file from which its lines are estimated.
 
     Raises:
         InputError: A file is missing, or is not Parquet although its name says so.
     """
     files = (file for source in sources if not source.startswith(HUB) for file in source_files(source))
-    return sum(_parquet_count(file) if file.suffix == ".parquet" else _line_count(file, sample) for file in files)
+    return sum(_parquet_count(file) if _is_parquet(file) else _line_count(file, sample) for file in files)
 
 
 def _hub(source: str) -> HubSource:
@@ -106,11 +108,15 @@ def _hub(source: str) -> HubSource:
 
 
 def _file_rows(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    if file.suffix == ".parquet":
+    if _is_parquet(file):
         yield from _parquet_rows(file, fields)
     else:
-        for number, row in read_json_lines(file):
-            yield f"{file}:{number}", row
+        for position, row in read_rows(file):
+            yield str(position), row
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
 
 
 def _parquet_rows(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -131,14 +137,16 @@ def _parquet_count(file: Path) -> int:
 
 
 def _line_count(file: Path, sample_bytes: int) -> int:
-    """Estimate the lines of a file; exact if the sample is the whole file. Of a damaged gzip file only the readable part counts."""
+    """Estimate the rows of a file of lines; exact if the sample is the whole file. Of a damaged gzip file only the readable part counts."""
+    if not file.name.lower().endswith(SUFFIXES):
+        return 0
     try:
         with file.open("rb") as raw:
             sample, size = raw.read(sample_bytes), file.stat().st_size
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
     text, used = sample, len(sample)
-    if file.suffix == ".gz":
+    if file.suffix.lower() == ".gz":
         unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # gzip's header
         try:
             text = unpacker.decompress(sample, _UNPACKED)
@@ -146,7 +154,7 @@ def _line_count(file: Path, sample_bytes: int) -> int:
             return 0
         used -= len(unpacker.unconsumed_tail) + len(unpacker.unused_data)
     last = used == size and not text.endswith(b"\n")
-    return round((text.count(b"\n") + last) * size / used) if used else 0
+    return max(0, round((text.count(b"\n") + last) * size / used) - is_delimited(file)) if used else 0
 
 
 def _visible_files(folder: Path) -> list[Path]:

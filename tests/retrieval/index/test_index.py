@@ -218,6 +218,8 @@ def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document
     queries = model.encode_texts(QUERIES, "query").vectors
     with pytest.raises(InputError, match="no document has the field 'yaer' to filter by; there are part, year"):
         index.search(queries, 3, filter=Filter.parse(["yaer=3"]))
+    with pytest.raises(InputError, match=r"filter: part=2\*: a beginning is for text, and part holds integer values; use = or >= and <"):
+        index.search(queries, 3, filter="part in 5, 2*")
     with pytest.raises(InputError, match=r"has no search parameter .nprobe."):
         index.search(queries, 3, effort={"nprobe": 3})
 

@@ -27,7 +27,7 @@ from quiver.retrieval.search.bm25 import word_index
 from quiver.retrieval.search.search import search as search_index
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.middleware import web_origin
-from quiver.retrieval.serving.schemas import Limits
+from quiver.retrieval.serving.schemas import Limits, json_body
 from quiver.retrieval.serving.service import Access, Combinations, Service, open_service
 from tests.processes import imported_python
 from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer, documents
@@ -303,6 +303,29 @@ def test_hits_of_an_index_without_texts_have_null_texts(app: Any) -> None:
     assert hits[0]["text"] is None
 
 
+CONDITIONS = 'write it as "year>=2015", or as a list of such conditions'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/search", {"query": "a", "filter": {"year": 2015}}, f"body.filter: must be text or a list; {CONDITIONS}"),
+        ("/v1/search", {"query": "a", "filter": ["year=1", {"year": 2}]}, f"body.filter.1: must be text; {CONDITIONS}"),
+        ("/v1/search", {"query": "a", "k": "10", "facets": "year"}, "body.k: must be a whole number; body.facets: must be a list"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", 5]}, "body.documents.1: must be text or an object"),
+        ("/v1/embeddings", {"model": "dense", "input": {"a": 1}}, "body.input: must be text or a list"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_one_plain_line(app: Any, path: str, body: dict[str, Any], message: str) -> None:
+    response = answer(app, "POST", path, json=body)
+    assert (response.status_code, response.json()["error"]["message"]) == (422, message)
+
+
+def test_answers_and_errors_are_readable_utf8(app: Any) -> None:
+    assert "바다" in answer(app, "GET", "/v1/documents/바다").content.decode("utf-8")
+    assert json_body({"text": "바다 \ud800"}) == '{"text": "바다 \\ud800"}'.encode()
+
+
 MALFORMED = [
     (b"{", 400, "malformed_json"),
     (b"", 422, "invalid_request"),
@@ -421,22 +444,32 @@ def test_rankings_of_different_documents_carry_a_warning(
     app = create_application(open_service(folders, combined=Combinations(words=True)))
     expected = {0: "0 documents are in both, 60 in one and 10 in the other", 40: "40 documents are in both, 60 in one and 50 in the other"}
     assert expected[len(kept)] in caplog.text
-    for name in ("dense", "colbert", "bm25"):
-        assert search(app, query="granite", retriever=name).json()["warning"] is None
-    warning = search(app, query="granite", retriever="other").json()["warning"]
+    warnings = {each["name"]: each["warning"] for each in answer(app, "GET", "/v1/info").json()["retrievers"]}
+    warning = warnings.pop("other")
     assert warning.startswith(f"'dense' and 'other' rank different documents, so their rankings cannot be compared: {expected[len(kept)]}")
-    batch = answer(app, "POST", "/v1/search/batch", json={"queries": ["sea", "bird"], "retriever": "other"}).json()["results"]
-    assert [each["warning"] for each in batch] == [warning] * 2
+    assert warnings == dict.fromkeys(("dense", "colbert", "bm25"))
+    # One ranking of one index is compared with nothing.
+    assert search(app, query="granite", retriever="other").json()["warning"] is None
 
 
 def test_the_warning_disappears_with_the_difference(indexes: Indexes, tmp_path: Path) -> None:
     shutil.copytree(indexes.silent, tmp_path / "other")
     delete_documents(tmp_path / "other", ["d/7"])
-    app = create_application(open_service({"dense": indexes.dense, "other": tmp_path / "other"}, access=Access(TOKEN)))
-    assert "59 in the other" in search(app, query="granite", retriever="other").json()["warning"]
+    combined = Combinations(fused=[["dense", "other"]])
+    app = create_application(open_service({"dense": indexes.dense, "other": tmp_path / "other"}, combined=combined, access=Access(TOKEN)))
+
+    def warnings() -> list[str | None]:
+        return [each["warning"] for each in answer(app, "GET", "/v1/info").json()["retrievers"]]
+
+    assert ["59 in the other" in str(warning) for warning in warnings()] == [False, True, True]
+    fused = search(app, query="granite", retriever="dense+other").json()["warning"]
+    assert fused.startswith(
+        "'dense+other' combines indexes of different documents, and one that an index lacks ranks lower or not at all: 59"
+    )
     body = {"documents": [{"id": "d/7", "text": "granite"}], "retriever": "other"}
     assert answer(app, "POST", "/v1/documents", json=body, headers=AUTHORISED).status_code == 200
-    assert search(app, query="granite", retriever="other").json()["warning"] is None
+    assert warnings() == [None] * 3
+    assert search(app, query="granite", retriever="dense+other").json()["warning"] is None
 
 
 def test_the_page_sends_no_request_to_other_hosts(app: Any) -> None:
@@ -495,7 +528,10 @@ def test_documents_are_added_and_deleted(indexes: Indexes, tmp_path: Path) -> No
     assert search(app, query="obsidian", retriever="bm25").json()["hits"] == []
     assert refused(change("POST", documents=[new, new])) == (422, "invalid_request")
     assert refused(change("POST", documents=[{"id": str(number), "text": ""} for number in range(4)])) == (422, "beyond_limit")
-    assert refused(change("POST", documents=[{"id": "x", "text": "", "metadata": {"a": {"b": 1}}}])) == (422, "invalid_request")
+    nested = change("POST", documents=[{"id": "x", "text": "", "metadata": {"a": [1, {"b": 1}]}}])
+    assert refused(nested) == (422, "invalid_request")
+    wanted = "must be true or false, a whole number, a number or text"
+    assert nested.json()["error"]["message"] == f"body.documents.0.metadata.a.1: {wanted}"
     assert refused(change("DELETE", ids=["new", "none"])) == (404, "unknown_document")
     deleted = change("DELETE", ids=["new"]).json()
     assert deleted["documents"] == 60 == len(open_index(folder))

@@ -159,7 +159,7 @@ def test_a_document_of_one_index_is_found_and_not_reranked(indexes: Indexes, tmp
     fused = search(app, k=61, retriever="dense+colbert")
     assert next(hit for hit in fused["hits"] if hit["id"] == "only")["text"] == QUERY
     assert next(hit for hit in fused["hits"] if hit["id"] == "d/7")["text"]
-    assert fused["warning"].startswith("'colbert' and 'dense+colbert' rank different documents")
+    assert fused["warning"].startswith("'dense+colbert' combines indexes of different documents")
     reranked = search(app, k=61, retriever="dense+colbert>colbert")
     assert len(reranked["hits"]) == 60
     assert "only" not in [hit["id"] for hit in reranked["hits"]]

@@ -355,7 +355,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         "training.batch_size: must be a number, got 'many'",
         "training.seed: must be >= 0, got -1",
         "training.dype: unknown key, did you mean 'dtype'?",
-        "lr: unknown key",
+        f"lr: unknown key; the keys are {', '.join(Recipe.model_fields)}",
         "model.architecture.heads: must divide hidden_size 64, got 3",
         "model.max_length: must be <= architecture.max_positions 128, got 500",
     ]

@@ -247,6 +247,9 @@ def test_a_long_condition_is_read_in_no_time() -> None:
             "city=New York",
             "lang='en'",
             'x="\\q"',
+            "tags=*python*",
+            "file != *.pdf",
+            "file in a/*/b, c",
         ),
     ],
 )

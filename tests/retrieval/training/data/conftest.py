@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +23,16 @@ def _jsonl(path: Path, rows: Rows) -> Path:
     return path
 
 
+def _delimited(path: Path, rows: Rows) -> Path:
+    text, tabs = io.StringIO(), ".tsv" in path.name.lower()
+    writer = csv.DictWriter(text, list(rows[0]), delimiter="\t" if tabs else ",")
+    writer.writeheader()
+    writer.writerows(rows)
+    content = text.getvalue().encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
 def _parquet(path: Path, rows: Rows) -> Path:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.Table.from_pylist(list(rows)), path, row_group_size=2)
@@ -34,7 +46,8 @@ def write(tmp_path: Path) -> Callable[[str, Rows], Path]:
     def file(name: str, rows: Rows) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _parquet(path, rows) if path.suffix == ".parquet" else _jsonl(path, rows)
+        delimited = any(end in name.lower() for end in (".csv", ".tsv"))
+        return _parquet(path, rows) if path.suffix == ".parquet" else _delimited(path, rows) if delimited else _jsonl(path, rows)
 
     return file
 

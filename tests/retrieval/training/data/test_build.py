@@ -29,7 +29,7 @@ def documents(row: dict[str, Any]) -> list[str]:
     return [row[name] for name in row if name.startswith("document_")]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet", "rows.csv", "rows.csv.gz", "rows.TSV"])
 def test_rows_of_texts_are_read_back(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]], name: str) -> None:
     rows = prepare_rows(DataSection(train=(str(write(name, triplets)),), document_fields=TRIPLET), tmp_path / "work", seed=0)
     assert list(rows) == [{"query": f"q{n}", "document_1": f"p{n}", "document_2": f"n{n}"} for n in range(7)]
@@ -53,6 +53,15 @@ def test_equal_data_have_equal_checksums_in_any_format(write: Callable[..., Path
         same = prepare_rows(section.replace(train=(str(write(name, texts)),)), tmp_path / "work", seed=0)
         assert (same.sha256, same.scored, same.documents_per_row) == (by_ids.sha256, True, 3)
         assert list(same) == list(by_ids)
+    columns = [
+        {"query": row["query"], "first": row["docs"][0], "second": row["docs"][1], "last": row["last"], "scores": row["scores"]}
+        for row in texts
+    ]
+    section = section.replace(document_fields=("first", "second", "last"))
+    for name in ("texts.csv", "texts.csv.gz", "texts.tsv", "columns.jsonl"):
+        same = prepare_rows(section.replace(train=(str(write(name, columns)),)), tmp_path / "work", seed=0)
+        assert (same.sha256, list(same)) == (by_ids.sha256, list(by_ids))
+    section = section.replace(document_fields=("docs.0", "docs.1", "last"))
     sums = {by_ids.sha256}
     for change in ({"query": "query  0"}, {"last": "document 6"}, {"scores": [0.5, 0.25, -1.0000001]}):
         path = write("other.jsonl", [{**texts[0], **change}, *texts[1:]])

@@ -23,6 +23,14 @@ def test_supported_files_are_read(write: Callable[..., Path], name: str) -> None
     assert count_rows([str(path), str(path)]) == 10
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.tsv"])
+def test_columns_are_fields(write: Callable[..., Path], name: str) -> None:
+    rows = [{"query": f"q, {n}", "positive": "", "score": f"{n}.50"} for n in range(5)]
+    path = write(name, rows)
+    assert list(iter_source(str(path))) == [(f"{path}:{n}", row) for n, row in enumerate(rows, start=2)]
+    assert count_rows([str(path), str(path)]) == 10
+
+
 def test_parquet_reads_only_the_requested_columns(write: Callable[..., Path]) -> None:
     path = write("rows.parquet", ROWS)
     assert [row for _, row in iter_source(str(path), ("query", "positive.0"))] == [
@@ -56,11 +64,11 @@ def test_damaged_files_are_refused(write: Callable[..., Path], name: str) -> Non
 def test_missing_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file or folder"):
         list(iter_source(str(tmp_path / "none.jsonl")))
-    (tmp_path / "rows.csv").write_text("a,b")
+    (tmp_path / "rows.xlsx").write_text("a,b")
     with pytest.raises(
-        InputError, match=r"rows.csv: unsupported type; rows are read from .jsonl, .jsonl.gz, .parquet, a folder of them, or hub://"
+        InputError, match=r"rows.xlsx: unsupported type; rows are read from .jsonl, .*, .tsv.gz, a folder of them, or hub://"
     ):
-        list(iter_source(str(tmp_path / "rows.csv")))
+        list(iter_source(str(tmp_path / "rows.xlsx")))
     with pytest.raises(InputError, match=r"no file with the suffix .jsonl, .jsonl.gz, .parquet"):
         list(iter_source(str(tmp_path)))
 
