@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
+import io
 import json
+import logging
 import os
 import re
 import stat
@@ -12,6 +15,7 @@ import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -21,6 +25,8 @@ from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -222,22 +228,44 @@ def read_whole(path: Path) -> str:
     return "".join(text for _, text in decoded_lines(path))
 
 
-def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
+def decoded_lines(path: Path, *, legacy: bool = False) -> Iterator[tuple[int, str]]:
     """Yield lines with their numbers and ends; a byte order mark at the start is dropped.
+
+    Args:
+        path: The file.
+        legacy: Accept what spreadsheets write beside UTF-8: UTF-16 with a byte order mark, and Windows-1252, which begins at the first line
+            that is not UTF-8, if all lines before it are ASCII; otherwise the file is damaged UTF-8.
 
     Raises:
         InputError: The file is missing, is not UTF-8 (names the line), or is damaged gzip.
     """
-    number = 0  # lines are decoded one by one, so that an error can name the line
+    number, encoding, only_ascii = 0, "utf-8", True  # lines are decoded one by one, so that an error can name the line
     try:
         with open_binary(path) as file:
+            buffered: Any = file
+            if legacy and buffered.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                yield from enumerate(io.TextIOWrapper(buffered, "utf-16", newline="\n"), start=1)
+                return
             for number, raw in enumerate(file, start=1):
-                text = raw.decode("utf-8")
+                try:
+                    text = raw.decode(encoding)
+                except UnicodeDecodeError:
+                    if not legacy or not only_ascii or encoding != "utf-8":
+                        raise
+                    encoding, text = "cp1252", raw.decode("cp1252")
+                    _warn_once(f"{path}: not UTF-8; read as Windows-1252")
+                only_ascii = only_ascii and raw.isascii()
                 yield number, text.removeprefix(_BOM) if number == 1 else text
     except UnicodeDecodeError as error:
         raise InputError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line); convert the file") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: damaged gzip after line {number} ({error}); download the file again") from error
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Log a warning at the first of several passes over a file."""
+    logger.warning("%s", message)
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:

@@ -8,6 +8,7 @@ notebook is its Markdown and its code, without outputs.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import io
 import json
@@ -20,13 +21,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import EntryPosition
+from quiver.retrieval.data.corpus import EntryPosition, flat_metadata
 from quiver.retrieval.data.passages import Kind, PassageRules, TokenSpans, cut, line_starts, title_of
 from quiver.retrieval.data.tables import is_table
-from quiver.retrieval.records import Document, Value
+from quiver.retrieval.records import Document, Metadata
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,8 @@ class FileText(NamedTuple):
         places: First character of a line, page or cell, and its number, ascending.
         title: Title that the file gives itself, such as that of an HTML page.
         encoding: Encoding that the text was read in.
+        begin: First character of what passages are cut from; what is before it is front matter.
+        metadata: Fields of the front matter.
     """
 
     text: str
@@ -90,6 +94,8 @@ class FileText(NamedTuple):
     places: Sequence[tuple[int, int]]
     title: str = ""
     encoding: str = "utf-8"
+    begin: int = 0
+    metadata: Metadata = MappingProxyType({})
 
 
 class UnreadableFileError(InputError):
@@ -132,7 +138,48 @@ def read_file(path: Path, content: bytes, kind: str) -> FileText:
         return _read_html(path, text)._replace(encoding=encoding)
     if kind == "notebook":
         return _read_notebook(path, text)
-    return FileText(text, "line", [(start, number) for number, start in enumerate(line_starts(text), start=1)], encoding=encoding)
+    file = FileText(text, "line", [(start, number) for number, start in enumerate(line_starts(text), start=1)], encoding=encoding)
+    return _with_front_matter(file) if kind == "markdown" else file
+
+
+# Fields that every passage of a file has.
+_OF_PASSAGES = ("file", "type", "line", "end_line", "start", "end")
+# YAML between two lines of three dashes at the start of a file, as Jekyll, Hugo, Obsidian, Quarto and Pandoc read it.
+_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*$\s*", re.DOTALL | re.MULTILINE)
+
+
+def _with_front_matter(file: FileText) -> FileText:
+    """Take the title and the metadata of a file from its front matter; unchanged if there is none, or what is there is not such YAML."""
+    front = _FRONT_MATTER.match(file.text)
+    if front is None:
+        return file
+    import yaml
+
+    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(front[1], loader)):
+            return file  # a few lines of aliases can stand for gigabytes
+        fields = _plain(yaml.load(front[1], loader))
+        if not isinstance(fields, dict):
+            return file
+        title = fields.pop("title", None)
+        fields = {f"front_matter.{name}" if name in _OF_PASSAGES else name: value for name, value in fields.items()}
+        metadata = flat_metadata(fields, where="front matter")
+    except (yaml.YAMLError, InputError, ValueError, RecursionError):
+        return file
+    begin = front.end() if file.text[front.end() :].strip() else 0  # a note of front matter alone is found by it
+    return file._replace(title=" ".join(str(title or "").split()), begin=begin, metadata=metadata or {})
+
+
+def _plain(value: object) -> Any:
+    """The value of YAML with dates as text of ISO 8601, and without what no index stores."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | set):
+        return [_plain(each) for each in value if each is not None]
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(" ", "seconds")
+    return value.isoformat() if isinstance(value, datetime.date) else value
 
 
 def _decode(path: Path, content: bytes) -> tuple[str, str]:
@@ -265,14 +312,23 @@ def to_passages(name: str, kind: str, file: FileText, rules: PassageRules, token
     base = title_of(name, (file.title,) if file.title else ())
     starts = [start for start, _ in file.places]
     documents = []
-    for number, span in enumerate(cut(file.text, _KINDS.get(kind, "text"), rules, token_spans, title=base), start=1):
-        text = file.text[span.start : span.end]
-        first = span.start + len(text) - len(text.lstrip())
-        last = span.start + len(text.rstrip()) - 1
+    spans = cut(file.text[file.begin :], _KINDS.get(kind, "text"), rules, token_spans, title=base)
+    for number, span in enumerate(spans, start=1):
+        start, stop = file.begin + span.start, file.begin + span.end
+        text = file.text[start:stop]
+        first = start + len(text) - len(text.lstrip())
+        last = start + len(text.rstrip()) - 1
         begin, end = (file.places[max(bisect_right(starts, place) - 1, 0)][1] for place in (first, last))
-        metadata: dict[str, Value] = {"file": name, "type": kind, file.unit: begin, f"end_{file.unit}": max(begin, end)}
-        metadata |= {"start": span.start, "end": span.end}
-        documents.append(Document(f"{name}#{number}", text, title_of(base, span.path), metadata))
+        metadata: Metadata = {
+            "file": name,
+            "type": kind,
+            file.unit: begin,
+            f"end_{file.unit}": max(begin, end),
+            "start": start,
+            "end": stop,
+        }
+        path = span.path[1:] if span.path[:1] == (file.title,) else span.path
+        documents.append(Document(f"{name}#{number}", text, title_of(base, path), {**file.metadata, **metadata}))
     return documents
 
 

@@ -16,7 +16,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from decimal import Decimal
 from functools import cache
 from itertools import chain
@@ -44,6 +44,8 @@ TITLE_FIELD = "title"
 _ROWS = 256  # of a Parquet or Arrow file in memory at a time
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][+-]?[0-9]+)?")
+_DECIMAL_COMMA = re.compile(r"-?(?:0|[1-9][0-9]*|[1-9][0-9]{0,2}(?:\.[0-9]{3})+),[0-9]+")
+_DAY_FIRST = re.compile(r"([0-9]{1,2})\.([0-9]{1,2})\.([0-9]{4})((?: [0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)?)")
 _SEPARATORS = re.compile(r"[,;|]")
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
@@ -75,12 +77,12 @@ BY_NAME = Columns()
 
 
 class _Chosen(NamedTuple):
-    """The fields found in a table: of the id (none: numbers), texts, title and lists; whether values are cells, the title is metadata."""
+    """The fields of a table: of the id (none: numbers), texts, title, lists; what separates cells; whether the title is metadata."""
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
     title: str
-    cells: bool = False
+    cells: str = ""
     lists: tuple[str, ...] = ()
     keeps_title: bool = False
 
@@ -96,7 +98,7 @@ def read_tables(files: Iterable[Path], columns: Columns = BY_NAME, shown: Path |
     Raises:
         InputError: While iterating, at the first malformed row. Names file and line; if a field is missing, also the fields that exist.
     """
-    opened = ((_suffix(file) in _CELLS, _shown_as(shown, _READERS[_suffix(file)](file, columns.names))) for file in files)
+    opened = ((_separator(file), _shown_as(shown, _READERS[_suffix(file)](file, columns.names))) for file in files)
     yield from _documents(opened, columns)
 
 
@@ -134,13 +136,13 @@ def table_of(rows: Iterable[Row], source: str, columns: Columns = BY_NAME) -> It
     Raises:
         InputError: As `read_tables`.
     """
-    yield from _documents([(False, _plain_rows(Path(source), rows))], columns)
+    yield from _documents([("", _plain_rows(Path(source), rows))], columns)
 
 
 def _documents(
-    tables: Iterable[tuple[bool, Iterable[tuple[EntryPosition, Row]]]], columns: Columns
+    tables: Iterable[tuple[str, Iterable[tuple[EntryPosition, Row]]]], columns: Columns
 ) -> Iterator[tuple[EntryPosition, Document]]:
-    """The documents of tables, each with whether its values are cells of text."""
+    """The documents of tables, each with what separates its cells, whose values are text; empty for a table of typed values."""
     number, missing = 0, [("--list", name) for name in columns.lists]
     missing += [] if columns.title is None else [("--title", columns.title)]
     position: EntryPosition | None = None
@@ -308,7 +310,7 @@ def _document(position: EntryPosition, row: Row, chosen: _Chosen, number: int) -
         given = {**given, chosen.texts[0]: _joined(position, row, chosen.texts)}
     document = to_document(position, given, names)
     rest = {
-        name: _listed(value) if name in chosen.lists else _typed(value) if chosen.cells else value
+        name: _listed(value) if name in chosen.lists else _typed(value, chosen.cells) if chosen.cells else value
         for name, value in row.items()
         if name not in chosen.texts[1:]
     }
@@ -408,15 +410,14 @@ def _delimited_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryP
     """Read CSV, quoted as RFC 4180 says, or TSV, which has no quoting.
 
     Raises:
-        InputError: A row has another number of columns than the header, a column's name is repeated, or the file is not UTF-8 or empty.
+        InputError: A row has another number of columns than the header, a column's name is repeated, or the file is no text or empty.
     """
-    tabs = _suffix(file) == ".tsv"
     csv.field_size_limit((1 << 31) - 1)  # the default, 128 KiB, is less than a long article; the limit belongs to the process
-    lines = (line for _, line in decoded_lines(file))
-    first = next(lines, "")
-    delimiter = ";" if ";" in first and "," not in first else ","
-    whole = chain([first] if first else [], lines)
-    reader = csv.reader(whole, csv.excel_tab, quoting=csv.QUOTE_NONE) if tabs else csv.reader(whole, delimiter=delimiter, strict=True)
+    lines, separator = (line for _, line in decoded_lines(file, legacy=True)), _separator(file)
+    if separator == "\t":
+        reader = csv.reader(lines, csv.excel_tab, quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.reader(lines, delimiter=separator, strict=True)
     header, number = list(names), 0
     try:
         for row in reader:
@@ -435,6 +436,17 @@ def _delimited_rows(file: Path, names: tuple[str, ...]) -> Iterator[tuple[EntryP
         raise InputError(f"{file}: the file is empty")
 
 
+def _separator(file: Path) -> str:
+    """What separates the cells of CSV or TSV; empty for a table of another kind."""
+    if not is_delimited(file):
+        return ""
+    if _suffix(file) == ".tsv":
+        return "\t"
+    with closing(decoded_lines(file, legacy=True)) as lines:
+        first = next((line for _, line in lines), "")
+    return ";" if ";" in first and "," not in first else ","
+
+
 def _checked_header(position: EntryPosition, row: Sequence[str]) -> list[str]:
     header = [name.strip() or f"column_{number}" for number, name in enumerate(row, start=1)]
     for name in header:
@@ -443,12 +455,17 @@ def _checked_header(position: EntryPosition, row: Sequence[str]) -> list[str]:
     return header
 
 
-def _typed(value: object) -> object:
+def _typed(value: object, separator: str = ",") -> object:
     """The value of a cell: missing, an integer, a number, a boolean or a string; leading zeros make a string.
 
+    Spreadsheets separate cells by semicolons where a comma begins decimals. There ``1.250,50`` is a number, and ``19.02.2017`` becomes the
+    date of ISO 8601, which sorts.
+
     Example:
-        >>> [_typed(cell) for cell in ("", "12", "-0.5", "true", "007", "1e5", "x")]
-        [None, 12, -0.5, True, '007', '1e5', 'x']
+        >>> [_typed(cell) for cell in ("", "12", "-0.5", "true", "007", "1e5", "x", "0,5")]
+        [None, 12, -0.5, True, '007', '1e5', 'x', '0,5']
+        >>> [_typed(cell, ";") for cell in ("0,5", "1.250,50", "0.5", "1,2,3", "9.2.2017", "19.02.2017 08:30", "31.31.2017")]
+        [0.5, 1250.5, 0.5, '1,2,3', '2017-02-09', '2017-02-19 08:30', '31.31.2017']
     """
     if not isinstance(value, str) or not value:
         return None
@@ -456,6 +473,12 @@ def _typed(value: object) -> object:
         return _BOOLEANS[value]
     if _INTEGER.fullmatch(value):
         return int(value)
+    if separator == ";":
+        if _DECIMAL_COMMA.fullmatch(value):
+            return float(value.replace(".", "").replace(",", "."))
+        if date := _DAY_FIRST.fullmatch(value):
+            with suppress(ValueError):  # no such day
+                return f"{datetime.date(int(date[3]), int(date[2]), int(date[1]))}{date[4]}"
     return float(value) if _NUMBER.fullmatch(value) else value
 
 

@@ -11,7 +11,8 @@ and all of them must hold.
 
 An unquoted value that reads as a number or as ``true`` or ``false`` is compared with numbers and booleans as such, and with strings
 as written; a quoted value is only compared with strings. A value with an unquoted ``*`` behind it, after ``=``, ``!=`` or ``in``, is the
-beginning of strings. If a field is a list, a document has every value in it.
+beginning of strings. If a field is a list, a document has every value in it. Text that is no date with the year first is not asked
+whether it is greater than a number or a date, unless this is quoted.
 
 Shapes: P documents of a segment.
 """

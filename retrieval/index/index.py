@@ -12,6 +12,7 @@ Shapes: P documents, Q queries, k hits, n_i token vectors of text i, d vector wi
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
@@ -26,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.display import html_table
 from quiver.retrieval.index.documents import (
+    Condition,
     DocumentTable,
     DocumentTableWriter,
     Facet,
@@ -87,6 +89,8 @@ if TYPE_CHECKING:
     from quiver.retrieval.search.retrievers import OpenIndexes, Retriever
 
 
+_DATE = re.compile(r"[12][0-9]{3}-[0-9]{2}(?![0-9])")
+_YEAR_FIRST = re.compile(r"[12][0-9]{3}(?:$|[-/. T])")
 _COMBINING = Lock()
 """Held while an index opens what it is fused with, so that several threads open it once."""
 
@@ -1063,7 +1067,32 @@ class Index:
             if prefix is not None and "string" not in self.fields[condition.field]:
                 kind, asked = self.fields[condition.field][0], f"{condition.field}={prefix}*"
                 raise InputError(f"filter: {asked}: a beginning is for text, and {condition.field} holds {kind} values; use = or >= and <")
+            self._check_order(condition)
         return chosen
+
+    def _check_order(self, condition: Condition) -> None:
+        """Refuse to order text by a number or a date, unless it is text of dates with the year first, which sorts.
+
+        Raises:
+            InputError: It is other text; shows two values.
+        """
+        asked, field = condition.values[-1], condition.field  # the last is the value as text
+        if condition.operator in ("=", "!=") or self.fields[field] != ("string",) or not isinstance(asked, str):
+            return
+        number = len(condition.values) > 1
+        if not number and not _DATE.match(asked):
+            return
+        columns = [each for segment in self.segments for each in segment.documents.metadata.columns if each.field == field]
+        ends = [
+            column.values[place] for column in columns if isinstance(column.values, StringColumn) for place in (0, len(column.values) - 1)
+        ]
+        if not any(map(_YEAR_FIRST.match, ends)):
+            shown = " and ".join(f"'{each}'" for each in sorted({min(ends), max(ends)}))
+            quoted = f'; "{asked}" in double quotes asks for its place in the alphabet' if number else ""
+            wanted = "numbers" if number else "dates with the year first"
+            raise InputError(
+                f"filter: {field}{condition.operator}{asked}: the values of {field} are text such as {shown}, not {wanted}{quoted}"
+            )
 
     def count(self, filter: FilterLike = None) -> int:
         """Number of documents that match a filter.

@@ -99,6 +99,50 @@ def test_passages_of_text_name_file_lines_and_characters(tmp_path: Path) -> None
     assert "".join(document.text for document in found) == text
 
 
+def test_front_matter_is_title_and_metadata_and_no_text(tmp_path: Path) -> None:
+    fields = (
+        "title: Größe\ntags: [a, 7]\ncreated: 2022-03-01\nat: 2022-03-01 08:30:00\nauthor: {name: Bo}\ndraft: true\ntype: note\nnone:\n"
+    )
+    front = f"---\n{fields}---\n\n"
+    body = "# Größe\nfirst\n## B\nsecond\n"
+    (tmp_path / "a.md").write_text(front + body)
+    found = documents(tmp_path)
+    assert [(document.title, document.text) for document in found] == [
+        ("a.md > Größe", "# Größe\nfirst\n"),
+        ("a.md > Größe > B", "## B\nsecond\n"),
+    ]
+    own = {"tags": ["a", 7], "created": "2022-03-01", "at": "2022-03-01 08:30:00", "author.name": "Bo", "draft": True}
+    for document, line in zip(found, (12, 14), strict=True):
+        assert document.metadata is not None
+        places = {"file": "a.md", "type": "markdown", "line": line, "end_line": line + 1}
+        assert document.metadata.items() >= {**own, **places, "front_matter.type": "note"}.items()
+        start, end = where(document, "start", "end")
+        assert (front + body)[start:end] == document.text  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "tags: [a\n",
+        "- a\n- b\n",
+        "tags: &a [x]\nmore: [*a, *a]\n",
+        "a: !!binary aGk=\n",
+        "a: {b: 1}\na.b: 2\n",
+        "? [x]\n: y\n" + "[" * 5000,
+    ],
+)
+def test_what_is_no_front_matter_stays_text(tmp_path: Path, front: str) -> None:
+    text = f"---\n{front}---\nbody\n"
+    (tmp_path / "a.md").write_text(text)
+    found = documents(tmp_path, SourceOptions(passages="whole"))
+    assert [(document.title, document.text) for document in found] == [("a.md", text)]
+
+
+def test_a_note_of_front_matter_alone_is_found_by_it(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("---\ntags: [a]\n---\n")
+    assert [(document.text, where(document, "tags")) for document in documents(tmp_path)] == [("---\ntags: [a]\n---\n", (["a"],))]
+
+
 def test_a_single_file_is_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("some words")
     assert [(document.id, document.text) for document in documents(tmp_path / "notes.txt")] == [("notes.txt#1", "some words")]

@@ -109,6 +109,30 @@ def test_semicolons_separate_columns_where_the_header_has_no_comma(tmp_path: Pat
     assert list(open_corpus(tmp_path / "a.csv")) == [Document("1", "a, b")]
 
 
+def test_semicolons_come_with_decimal_commas_and_dates_with_the_day_first(tmp_path: Path) -> None:
+    cells = "id;text;price;on;size\n1;3,5;1.299,90;9.2.2017;S,M\n2;x;-0,5;31.02.2017;7.5\n"
+    (tmp_path / "a.csv").write_text(cells)
+    assert list(open_corpus(tmp_path / "a.csv")) == [
+        Document("1", "3,5", "", {"price": 1299.9, "on": "2017-02-09", "size": "S,M"}),
+        Document("2", "x", "", {"price": -0.5, "on": "31.02.2017", "size": 7.5}),
+    ]
+    (tmp_path / "b.tsv").write_text(cells.replace(";", "\t"))  # of another custom
+    assert next(iter(open_corpus(tmp_path / "b.tsv"))).metadata == {"price": "1.299,90", "on": "9.2.2017", "size": "S,M"}
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.tsv"])
+@pytest.mark.parametrize("encoding", ["utf-16", "cp1252"])
+def test_the_encodings_of_spreadsheets_are_read(tmp_path: Path, name: str, encoding: str, caplog: pytest.LogCaptureFixture) -> None:
+    separator = "\t" if ".tsv" in name else ";"
+    content = separator.join(("id", "Größe")) + "\r\n" + separator.join(("1", "15 €, Küche")) + "\r\n"
+    data = content.encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    corpus = open_corpus(tmp_path / name, SourceOptions(text="Größe"))  # type: ignore[arg-type]
+    assert list(corpus) == list(corpus) == [Document("1", "15 €, Küche")]
+    told = [record.getMessage() for record in caplog.records if "Windows-1252" in record.getMessage()]
+    assert told == ([f"{tmp_path / name}: not UTF-8; read as Windows-1252"] if encoding == "cp1252" else [])
+
+
 def test_a_byte_order_mark_and_windows_line_ends_are_no_content(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfid,text\r\n1,"a\r\nb"\r\n')
     assert list(open_corpus(tmp_path / "a.csv")) == [Document("1", "a\r\nb")]
@@ -204,7 +228,8 @@ def test_beir_files_are_read_as_before(tmp_path: Path) -> None:
         ("a.csv", "id,id\n1,x\n", SourceOptions(), "a.csv:1: the column 'id' is there twice; columns need different names"),
         ("a.csv", "id,text\n,x\n", SourceOptions(), "a.csv:2: the id is blank"),
         ("a.csv", "", SourceOptions(), "a.csv: the file is empty"),
-        ("a.csv", b"id,text\n1,\xe9\n", SourceOptions(), "a.csv:2: not UTF-8"),
+        ("a.csv", b"id,text\n1,\xc3\xa9\n2,\xe9\n", SourceOptions(), "a.csv:3: not UTF-8"),  # damaged, and not Windows-1252
+        ("a.csv", b"id,text\n1,\x81\n", SourceOptions(), "a.csv:2: not UTF-8"),
         (
             "a.jsonl",
             '{"text": "x"}\n{"id": 3, "text": "y"}\n',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import quiver
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,
@@ -222,6 +224,31 @@ def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document
         index.search(queries, 3, filter="part in 5, 2*")
     with pytest.raises(InputError, match=r"has no search parameter .nprobe."):
         index.search(queries, 3, effort={"nprobe": 3})
+
+
+def test_text_is_not_compared_with_numbers_and_dates_unless_it_begins_with_the_year() -> None:
+    texts = [{"price": "9,50", "day": "19.02.2017", "on": "2017-02-19"}, {"price": "10,00", "day": "01.05.2020", "on": "unknown"}]
+    index = quiver.build_index([Document(str(number), "words", metadata=fields) for number, fields in enumerate(texts)], "bm25")
+    for condition, message in (
+        (
+            "price < 50",
+            "filter: price<50: the values of price are text such as '10,00' and '9,50', not numbers; \"50\" in double quotes asks",
+        ),
+        ("day >= 2018", "filter: day>=2018: the values of day are text such as '01.05.2020' and '19.02.2017', not numbers"),
+        ("day >= 2018-01-01", "are text such as '01.05.2020' and '19.02.2017', not dates with the year first"),
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            index.count(condition)
+    conditions = (
+        "on >= 2017",
+        "on > 2017-02",
+        "on < 2017-12-31",
+        'price < "50"',
+        'price < "9"',
+        "price = 50",
+        "price != 50",
+    )
+    assert [index.count(condition) for condition in conditions] == [2, 2, 1, 1, 1, 0, 2]
 
 
 def test_queries_that_cannot_be_searched(changed: tuple[Index, list[Document]], model: Any) -> None:
