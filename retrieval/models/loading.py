@@ -718,7 +718,7 @@ def load_model(
     return model
 
 
-NOT_FOR_BM25 = f"--dtype, --device and the other options of a model are not for {NAME}, which is none; remove them"
+NOT_FOR_BM25 = f"dtype, device and the other options of a model are not for {NAME}, which is none; remove them"
 """Error where BM25 gets options of a model."""
 
 
@@ -753,7 +753,7 @@ def load_index_model(
     card = model
     if card.kind == "bm25":
         if source not in (None, NAME):
-            raise InputError(f"--model {source}: the index was built with {NAME}, without a model; remove the option")
+            raise InputError(f"{source}: the index was built with {NAME}, without a model; remove --model")
         if (dtype, device, batch_tokens, options) != (None, None, None, FOLDERS_SETTINGS):
             raise InputError(NOT_FOR_BM25)
         return BM25()
