@@ -52,7 +52,7 @@ from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions
+from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, Run, TokenModel
 from quiver.retrieval.search.explain import token_matches
 from quiver.retrieval.search.retrievers import CANDIDATES, RECIPROCAL_RANKS, Retriever

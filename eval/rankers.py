@@ -34,7 +34,8 @@ from quiver.retrieval.index.on_device import device_of
 from quiver.retrieval.index.store.reading import format_version
 from quiver.retrieval.models.bm25 import PARAMETERS
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, load_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import DenseModel, Document, Dtype, Hits, Query, Run, TokenModel
 from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
 from quiver.retrieval.search.groups import field_of, search_groups

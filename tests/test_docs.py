@@ -32,8 +32,8 @@ import typer.main
 from quiver.cli.main import COMMANDS, app
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import PROMPTS, ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
 from tests.processes import imported_python
 
 REPOSITORY = Path(__file__).resolve().parent.parent

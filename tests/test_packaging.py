@@ -24,8 +24,8 @@ from quiver.eval.results import Results, ScoreTable, read_results
 from quiver.retrieval.index import Index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, Kind, ModelFolder
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Hit, Hits, QueryHits
 
 REPOSITORY = Path(__file__).resolve().parent.parent

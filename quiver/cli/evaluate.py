@@ -245,7 +245,7 @@ def evaluate(
     from quiver.eval.report.retrieval import reported_folders, write_report
     from quiver.eval.results import REPORTS, read_results
     from quiver.retrieval.index.engines import parse_effort
-    from quiver.retrieval.models.loading import ModelOptions
+    from quiver.retrieval.models.options import ModelOptions
 
     check_matplotlib()  # before hours of scoring
     how = make_fusion(given, fusion, weights, normalize, rerank, candidates)

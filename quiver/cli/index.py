@@ -86,7 +86,8 @@ def build(
     from quiver.retrieval.data.source import STANDARD_INPUT, open_corpus, tokens_of
     from quiver.retrieval.index import BuildOptions, build_index
     from quiver.retrieval.index.engines import parse_engine
-    from quiver.retrieval.models.loading import ModelOptions, load_index_model
+    from quiver.retrieval.models.index_model import load_index_model
+    from quiver.retrieval.models.options import ModelOptions
 
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
@@ -136,7 +137,7 @@ def add(
     """
     from quiver.retrieval.data.source import DEFAULTS, open_corpus, tokens_of
     from quiver.retrieval.index import add_documents, open_index
-    from quiver.retrieval.models.loading import load_index_model
+    from quiver.retrieval.models.index_model import load_index_model
 
     given = _source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
     opened = open_index(folder)
@@ -213,7 +214,7 @@ def refresh(
     quiver index refresh indexes/manual docs --exclude drafts --dry-run
     """
     from quiver.retrieval.index import open_index, refresh_index
-    from quiver.retrieval.models.loading import load_index_model
+    from quiver.retrieval.models.index_model import load_index_model
 
     given = _source_options(id_field, title_field, text_fields, lists, columns, passages, include, exclude)
     changed = given != type(given)()
@@ -306,7 +307,7 @@ def calibrate(
     from quiver.retrieval.data.corpus import read_queries
     from quiver.retrieval.index import calibrate_index, open_index
     from quiver.retrieval.index.calibration import HITS, LEAST_HITS
-    from quiver.retrieval.models.loading import load_index_model
+    from quiver.retrieval.models.index_model import load_index_model
 
     wanted, texts, loaded = ks or HITS, None, None
     if queries is not None:

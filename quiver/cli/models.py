@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -30,7 +31,8 @@ def export(
             "--layout",
             help="Layout to write. sentence-transformers: bi-encoders for versions 5 and 6, ColBERT models for 6; pylate: ColBERT models"
             " for PyLate 1.6 and sentence-transformers 6; hf: the encoder alone, for transformers; stanford: ColBERT models for Stanford's"
-            " ColBERT; onnx: a graph for onnxruntime, verified against Quiver's vectors.",
+            " ColBERT; onnx: a graph for ONNX Runtime, verified against Quiver's vectors; that of a bi-encoder"
+            " searches without PyTorch (quiver search --model).",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write. Its name becomes the model name in the model card.")],
@@ -75,6 +77,10 @@ def export(
         )
         return
     say(f"model: {exported.folder} ({exported.layout}, {exported.bytes / 1e6:,.1f} MB)")
+    if exported.layout == "onnx" and exported.kind == "dense":
+        say(
+            f"search an index of the model without PyTorch: quiver search INDEX 'your question' --model {shlex.quote(str(exported.folder))}"
+        )
 
 
 def _scores(folder: Path) -> ModelScores:

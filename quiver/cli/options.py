@@ -33,7 +33,12 @@ Overrides: TypeAlias = Annotated[list[str] | None, typer.Argument(help="Recipe s
 
 # Models.
 IndexModel: TypeAlias = Annotated[
-    str | None, typer.Option("--model", "-m", help="Folder or hub id of the model. Default: the model that built the index.")
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Folder or hub id of the model, or its ONNX export, which searches without PyTorch. Default: the model that built the index.",
+    ),
 ]
 Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16", "int8"] | None,

@@ -26,7 +26,7 @@ from quiver.encoder.errors import InputError
 if TYPE_CHECKING:
     from quiver.encoder.pretraining.recipe import PretrainingRecipe
     from quiver.retrieval.index import Index
-    from quiver.retrieval.models.loading import ModelOptions
+    from quiver.retrieval.models.options import ModelOptions
     from quiver.retrieval.records import Dtype, Executor
     from quiver.retrieval.training.dry_run import DryRun, PretrainingDryRun
     from quiver.retrieval.training.mining.negatives import MiningSystem
@@ -507,7 +507,7 @@ def mine(
     """
     from quiver.retrieval.index import open_index
     from quiver.retrieval.models import bm25
-    from quiver.retrieval.models.loading import ModelOptions
+    from quiver.retrieval.models.options import ModelOptions
     from quiver.retrieval.training.mining.negatives import PERC_POS, Output, Rules, mine_negatives, parse_margins, parse_ranks
 
     rules = Rules(
@@ -568,7 +568,8 @@ def _searched(
     executor: Executor,
 ) -> MiningSystem:
     from quiver.retrieval.models import bm25
-    from quiver.retrieval.models.loading import FOLDERS_SETTINGS, load_index_model
+    from quiver.retrieval.models.index_model import load_index_model
+    from quiver.retrieval.models.options import FOLDERS_SETTINGS
     from quiver.retrieval.training.mining.negatives import MiningSystem
 
     if model is None and index is None:
@@ -679,7 +680,7 @@ def teacher_scores(
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
     from quiver.encoder.schema import parse_options
-    from quiver.retrieval.models.loading import ModelOptions
+    from quiver.retrieval.models.options import ModelOptions
     from quiver.retrieval.training.mining.teacher_scores import check_teacher, load_teacher, score_rows
     from quiver.retrieval.training.recipe import DataSection
 

@@ -97,7 +97,8 @@ from quiver.retrieval.index.store.reading import (
     verify_files,
 )
 from quiver.retrieval.index.store.writing import StoreWriter, writing
-from quiver.retrieval.models.loading import WorkerModel, load_index_model, with_absolute_source
+from quiver.retrieval.models.index_model import load_index_model
+from quiver.retrieval.models.loading import WorkerModel, with_absolute_source
 from quiver.retrieval.records import IN_PROCESS, Document, Executor, ModelCard
 
 logger = logging.getLogger(__name__)

@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import faiss
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.files import read_json
@@ -42,7 +41,6 @@ from quiver.retrieval.index.engines import (
     check_names,
 )
 from quiver.retrieval.index.files import DamagedIndexError, Disk, Files, lengths_around, little_endian, rows_with, write_array, write_file
-from quiver.retrieval.index.on_device import CPU, DeviceScorer, Resident, Streamed, place
 from quiver.retrieval.index.ranking import (
     LIMITS,
     InParts,
@@ -55,8 +53,13 @@ from quiver.retrieval.index.ranking import (
     token_pieces,
     token_rows,
 )
-from quiver.retrieval.models.maxsim import maxsim_packed
+from quiver.retrieval.models.packed_maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, MatrixRows, ModelCard, PickedRows, Rows, TokenVectors
+
+if TYPE_CHECKING:
+    import torch
+
+    from quiver.retrieval.index.on_device import DeviceScorer, Resident, Streamed
 
 ROWS = 8192
 """Rows of a matrix that are checked in one step, so that a check never copies the complete matrix."""
@@ -103,7 +106,7 @@ def search_dense(  # noqa: PLR0913 - one option for each choice
     Raises:
         ValueError: A query has scores that overflow float32.
     """
-    if allowed is not None and np.count_nonzero(allowed) < _FEW * len(allowed) and not isinstance(placed, Resident):
+    if allowed is not None and np.count_nonzero(allowed) < _FEW * len(allowed) and (placed is None or placed.streamed):
         picked = np.flatnonzero(allowed)
         found = search_dense(
             some := PickedRows(rows, picked),
@@ -113,7 +116,7 @@ def search_dense(  # noqa: PLR0913 - one option for each choice
             ids=ids[picked],
             all_exact=all_exact,
             limits=limits,
-            placed=None if placed is None else Streamed(some, placed.device),
+            placed=None if placed is None else _streamed(some, placed.device),
         )
         return [(picked[places], scores) for places, scores in found]
     findable = rows.shape[0] if allowed is None else int(np.count_nonzero(allowed))
@@ -121,7 +124,7 @@ def search_dense(  # noqa: PLR0913 - one option for each choice
     for start in range(0, len(queries), limits.dense_queries):
         group = queries[start : start + limits.dense_queries]
         if placed is not None:
-            scorer = DeviceScorer(placed, group, documents=rows.shape[0], allowed=allowed, largest_norm=largest_norm, limits=limits)
+            scorer = _device_scorer(placed, group, documents=rows.shape[0], allowed=allowed, largest_norm=largest_norm, limits=limits)
             ranked += _ranked(scorer, k, findable=findable, ids=ids, all_exact=all_exact, limits=limits)
             continue
         with np.errstate(over="ignore"):  # an overflow becomes infinity, which float32_error rejects
@@ -130,6 +133,18 @@ def search_dense(  # noqa: PLR0913 - one option for each choice
         walk = InParts(_DenseWalk(rows, group, allowed, limits), limits.queries_rescored)
         ranked += rank(walk, k, findable=findable, errors=errors, ids=ids, all_exact=all_exact, group=limits.queries_rescored)
     return ranked
+
+
+def _streamed(rows: Rows, device: torch.device) -> Streamed:
+    from quiver.retrieval.index.on_device import Streamed  # imports PyTorch, which a search on the CPU does not need
+
+    return Streamed(rows, device)
+
+
+def _device_scorer(placed: Resident | Streamed, *arguments: Any, **options: Any) -> DeviceScorer:
+    from quiver.retrieval.index.on_device import DeviceScorer
+
+    return DeviceScorer(placed, *arguments, **options)
 
 
 def _ranked(scorer: DeviceScorer, k: int, *, findable: int, ids: NDArray[Any], all_exact: bool, limits: SearchLimits) -> list[Ranked]:
@@ -221,7 +236,7 @@ def search_tokens(  # noqa: PLR0913 - one option for each choice
     """
     filled = np.diff(offsets) > 0
     findable = int(np.count_nonzero(filled if allowed is None else filled & allowed))
-    if allowed is not None and findable < _FEW * len(allowed) and not isinstance(placed, Resident):
+    if allowed is not None and findable < _FEW * len(allowed) and (placed is None or placed.streamed):
         picked = np.flatnonzero(allowed & filled)
         lengths = offsets[picked + 1] - offsets[picked]
         found = search_tokens(
@@ -233,14 +248,14 @@ def search_tokens(  # noqa: PLR0913 - one option for each choice
             ids=ids[picked],
             all_exact=all_exact,
             limits=limits,
-            placed=None if placed is None else Streamed(some, placed.device),
+            placed=None if placed is None else _streamed(some, placed.device),
         )
         return [(picked[places], scores) for places, scores in found]
     ranked: list[Ranked] = []
     for start in range(0, len(queries), limits.token_queries):
         group = queries[start : start + limits.token_queries]
         if placed is not None:
-            scorer = DeviceScorer(placed, group, offsets, documents=len(ids), allowed=allowed, largest_norm=largest_norm, limits=limits)
+            scorer = _device_scorer(placed, group, offsets, documents=len(ids), allowed=allowed, largest_norm=largest_norm, limits=limits)
             ranked += _ranked(scorer, k, findable=findable, ids=ids, all_exact=all_exact, limits=limits)
             continue
         errors = np.array([_error(query, largest_norm) for query in group])
@@ -340,11 +355,13 @@ class ExactParams:
     """Exact search has no search parameters."""
 
 
-def _placement(rows: Rows, device: torch.device) -> Callable[[], Resident | Streamed | None]:
+def _placement(rows: Rows, device: torch.device | None) -> Callable[[], Resident | Streamed | None]:
     """Function that copies the vectors of a segment to a device when it is first called. On the CPU, FAISS and NumPy search: None."""
-    if device.type == "cpu":
+    if device is None or device.type == "cpu":
         return lambda: None
-    return partial(Lazy[Resident | Streamed]().get, partial(place, rows, device))
+    from quiver.retrieval.index.on_device import place  # imports PyTorch, which a search on the CPU does not need
+
+    return partial(Lazy[Any]().get, partial(place, rows, device))
 
 
 class ExactDenseSegment:
@@ -362,7 +379,8 @@ class ExactDenseSegment:
         self._largest_norm = largest_norm
         self._damaged = damaged
         self._all_exact = all_exact
-        self._device, self._placed = CPU, _placement(rows, CPU)
+        self._device: torch.device | None = None
+        self._placed = _placement(rows, None)
 
     def __len__(self) -> int:
         return self._rows.shape[0]
@@ -431,7 +449,8 @@ class ExactTokenSegment:
     ) -> None:
         self.offsets = offsets
         self._rows, self._largest_norm, self._damaged, self._all_exact = rows, largest_norm, damaged, all_exact
-        self._device, self._placed = CPU, _placement(rows, CPU)
+        self._device: torch.device | None = None
+        self._placed = _placement(rows, None)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -492,7 +511,7 @@ def move_search(segments: Sequence[AnySegment], device: torch.device) -> torch.d
         if isinstance(segment, (ExactDenseSegment, ExactTokenSegment)):
             segment.search_on(device)
         else:
-            chosen = CPU
+            chosen = type(device)("cpu")
     return chosen
 
 

@@ -64,7 +64,7 @@ from quiver.retrieval.index.store.reading import (
 )
 from quiver.retrieval.index.strings import LOOK, StringColumn
 from quiver.retrieval.index.words import WordQueries, WordSegment
-from quiver.retrieval.models.bm25 import BM25
+from quiver.retrieval.models.encoding import comparable
 from quiver.retrieval.records import (
     DenseEncoding,
     DenseModel,
@@ -384,8 +384,6 @@ def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
 def encoded_queries(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> Sequence[Any] | DenseVectors:
     """Return encoded queries in the form that `Index.search` takes: vectors whose inner product is the similarity; words for BM25."""
     if isinstance(encoding, DenseEncoding):
-        from quiver.retrieval.models.encoding import comparable  # imports PyTorch, which a search by words does not need
-
         return comparable(encoding.vectors, card)
     return encoding.vectors if card.kind == "colbert" else encoding.token_ids or []
 
@@ -643,11 +641,8 @@ class Index:
             >>> open_index(tiny_index()).model.dim
             32
         """
-        if self._model is None and self.manifest.model.kind == "bm25":
-            self._model = BM25()
         if self._model is None:
-            # Loading imports PyTorch, which a search by vectors does not need.
-            from quiver.retrieval.models.loading import load_index_model
+            from quiver.retrieval.models.index_model import load_index_model
 
             try:
                 loaded = load_index_model(self.manifest.model)

@@ -58,8 +58,8 @@ _MORE, _SHARE_OF_HITS = 128, 4
 
 def device_of(model: DenseModel | TokenModel) -> torch.device:
     """Device of a model, on which its vectors are searched and clustered; the CPU for a model without one, such as a stored one."""
-    found: torch.device = getattr(model, "device", CPU)
-    return found
+    found: torch.device | None = getattr(model, "device", None)
+    return CPU if found is None else found
 
 
 _clustering: ContextVar[torch.device] = ContextVar("device of clustering", default=CPU)
@@ -98,6 +98,8 @@ class DeviceVectors(Protocol):
 class Resident:
     """Vectors in the memory of a device, (T, d) float32."""
 
+    streamed = False
+
     def __init__(self, vectors: Tensor) -> None:
         self._vectors = vectors
 
@@ -122,6 +124,8 @@ class Streamed:
         rows: The vectors, (T, d).
         device: The device.
     """
+
+    streamed = True
 
     def __init__(self, rows: Rows, device: torch.device) -> None:
         self.rows, self.device = rows, device

@@ -11,7 +11,7 @@ from quiver.retrieval.index.documents import FilterLike, as_filter
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.integrations.stores import missing_library
-from quiver.retrieval.models.loading import load_index_model
+from quiver.retrieval.models.index_model import load_index_model
 from quiver.retrieval.records import DenseModel, Document, Query, TokenModel
 from quiver.retrieval.search.retrievers import SharedModel, VectorRetriever
 

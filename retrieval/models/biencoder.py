@@ -34,13 +34,13 @@ from quiver.retrieval.models.encoding import (
     clean,
     contents,
     describe_tokens,
-    fingerprint,
     joined_tokens,
-    pool,
     quantize_embeddings,
 )
 from quiver.retrieval.models.export.sentence_transformers import write_dense
-from quiver.retrieval.models.loading import ModelFolder, ModelOptions, PretrainedModel, dtype_of
+from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
+from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.models.pooling import fingerprint, pool
 from quiver.retrieval.records import PLURALS, DenseEncoding, DenseVectors, Dtype, ModelCard, Role, TextTokens
 
 if TYPE_CHECKING:

@@ -37,14 +37,15 @@ from quiver.retrieval.models.encoding import (
     clean,
     contents,
     describe_tokens,
-    fingerprint,
     joined_tokens,
     pool_tokens,
     quantize_embeddings,
 )
 from quiver.retrieval.models.export.pylate import write_colbert
-from quiver.retrieval.models.loading import ModelFolder, ModelOptions, PretrainedModel, dtype_of
+from quiver.retrieval.models.loading import ModelFolder, PretrainedModel, dtype_of
 from quiver.retrieval.models.maxsim import maxsim_ragged
+from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.models.pooling import fingerprint
 from quiver.retrieval.records import PLURALS, Dtype, ModelCard, Role, TokenEncoding, TokenVectors
 
 if TYPE_CHECKING:

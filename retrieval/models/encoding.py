@@ -1,27 +1,24 @@
-"""From texts to vectors, for bi-encoders and ColBERT models: cleaning, pooling, projections, scaling and fingerprints.
+"""Before and after the encoder, without PyTorch: clean texts and counts of their tokens; pooled, quantized and scaled vectors.
 
-Shapes: B texts, N packed tokens, D encoder width, d vector width.
-Source: sentence-transformers' ``Pooling`` and ``Dense`` modules; PyLate's ``Dense``.
+Shapes: B texts, d vector width, n token vectors of a text.
+Source: sentence-transformers' ``quantize_embeddings``; PyLate's pooling of token vectors.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
-from quiver.encoder.config import DROPOUTS
-from quiver.encoder.tokenizer import SPECIAL_TOKENS
+from quiver.encoder.errors import InputError
 from quiver.retrieval.records import DenseVectors, Document, ModelCard, Role, TextTokens, TokenVectors
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +28,7 @@ Texts: TypeAlias = str | Sequence[str]
 Documents: TypeAlias = str | Document | Sequence[str | Document]
 """A document or its text, or a list of them."""
 
-Devices: TypeAlias = str | torch.device | Sequence[str | torch.device]
+Devices: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
 """A device, or the device of each of several processes."""
 
 
@@ -115,141 +112,6 @@ def joined_tokens(parts: Sequence[TextTokens]) -> TextTokens:
     if joined.truncated.any():
         logger.info("%d of %d texts were truncated to the model's maximum length", joined.truncated.sum(), len(joined.truncated))
     return joined
-
-
-# Configuration fields that do not affect vectors.
-WITHOUT_EFFECT = frozenset({"family", "initializer_range", "pad_token_id", "cls_token_id", "sep_token_id", *DROPOUTS})
-
-
-def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokenizer, settings: object) -> str:
-    """Hash weights, architecture, tokenizer and settings with sha256: equal fingerprints mean equal vectors.
-
-    Args:
-        encoder: Encoder; its weights and configuration are hashed.
-        projections: `quiver.retrieval.models.encoding.Projection` modules, in order.
-        tokenizer: Tokenizer; its rules and the ids of its special tokens are hashed.
-        settings: JSON values of all other settings that affect vectors.
-    """
-    digest = hashlib.sha256()
-    for module in (encoder, projections):
-        for name, tensor in module.state_dict().items():
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    digest.update(tokenizer.to_json().encode())
-    described = {
-        "architecture": {name: value for name, value in asdict(encoder.config).items() if name not in WITHOUT_EFFECT},
-        "projections": [(module.activation, module.use_residual) for module in projections if isinstance(module, Projection)],
-        "special": [tokenizer.special_id(name) for name in SPECIAL_TOKENS],
-        "truncation": tokenizer.truncation_side,
-        "settings": settings,
-    }
-    digest.update(json.dumps(described, sort_keys=True).encode())
-    return digest.hexdigest()
-
-
-def _segment(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tensor:
-    """Reduce each sequence without its first ``skip`` tokens to (B, D), without waiting for the device."""
-    lengths = batch.cu_seqlens.diff().long()
-    if skip:
-        skipped = batch.positions < skip
-        hidden = hidden.masked_fill(skipped[:, None], 0.0 if reduce == "sum" else -torch.inf)
-    # Checks of the lengths would wait for the device; those of a batch are right.
-    return torch.segment_reduce(hidden, reduce, lengths=lengths, axis=0, unsafe=True)
-
-
-def _cls(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
-    del skip  # the first token precedes any prompt
-    return hidden[batch.cu_seqlens[:-1].long()]
-
-
-def _mean(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
-    # A sum and a division instead of "mean": a text whose tokens are all skipped gives zeros, not NaN.
-    lengths = batch.cu_seqlens.diff().long()
-    return _segment(hidden, batch, skip, "sum") / (lengths - skip).clamp(min=1)[:, None]
-
-
-def _max(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
-    return _segment(hidden, batch, skip, "max")
-
-
-def _last(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
-    del skip  # the last token follows any prompt
-    return hidden[batch.cu_seqlens[1:].long() - 1]
-
-
-POOLINGS: dict[str, Callable[[Tensor, PackedBatch, int], Tensor]] = {"cls": _cls, "mean": _mean, "max": _max, "lasttoken": _last}
-"""Pooling functions by sentence-transformers' names: hidden states (N, D), batch and number of leading tokens to skip -> (B, D)."""
-
-
-def pool(hidden: Tensor, batch: PackedBatch, mode: str, *, skip: int = 0) -> Tensor:
-    """Pool hidden states to one vector per sequence.
-
-    Args:
-        hidden: Hidden states, (N, D).
-        batch: The packed batch.
-        mode: A key of `POOLINGS`.
-        skip: Leading tokens that mean and max exclude (a prompt that is not pooled).
-
-    Returns:
-        Vectors (B, D), float32.
-
-    Raises:
-        ValueError: The mode is unknown.
-
-    Example:
-        >>> from quiver.encoder import pack_ids
-        >>> pool(torch.tensor([[1.0], [3.0], [5.0]]), pack_ids([[7, 7], [7]]), "mean").tolist()
-        [[2.0], [5.0]]
-    """
-    if mode not in POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {mode!r}")
-    # In half precision a sum over thousands of tokens would saturate.
-    return POOLINGS[mode](hidden.float(), batch.to(hidden.device), skip)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "torch.nn.modules.linear.Identity": lambda x: x,
-    "torch.nn.modules.activation.Tanh": torch.tanh,
-    "torch.nn.modules.activation.ReLU": torch.relu,
-    "torch.nn.modules.activation.GELU": nn.functional.gelu,
-    "torch.nn.modules.activation.SiLU": nn.functional.silu,
-}
-"""Activations by the class names that checkpoints store."""
-
-IDENTITY = "torch.nn.modules.linear.Identity"
-
-
-class Projection(nn.Module):
-    """Linear layer on top of the encoder, with activation and optional residual path (the ``Dense`` module of checkpoints).
-
-    Args:
-        in_features: Input width D.
-        out_features: Output width d.
-        bias: Add a bias.
-        activation: A key of `ACTIVATIONS`.
-        residual: Add the input to the output, through a matrix if the widths differ (PyLate's ``use_residual``).
-
-    Raises:
-        InputError: The activation is not supported.
-    """
-
-    def __init__(
-        self, in_features: int, out_features: int, *, bias: bool = False, activation: str = IDENTITY, residual: bool = False
-    ) -> None:
-        super().__init__()
-        if activation not in ACTIVATIONS:
-            raise InputError(f"a Dense module's activation_function must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-        self.activation = activation
-        self.use_residual = residual
-        self.linear = nn.Linear(in_features, out_features, bias=bias)
-        self.residual = nn.Linear(in_features, out_features, bias=False) if residual and in_features != out_features else None
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """Map vectors (N, D) to (N, d)."""
-        projected = ACTIVATIONS[self.activation](self.linear(vectors))
-        if self.use_residual:
-            projected = projected + (vectors if self.residual is None else self.residual(vectors))
-        return projected
 
 
 def pool_tokens(vectors: TokenVectors, factor: int, *, protected: int = 1) -> TokenVectors:

@@ -32,7 +32,10 @@ from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.display import html_table
 from quiver.retrieval.models.batches import BatchSize
 from quiver.retrieval.models.bm25 import BM25, NAME
-from quiver.retrieval.models.encoding import Devices, EncodingJob, Projection, Texts, check_texts
+from quiver.retrieval.models.encoding import Devices, EncodingJob, Texts, check_texts
+from quiver.retrieval.models.onnx_model import OnnxModel, is_onnx_export
+from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import PLURALS, DenseModel, Dtype, ModelCard, TokenModel
 
 if TYPE_CHECKING:
@@ -96,7 +99,7 @@ class ModelFolder:
         encoder_folder: Folder of config.json, the encoder's weights and the tokenizer.
         max_length: Maximum tokens of a text; None if the folder sets no limit.
         lower_case: Lower-case texts before tokenizing.
-        pooling: A key of `quiver.retrieval.models.encoding.POOLINGS`.
+        pooling: A key of `quiver.retrieval.models.pooling.POOLINGS`.
         include_prompt: Pool the prompt's tokens too.
         projections: Dense modules in order.
         normalize: Scale vectors to length 1 at the end.
@@ -123,52 +126,6 @@ class ModelFolder:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
 
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """Settings that replace those of a model folder; None keeps the folder's. The card and the fingerprint of the model have them.
-
-    Attributes:
-        query_length: Maximum tokens of a query, special tokens included (ColBERT).
-        document_length: Maximum tokens of a document, special tokens included; for a bi-encoder of every text.
-        query_prompt: Text put before every query; for ColBERT after the prefix token.
-        document_prompt: Text put before every document.
-        truncate_dim: Width to which the vectors of a bi-encoder are cut (Matryoshka).
-
-    Example:
-        >>> load_model(tiny_model("dense"), options=ModelOptions(document_length=16, query_prompt="query: ", truncate_dim=8)).card.dim
-        8
-    """
-
-    query_length: int | None = None
-    document_length: int | None = None
-    query_prompt: str | None = None
-    document_prompt: str | None = None
-    truncate_dim: int | None = None
-
-    def applied(self, settings: ModelFolder) -> ModelFolder:
-        """Return the settings of a folder with these in their place.
-
-        Raises:
-            InputError: The kind of model has no such setting, or a length is too small.
-        """
-        prompts = {name: text for name in ("query_prompt", "document_prompt") if (text := getattr(self, name)) is not None}
-        if settings.kind == "dense":
-            if self.query_length is not None:
-                raise InputError("a bi-encoder has one maximum length for queries and documents; pass document_length (--document-length)")
-            if self.document_length is not None and self.document_length < 3:
-                raise InputError(f"document_length (--document-length) must be >= 3, [CLS], a token and [SEP], got {self.document_length}")
-            return replace(settings, max_length=self.document_length or settings.max_length, **prompts)
-        if self.truncate_dim is not None:
-            raise InputError("truncate_dim (--truncate-dim) applies to bi-encoders; this is a ColBERT model")
-        lengths = {name: length for name in ("query_length", "document_length") if (length := getattr(self, name)) is not None}
-        changed = replace(settings.colbert, **lengths)
-        changed.check_lengths(settings.encoder_folder)
-        return replace(settings, colbert=changed, **prompts)
-
-
-FOLDERS_SETTINGS = ModelOptions()
-"""Keeps all settings of a folder."""
 
 _RETRIEVAL = "Represent this sentence for searching relevant passages: "
 
@@ -244,6 +201,9 @@ def read_model_folder(folder: Path) -> ModelFolder:
     from quiver.retrieval.models.export.pylate import read_pylate
     from quiver.retrieval.models.export.sentence_transformers import read_dense, read_multi_vector
     from quiver.retrieval.models.export.stanford import read_stanford
+
+    if is_onnx_export(folder):
+        raise InputError(f"{folder}: an ONNX export, which encodes for indexes only (quiver search --model); pass the model it came from")
 
     if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
         raise InputError(f"{folder}: not a model folder: it has neither modules.json nor config.json")
@@ -718,52 +678,22 @@ def load_model(
     return model
 
 
-NOT_FOR_BM25 = f"dtype, device and the other options of a model are not for {NAME}, which is none; remove them"
-"""Error where BM25 gets options of a model."""
-
-
-def load_index_model(
-    model: ModelCard | str,
-    source: str | None = None,
-    *,
-    dtype: Dtype | None = None,
-    device: str | None = None,
-    batch_tokens: int | None = None,
-    options: ModelOptions = FOLDERS_SETTINGS,
-) -> BiEncoder | ColBERT | BM25:
-    """Load the model of an index: the one that built it, with its dtype, prompts, lengths and vector width, or the one that will.
+def load_described_model(
+    card: ModelCard, source: str | Path, *, device: str | None = None, batch_tokens: int | None = None
+) -> BiEncoder | ColBERT:
+    """Load a model with the dtype, prompts, lengths and vector width of a card.
 
     Args:
-        model: Card of the model that built the index; or for a new index a folder or Hub id, or ``bm25``.
-        source: Folder or Hub id to load instead, such as the new location of a model.
-        dtype: As in `load_model`, for a new index.
+        card: Card of the model, as an index stores it.
+        source: Folder or Hub id.
         device: As in `load_model`.
         batch_tokens: As in `load_model`.
-        options: As in `load_model`, for a new index; an existing one is searched with what it was built with.
 
     Raises:
-        InputError: The model cannot be loaded, or options of a model are given for BM25, which is none.
+        InputError: The folder is not a supported model.
     """
-    if isinstance(model, str):
-        if model != NAME:
-            return load_model(model, dtype=dtype, device=device, batch_tokens=batch_tokens, options=options)
-        if (dtype, device, batch_tokens, options) != (None, None, None, FOLDERS_SETTINGS):
-            raise InputError(NOT_FOR_BM25)
-        return BM25()
-    card = model
-    if card.kind == "bm25":
-        if source not in (None, NAME):
-            raise InputError(f"{source}: the index was built with {NAME}, without a model; remove --model")
-        if (dtype, device, batch_tokens, options) != (None, None, None, FOLDERS_SETTINGS):
-            raise InputError(NOT_FOR_BM25)
-        return BM25()
-    try:
-        loaded = load_model(source or card.source, dtype=card.dtype, device=device, batch_tokens=batch_tokens, options=_card_prompts(card))
-        return _with_card(loaded, card)
-    except InputError as error:
-        if source is not None:
-            raise
-        raise InputError(f"{error}; the index was built with that model: pass --model if it has moved") from error
+    loaded = load_model(source, dtype=card.dtype, device=device, batch_tokens=batch_tokens, options=_card_prompts(card))
+    return _with_card(loaded, card)
 
 
 def _card_prompts(card: ModelCard) -> ModelOptions:
@@ -832,7 +762,7 @@ class WorkerModel:
         batch_tokens = model.batch_tokens if isinstance(model, PretrainedModel) else None
         return cls(with_absolute_source(model.card), batch_tokens)
 
-    def load(self) -> BiEncoder | ColBERT | BM25:
+    def load(self) -> BiEncoder | ColBERT | OnnxModel | BM25:
         """Load the model.
 
         Raises:
@@ -843,8 +773,10 @@ class WorkerModel:
             return BM25()
         if card.library != "quiver":
             raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
-        options = _card_prompts(card)
-        model = _with_card(load_model(card.source, dtype=card.dtype, batch_tokens=self.batch_tokens, options=options), card)
+        if is_onnx_export(card.source):
+            model: BiEncoder | ColBERT | OnnxModel = OnnxModel(card.source, batch_tokens=self.batch_tokens)
+        else:
+            model = load_described_model(card, card.source, batch_tokens=self.batch_tokens)
         if model.card.fingerprint != card.fingerprint:
             raise InputError(
                 f"{card.source}: the model on {platform.node()} has the fingerprint {model.card.fingerprint[:12]}, expected "

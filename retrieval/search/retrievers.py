@@ -28,7 +28,8 @@ from quiver.retrieval.index.documents import FilterLike
 from quiver.retrieval.index.engines import WORDS, Setting, check_k, check_preset
 from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.index.store.reading import format_version
-from quiver.retrieval.models.bm25 import BM25, NAME
+from quiver.retrieval.models.bm25 import NAME
+from quiver.retrieval.models.index_model import load_index_model
 from quiver.retrieval.records import (
     DenseEncoding,
     DenseModel,
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
     import torch
 
     from quiver.retrieval.cluster.index import ShardedIndex
-    from quiver.retrieval.models.biencoder import BiEncoder
-    from quiver.retrieval.models.colbert import ColBERT
 
 CANDIDATES = 100
 """Default number of documents that each ranking contributes to a fusion or a re-ranking."""
@@ -168,11 +167,10 @@ class SharedModel:
         self.card = model.card
 
     @property
-    def device(self) -> torch.device:
-        """Device of the model; see `quiver.retrieval.index.on_device.device_of`."""
-        from quiver.retrieval.index.on_device import device_of  # imports PyTorch, which a search by words does not need
-
-        return device_of(self.model)
+    def device(self) -> torch.device | None:
+        """Device of the model; None for one that has none."""
+        found: torch.device | None = getattr(self.model, "device", None)
+        return found
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
         """Encode texts, as the model does."""
@@ -460,7 +458,7 @@ class TextScorer:
         Raises:
             InputError: A candidate has no text.
         """
-        from quiver.retrieval.models.maxsim import maxsim_packed
+        from quiver.retrieval.models.packed_maxsim import maxsim_packed
 
         vectors = self.model.encode_texts(queries, "query").vectors
         scores: list[NDArray[np.float32]] = []
@@ -673,14 +671,8 @@ class OpenIndexes:
     def _model_of(self, index: Index, source: str | None) -> SharedModel:
         wanted = index.manifest.model.fingerprint
         if wanted not in self._models:
-            loaded: BiEncoder | ColBERT | BM25
-            if index.kind == WORDS and source is None:
-                loaded = BM25()  # without an import of PyTorch
-            else:
-                from quiver.retrieval.models.loading import load_index_model
-
-                device = None if index.kind == WORDS else self._device  # which may be that of another index
-                loaded = load_index_model(index.manifest.model, source, device=device)
+            device = None if index.kind == WORDS else self._device  # which may be that of another index
+            loaded = load_index_model(index.manifest.model, source, device=device)
             index.check_model(loaded.card)
             self._models[wanted] = SharedModel(loaded)
         return self._models[wanted]

@@ -29,11 +29,13 @@ from quiver.retrieval.data.corpus import ranked
 from quiver.retrieval.display import NOT_SHOWN
 from quiver.retrieval.index import Filter, Index
 from quiver.retrieval.index.documents import FilterLike
-from quiver.retrieval.index.engines import WORDS, Setting, check_k
+from quiver.retrieval.index.engines import Setting, check_k
 from quiver.retrieval.index.index import encoded_queries
 from quiver.retrieval.records import DenseModel, Hits, Missing, Query, Run, TokenCounts, TokenModel
 
 if TYPE_CHECKING:
+    import torch
+
     from quiver.retrieval.cluster.index import ShardedIndex
 
 logger = logging.getLogger(__name__)
@@ -112,10 +114,9 @@ def search(
     begun = time.perf_counter()
     encoding = model.encode_texts([query.text for query in queries], "query", progress=progress)
     encoded = time.perf_counter()
-    if isinstance(index, Index) and index.kind != WORDS:
-        from quiver.retrieval.index.on_device import device_of  # imports PyTorch
-
-        index.search_on(device_of(model))
+    device: torch.device | None = getattr(model, "device", None)
+    if isinstance(index, Index) and device is not None:
+        index.search_on(device)
     vectors = encoded_queries(encoding, model.card)
     hits = search_slices(
         lambda part: index.search(vectors[part], k, filter=filter, effort=effort, target_recall=target_recall),

@@ -24,7 +24,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import comparable
-from quiver.retrieval.models.maxsim import maxsim_packed
+from quiver.retrieval.models.packed_maxsim import maxsim_packed
 from quiver.retrieval.records import DenseVectors, Role
 from quiver.retrieval.search.retrievers import SharedModel
 from quiver.retrieval.serving.retrievers import Batcher, Retriever
@@ -352,7 +352,7 @@ class TextModel:
     def _encode_ids(self, work: Texts) -> Encoded | Exception:
         model = self.shared.model
         if not isinstance(model, BiEncoder):
-            raise ValueError("only a bi-encoder encodes token ids")
+            return RequestError(422, "invalid_request", "this model encodes texts, not token ids")
         ids = [[int(each) for each in text] for text in work.texts]
         try:
             found = []

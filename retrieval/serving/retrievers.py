@@ -196,8 +196,8 @@ class Preencoded:
         return self.model.card
 
     @property
-    def device(self) -> torch.device:
-        """Device of the model."""
+    def device(self) -> torch.device | None:
+        """Device of the model; None for one that has none."""
         return self.model.device
 
     def encode_texts(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:

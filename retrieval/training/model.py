@@ -26,9 +26,9 @@ from quiver.encoder.config import global_every
 from quiver.encoder.model import Uninitialized
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.export.sentence_transformers import read_tokenizer
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, ModelParts, default_device, load_parts
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.recipe import ArchitectureSection, ColBERTSection, ModelSection, Recipe
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import pytest
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.eval.baselines import load_baseline
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
 
 library = pytest.importorskip("sentence_transformers")
 pytestmark = pytest.mark.parity

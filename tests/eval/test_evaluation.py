@@ -25,7 +25,7 @@ from quiver.eval.metrics import DEFAULT, score
 from quiver.eval.rankers import overlap
 from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import load_collection, read_run
-from quiver.retrieval.models.loading import ModelOptions
+from quiver.retrieval.models.options import ModelOptions
 from quiver.retrieval.records import Hits, Role, TextTokens, TokenEncoding
 from tests.processes import imported_python
 

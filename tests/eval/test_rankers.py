@@ -19,8 +19,9 @@ from quiver.eval.report.retrieval import reported_folders, results_report, write
 from quiver.retrieval.data.corpus import load_collection, read_run
 from quiver.retrieval.index import Index, build_index, delete_documents, open_index
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, ModelOptions
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.search.retrievers import FusedRetriever, OpenIndexes, SharedModel, VectorRetriever
 from quiver.retrieval.search.search import Fusion, fuse_runs
 

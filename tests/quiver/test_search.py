@@ -22,8 +22,8 @@ from quiver.retrieval.data.corpus import read_run
 from quiver.retrieval.index import BuildOptions, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import WordScore, word_index
 from quiver.retrieval.search.explain import Explanation, QueryTokenMatch, Token

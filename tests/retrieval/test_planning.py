@@ -18,8 +18,8 @@ from quiver.retrieval.index import BuildOptions, Index, build_index
 from quiver.retrieval.index.documents import DESCRIBED_COPIES, DOCUMENT_BYTES
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, load_parts
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.planning import (
     TEXTS,
     CorpusStatistics,

@@ -36,11 +36,7 @@ from quiver.encoder.environment import installed_version
 from quiver.encoder.files import write_json
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-
-SCHEMA = "quiver-onnx/1"
-"""Value of ``schema`` in ``onnx_config.json``."""
-
-GRAPH, SETTINGS = "model.onnx", "onnx_config.json"
+from quiver.retrieval.models.onnx_model import GRAPH, SCHEMA, SETTINGS
 
 TOLERANCE = 1e-4
 """Maximum difference of a coordinate from the model's; for vectors longer than 1 relative to the largest coordinate."""
@@ -79,7 +75,7 @@ def _last(hidden: Tensor, attended: Tensor, pooled: Tensor) -> Tensor:
 
 
 POOLINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"cls": _cls, "mean": _mean, "max": _max, "lasttoken": _last}
-"""`quiver.retrieval.models.encoding.POOLINGS` over padded hidden states (B, S, D), attention mask and pooling mask (B, S)."""
+"""`quiver.retrieval.models.pooling.POOLINGS` over padded hidden states (B, S, D), attention mask and pooling mask (B, S)."""
 
 
 class PaddedModel(nn.Module):

@@ -31,8 +31,8 @@ from quiver.encoder import Encoder, InputError, Tokenizer, save_encoder
 from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
-from quiver.retrieval.models.encoding import IDENTITY, POOLINGS, Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import IDENTITY, POOLINGS, Projection
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, wr
 from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.model import Uninitialized
-from quiver.retrieval.models.encoding import IDENTITY, Projection
 from quiver.retrieval.models.export.pylate import unsupported_by_pylate
 from quiver.retrieval.models.export.sentence_transformers import required, typed, with_strip
 from quiver.retrieval.models.loading import STANFORD_ARCHITECTURE, ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import IDENTITY, Projection
 
 logger = logging.getLogger(__name__)
 

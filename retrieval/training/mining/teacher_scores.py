@@ -38,7 +38,8 @@ from quiver.encoder.files import atomic_file, file_sha256, read_json
 from quiver.encoder.progress import Advance, progress_bar
 from quiver.retrieval.data.embedding_store import KEY, EmbeddingStore, KeyTable, open_embedding_store, text_keys
 from quiver.retrieval.models.batches import BatchSize, copies_for
-from quiver.retrieval.models.loading import FOLDERS_SETTINGS, ModelOptions, check_device, check_is_model, default_device, load_model
+from quiver.retrieval.models.loading import check_device, check_is_model, default_device, load_model
+from quiver.retrieval.models.options import FOLDERS_SETTINGS, ModelOptions
 from quiver.retrieval.records import IN_PROCESS, DenseModel, Dtype, Executor, TokenModel
 from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
 from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_whole

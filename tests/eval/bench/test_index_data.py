@@ -13,8 +13,8 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_w
 from quiver.eval.bench.index_data import VectorFolder, encode_collection, write_vectors
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import MatrixRows
 
 MakeVectors = Callable[..., VectorFolder]

@@ -18,8 +18,8 @@ from quiver.eval.results import Results
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
 
 DESK, TELEPHONE = (1280, 900), (390, 844)
 

@@ -10,8 +10,8 @@ import torch
 
 from quiver.retrieval.index import BuildOptions, Index, build_index
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_parts
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
 
 DOCUMENTS = [

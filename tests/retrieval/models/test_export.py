@@ -21,10 +21,10 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_w
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.export.export import FILES, LAYOUTS, MODULE, MODULE_FILES, ModelScores, export_model
 from quiver.retrieval.models.export.sentence_transformers import reads_as_token, with_prefixes, without_strip
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, read_model_folder
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.search.explain import text_tokens
 
 CONFIG = EncoderConfig.modernbert(

@@ -15,16 +15,10 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_w
 from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.models.loading import (
-    ModelFolder,
-    ModelOptions,
-    WorkerModel,
-    default_dtype,
-    load_index_model,
-    load_model,
-    read_model_folder,
-)
+from quiver.retrieval.models.index_model import load_index_model
+from quiver.retrieval.models.loading import ModelFolder, WorkerModel, default_dtype, load_model, read_model_folder
+from quiver.retrieval.models.options import ModelOptions
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Dtype
 
 CONFIG = EncoderConfig.modernbert(

@@ -1,4 +1,5 @@
-"""Export to ONNX: onnxruntime gives the vectors of Quiver for any number and length of texts, and the code of the model card runs."""
+"""Export to ONNX: ONNX Runtime gives the vectors of Quiver for any number and length of texts, in the code of the model card and in
+`OnnxModel`, which searches an index without PyTorch."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import contextlib
 import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +19,15 @@ import pytest
 import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, pack_padded, preset
+from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
 from quiver.retrieval.models.export.export import FILES, export_model
 from quiver.retrieval.models.export.onnx import require_libraries, write_onnx
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, build_model, load_model, load_parts
+from quiver.retrieval.models.index_model import load_index_model
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, WorkerModel, build_model, load_model, load_parts
+from quiver.retrieval.models.onnx_model import OnnxModel
+from quiver.retrieval.models.pooling import Projection
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -128,6 +134,19 @@ def test_onnx_gives_the_vectors_of_a_bi_encoder(
         expected = model.encode_texts(TEXTS, role).vectors
         finite = np.isfinite(expected)  # the maximum over no token is none
         np.testing.assert_allclose(encode(TEXTS, role)[finite], expected[finite], atol=1e-4)
+    check_onnx_model(out, model)
+
+
+def check_onnx_model(out: Path, model: BiEncoder | ColBERT) -> None:
+    """Compare card, counts and vectors, in one batch and in many."""
+    for tokens in (None, 8):
+        ours = OnnxModel(out, batch_tokens=tokens)
+        assert ours.card == replace(model.card, source=str(out))
+        for role in ("query", "document"):
+            found, expected = ours.encode_texts(TEXTS, role), model.encode_texts(TEXTS, role)
+            assert found.counts == expected.counts
+            finite = np.isfinite(expected.vectors)
+            np.testing.assert_allclose(found.vectors[finite], expected.vectors[finite], atol=1e-4)
 
 
 def every_length(source: str | Path, out: Path, lengths: range) -> None:
@@ -152,6 +171,8 @@ def test_onnx_gives_the_vectors_of_a_small_modernbert_at_every_length(tmp_path: 
     source = dense(tmp_path / "one", modernbert, normalize=True)
     exported(source, tmp_path / "graph")
     every_length(source, tmp_path / "graph", range(1, 91))
+    check_onnx_model(tmp_path / "graph", load_model(source))
+    check_mistakes(tmp_path / "graph")
     # The graph of another model is refused.
     graph = tmp_path / "graph" / "model.onnx"
     (tmp_path / "refused").mkdir()
@@ -166,8 +187,61 @@ def test_onnx_gives_the_vectors_of_minilm(tmp_path: Path, monkeypatch: pytest.Mo
     settings = exported(minilm, out)
     assert settings["check"]["largest_difference"] < 1e-5
     every_length(minilm, out, range(1, settings["document"]["max_length"] + 1, 15))
-    encode = run_card(out, monkeypatch)["encode"]
-    np.testing.assert_allclose(encode(TEXTS, "query"), load_model(minilm).encode_texts(TEXTS, "query").vectors, atol=1e-4)
+    encode, model = run_card(out, monkeypatch)["encode"], load_model(minilm)
+    np.testing.assert_allclose(encode(TEXTS, "query"), model.encode_texts(TEXTS, "query").vectors, atol=1e-4)
+    check_onnx_model(out, model)
+
+    index = tmp_path / "index"
+    build_index(TEXTS, model, index)
+    command = (
+        f"import sys; from quiver.cli.main import main; sys.argv = ['quiver', 'search', {str(index)!r}, 'wings', '--json', *{{}}]; main()"
+    )
+    printed = []
+    for options in (["--model", str(out)], []):
+        code = f"import atexit; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); {command.format(options)}"
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert run.stderr.split()[-1] == str(not options)  # by the export without PyTorch, by the model with it
+        printed.append([(hit["id"], hit["score"]) for hit in json.loads(run.stdout)])
+    assert [key for key, _ in printed[0]] == [key for key, _ in printed[1]]
+    assert [score for _, score in printed[0]] == pytest.approx([score for _, score in printed[1]], abs=1e-5)
+
+    # Built by the export, an index needs no option, and workers can build it.
+    built = build_index(TEXTS, str(out), tmp_path / "exported")
+    assert [hit.id for hit in built.search("wings", k=4)] == [hit.id for hit in open_index(index).search("wings", k=4)]
+    assert WorkerModel.of(built.model).load().card.fingerprint == model.card.fingerprint
+
+
+def check_mistakes(out: Path) -> None:
+    """Mistakes with an export are one line; the last of them damage it."""
+    with pytest.raises(InputError, match=r"an ONNX export, which encodes for indexes only .* pass the model it came from"):
+        BiEncoder(out)
+    with pytest.raises(
+        InputError, match=r"an ONNX export has the settings it was exported with and runs on the CPU; remove the other options"
+    ):
+        load_index_model(str(out), dtype="int8")
+    with pytest.raises(InputError, match=r"not an ONNX export: it has no onnx_config\.json"):
+        OnnxModel(out.parent)
+    settings = out / "onnx_config.json"
+    content = json.loads(settings.read_text())
+    for change, message in (
+        ({"schema": "quiver-onnx/9"}, "schema must be quiver-onnx/1, got 'quiver-onnx/9'"),
+        ({"kind": "colbert"}, "the export of a ColBERT model is for other programs"),
+        ({"query": {"prompt": ""}}, "not the settings of an ONNX export"),
+        ({"query": None}, "not the settings of an ONNX export"),
+    ):
+        settings.write_text(json.dumps(content | change))
+        with pytest.raises(InputError, match=message):
+            OnnxModel(out)
+    settings.write_text(json.dumps(content))
+    graph = (out / "model.onnx").read_bytes()
+    for damaged in (graph[: len(graph) // 2], b""):
+        (out / "model.onnx").write_bytes(damaged)
+        with pytest.raises(InputError, match=r"not a graph that ONNX Runtime can open .*; export the model again"):
+            OnnxModel(out)
+    (out / "model.onnx").unlink()
+    with pytest.raises(InputError, match="not a graph that ONNX Runtime can open"):
+        OnnxModel(out)
+    (out / "model.onnx").write_bytes(graph)
 
 
 @pytest.mark.exhaustive

@@ -14,8 +14,9 @@ from quiver.retrieval.data.source import SourceOptions, open_corpus
 from quiver.retrieval.index import build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.encoding import Projection
-from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, WorkerModel, load_index_model
+from quiver.retrieval.models.index_model import load_index_model
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, WorkerModel
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
 
 CONFIG = EncoderConfig.modernbert(
