@@ -636,7 +636,8 @@ class OpenIndexes:
         model = load_model(str(given), device=self._device)
         if model.card.kind != "colbert":
             raise InputError(
-                f"{given}: re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one; this model gives one vector per text"
+                f"{given}: re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one;"
+                " this model gives a single vector per text"
             )
         return TextScorer(SharedModel(model), text_of or self.text_of, progress=self._progress)
 
