@@ -815,7 +815,7 @@ def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> No
     if before is not None and stage.any_finished() and not overwrite:
         raise InputError(
             f"{stage.folder.parent}: holds an interrupted evaluation whose {_differing(before, plan)} differ; finish it with its "
-            "own command, choose another folder, or discard it with --overwrite"
+            "own command, choose another folder, or discard it with --overwrite (overwrite=True in Python)"
         )
     try:
         for entry in stage.folder.iterdir():
@@ -853,7 +853,9 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: cannot hold results, it is a file; name a folder")
     if (folder / FILE).exists() and not overwrite:
-        raise InputError(f"{folder}: already holds results; choose another folder, or overwrite them with --overwrite")
+        raise InputError(
+            f"{folder}: already holds results; choose another folder, or overwrite them with --overwrite (overwrite=True in Python)"
+        )
 
 
 def _publish(stage: Path, folder: Path) -> None:

@@ -131,10 +131,11 @@ def refuse_existing(out: Path, *, overwrite: bool | None) -> None:
     if not is_run(out):
         raise InputError(f"{out}: holds {held[0]}, which does not come from a training run; choose another --out")
     if (out / RECORD).exists():
-        remedy = "" if overwrite is None else ", or pass --overwrite"
+        remedy = "" if overwrite is None else ", or pass --overwrite (overwrite=True in Python)"
         raise InputError(f"{out}: already contains a run; choose another --out{remedy}")
     remedy = "choose another --out" if overwrite is None else "start over with --overwrite"
-    raise InputError(f"{out}: contains an unfinished run; resume it with --resume, or {remedy}")
+    in_python = "" if overwrite is None else " (resume=True or overwrite=True in Python)"
+    raise InputError(f"{out}: contains an unfinished run; resume it with --resume, or {remedy}{in_python}")
 
 
 def is_run(out: Path) -> bool:

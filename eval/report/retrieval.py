@@ -524,11 +524,12 @@ def _content(results: Sequence[Results], significance: Significance) -> _Content
 
 
 def system_keys(scored: Sequence[ScoredRow], named: Named) -> dict[str, Key]:
-    """Letters in the order of the rows. BM25 and nothing else is grey."""
+    """Letters in the order of the rows. BM25 and nothing else is grey: the first of several, so that colours tell them apart."""
     grey = {label for label, result in named if result.system.kind == "bm25"}
     grey |= {baseline.name for _, result in named for collection in result.collections for baseline in collection.baselines}
     labels = dict.fromkeys([*(row.label for row in scored), *(label for label, _ in named)])  # a system without collections has no row
-    coloured = [label for label in labels if label not in grey]
+    first = next((label for label in labels if label in grey), None)
+    coloured = [label for label in labels if label != first]
     colours = {label: position % COLOURS + 1 for position, label in enumerate(coloured)}
     return {label: Key(letters(position), colours.get(label, 0), label) for position, label in enumerate(labels)}
 
@@ -942,8 +943,8 @@ def system_properties(result: Results) -> dict[str, str]:
         "Fingerprint": system.fingerprint,
         "Vector width": system.dim,
         "Similarity": system.similarity,
-        "Query length": None if system.query_length is None else f"{system.query_length:,} tokens",
-        "Document length": None if system.document_length is None else f"{system.document_length:,} tokens",
+        "Query length": _tokens(system, system.query_length),
+        "Document length": _tokens(system, system.document_length),
         "Query prompt": system.query_prompt,
         "Document prompt": system.document_prompt,
         "Dtype": system.dtype,
@@ -955,6 +956,11 @@ def system_properties(result: Results) -> dict[str, str]:
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(origin.versions.items())),
     }
     return {name: str(value) for name, value in properties.items() if value not in (None, "")}
+
+
+def _tokens(system: System, length: int | None) -> str | None:
+    """A maximum length; None for BM25, which has none."""
+    return None if length is None or system.kind == "bm25" else f"{length:,} tokens"
 
 
 def _search_rule(scored: Sequence[CollectionResult]) -> str:

@@ -251,6 +251,9 @@ def delete(
 ) -> None:
     """Delete documents. Their space is freed by quiver index compact.
 
+    The documents of a folder are passages of its files, with ids such as guide.md#1; a whole file goes with quiver index refresh DIR FOLDER
+    --exclude FILE.
+
     Example: quiver index delete indexes/scifact 4983 31715818
     """
     from quiver.retrieval.index import delete_documents, open_index

@@ -232,7 +232,18 @@ def _how_to_go_on(arguments: Sequence[str]) -> str:
 def _one_line(error: Any) -> str:
     """Format a usage error with the name of the parameter and a pointer to the help."""
     message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
-    return f"{message} (see {error.ctx.command_path} --help)" if error.ctx else message
+    return f"{message}{_meant(error)} (see {error.ctx.command_path} --help)" if error.ctx else message
+
+
+def _meant(error: Any) -> str:
+    """What other tools call an option, or a command of a group without the group, as what to type."""
+    if getattr(error, "option_name", None) in ("-n", "--top-k", "--topk", "--limit", "--k"):
+        return "; the number of results is -k" * any("-k" in each.opts for each in error.ctx.command.params)
+    name = re.match(r"No such command '([\w-]+)'", error.message)
+    if name is None or error.ctx.parent is not None:
+        return ""
+    typed = [f"{group} {name[1]}" for group, command in _LazyCommands().items() if name[1] in getattr(command, "commands", ())]
+    return f"; type {' or '.join(f'quiver {each}' for each in typed)}" if typed else ""
 
 
 if __name__ == "__main__":

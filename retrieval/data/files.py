@@ -378,10 +378,11 @@ def _is_skipped(name: str, *, folder: bool) -> bool:
 def matches(path: str, pattern: str) -> bool:
     """Whether a relative path, or a folder that it is in, matches a pattern.
 
-    A pattern without ``/`` is compared with names, others with whole paths. ``*`` and ``?`` match within a name, ``**`` over folders.
+    A pattern without ``/`` is compared with names, others with whole paths. ``*`` and ``?`` match within a name, ``**`` over folders. Upper
+    and lower case are the same, as for the suffixes of the known types.
 
     Example:
-        >>> [matches("docs/old/a.md", pattern) for pattern in ("*.md", "old", "docs/*.md", "docs/**/*.md", "docs/", "md")]
+        >>> [matches("docs/old/a.md", pattern) for pattern in ("*.MD", "old", "docs/*.md", "docs/**/*.md", "docs/", "md")]
         [True, True, False, True, True, False]
     """
     wanted = _to_regex(pattern.strip("/"))
@@ -393,7 +394,7 @@ def matches(path: str, pattern: str) -> bool:
 def _to_regex(pattern: str) -> re.Pattern[str]:
     tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    return re.compile("".join(tokens.get(part, re.escape(part)) for part in parts), re.DOTALL)
+    return re.compile("".join(tokens.get(part, re.escape(part)) for part in parts), re.DOTALL | re.IGNORECASE)
 
 
 class FolderFiles:

@@ -786,7 +786,12 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0,
         missing = [key for key, place in zip(wanted, index.locate(wanted), strict=True) if place is None]
         if missing:
             others = f" (nor are {len(missing) - 1} others)" if len(missing) > 1 else ""
-            raise InputError(f"{path}: document '{missing[0]}' is not in this index{others}; nothing was deleted")
+            first = f"{missing[0]}#1"
+            known = index.locate([first])[0] is not None
+            passages = (
+                f"; its passages are {first} and so on, and quiver index refresh drops files that are gone or excluded" if known else ""
+            )
+            raise InputError(f"{path}: document '{missing[0]}' is not in this index{others}; nothing was deleted{passages}")
         if wanted:
             changed = zip(index.segments, without(index, wanted), before.segments, strict=True)
             segments = [entry if after is former else writer.delete(entry, after.kept) for former, after, entry in changed]

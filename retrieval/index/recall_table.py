@@ -160,8 +160,9 @@ class Calibration:
             balanced, exact = table.preset("balanced"), table.preset("exact")
             if balanced.recall < LOW_RECALL:
                 return (
-                    f"the preset balanced finds {balanced.recall:.2f} of the {table.k} best documents; search with --effort exact "
-                    f"({exact.p50_ms:.3g} ms per query, balanced takes {balanced.p50_ms:.3g}), or measure more with quiver index calibrate"
+                    f"the preset balanced finds {balanced.recall:.2f} of the {table.k} best documents; search with --effort exact, "
+                    f"effort='exact' in Python ({exact.p50_ms:.3g} ms per query, balanced takes {balanced.p50_ms:.3g}), or measure more"
+                    " with quiver index calibrate"
                 )
         return None
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quiver.retrieval.models.colbert import ColBERT
     from quiver.retrieval.records import Dtype, ModelCard
 
-NOT_FOR_BM25 = f"--dtype, --device and the other options of a model are not for {NAME}, which is none; remove them"
+NOT_FOR_BM25 = f"dtype, device and the other options of a model are not for {NAME}, which is none; remove them"
 """Error where BM25 gets options of a model."""
 
 
@@ -44,7 +44,7 @@ def load_index_model(
     card = None if isinstance(model, str) else model
     name = model if isinstance(model, str) else model.source
     if card is not None and card.kind == "bm25" and source not in (None, NAME):
-        raise InputError(f"--model {source}: the index was built with {NAME}, without a model; remove the option")
+        raise InputError(f"{source}: the index was built with {NAME}, without a model; remove --model")
     if name == NAME if card is None else card.kind == "bm25":
         if (dtype, device, batch_tokens, options) != (None, None, None, FOLDERS_SETTINGS):
             raise InputError(NOT_FOR_BM25)

@@ -79,7 +79,9 @@ def field_of(index: Index, field: str) -> FieldValues:
         InputError: No document has the field, or the index stores no texts.
     """
     if not index.manifest.policy.store_text:
-        raise InputError(f"{index.path}: the index was built with --no-text, so fields of hits are unknown; build it again to group hits")
+        raise InputError(
+            f"{index.path}: the index was built with --no-text (store_text=False), so the fields of hits are unknown; build it again"
+        )
     if field not in index.fields:
         raise InputError(f"{index.path}: no document has the field '{field}'; the fields are {', '.join(index.fields) or 'none'}")
     columns = _COLUMNS.setdefault(index, {})

@@ -627,13 +627,18 @@ class OpenIndexes:
             index = self.index(given)
             if index.manifest.model.kind != "colbert":
                 stored = "no vectors" if index.kind == WORDS else "a single vector per document"
-                raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this index has {stored}")
+                raise InputError(
+                    f"{given}: re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one; this index has {stored}"
+                )
             return IndexScorer(index, self._model_of(index, self._sources.get(Path(given).resolve())))
         from quiver.retrieval.models.loading import load_model
 
         model = load_model(str(given), device=self._device)
         if model.card.kind != "colbert":
-            raise InputError(f"{given}: --rerank needs a ColBERT model or an index of one; this model gives a single vector per text")
+            raise InputError(
+                f"{given}: re-ranking (--rerank, rerank=) needs a ColBERT model or an index of one;"
+                " this model gives a single vector per text"
+            )
         return TextScorer(SharedModel(model), text_of or self.text_of, progress=self._progress)
 
     def stored(self, key: str) -> Stored | None:
@@ -660,7 +665,7 @@ class OpenIndexes:
         if stored is None:
             raise InputError(
                 f"{self.indexes[0].path}: the index stores no texts, which a model needs for re-ranking; pass an index of a ColBERT model"
-                " to --rerank, or rebuild the index without --no-text"
+                " to --rerank (rerank=), or rebuild the index without --no-text (store_text=False)"
             )
         return stored.text
 

@@ -309,7 +309,8 @@ def _difference(first: Index, other: Index, shared: int) -> str | None:
     compared = list(_same_texts(first, other))
     if not all(compared):  # such as passages of the same files that are measured in the tokens of two models
         parts.append(
-            f"of {len(compared)} in both that were compared, {compared.count(False)} have another text (one index with bm25: --fuse bm25)"
+            f"of {len(compared)} in both that were compared, {compared.count(False)} have another text (one index with bm25: --fuse bm25,"
+            " fuse='bm25' in Python)"
         )
     return "; ".join(parts) or None
 

@@ -120,7 +120,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or added by a c
         True
     """
     if resume and overwrite:
-        raise InputError("--resume continues a run and --overwrite replaces it; use one of them")
+        raise InputError("--resume (resume=True) continues a run and --overwrite (overwrite=True) replaces it; use one of them")
     if (recipe.development is None) is not (scorer is None):
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra(recipe.kind)

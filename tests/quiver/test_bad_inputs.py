@@ -648,7 +648,10 @@ PYTHON: dict[str, tuple[Callable[[Path], object], str]] = {
         "'a'",
     ),
     "a mapping without a text": (lambda world: build_index([{"id": "a"}], BiEncoder(world / "model"), world / "o"), "text"),
-    "an index that exists": (lambda world: build_index(world / "data", BiEncoder(world / "model"), world / "index"), "--overwrite"),
+    "an index that exists": (
+        lambda world: build_index(world / "data", BiEncoder(world / "model"), world / "index"),
+        "--overwrite (overwrite=True in Python)",
+    ),
     "a folder of other files": (lambda world: build_index(world / "data", BiEncoder(world / "model"), world / "taken"), "neither empty"),
     "a filter without a value": (lambda world: open_index(world / "index").search("wings", filter="year"), "year"),
     "a filter of an unknown field": (lambda world: open_index(world / "index").search("wings", filter="nofield=3"), "nofield"),

@@ -143,7 +143,7 @@ def test_a_model_scored_in_another_dtype_can_be_exported_with_its_scores(
         (("mine", "DATA", "--model", "bm25", "--batch-tokens", "9", "--out", "OUT"), "options of a model are not for bm25"),
         (
             ("mine", "DATA", "--model", "bm25", "--dtype", "int8", "--out", "OUT"),
-            "--dtype, --device and the other options of a model are not for bm25",
+            "dtype, device and the other options of a model are not for bm25",
         ),
         (("estimate", "--model", "modernbert-base", "--docs", "1000", "--dtype", "int8"), "a preset is not loaded"),
     ],

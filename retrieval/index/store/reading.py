@@ -633,7 +633,7 @@ def _not_newest(layout: Layout, problem: str, older: Sequence[int]) -> DamagedIn
     """Error if the newest generation cannot be opened. Older ones lack later changes, so they are opened only by number."""
     remedy = "quiver index repair --dry-run says what can be restored"
     if older:
-        remedy += f"; --generation {older[-1]} opens that older state as it was"
+        remedy += f"; --generation {older[-1]} (generation={older[-1]} in Python) opens that older state as it was"
     return DamagedIndexError(f"{problem}; {remedy}")
 
 

@@ -343,7 +343,9 @@ def check_place(root: Path, *, overwrite: bool) -> None:
     if version is not None and version > VERSION:
         raise InputError(f"{root}: an index of format version {version}, which a newer Quiver wrote; choose another folder")
     if (committed or version == 1) and not overwrite:
-        raise InputError(f"{root}: an index exists already; choose another folder, or overwrite it with --overwrite")
+        raise InputError(
+            f"{root}: an index exists already; choose another folder, or overwrite it with --overwrite (overwrite=True in Python)"
+        )
     if committed or version is not None:
         return
     if root.is_file():

@@ -305,7 +305,8 @@ class FieldReader:
                 known = ", ".join(map(str, row)) or "none"
                 close = difflib.get_close_matches(name, [str(key) for key in row], n=1)
                 hint = f"did you mean '{close[0]}'? " if close else ""
-                raise InputError(f"{location}: no field '{name}'; {hint}the row's fields are {known}")
+                key = "query_field" if name == self._query else "document_fields" if name in self._documents else "score_fields"
+                raise InputError(f"{location}: no field '{name}'; {hint}the row's fields are {known}; a recipe names it by data.{key}")
 
     def examples(self, location: str, row: Mapping[str, object]) -> list[Example]:
         """Return the examples of a row: one, or one per positive. An example whose query or positive is blank or missing has a flaw.

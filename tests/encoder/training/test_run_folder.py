@@ -131,11 +131,16 @@ def test_files_that_are_not_part_of_a_run_are_never_replaced(tmp_path: Path, nam
 
 def test_an_existing_run_is_refused_or_replaced(tmp_path: Path) -> None:
     finished(tmp_path / "done")
-    with pytest.raises(InputError, match=r"done: already contains a run; choose another --out, or pass --overwrite$"):
+    with pytest.raises(
+        InputError, match=r"done: already contains a run; choose another --out, or pass --overwrite .overwrite=True in Python.$"
+    ):
         refuse_existing(tmp_path / "done", overwrite=False)
     refuse_existing(tmp_path / "done", overwrite=True)
     begin(tmp_path / "begun")
-    with pytest.raises(InputError, match=r"begun: contains an unfinished run; resume it with --resume, or start over with --overwrite$"):
+    with pytest.raises(
+        InputError,
+        match=r"begun: contains an unfinished run; resume it with --resume, or start over with --overwrite .resume=True or .*$",
+    ):
         refuse_existing(tmp_path / "begun", overwrite=False)
     refuse_existing(tmp_path / "begun", overwrite=True)
 

@@ -9,7 +9,18 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import Average
-from quiver.eval.report.retrieval import check_data, collections_by_key, label_systems, members, points, row_average, row_data_sets, rows
+from quiver.eval.report.retrieval import (
+    check_data,
+    collections_by_key,
+    label_systems,
+    members,
+    points,
+    row_average,
+    row_data_sets,
+    rows,
+    system_keys,
+    system_properties,
+)
 from quiver.eval.results import CollectionResult, IndexUsed, Results
 
 MakeScored = Callable[..., CollectionResult]
@@ -48,6 +59,16 @@ def test_a_model_with_the_name_of_a_baseline_is_distinguished(make_scored: MakeS
         ("bm25", 0.4),
         ("bm25 (dense)", 0.5),
     ]
+
+
+def test_several_bm25_have_colours_of_their_own_and_no_length(make_scored: MakeScored, make_results: MakeResults) -> None:
+    own = [make_results(name, make_scored("scifact", 0.5, floor=0.4), kind="bm25", query_length=2**31 - 1) for name in ("words", "titles")]
+    results = [*own, make_results("model", make_scored("scifact", 0.5, floor=0.4))]
+    named = label_systems(results)
+    keys = system_keys(rows(named), named)
+    assert {label: key.colour for label, key in keys.items()} == {"bm25": 0, "words": 1, "titles": 2, "model": 3}
+    assert "Query length" not in system_properties(results[0])
+    assert system_properties(results[2])["Query length"] == "256 tokens"
 
 
 def test_one_system_with_two_indexes_has_two_rows(make_scored: MakeScored, make_results: MakeResults) -> None:

@@ -304,7 +304,7 @@ def test_links_to_folders_are_not_followed_and_links_to_files_are_read(tmp_path:
         (("docs/**",), (), ["docs/b.md", "docs/d.py", "docs/old/c.md"]),
         (("docs/*.md",), (), ["docs/b.md"]),
         ((), ("old", "*.py"), ["a.md", "docs/b.md"]),
-        (("*.md",), ("docs/old/",), ["a.md", "docs/b.md"]),
+        (("*.MD",), ("Docs/old/",), ["a.md", "docs/b.md"]),
         (("*.weird",), (), ["e.weird"]),
     ],
 )

@@ -239,7 +239,9 @@ def test_a_balanced_preset_with_low_recall_is_reported() -> None:
     content = Calibration(1000, 1000, "index", 0, "2026-01-01T00:00:00+00:00", "x", {}, (poor,))
     assert poor.preset("balanced").recall == 0.6
     assert poor.preset("exact").recall == 1
-    assert "balanced finds 0.60 of the 10 best documents; search with --effort exact (90 ms" in (content.advice() or "")
+    assert "balanced finds 0.60 of the 10 best documents; search with --effort exact, effort='exact' in Python (90 ms" in (
+        content.advice() or ""
+    )
     good = RecallTable(10, 200, (point(1, 0.3, 1.0), point(2, 0.92, 3.0), point(4, 0.96, 4.0), point(9, 1.0, 90.0)))
     assert [good.preset(name).search_params["nprobe"] for name in ("fast", "balanced", "exact")] == [2, 4, 9]
     assert replace(content, tables=(good,)).advice() is None

@@ -370,7 +370,9 @@ def test_an_index_can_be_emptied_and_filled_again(tmp_path: Path, model: Any) ->
 
 
 def test_deleting_an_unknown_document_deletes_nothing(tmp_path: Path, model: Any) -> None:
-    build_index(DOCUMENTS[:5], model, tmp_path / "i")
+    build_index([*DOCUMENTS[:4], DOCUMENTS[4]._replace(id="notes.md#1")], model, tmp_path / "i")
+    with pytest.raises(InputError, match=r"nothing was deleted; its passages are notes\.md#1 and so on, and quiver index refresh drops"):
+        delete_documents(tmp_path / "i", ["notes.md"])
     with pytest.raises(InputError, match=r"document 'x' is not in this index \(nor are 1 others\); nothing was deleted"):
         delete_documents(tmp_path / "i", ["d001", "x", "y"])
     assert len(open_index(tmp_path / "i")) == 5

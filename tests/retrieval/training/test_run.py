@@ -372,7 +372,9 @@ def test_invalid_runs_are_refused_before_anything_is_written(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, recipe = tmp_path / "out", make_recipe("dense")
-    with pytest.raises(InputError, match="--resume continues a run and --overwrite replaces it; use one of them"):
+    with pytest.raises(
+        InputError, match=r"--resume \(resume=True\) continues a run and --overwrite \(overwrite=True\) replaces it; use one of them"
+    ):
         train(recipe, out, resume=True, overwrite=True)
     with pytest.raises(InputError, match="contains no run to resume"):
         train(recipe, out, resume=True)

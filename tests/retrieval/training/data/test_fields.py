@@ -112,7 +112,7 @@ def test_every_document_has_a_score(scores: object) -> None:
     ("row", "fields", "problem"),
     [
         ({"query": "q", "postive": "p"}, {}, "no field 'positive'; did you mean 'postive'\\? the row's fields are query, postive"),
-        ({}, {}, "no field 'query'; the row's fields are none"),
+        ({}, {}, "no field 'query'; the row's fields are none; a recipe names it by data.query_field"),
         ({"query": 3, "positive": "p"}, {}, "the field 'query' must hold text, got 3"),
         ({"query": None, "positive": "p"}, {}, "the field 'query' must hold text, got null"),
         ({"query": ["q"], "positive": "p"}, {}, "the field 'query' must hold text"),
