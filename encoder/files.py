@@ -13,7 +13,7 @@ import re
 import stat
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -228,7 +228,7 @@ def read_whole(path: Path) -> str:
     return "".join(text for _, text in decoded_lines(path))
 
 
-def decoded_lines(path: Path, *, legacy: bool = False) -> Iterator[tuple[int, str]]:
+def decoded_lines(path: Path, *, legacy: bool = False) -> Generator[tuple[int, str], None, None]:
     """Yield lines with their numbers and ends; a byte order mark at the start is dropped.
 
     Args:
