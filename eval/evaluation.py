@@ -352,14 +352,12 @@ class _Checked:
         collection: The collection.
         sha256: Checksum of documents, queries and judgements.
         seconds: Time for reading and checking.
-        named: Whether its documents are only those that a run and the judgements name.
     """
 
     benchmark: Benchmark
     collection: Collection
     sha256: str
     seconds: float
-    named: bool
 
 
 def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool, progress: bool) -> _Checked:
@@ -386,8 +384,7 @@ def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool
     if shared and not benchmark.policy.exclude_self:
         logger.warning("%s: %d query ids are document ids too; a query may retrieve itself (exclude_self is off)", benchmark.name, shared)
     sha256 = checksum.hexdigest(collection.queries, collection.qrels)
-    seconds = time.perf_counter() - started
-    return _Checked(benchmark, collection, sha256, seconds, named=named is not None and replaced and named.index is None)
+    return _Checked(benchmark, collection, sha256, time.perf_counter() - started)
 
 
 def _spaced(benchmark: Benchmark, key: str) -> InputError:
@@ -477,7 +474,6 @@ class _Evaluation:
             data_sha256=checked.sha256,
             worst=worst_queries(collection, policy, ranking.run, scores, explain=self.explain),
             baselines=tuple(baseline for baseline, _ in baselines),
-            has_all_documents=not checked.named,
         )
         if result.caution:
             logger.warning("%s: %s", key, result.caution)

@@ -325,8 +325,10 @@ class RunRanker:
         """See `Ranker`."""
         run = self.read(benchmark)
         judged = {query.id: run.get(query.id, {}) for query in collection.queries}
-        index = IndexUsed("run", {"depth": max(map(len, judged.values()), default=0)})
-        return Ranking(cut(judged, k, benchmark.policy), index, Truncated(None, None), {})
+        settings: dict[str, Parameter] = {"depth": max(map(len, judged.values()), default=0)}
+        if isinstance(collection.documents, NamedDocuments):
+            settings["documents"] = "named by the run and the judgements"
+        return Ranking(cut(judged, k, benchmark.policy), IndexUsed("run", settings), Truncated(None, None), {})
 
     def read(self, benchmark: Benchmark) -> Run:
         """The run of a collection.

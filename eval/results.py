@@ -394,7 +394,7 @@ class CollectionResult:
         licence: Licence of the data as stated by its publisher; None if unknown.
         revision: Revision of the data: a commit, a version or a checksum of the archive; None for a local folder.
         documents: Number of documents searched, which is all documents of the collection; without a corpus, those of the index, or those
-            that the run and the judgements name (see ``has_all_documents``); the values of a field that is grouped by.
+            that the run and the judgements name (see ``named_by``); the values of a field that is grouped by.
         queries: Number of judged queries; every mean is over these.
         judgements: Number of judgements in the split, of any grade.
         use_title: Whether titles were part of the documents' text.
@@ -419,7 +419,6 @@ class CollectionResult:
             checksums mean equal data.
         worst: Queries with the lowest nDCG@10, at most ten, lowest first; ties are ordered by id.
         baselines: Scores of the baselines.
-        has_all_documents: False for a run without a corpus: ``documents`` counts those that the run and the judgements name.
     """
 
     name: str
@@ -450,7 +449,6 @@ class CollectionResult:
     data_sha256: str
     worst: tuple[WorstQuery, ...]
     baselines: tuple[Baseline, ...]
-    has_all_documents: bool = True
 
     @property
     def kept(self) -> int:
@@ -460,8 +458,8 @@ class CollectionResult:
 
     @property
     def named_by(self) -> str:
-        """Words behind the number of documents that say which these are; empty for all of a collection."""
-        return "" if self.has_all_documents else " named by the run and the judgements"
+        """Words behind the number of documents, of a run without a corpus; empty where these are all documents."""
+        return f" {self.index.parameters['documents']}" if self.index.kind == "run" and "documents" in self.index.parameters else ""
 
     @property
     def caution(self) -> str:

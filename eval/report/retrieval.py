@@ -170,7 +170,7 @@ def collections_by_key(results: Sequence[Results]) -> dict[str, CollectionResult
     for result in results:
         for collection in result.collections:
             known = found.setdefault(collection.key, collection)
-            if (collection.revision is not None, collection.has_all_documents) > (known.revision is not None, known.has_all_documents):
+            if (collection.revision is not None, not collection.named_by) > (known.revision is not None, not known.named_by):
                 found[collection.key] = collection
     return found
 
