@@ -146,7 +146,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         split: Split of the judgements. None: each collection's published split, or ``test`` for a folder that is not a registered
             collection.
         out: Folder for ``results.json``, the TREC runs and the scores per query; None writes nothing.
-        k: Documents kept per query. Measures with a deeper cut are left out, except nDCG@10. MAP is computed over these documents.
+        k: Documents kept per query. Measures with a deeper cut are left out, except nDCG@10. MAP is computed over these documents, and
+            left out where fewer candidates were fused or re-ranked.
         engine: Index engine with settings, such as ``ivf-dense:nlist=64`` or ``faiss-dense:factory=HNSW32,Flat``; see
             `quiver.retrieval.index.engines.parse_engine`. For an approximate engine, the overlap with exact search is measured and
             reported beside the score.
@@ -359,12 +360,14 @@ class _Checked:
         collection: The collection.
         sha256: Checksum of documents, queries and judgements.
         seconds: Time for reading and checking.
+        named: Whether its documents are only those that a run and the judgements name.
     """
 
     benchmark: Benchmark
     collection: Collection
     sha256: str
     seconds: float
+    named: bool
 
 
 def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool, progress: bool) -> _Checked:
@@ -391,7 +394,8 @@ def _check(benchmark: Benchmark, named: SystemDocuments | None, *, written: bool
     if shared and not benchmark.policy.exclude_self:
         logger.warning("%s: %d query ids are document ids too; a query may retrieve itself (exclude_self is off)", benchmark.name, shared)
     sha256 = checksum.hexdigest(collection.queries, collection.qrels)
-    return _Checked(benchmark, collection, sha256, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return _Checked(benchmark, collection, sha256, seconds, named=named is not None and replaced and named.index is None)
 
 
 def _spaced(benchmark: Benchmark, key: str) -> InputError:
@@ -452,7 +456,7 @@ class _Evaluation:
         baselines = tuple(self._baseline(name, benchmark, collection) for name in names)
         # Count the baselines' time under their own names, so that it is not part of "other".
         seconds = {**ranking.seconds, **{name: taken for name, (_, taken) in zip(names, baselines, strict=True)}}
-        return CollectionResult(
+        result = CollectionResult(
             name=benchmark.name,
             split=benchmark.split,
             group=metadata.group,
@@ -481,12 +485,16 @@ class _Evaluation:
             data_sha256=checked.sha256,
             worst=worst_queries(collection, policy, ranking.run, scores, explain=self.explain),
             baselines=tuple(baseline for baseline, _ in baselines),
+            has_all_documents=not checked.named,
         )
+        if result.caution:
+            logger.warning("%s: %s", key, result.caution)
+        return result
 
     def _scores(self, collection: Collection, ranking: Ranking) -> Scores:
-        # Skip measures with a cut above k: recall@1000 of 100 documents would be recall@100 under another name.
+        # Skip measures with a cut above k: recall@1000 of 100 documents would be recall@100 under another name. MAP is over k documents.
         kept = self.settings.k if ranking.depth is None else min(self.settings.k, ranking.depth)
-        names = [name for name, measure in MEASURES.items() if name == HEADLINE or measure.cut is None or measure.cut <= kept]
+        names = [name for name, measure in MEASURES.items() if name == HEADLINE or (measure.cut or self.settings.k) <= kept]
         return score(collection.qrels, ranking.run, names)
 
     def _baseline(self, name: str, benchmark: Benchmark, collection: Collection) -> tuple[Baseline, float]:

@@ -325,7 +325,8 @@ class RunRanker:
         """See `Ranker`."""
         run = self.read(benchmark)
         judged = {query.id: run.get(query.id, {}) for query in collection.queries}
-        return Ranking(cut(judged, k, benchmark.policy), IndexUsed("run", {}), Truncated(None, None), {})
+        index = IndexUsed("run", {"depth": max(map(len, judged.values()), default=0)})
+        return Ranking(cut(judged, k, benchmark.policy), index, Truncated(None, None), {})
 
     def read(self, benchmark: Benchmark) -> Run:
         """The run of a collection.

@@ -377,6 +377,10 @@ class Baseline:
     per_query: FileReference | None
 
 
+_DEPTHS: Mapping[str, str] = {"run": "depth", "fusion": "candidates", "re-ranking": "candidates"}
+"""Kind of an index -> its parameter that says how many documents per query its run holds."""
+
+
 @dataclass(frozen=True, config=RECORD)
 class CollectionResult:
     """Scores of a system on one split of a collection, with the conditions of the evaluation.
@@ -390,7 +394,7 @@ class CollectionResult:
         licence: Licence of the data as stated by its publisher; None if unknown.
         revision: Revision of the data: a commit, a version or a checksum of the archive; None for a local folder.
         documents: Number of documents searched, which is all documents of the collection; without a corpus, those of the index, or those
-            that the run and the judgements name; the values of a field that is grouped by.
+            that the run and the judgements name (see ``has_all_documents``); the values of a field that is grouped by.
         queries: Number of judged queries; every mean is over these.
         judgements: Number of judgements in the split, of any grade.
         use_title: Whether titles were part of the documents' text.
@@ -415,6 +419,7 @@ class CollectionResult:
             checksums mean equal data.
         worst: Queries with the lowest nDCG@10, at most ten, lowest first; ties are ordered by id.
         baselines: Scores of the baselines.
+        has_all_documents: False for a run without a corpus: ``documents`` counts those that the run and the judgements name.
     """
 
     name: str
@@ -445,6 +450,28 @@ class CollectionResult:
     data_sha256: str
     worst: tuple[WorstQuery, ...]
     baselines: tuple[Baseline, ...]
+    has_all_documents: bool = True
+
+    @property
+    def kept(self) -> int:
+        """Documents per query that the system's run holds at most: ``k``, or fewer of a fusion, a re-ranking or a given run."""
+        held = self.index.parameters.get(_DEPTHS.get(self.index.kind, ""))
+        return min(self.k, held) if isinstance(held, int) else self.k
+
+    @property
+    def named_by(self) -> str:
+        """Words behind the number of documents that say which these are; empty for all of a collection."""
+        return "" if self.has_all_documents else " named by the run and the judgements"
+
+    @property
+    def caution(self) -> str:
+        """What the scores of a given run that is not deep enough for them do not say; empty for other systems."""
+        if self.index.kind != "run" or self.kept >= min(self.k, self.documents):
+            return ""
+        return (
+            f"the run holds at most {self.kept:,} documents per query; MAP and measures with a deeper cut count the relevant documents"
+            " beyond as not found"
+        )
 
     @property
     def key(self) -> str:

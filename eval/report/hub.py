@@ -339,7 +339,8 @@ def render_eval_results(results: Results, *, source_url: str | None = None) -> s
 
 
 def _entry(collection: CollectionResult, task: Task, results: Results, source_url: str | None) -> dict[str, object]:
-    made = f"{LABELS[HEADLINE]}, {index_name(collection.index)}, {collection.documents:,} documents, data {_data(collection)}"
+    documents = f"{collection.documents:,} documents{collection.named_by}"
+    made = f"{LABELS[HEADLINE]}, {index_name(collection.index)}, {documents}, data {_data(collection)}"
     version = f"Quiver {results.provenance.versions.get('quiver', '')}".rstrip()
     entry: dict[str, object] = {
         "dataset": {"id": task.data_set, "task_id": f"{task.name}_{task.subset}_{collection.split}"},

@@ -164,13 +164,13 @@ def differently_scored(one: CollectionResult, other: CollectionResult) -> Iterat
 def collections_by_key(results: Sequence[Results]) -> dict[str, CollectionResult]:
     """Collection with split -> its result, in the order of the results.
 
-    If several results are of the same data, the first one with a known revision and group is used.
+    If several results are of the same data, the first one with a known revision and group is used, then one that knows all documents.
     """
     found: dict[str, CollectionResult] = {}
     for result in results:
         for collection in result.collections:
             known = found.setdefault(collection.key, collection)
-            if known.revision is None and collection.revision is not None:
+            if (collection.revision is not None, collection.has_all_documents) > (known.revision is not None, known.has_all_documents):
                 found[collection.key] = collection
     return found
 
@@ -729,8 +729,9 @@ def _collection(content: _Content, position: int, key: str) -> Section:
     columns = (SYSTEM, *(Column(label, ranked=True) for label in LABELS.values()), Column("Judged@10", "percent"))
     lines = tuple(Row(_measures(content, row.label, key, row.scores[key])) for row in measured)
     worst = [block for system, each in content.scored if each.key == key for block in _worst(system, each)]
+    cautions = [Paragraph(f"{system.label}: {each.caution}.") for system, each in content.scored if each.key == key and each.caution]
     properties = {
-        "Documents": f"{result.documents:,}",
+        "Documents": f"{result.documents:,}{result.named_by}",
         "Judged queries": f"{result.queries:,}",
         "Judgements": f"{result.judgements:,}",
         "Part of": result.group or "",
@@ -741,7 +742,7 @@ def _collection(content: _Content, position: int, key: str) -> Section:
     shown = Properties({name: value for name, value in properties.items() if value}, "wide")
     return Section(
         result.name,
-        (shown, _as_above(Table(f"Measures on {key}", columns, lines)), *worst),
+        (shown, _as_above(Table(f"Measures on {key}", columns, lines)), *cautions, *worst),
         f"collection-{position}",
         result.split,
     )
@@ -760,7 +761,7 @@ def _worst(system: Key, result: CollectionResult) -> Iterator[Block]:
     """The worst queries of a system; those with the best possible score teach nothing."""
     below = [query for query in result.worst if not _is_best(query.score)]
     if below:
-        examples = Examples(tuple(_example(query, result.k) for query in below))
+        examples = Examples(tuple(_example(query, result.kept) for query in below))
         yield Details(f"{system.label}: {_counted(len(below), 'worst query', 'worst queries')}", (examples,), system)
     elif _is_best(result.measures[HEADLINE]):
         yield Paragraph(f"{system.label}: no query is below the best possible {LABELS[HEADLINE]}.")
@@ -823,7 +824,7 @@ def conditions_table(scored: Sequence[tuple[Key, CollectionResult]]) -> Table:
         (
             Cell(each.key),
             _system_cell(key),
-            _count(each.k),
+            _count(each.kept),
             Cell("yes" if each.use_title else "no"),
             Cell("yes" if each.exclude_self else "no"),
             Cell("in" if each.in_domain else "out"),
@@ -964,7 +965,9 @@ def _tokens(system: System, length: int | None) -> str | None:
 
 
 def _search_rule(scored: Sequence[CollectionResult]) -> str:
-    depths = " or ".join(f"{k:,}" for k in sorted({collection.k for collection in scored}))
+    depths = _depths(collection.k for collection in scored)
+    combined = [collection.kept for collection in scored if collection.index.kind in ("fusion", "re-ranking")]
+    fewer = f", the first {_depths(combined)} of a fusion or a re-ranking" if combined else ""
     inexact = _names(collection for collection in scored if collection.index.kind not in ("exact", "bm25", *COMBINED))
     how = (
         f"The search is approximate in {inexact}, where the overlap with exact search is reported; elsewhere it is exact."
@@ -973,7 +976,13 @@ def _search_rule(scored: Sequence[CollectionResult]) -> str:
     )
     given = _names(collection for collection in scored if collection.index.kind == "run")
     runs = f" A run was given for {given}; how it was searched is not known." if given else ""
-    return f"All documents of a collection are searched, and the first {depths} are kept for each query. {how}{runs}" if scored else ""
+    return (
+        f"All documents of a collection are searched, and the first {depths} are kept for each query{fewer}. {how}{runs}" if scored else ""
+    )
+
+
+def _depths(numbers: Iterable[int]) -> str:
+    return " or ".join(f"{number:,}" for number in sorted({*numbers}))
 
 
 def _interval_rule(scored: Sequence[CollectionResult]) -> str:

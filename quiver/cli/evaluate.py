@@ -334,7 +334,8 @@ def _print_collection(results: Results, collection: CollectionResult) -> None:
     systems = [*((each.name, each.measures) for each in collection.baselines), (results.system.label, collection.measures)]
     labels = {key: label for key, label in _short_labels().items() if key in collection.measures}
     rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
-    print_table(f"{collection.key}: {collection.queries:,} queries, {collection.documents:,} documents", ("", *labels.values()), rows)
+    documents = f"{collection.documents:,} documents{collection.named_by}"
+    print_table(f"{collection.key}: {collection.queries:,} queries, {documents}", ("", *labels.values()), rows)
     cut, interval = collection.truncated, collection.interval
     confidence = f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence"
     say(f"{confidence}; {collection.judged:.0%} of the top 10 documents are judged")

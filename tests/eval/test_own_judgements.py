@@ -260,11 +260,11 @@ def test_a_fusion_is_grouped_after_it_was_fused(model: Any, files: dict[str, Pat
     runs = [dense.search(queries, 100).run, read_run(tmp_path / "passages" / "runs" / "questions.trec")]
     by_hand = grouped(fuse_runs(runs, RECIPROCAL_RANKS, k=100))
     for fused in ("bm25", tmp_path / "words"):
-        found = evaluate(dense, **files, fuse=[fused], group_by="file").collections[0]
+        found = evaluate(dense, **files, fuse=[fused], group_by="file", k=100).collections[0]
         check_scores(found.measures, by_hand)
         assert [base.name for base in found.baselines] == ["bm25"]
         check_scores(found.baselines[0].measures, grouped(runs[1]))
-    whole = evaluate(FusedRetriever([dense, OpenIndexes().vectors(tmp_path / "words")]), **files, group_by="file")
+    whole = evaluate(FusedRetriever([dense, OpenIndexes().vectors(tmp_path / "words")]), **files, group_by="file", k=100)
     check_scores(whole.collections[0].measures, by_hand)
 
 

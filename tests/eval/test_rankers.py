@@ -77,14 +77,39 @@ def test_a_fusion_is_that_of_the_runs_of_its_parts(model: Any, make_collection: 
     collection = load_collection(folder, "test")
     by_hand = score(collection.qrels, fuse_runs(parts, fusion)).means
     assert found.collections[0].measures == {name: pytest.approx(by_hand[name]) for name in found.collections[0].measures}
-    assert "recall@1000" not in found.collections[0].measures, "a fusion of 100 candidates has no rank 1000"
+    left_out = {"recall@1000", "map"}
+    assert by_hand.keys() - found.collections[0].measures.keys() == left_out, "a fusion of 100 candidates has no rank 1000, as MAP has"
+    assert (found.collections[0].k, found.collections[0].kept) == (1000, 100)
     assert found.collections[0].index.parameters == {"method": "rrf", "constant": 60.0, "weights": "1, 2", "candidates": 100}
     # The report that a first evaluation wrote takes the second system, and remembers both.
     page = tmp_path / "model" / "report.md"
     write_report([tmp_path / "model"], page)
     write_report([*reported_folders(page), tmp_path / "hybrid"], page)
     assert [each.resolve() for each in reported_folders(page)] == [tmp_path / "model", tmp_path / "hybrid"]
-    assert "hybrid" in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "hybrid" in text
+    assert "the first 1,000 are kept for each query, the first 100 of a fusion or a re-ranking" in text
+
+
+def test_a_run_that_is_not_deep_enough_for_a_measure_is_cautioned(
+    make_collection: MakeCollection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_collection()
+    whole = evaluate("bm25", folder, out=tmp_path / "bm25").collections[0]
+    lines = (tmp_path / "bm25" / "runs" / "tiny.test.trec").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "run").write_text("".join(line for line in lines if int(line.split()[3]) <= 2), encoding="utf-8")
+    found = evaluate(None, folder, run=tmp_path / "run", out=tmp_path / "shallow").collections[0]
+    assert (found.kept, found.documents, found.named_by) == (2, whole.documents, "")
+    assert found.caution == (
+        "the run holds at most 2 documents per query; MAP and measures with a deeper cut count the relevant documents beyond as not found"
+    )
+    assert f"tiny.test: {found.caution}" in caplog.text
+    write_report([tmp_path / "shallow"], tmp_path / "report.md")
+    assert f"run: {found.caution}." in (tmp_path / "report.md").read_text(encoding="utf-8")
+    (folder / "corpus.jsonl").unlink()
+    named = evaluate(None, folder, run=tmp_path / "run").collections[0]
+    assert named.named_by == " named by the run and the judgements"
+    assert named.measures == found.measures
 
 
 @pytest.mark.parametrize(
